@@ -1,0 +1,119 @@
+# `make demo` and `make test` set themselves up in .venv; after the first time nothing needs the network.
+# ARGS reaches the command: make test ARGS="-k ring", make demo ARGS=--quick
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench figures docs lock clean moved
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/sh
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/ready
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+EXTRAS := mpi,solve,fast,viz,dev
+export PIP_ROOT_USER_ACTION := ignore
+
+# An environment knows its own path: one that was copied, moved or lost its interpreter is made again.
+ifneq ($(wildcard $(STAMP)),)
+ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMP)").read())' 2>/dev/null),$(CURDIR))
+$(STAMP): moved
+endif
+endif
+
+# Prints the first interpreter that will do; otherwise says in one line what to install, and fails.
+define FIND_PYTHON
+found=; for each in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	found=$$each; \
+	$$each -c 'import ensurepip, venv' 2>/dev/null && break; \
+	found="$$each without venv"; \
+done; \
+case "$$found" in \
+	"") echo "optcc needs Python 3.11 or newer: none found (name one: make PYTHON=/path/to/python3)" >&2; exit 1;; \
+	*" without venv") echo "$${found% without venv} cannot make virtual environments: apt install python3-venv" >&2; exit 1;; \
+esac
+endef
+
+help:
+	@echo 'make demo     one server lost half of its bandwidth: verify, run and compare every schedule'
+	@echo 'make test     the tests (ARGS="-k ring", ARGS=--run-slow)'
+	@echo 'make bench    the demo at full size'
+	@echo 'make figures  every figure and number, from records'
+	@echo 'make docs     the manual, in docs/_build'
+	@echo 'make lint     style, import rules and floors'
+	@echo 'make types    mypy, strict'
+	@echo 'make setup    only the virtual environment, in .venv'
+	@echo 'make lock     pin the newest dependencies in requirements.lock'
+	@echo 'make clean    remove .venv and everything built'
+
+setup: $(STAMP)
+	@:
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(FIND_PYTHON); \
+	if [ -e $(STAMP) ] && [ "$$($(BIN)/python -c 'print(open("$(STAMP)").read())' 2>/dev/null)" = '$(CURDIR)' ]; \
+	then rm $(STAMP); else \
+		echo "Setting up $(VENV) with $$($$found --version) (once, about a minute)"; \
+		$$found -m venv --clear $(VENV) || exit 1; \
+	fi; \
+	$(PIP) install -r requirements.lock && \
+	$(PIP) install --no-deps --no-build-isolation -e . && \
+	printf %s '$(CURDIR)' > $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/optcc demo $(ARGS)
+
+bench: $(STAMP)
+	@$(BIN)/optcc demo --full $(ARGS)
+
+figures: $(STAMP)
+	@$(BIN)/optcc figures $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check --quiet --output-format concise
+	@$(BIN)/ruff format --check --quiet || { echo 'not formatted: $(BIN)/ruff format' >&2; exit 1; }
+	@said=$$($(BIN)/lint-imports --no-cache) || { printf '%s\n' "$$said" >&2; exit 1; }
+
+types: $(STAMP)
+	@$(BIN)/mypy $(ARGS)
+
+docs: $(STAMP)
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
+	@echo docs/_build/index.html
+
+# The newest of everything that pyproject.toml allows and that the oldest supported Python takes.
+lock: $(STAMP)
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(BIN)/python -c "$$WANTED" > "$$work/wanted"; \
+	$(PIP) install --dry-run --ignore-installed --target "$$work/none" --python-version 3.11.0 --only-binary :all: \
+		--report "$$work/report" -r "$$work/wanted"; \
+	{ \
+		echo '# Every dependency of .[$(EXTRAS)], exactly; wheel and setuptools build optcc itself.'; \
+		echo '# Refresh with: make lock'; \
+		$(BIN)/python -c "$$PINNED" "$$work/report"; \
+	} > "$$work/lock"; \
+	cp "$$work/lock" requirements.lock; \
+	echo "requirements.lock: $$(grep -c == requirements.lock) packages"
+
+define WANTED
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+extras = project["project"]["optional-dependencies"]
+print(*project["build-system"]["requires"], *project["project"]["dependencies"], sep="\n")
+print(*(each for name in "$(EXTRAS)".split(",") for each in extras[name]), sep="\n")
+endef
+
+define PINNED
+import json, sys
+found = [each["metadata"] for each in json.load(open(sys.argv[1]))["install"]]
+print(*sorted((each["name"] + "==" + each["version"] for each in found), key=str.casefold), sep="\n")
+endef
+export WANTED PINNED
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info docs/_build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
+		.coverage htmlcov
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

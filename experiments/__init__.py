@@ -1,0 +1,1 @@
+"""Where the wings meet: benchmarks, the emulated fabric, the demo, and their records."""

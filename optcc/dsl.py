@@ -1,0 +1,297 @@
+"""The schedule language: a function over an explicit program writes down who sends which chunk to whom.
+
+    @schedule
+    def pair(program: Program) -> None:
+        for segment in program.pipeline(sections=1):
+            with program.stage("reduce"):
+                segment[0].reduce(src=1, dst=0)
+            with program.stage("broadcast"):
+                segment[0].copy(src=0, dst=1)
+
+`pair(n_ranks=2, segments=4)` is a `Schedule` of eight transfers. The order in which transfers are written is their
+meaning; what may run at once follows from the bytes they touch, so the author writes neither dependencies nor time.
+A mistake is refused at the line that makes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, overload
+
+from optcc.arrays import column
+from optcc.collective import Collective
+from optcc.errors import ScheduleError, TopologyError
+from optcc.schedule import COPY, DATA, OPS, REDUCE, Schedule, SegmentShape
+from optcc.topology import Topology
+
+TRANSFERS_MAX = 50_000_000
+SEGMENTS_MAX = 1_000_000
+_COLUMNS = ("src", "dst", "op", "segment", "section", "src_slot", "dst_slot", "stage", "line")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A section of a segment: in the message itself, or in a scratch slot of the same size."""
+
+    program: Program
+    segment: int
+    section: int
+    slot: int
+
+    def reduce(self, src: int, dst: int, *, into: Chunk | None = None) -> None:
+        """Adds rank `src`'s chunk to rank `dst`'s (to `into` there, if given), by the collective's reduction.
+
+        Raises ScheduleError if a rank is unknown, nothing would move, or what is read was never written.
+        """
+        self.program._add(REDUCE, src, dst, self, into or self)
+
+    def copy(self, src: int, dst: int, *, into: Chunk | None = None) -> None:
+        """Replaces rank `dst`'s chunk (or `into` there, if given) by rank `src`'s; raises like `reduce`."""
+        self.program._add(COPY, src, dst, self, into or self)
+
+    def __str__(self) -> str:
+        return f"s{self.segment} c{self.section}" + (f" scratch {self.slot}" if self.slot != DATA else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of the pipeline: `segment[c]` is its section c."""
+
+    program: Program
+    index: int
+    sections: int
+    scratch_slots: int
+
+    def __getitem__(self, section: int) -> Chunk:
+        return self._chunk(section, DATA)
+
+    def scratch(self, section: int, slot: int = 0) -> Chunk:
+        """A private chunk of every rank, as large as section `section`; it holds nothing until it is written."""
+        if not 0 <= slot < self.scratch_slots:
+            given = self.scratch_slots
+            raise self.program._error(f"scratch {slot}: must be below {given}, the pipeline's scratch")
+        return self._chunk(section, slot)
+
+    def _chunk(self, section: int, slot: int) -> Chunk:
+        if not isinstance(section, int) or not 0 <= section < self.sections:
+            raise self.program._error(f"s{self.index} c{section}: section must be from 0 to {self.sections - 1}")
+        return Chunk(self.program, self.index, section, slot)
+
+
+@dataclass(eq=False)
+class Program:
+    """What a schedule function writes into: the ranks it may name, and the transfers it has written so far."""
+
+    name: str
+    collective: Collective
+    segments: int = 1
+    source: str = ""
+    _shapes: list[SegmentShape] = field(default_factory=list)
+    _stages: list[str] = field(default_factory=list)
+    _stage: int = -1
+    _scratch_slots: int = 0
+    _written: set[tuple[int, int, int, int]] = field(default_factory=set)
+    _columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks that take part."""
+        return self.collective.n_ranks
+
+    @property
+    def ranks(self) -> range:
+        """Every rank."""
+        return range(self.n_ranks)
+
+    def pipeline(
+        self, segments: int | None = None, *, sections: int, share: Fraction | int = 1, scratch: int = 0
+    ) -> Iterator[Segment]:
+        """The segments of a pipeline over `share` of the message, one after the other.
+
+        `segments` defaults to what the user asked for; each is cut into `sections` and has `scratch` scratch slots.
+        Stages of different segments overlap as far as the data allows. Several pipelines share the message in the
+        order in which they start; their shares must add up to one.
+
+        Raises ScheduleError for a number of segments, sections or a share that cannot be.
+        """
+        count = self.segments if segments is None else segments
+        if not 1 <= count <= SEGMENTS_MAX:
+            raise self._error(f"pipeline({count}): must have from 1 to {SEGMENTS_MAX} segments")
+        if sections < 1:
+            raise self._error(f"pipeline(sections={sections}): must have at least one section")
+        if not 0 <= Fraction(share) <= 1 or scratch < 0:
+            what = f"pipeline(share={share}, scratch={scratch})"
+            raise self._error(f"{what}: share must be in 0..1, scratch not negative")
+        self._scratch_slots = max(self._scratch_slots, scratch)
+        return self._pipeline(count, sections, Fraction(share), scratch)
+
+    def _pipeline(self, count: int, sections: int, share: Fraction, scratch: int) -> Iterator[Segment]:
+        for _ in range(count if share else 0):
+            self._shapes.append(SegmentShape(share / count, sections))
+            yield Segment(self, len(self._shapes) - 1, sections, scratch)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Names the transfers written inside; stages do not nest.
+
+        Raises ScheduleError for a stage inside a stage.
+        """
+        if self._stage >= 0:
+            raise self._error(f"stage {name!r}: stage {self._stages[self._stage]!r} has not ended")
+        if name not in self._stages:
+            self._stages.append(name)
+        self._stage = self._stages.index(name)
+        try:
+            yield
+        finally:
+            self._stage = -1
+
+    def finish(self) -> Schedule:
+        """The schedule written so far.
+
+        Raises ScheduleError if the shares of its pipelines do not add up to one.
+        """
+        return Schedule(
+            self.name,
+            self.collective,
+            tuple(self._shapes),
+            tuple(self._stages) or ("transfer",),
+            self._scratch_slots,
+            self.source,
+            **{name: column(values) for name, values in self._columns.items()},
+        )
+
+    def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
+        what = f"{src}->{dst} {chunk}"
+        for label, rank in (("src", src), ("dst", dst)):
+            if not isinstance(rank, int) or not 0 <= rank < self.n_ranks:
+                raise self._error(f"{what}: {label} {rank} must be a rank from 0 to {self.n_ranks - 1}")
+        if src == dst and chunk == into:
+            raise self._error(f"{what}: src and dst must differ")
+        if chunk.program is not self or into.program is not self:
+            raise self._error(f"{what}: the chunk belongs to another program")
+        if (chunk.segment, chunk.section) != (into.segment, into.section):
+            raise self._error(f"{what} into {into}: both must be the same section of the same segment")
+        if self._unwritten(src, chunk):
+            raise self._error(f"{what}: rank {src} never wrote {chunk}, so there is nothing to {OPS[op]}")
+        if op == REDUCE and self._unwritten(dst, into):
+            raise self._error(f"{what}: rank {dst} never wrote {into}, so there is nothing to reduce into: copy first")
+        if into.slot != DATA:
+            self._written.add((dst, into.segment, into.section, into.slot))
+        if self._stage < 0:
+            if not self._stages:
+                self._stages.append("transfer")
+            stage = len(self._stages) - 1
+        else:
+            stage = self._stage
+        row = (src, dst, op, chunk.segment, chunk.section, chunk.slot, into.slot, stage, self._line())
+        for name, value in zip(_COLUMNS, row, strict=True):
+            self._columns[name].append(value)
+        if len(self._columns["src"]) > TRANSFERS_MAX:
+            raise self._error(f"more than {TRANSFERS_MAX} transfers: ask for fewer segments")
+
+    def _unwritten(self, rank: int, chunk: Chunk) -> bool:
+        return chunk.slot != DATA and (rank, chunk.segment, chunk.section, chunk.slot) not in self._written
+
+    def _line(self) -> int:
+        """The line of the author's file that is being executed; 0 if none is."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.source:  # the author may call helpers elsewhere
+            if frame.f_back is None:
+                return 0
+            frame = frame.f_back
+        return frame.f_lineno
+
+    def _error(self, message: str) -> ScheduleError:
+        line = self._line()
+        return ScheduleError(f"{Path(self.source).name}:{line}: {message}" if line else message)
+
+
+Configure = Callable[[Topology], Mapping[str, Any]]
+
+
+def any_flat(topology: Topology) -> Mapping[str, Any]:
+    """Accepts every topology of single-GPU servers; the schedule has no parameters."""
+    if not topology.is_flat:
+        raise TopologyError(f"{topology!r}: must have one GPU a server")
+    return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """A schedule function with what users need to know of it; call it with a number of ranks to get a `Schedule`.
+
+    `configure` turns a topology into the function's parameters, or refuses it with a TopologyError.
+    """
+
+    function: Callable[..., None]
+    collective: str
+    accepts: str
+    paper: str
+    configure: Configure
+
+    @property
+    def name(self) -> str:
+        """The function's name, as written on the command line."""
+        return self.function.__name__
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    def __call__(self, n_ranks: int, segments: int = 1, **parameters: Any) -> Schedule:
+        """The schedule for `n_ranks` ranks.
+
+        Raises ScheduleError at the author's line that makes a mistake.
+        """
+        collective = Collective(self.collective, n_ranks)
+        program = Program(self.name, collective, segments, self.function.__code__.co_filename)
+        self.function(program, **parameters)
+        return program.finish()
+
+    def build(self, topology: Topology, segments: int = 1) -> Schedule:
+        """The schedule for `topology`.
+
+        Raises TopologyError if the schedule does not accept it.
+        """
+        try:
+            parameters = self.configure(topology)
+        except TopologyError as error:
+            raise TopologyError(f"schedule {self.name} accepts {self.accepts}: {error}") from None
+        return self(topology.n_ranks, segments, **parameters)
+
+
+@overload
+def schedule(function: Callable[..., None], /) -> Definition: ...
+@overload
+def schedule(
+    *, collective: str = ..., accepts: str = ..., paper: str = ..., configure: Configure = ...
+) -> Callable[[Callable[..., None]], Definition]: ...
+
+
+def schedule(
+    function: Callable[..., None] | None = None,
+    /,
+    *,
+    collective: str = "allreduce",
+    accepts: str = "any endpoints",
+    paper: str = "",
+    configure: Configure = any_flat,
+) -> Definition | Callable[[Callable[..., None]], Definition]:
+    """Makes a function over a `Program` a schedule.
+
+    `collective` is what it computes; `accepts` says in words which topologies it takes, `configure` decides it and
+    gives the function's parameters; `paper` is where it comes from.
+    """
+
+    def define(function: Callable[..., None]) -> Definition:
+        return Definition(function, collective, accepts, paper, configure)
+
+    return define if function is None else define(function)

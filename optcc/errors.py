@@ -1,0 +1,94 @@
+"""What can go wrong, as one tree.
+
+    OptccError                 a caller's mistake or a failed run; the message says value, place and rule
+    ├── InputError             a flag, a size, a rate, a file that does not say what it must
+    ├── TopologyError          a cluster that cannot exist, or that a schedule does not accept
+    ├── ScheduleError          a line of a schedule that cannot mean anything
+    ├── PlanError              a plan that is not one: lanes, channels or bytes that do not fit
+    ├── CodecError             a file that is not what it says it is; names the path to the field
+    ├── EnvironmentMissing     a right, a program or a package that this machine lacks
+    ├── SolverError            a solver failed or lied
+    │   └── SolverUnknown      a solver gave up: neither proved nor refuted
+    └── RuntimeFault           a run that started and could not finish
+        ├── MismatchError      the ranks do not agree on what they are about to run
+        ├── RankLost           a rank is gone
+        ├── AllRailsFailed     a server has no NIC left
+        └── DeadlineExceeded   the run took longer than it was given
+
+A refuted schedule is a value (`optcc.verdict.Verdict` with a counterexample), not an exception.
+Our own mistakes are asserts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_DONE = 0
+EXIT_REFUTED = 1
+EXIT_BAD_INPUT = 2
+EXIT_UNKNOWN = 3
+EXIT_INTERRUPTED = 130
+
+
+class OptccError(Exception):
+    """Base of everything that optcc raises on purpose; `exit_code` is what a command returns for it."""
+
+    exit_code: ClassVar[int] = EXIT_BAD_INPUT
+
+
+class InputError(OptccError):
+    """A value from the user that breaks a rule."""
+
+
+class TopologyError(OptccError):
+    """A topology that cannot be, or that a schedule does not accept."""
+
+
+class ScheduleError(OptccError):
+    """A schedule that cannot mean anything; raised at the line that makes the mistake."""
+
+
+class PlanError(OptccError):
+    """A plan whose parts do not fit together."""
+
+
+class CodecError(OptccError):
+    """A file that does not follow its format; the message starts with the path to the field."""
+
+
+class EnvironmentMissing(OptccError):
+    """A right, program or package that this machine lacks; the message says how to get it."""
+
+
+class SolverError(OptccError):
+    """A solver failed, or returned something that its certificate does not support."""
+
+    exit_code = EXIT_REFUTED
+
+
+class SolverUnknown(SolverError):
+    """A solver gave up: the question stays open."""
+
+    exit_code = EXIT_UNKNOWN
+
+
+class RuntimeFault(OptccError):
+    """A collective that started and could not finish."""
+
+    exit_code = EXIT_REFUTED
+
+
+class MismatchError(RuntimeFault):
+    """The ranks disagree on the plan, the size, the type or the operation; raised at every rank."""
+
+
+class RankLost(RuntimeFault):
+    """A rank stopped answering."""
+
+
+class AllRailsFailed(RuntimeFault):
+    """A server has no NIC left."""
+
+
+class DeadlineExceeded(RuntimeFault):
+    """The deadline passed before the collective was done."""

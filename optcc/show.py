@@ -1,0 +1,57 @@
+"""How a noun shows itself: one card, drawn by rich on a terminal and as HTML in a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ROWS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A title, column names and rows of text; long cards say how many rows they leave out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def shown_rows(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that fit, the last one saying what was left out."""
+        if len(self.rows) <= ROWS_MAX:
+            return self.rows
+        left_out = f"... {len(self.rows) - ROWS_MAX} more"
+        return (*self.rows[:ROWS_MAX], (left_out, *[""] * (len(self.columns) - 1)))
+
+
+class Shown:
+    """Mixin: a class with a `card` method gets its rich and its notebook form from it."""
+
+    __slots__ = ()
+
+    def card(self) -> Card:
+        """What there is to show."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        card = self.card()
+        table = Table(title=card.title, title_justify="left", box=None, pad_edge=False)
+        for column in card.columns:
+            table.add_column(column)
+        for row in card.shown_rows():
+            table.add_row(*row)
+        return table
+
+    def _repr_html_(self) -> str:
+        card = self.card()
+        head = "".join(f"<th>{escape(column)}</th>" for column in card.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in card.shown_rows()
+        )
+        return f"<table><caption>{escape(card.title)}</caption><tr>{head}</tr>{body}</table>"

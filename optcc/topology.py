@@ -1,0 +1,312 @@
+"""`Topology`: servers, their GPUs and NICs, and what each NIC can carry each way.
+
+A rank is a GPU; ranks are numbered through the servers in order. An endpoint is a server with its surviving NICs
+pooled: what it can send and receive at once over a non-blocking core. Rates are exact (`Fraction`, bytes/s).
+
+The text form fits in one argument:
+
+    8@50GB/s                     eight endpoints, 50 GB/s out and in
+    8@50GB/s,3=25GB/s,5=10GB/s   endpoints 3 and 5 degraded
+    8@50GB/s,3=25GB/s:50GB/s     endpoint 3 sends at 25, receives at 50
+    4x8@50GB/s,2=3/8             four servers of eight GPUs and eight NICs; server 2 keeps 3 of its 8 NICs
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from optcc.errors import InputError, TopologyError
+from optcc.show import Card, Shown
+from optcc.units import parse_rate, parse_time, show_rate, show_time
+
+RANKS_MAX = 65536
+_HEAD = re.compile(r"(\d{1,6})(?:x(\d{1,4}))?@(.+)")
+_SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One NIC on one rail. `out` and `in_` are bytes/s; a failed NIC keeps its place and carries nothing."""
+
+    rail: int
+    out: Fraction
+    in_: Fraction
+    failed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rail < 0:
+            raise TopologyError(f"rail {self.rail}: must not be negative")
+        if self.out <= 0 or self.in_ <= 0:
+            raise TopologyError(
+                f"NIC on rail {self.rail}: rates {self.out} out, {self.in_} in: must be above zero (or failed)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """GPUs and NICs behind one intra-server fabric.
+
+    `fabric` is what one GPU sends and receives inside the server, bytes/s; None: never the bottleneck.
+    """
+
+    name: str
+    gpus: int
+    nics: tuple[Nic, ...]
+    fabric: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise TopologyError(f"server {self.name}: {self.gpus} GPUs: must have at least one")
+        if self.fabric is not None and self.fabric <= 0:
+            raise TopologyError(f"server {self.name}: fabric rate {self.fabric}: must be above zero")
+
+    @property
+    def out(self) -> Fraction:
+        """Bytes/s that the surviving NICs send together."""
+        return sum((nic.out for nic in self.nics if not nic.failed), Fraction(0))
+
+    @property
+    def in_(self) -> Fraction:
+        """Bytes/s that the surviving NICs receive together."""
+        return sum((nic.in_ for nic in self.nics if not nic.failed), Fraction(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Topology(Shown):
+    """The cluster: servers on a non-blocking core (or rail by rail), and the latency of a message in seconds.
+
+    >>> t = Topology.parse("4x8@50GB/s,2=3/8")
+    >>> t.n_ranks, len(t.servers), show_rate(t.servers[2].out)
+    (32, 4, '150GB/s')
+
+    Raises TopologyError from the constructor if a server is cut off or a name is used twice.
+    """
+
+    servers: tuple[Server, ...]
+    latency_s: Fraction = Fraction(0)
+    rail_only: bool = False
+    text: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise TopologyError("topology: must have at least one server")
+        if self.n_ranks > RANKS_MAX:
+            raise TopologyError(f"topology: {self.n_ranks} ranks: must be at most {RANKS_MAX}")
+        names = [server.name for server in self.servers]
+        for name in {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ():
+            raise TopologyError(f"server {name}: the name is used twice")
+        if self.latency_s < 0:
+            raise TopologyError(f"latency {self.latency_s}: must not be negative")
+        if len(self.servers) > 1:
+            for server in self.servers:
+                if server.out == 0:
+                    raise TopologyError(f"server {server.name}: no NIC is left, so it cannot reach any other server")
+
+    @property
+    def n_ranks(self) -> int:
+        """GPUs of all servers."""
+        return sum(server.gpus for server in self.servers)
+
+    @property
+    def rank_server(self) -> tuple[int, ...]:
+        """For each rank, the index of its server."""
+        return tuple(index for index, server in enumerate(self.servers) for _ in range(server.gpus))
+
+    @property
+    def is_flat(self) -> bool:
+        """True if every server is one GPU: rank and endpoint are the same thing."""
+        return all(server.gpus == 1 for server in self.servers)
+
+    @property
+    def out(self) -> tuple[Fraction, ...]:
+        """Bytes/s that each endpoint sends at most."""
+        return tuple(server.out for server in self.servers)
+
+    @property
+    def in_(self) -> tuple[Fraction, ...]:
+        """Bytes/s that each endpoint receives at most."""
+        return tuple(server.in_ for server in self.servers)
+
+    def with_latency(self, latency_s: Fraction) -> Topology:
+        """The same cluster with another latency."""
+        return replace(self, latency_s=latency_s)
+
+    def healthy(self) -> Topology:
+        """The cluster before anything failed: every endpoint at the best rate that any of them has each way."""
+        out, in_ = max(self.out), max(self.in_)
+        servers = tuple(
+            replace(server, nics=(Nic(0, out, in_),)) if len(self.servers) > 1 else server for server in self.servers
+        )
+        return replace(self, servers=servers, text="")
+
+    def scaled(self, factor: Fraction) -> Topology:
+        """Every NIC's rate times `factor`: how bytes on a wire become payload once headers are paid for."""
+        servers = tuple(
+            replace(server, nics=tuple(replace(nic, out=nic.out * factor, in_=nic.in_ * factor) for nic in server.nics))
+            for server in self.servers
+        )
+        return replace(self, servers=servers)
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """A topology from its text form, or from the TOML file of that name.
+
+        Raises InputError for a text that is no topology, TopologyError for one that cannot be.
+        """
+        if text.endswith(".toml") or "@" not in text:
+            return cls.from_toml(Path(text))
+        return _parse_text(text)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Topology:
+        """A topology from a TOML file; the schema is in docs/topology.md."""
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"topology {str(path)!r}: no such file, and not of the form 8@50GB/s") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"topology {str(path)!r}: cannot be read: {error}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"topology {str(path)!r}: not TOML: {error}") from None
+        try:
+            file = msgspec.convert(document, _File)
+        except msgspec.ValidationError as error:
+            raise InputError(f"topology {str(path)!r}: {error}") from None
+        return _from_file(file, str(path))
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                server.name,
+                str(server.gpus),
+                f"{sum(not nic.failed for nic in server.nics)}/{len(server.nics)}",
+                show_rate(server.out) if server.out else "-",
+                show_rate(server.in_) if server.in_ else "-",
+            )
+            for server in self.servers
+        )
+        latency = f", latency {show_time(float(self.latency_s))}" if self.latency_s else ""
+        title = f"{len(self.servers)} servers, {self.n_ranks} ranks{', rail-only' if self.rail_only else ''}{latency}"
+        return Card(title, ("server", "GPUs", "NICs", "out", "in"), rows)
+
+    def __repr__(self) -> str:
+        return f"Topology({self.text or endpoint_text(self.out, self.in_)!r})"
+
+
+def endpoint_text(out: Sequence[Fraction], in_: Sequence[Fraction]) -> str:
+    """The shortest text form for endpoints of these rates: the commonest pair is the base, the others are named.
+
+    >>> endpoint_text([Fraction(50), Fraction(50), Fraction(25)], [Fraction(50)] * 3)
+    '3@50B/s,2=25B/s:50B/s'
+    """
+    pairs = list(zip(out, in_, strict=True))
+    base = max(pairs, key=pairs.count)
+    others = [f",{index}={_show_pair(*pair)}" for index, pair in enumerate(pairs) if pair != base]
+    return f"{len(pairs)}@{_show_pair(*base)}{''.join(others)}"
+
+
+def _show_pair(out: Fraction, in_: Fraction) -> str:
+    return show_rate(out) if out == in_ else f"{show_rate(out)}:{show_rate(in_)}"
+
+
+def _parse_pair(text: str) -> tuple[Fraction, Fraction]:
+    """`OUT` or `OUT:IN` in bytes/s."""
+    out, colon, in_ = text.partition(":")
+    rate = parse_rate(out)
+    return rate, parse_rate(in_) if colon else rate
+
+
+def _parse_text(text: str) -> Topology:
+    head, *overrides = text.split(",")
+    match = _HEAD.fullmatch(head.strip())
+    if match is None:
+        raise InputError(f"topology {text!r}: must start like 8@50GB/s or 4x8@50GB/s")
+    n_servers, per_server = int(match[1]), int(match[2] or 1)
+    if n_servers < 1 or per_server < 1:
+        raise InputError(f"topology {text!r}: must have at least one server and one GPU a server")
+    if n_servers * per_server > RANKS_MAX:
+        raise InputError(f"topology {text!r}: must have at most {RANKS_MAX} ranks")
+    out, in_ = _parse_pair(match[3])
+    nics = [tuple(Nic(rail, out, in_) for rail in range(per_server))] * n_servers
+    seen: set[int] = set()
+    for override in overrides:
+        index_text, equals, value = override.partition("=")
+        if not equals or not index_text.strip().isdecimal():
+            raise InputError(f"topology {text!r}: {override!r}: must look like 3=25GB/s or 2=3/8")
+        index = int(index_text)
+        if index >= n_servers:
+            raise InputError(f"topology {text!r}: server {index} does not exist: must be below {n_servers}")
+        if index in seen:
+            raise InputError(f"topology {text!r}: server {index} is named twice")
+        seen.add(index)
+        nics[index] = _override(text, nics[index], value.strip())
+    servers = tuple(Server(f"h{index}", per_server, own) for index, own in enumerate(nics))
+    return Topology(servers, text=text)
+
+
+def _override(text: str, nics: tuple[Nic, ...], value: str) -> tuple[Nic, ...]:
+    """The NICs of a server after `=3/8` (some are lost) or `=RATE` (all have another rate)."""
+    share = _SHARE.fullmatch(value)
+    if share is None:
+        out, in_ = _parse_pair(value)
+        return tuple(Nic(nic.rail, out, in_) for nic in nics)
+    kept, total = int(share[1]), int(share[2])
+    if total != len(nics) or kept > total:
+        raise InputError(f"topology {text!r}: {value!r}: must be K/{len(nics)} with K at most {len(nics)}, its NICs")
+    return tuple(replace(nic, failed=position >= kept) for position, nic in enumerate(nics))
+
+
+class _FileNic(msgspec.Struct, forbid_unknown_fields=True, rename={"in_": "in"}):
+    rail: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    rate: str | None = None
+    out: str | None = None
+    in_: str | None = None
+    failed: bool = False
+
+
+class _FileServer(msgspec.Struct, forbid_unknown_fields=True):
+    nics: list[_FileNic]
+    count: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)] = 1
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    name: str | None = None
+    fabric: str | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    servers: list[_FileServer]
+    latency: str = "0s"
+    rail_only: bool = False
+
+
+def _from_file(file: _File, path: str) -> Topology:
+    servers: list[Server] = []
+    for position, entry in enumerate(file.servers):
+        where = f"topology {path!r}: servers[{position}]"
+        if entry.count > 1 and entry.name is not None:
+            raise InputError(f"{where}.name: {entry.name!r}: must be absent when count is above 1")
+        try:
+            nics = tuple(_file_nic(nic) for nic in entry.nics)
+            fabric = parse_rate(entry.fabric) if entry.fabric is not None else None
+            for _ in range(entry.count):
+                servers.append(Server(entry.name or f"h{len(servers)}", entry.gpus, nics, fabric))
+        except (InputError, TopologyError) as error:
+            raise InputError(f"{where}: {error}") from None
+    return Topology(tuple(servers), parse_time(file.latency), file.rail_only, text=path)
+
+
+def _file_nic(nic: _FileNic) -> Nic:
+    if nic.rate is not None and (nic.out is not None or nic.in_ is not None):
+        raise InputError(f"NIC on rail {nic.rail}: give either rate, or out and in")
+    if nic.rate is None and (nic.out is None or nic.in_ is None):
+        raise InputError(f"NIC on rail {nic.rail}: give rate, or both out and in")
+    out, in_ = nic.rate or nic.out, nic.rate or nic.in_
+    assert out is not None and in_ is not None
+    return Nic(nic.rail, parse_rate(out), parse_rate(in_), nic.failed)

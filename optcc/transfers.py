@@ -1,0 +1,99 @@
+"""`Transfers`: a schedule in bytes, the neutral form that `optcc compile --format transfers` writes.
+
+Every rank owns a buffer of `size_bytes + scratch_bytes`; the first `size_bytes` hold its input at the start and its
+output at the end. Transfer i starts when all of `after[i]` and `order[i]` are done; when it is done, the bytes at
+`dst` are the reduction of what they held and the bytes at `src` (reduce), or the bytes at `src` (copy). `after` is
+what correctness needs; `order` is the further sequence that a plan enforces. src = dst is a local operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optcc.arrays import Column, Lists
+from optcc.collective import Collective, check_count, check_reduction
+from optcc.errors import PlanError
+from optcc.schedule import OPS
+from optcc.show import Card, Shown
+from optcc.units import show_size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfers(Shown):
+    """Columns of equal length, one entry a transfer; offsets and lengths in bytes.
+
+    Raises PlanError if a transfer leaves the buffer or names a rank, stage or transfer that is not there.
+    """
+
+    collective: Collective
+    reduction: str
+    dtype: str
+    size_bytes: int
+    scratch_bytes: int
+    stages: tuple[str, ...]
+    src: Column
+    dst: Column
+    op: Column
+    src_offset: Column
+    dst_offset: Column
+    bytes: Column
+    segment: Column
+    stage: Column
+    line: Column
+    after: Lists
+    order: Lists
+
+    def __post_init__(self) -> None:
+        check_reduction(self.reduction)
+        check_count(self.size_bytes, self.dtype)
+        check_count(self.scratch_bytes, self.dtype)
+        n = len(self.src)
+        columns = (self.dst, self.op, self.src_offset, self.dst_offset, self.bytes, self.segment, self.stage, self.line)
+        if {len(each) for each in (*columns, self.after, self.order)} != {n}:
+            raise PlanError("transfers: columns must have one length")
+        if n == 0:
+            return
+        buffer_bytes = self.size_bytes + self.scratch_bytes
+        for label, values, low, high in (
+            ("src", self.src, 0, self.n_ranks - 1),
+            ("dst", self.dst, 0, self.n_ranks - 1),
+            ("op", self.op, 0, len(OPS) - 1),
+            ("stage", self.stage, 0, len(self.stages) - 1),
+            ("bytes", self.bytes, 1, buffer_bytes),
+            ("src_offset", self.src_offset, 0, buffer_bytes),
+            ("dst_offset", self.dst_offset, 0, buffer_bytes),
+            ("end of src", self.src_offset + self.bytes, 1, buffer_bytes),
+            ("end of dst", self.dst_offset + self.bytes, 1, buffer_bytes),
+        ):
+            if values.min() < low or values.max() > high:
+                raise PlanError(f"transfers: {label} {values.min()}..{values.max()}: must be from {low} to {high}")
+        for label, lists in (("after", self.after), ("order", self.order)):
+            if len(lists.values) and (lists.values.min() < 0 or lists.values.max() >= n):
+                raise PlanError(f"transfers: {label} must name transfers below {n}")
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks that take part."""
+        return self.collective.n_ranks
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def describe(self, index: int) -> str:
+        """One transfer in words.
+
+        Like `#12 1->2 reduce bytes 4096..8191 [reduce-scatter] (line 30)`.
+        """
+        start = int(self.dst_offset[index])
+        line = f" (line {self.line[index]})" if self.line[index] > 0 else ""
+        return (
+            f"#{index} {self.src[index]}->{self.dst[index]} {OPS[self.op[index]]} "
+            f"bytes {start}..{start + int(self.bytes[index]) - 1} [{self.stages[self.stage[index]]}]{line}"
+        )
+
+    def card(self) -> Card:
+        rows = tuple((self.describe(index),) for index in range(len(self)))
+        return Card(f"{len(self)} transfers of {show_size(self.size_bytes)}", ("transfer",), rows)
+
+    def __repr__(self) -> str:
+        return f"Transfers({self.collective.name!r}, ranks={self.n_ranks}, size_bytes={self.size_bytes}, n={len(self)})"

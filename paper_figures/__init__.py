@@ -1,0 +1,1 @@
+"""Figures and numbers of the paper, made from records and from nothing else."""

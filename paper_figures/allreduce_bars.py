@@ -1,0 +1,478 @@
+"""The figure of AllReduce times: a group for each state of the hosts, a bar for each schedule, the bound over both.
+
+    data(records) -> Table      the numbers, all from records
+    draw(table)   -> Figure     the picture, all from the table
+    numbers(table)              the same numbers for prose
+
+A bar is the median of the undisturbed runs, its whisker their least and greatest, a diamond what the simulator said
+beforehand. The line across a group is the lower bound T*, with the wire's headers in it, as in the record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from optcc.errors import CodecError, InputError
+from optcc.experiments.record import STEAL_MAX, Record, Row, Samples
+from optcc.paper_figures import style
+from optcc.paper_figures.numbers import Number
+from optcc.paper_figures.sources import require_drawable
+from optcc.units import show_size, show_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAME = "allreduce_bars"
+_HEALTHY = "healthy"
+_NAME_LENGTH_MAX = 24
+_WHERE_LENGTH_MAX = 160
+_TOPOLOGY_LINES_MAX = 3
+
+_AXES_HEIGHT_PT = 118.0
+_LEFT_PT, _RIGHT_PT, _EDGE_PT = 31.0, 2.0, 3.0
+_PITCH_PT = 36.0
+_GAP_PT = 7.0
+_BAR_SHARE = 0.74
+_BEYOND_PT = 3.0
+"""How far the line of the bound stands out from the bars at either side."""
+_SLOPE_DEGREES = 35.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all bars of one figure have in common."""
+
+    size_bytes: int
+    dtype: str
+    reduction: str
+    ranks: int
+    where: str
+    wire_overhead: float
+
+    @property
+    def name(self) -> str:
+        """How files of the figure are called: it depends on what is drawn and not on what else there is to draw."""
+        kind = "" if (self.dtype, self.reduction) == ("float32", "sum") else f"-{self.dtype}-{self.reduction}"
+        return f"{NAME}-{show_size(self.size_bytes)}-{self.ranks}ranks{kind}"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One schedule on one bed. `least_s` and `greatest_s` are of the undisturbed runs, `quiet` of `runs` in number."""
+
+    schedule: str
+    seconds: float
+    least_s: float
+    greatest_s: float
+    quiet: int
+    runs: int
+    predicted_s: float | None
+    over_bound_percent: float | None
+    wrong: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """One state of the hosts, its bound, and its bars from left to right."""
+
+    bed: str
+    topology: str
+    bound_s: float | None
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All numbers of one figure."""
+
+    case: Case
+    groups: tuple[Group, ...]
+
+    @property
+    def bars(self) -> tuple[Bar, ...]:
+        """The bars of all groups, from left to right."""
+        return tuple(bar for group in self.groups for bar in group.bars)
+
+
+def cases(records: Sequence[Record]) -> tuple[Case, ...]:
+    """What can be drawn from `records`: a figure for each case, in the order in which they first appear."""
+    return tuple(dict.fromkeys(_case(record, row) for record in records for row in record.rows))
+
+
+def data(records: Sequence[Record], case: Case | None = None) -> Table:
+    """The numbers of the figure of `case`, or of the only case there is.
+
+    Raises CodecError for a record whose numbers cannot be a measurement's, or whose bounds contradict each other;
+    InputError if no case or several are there to choose from, or a schedule was measured twice on one bed.
+    """
+    for record in records:
+        require_drawable(record, record.title)
+    found = cases(records)
+    if case is None:
+        if len(found) != 1:
+            raise InputError(f"{NAME}: {len(found)} cases in the records ({_list(found)}): must be one")
+        case = found[0]
+    rows = [row for record in records for row in record.rows if _case(record, row) == case]
+    if not rows:
+        raise InputError(f"{NAME}: {case.name}: must be one of the cases in the records ({_list(found)})")
+    beds = sorted(dict.fromkeys((row.bed, row.topology) for row in rows), key=lambda bed: bed[0] != _HEALTHY)
+    return Table(case, tuple(_group(*bed, [row for row in rows if (row.bed, row.topology) == bed]) for bed in beds))
+
+
+def numbers(table: Table) -> dict[str, Number]:
+    """Every number of the figure, by `bed/schedule/what`."""
+    case = table.case
+    found = {
+        "size": Number(case.size_bytes, show_size(case.size_bytes)),
+        "ranks": Number.whole(case.ranks),
+        "dtype": Number(case.dtype, case.dtype),
+        "reduction": Number(case.reduction, case.reduction),
+        "hosts": Number(case.where, case.where),
+        "wire-overhead-percent": Number.percent(_wire_percent(case), digits=2),
+    }
+    beds = [group.bed for group in table.groups]
+    for group in table.groups:
+        bed = group.bed if beds.count(group.bed) == 1 else f"{group.bed}-{group.topology}"
+        found[f"{bed}/topology"] = Number(group.topology, group.topology)
+        if group.bound_s is not None:
+            found[f"{bed}/bound"] = Number.seconds(group.bound_s)
+        for bar in group.bars:
+            key = f"{bed}/{bar.schedule}"
+            found[f"{key}/seconds"] = Number.seconds(bar.seconds)
+            found[f"{key}/least"] = Number.seconds(bar.least_s)
+            found[f"{key}/greatest"] = Number.seconds(bar.greatest_s)
+            found[f"{key}/runs"] = Number.whole(bar.runs)
+            found[f"{key}/undisturbed"] = Number.whole(bar.quiet)
+            found[f"{key}/wrong"] = Number.whole(bar.wrong)
+            if bar.predicted_s is not None:
+                found[f"{key}/predicted"] = Number.seconds(bar.predicted_s)
+            if bar.over_bound_percent is not None:
+                found[f"{key}/over-bound-percent"] = Number.percent(bar.over_bound_percent)
+    return found
+
+
+def draw(table: Table) -> Figure:
+    """The picture, as wide as a column; as wide as a page or more only where the labels would touch otherwise.
+
+    Artists carry ids: `bar:BED:SCHEDULE`, `whisker:...`, `predicted:...`, `over:...`, `wrong:...`, `bound:BED`,
+    `bound-label:BED`.
+    """
+    with style.applied():
+        return _draw(table)
+
+
+def _case(record: Record, row: Row) -> Case:
+    """The record's `bed` says where it was run, unless it only repeats the one bed of all its rows."""
+    where = "" if all(each.bed == record.bed for each in record.rows) else record.bed
+    return Case(row.size_bytes, row.dtype, row.reduction, row.ranks, where, record.wire_overhead)
+
+
+def _list(found: Sequence[Case]) -> str:
+    return ", ".join(f"{case.name} on {case.where}" if case.where else case.name for case in found) or "none"
+
+
+def _group(bed: str, topology: str, rows: Sequence[Row]) -> Group:
+    bounds = sorted({row.bound_s for row in rows if row.bound_s is not None})
+    if len(bounds) > 1:
+        raise CodecError(f"{bed} ({topology}): bounds of {bounds[0]!r} s and {bounds[1]!r} s: must be one for all rows")
+    bound_s = bounds[0] if bounds else None
+    names = [row.schedule for row in rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{bed} ({topology}): {name} was measured {names.count(name)} times: must be once")
+    return Group(bed, topology, bound_s, tuple(sorted((_bar(row, bound_s) for row in rows), key=_position)))
+
+
+def _position(bar: Bar) -> tuple[int, str]:
+    return style.order(bar.schedule)
+
+
+def _bar(row: Row, bound_s: float | None) -> Bar:
+    samples = row.out_of_place or row.in_place
+    assert samples is not None  # require_drawable has seen to it
+    quiet = _undisturbed(samples)
+    shown = quiet or samples.seconds
+    over = 100 * (row.seconds / bound_s - 1) if bound_s else None
+    return Bar(
+        row.schedule,
+        row.seconds,
+        min(shown),
+        max(shown),
+        len(quiet),
+        len(samples.seconds),
+        row.predicted_s,
+        over,
+        row.wrong,
+    )
+
+
+def _undisturbed(samples: Samples) -> list[float]:
+    return [each for each, steal in zip(samples.seconds, samples.steal, strict=True) if steal <= STEAL_MAX]
+
+
+def _wire_percent(case: Case) -> float:
+    return 100 * (case.wire_overhead - 1)
+
+
+def _percent(value: float) -> str:
+    """One digit after the point below 10; narrow spaces, and a minus that is one."""
+    text = f"{value:+.0f}" if abs(value) >= 9.95 else f"{value:+.1f}"
+    return f"{text.replace('-', '−')}\u202f%"
+
+
+def _title(case: Case) -> str:
+    size = show_size(case.size_bytes)
+    number = size.rstrip("KMGTiB")
+    reduction = "" if case.reduction == "sum" else f" ({case.reduction})"
+    return f"AllReduce{reduction} of {number} {size[len(number) :]} {case.dtype}, {case.ranks} ranks"
+
+
+def _caption(table: Table) -> list[str]:
+    """What a reader must know besides: where it was run, what the headers cost, how often."""
+    case, bars = table.case, table.bars
+    parts = [style.label(case.where, _WHERE_LENGTH_MAX)] if case.where else []
+    if case.wire_overhead > 1:
+        parts.append(f"bound and prediction include {_wire_percent(case):.2f}\u202f% of headers")
+    runs = sorted({bar.runs for bar in bars})
+    count = str(runs[0]) if len(runs) == 1 else f"{runs[0]}–{runs[-1]}"
+    parts.append("single runs" if runs == [1] else f"medians of {count} runs, whiskers from least to greatest")
+    left_out = sum(bar.runs - bar.quiet for bar in bars if bar.quiet)
+    if left_out:
+        parts.append(f"{left_out} disturbed {'runs' if left_out > 1 else 'run'} left out")
+    loud = [bar.schedule for bar in bars if not bar.quiet]
+    if loud:
+        parts.append(f"all runs disturbed: {', '.join(style.label(name, _NAME_LENGTH_MAX) for name in loud)}")
+    return "; ".join(parts).split(" ")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where everything stands. Across the axes, a unit of x is a point, so widths of text can be added up."""
+
+    width_pt: float
+    pitch_pt: float
+    centres: tuple[tuple[float, ...], ...]
+    ends: tuple[float, ...]
+    bound_labels: tuple[str, ...]
+    names_slope: bool
+    names_height_pt: float
+
+
+def _layout(table: Table) -> _Layout:
+    groups = table.groups
+    labels = tuple("" if group.bound_s is None else f"T* = {show_time(group.bound_s)}" for group in groups)
+    tails = [style.text_width_pt(each, style.SMALL_PT) + 2 * _BEYOND_PT if each else 0.0 for each in labels]
+    lines = [line for bar in table.bars for line in (*_wrong_lines(bar), _over(bar)) if line]
+    pitch_least = 2 + max((style.text_width_pt(line, style.SMALL_PT) for line in lines), default=10.0)
+    n_bars, fixed = len(table.bars), sum(tails) + _GAP_PT * (len(groups) + 1)
+    needed = n_bars * pitch_least + fixed + _LEFT_PT + _RIGHT_PT
+    column, page = style.COLUMN_IN * style.POINTS_IN, style.PAGE_IN * style.POINTS_IN
+    width = column if needed <= column else max(page, needed)
+    room = width - _LEFT_PT - _RIGHT_PT
+    pitch = min(_PITCH_PT, (room - fixed) / n_bars)
+    pitch = max(pitch, pitch_least)
+    spare = (room - fixed - n_bars * pitch) / (len(groups) + 1)
+    x, centres, ends = 0.0, [], []
+    for group, tail in zip(groups, tails, strict=True):
+        x += _GAP_PT + spare
+        centres.append(tuple(x + (number + 0.5) * pitch for number in range(len(group.bars))))
+        x += len(group.bars) * pitch + tail
+        ends.append(x)
+    names = [style.label(bar.schedule, _NAME_LENGTH_MAX) for bar in table.bars]
+    longest = max(style.text_width_pt(name, style.LABEL_PT) for name in names)
+    slope = longest > pitch - 2
+    height = style.LABEL_PT * style.LINE
+    if slope:
+        angle = math.radians(_SLOPE_DEGREES)
+        height = longest * math.sin(angle) + height * math.cos(angle)
+    return _Layout(width, pitch, tuple(centres), tuple(ends), labels, slope, height)
+
+
+def _over(bar: Bar) -> str:
+    return "" if bar.over_bound_percent is None else _percent(bar.over_bound_percent)
+
+
+def _wrong_lines(bar: Bar) -> tuple[str, ...]:
+    return (f"{bar.wrong}", "wrong") if bar.wrong else ()
+
+
+def _draw(table: Table) -> Figure:
+    layout = _layout(table)
+    small, text_pt = style.SMALL_PT * style.LINE, layout.width_pt - 2 * _EDGE_PT
+    caption = style.wrapped(_caption(table), " ", text_pt, style.SMALL_PT, 4)
+    beds = _bed_lines(table, layout)
+    head = _EDGE_PT + style.TITLE_PT * style.LINE + 1 + len(caption) * small + 3
+    key = small + 5
+    foot = 4 + layout.names_height_pt + 2 + style.LABEL_PT * style.LINE + max(map(len, beds)) * small + _EDGE_PT
+    height = head + key + _AXES_HEIGHT_PT + foot
+    figure = style.new_figure(layout.width_pt, height)
+
+    def put(y_pt: float, text: str, **how: object) -> None:
+        figure.text(_EDGE_PT / layout.width_pt, 1 - y_pt / height, text, va="top", **how)
+
+    put(_EDGE_PT, _title(table.case), size=style.TITLE_PT, weight="bold")
+    for number, line in enumerate(caption):
+        y_pt = _EDGE_PT + style.TITLE_PT * style.LINE + 1 + number * small
+        put(y_pt, line, size=style.SMALL_PT, color=style.FAINT)
+    room = layout.width_pt - _LEFT_PT - _RIGHT_PT
+    box = (_LEFT_PT / layout.width_pt, foot / height, room / layout.width_pt, _AXES_HEIGHT_PT / height)
+    axes = figure.add_axes(box)
+    axes.set_xlim(0, room)
+    axes.set_ylim(0, _ceiling(table))
+    axes.set_xticks([])
+    axes.set_ylabel("time (s)")
+    axes.yaxis.set_label_coords(-(_LEFT_PT - 7) / room, 0.5)
+    axes.locator_params(axis="y", nbins=6)
+    axes.grid(axis="y")
+    for number, group in enumerate(table.groups):
+        _draw_group(axes, group, layout, number)
+        _draw_bed(axes, group, layout, number, beds[number])
+    handles, names = _key(axes, table)
+    if handles:
+        axes.legend(
+            handles,
+            names,
+            loc="lower left",
+            bbox_to_anchor=(0, 1, 1, 0),
+            ncols=len(handles),
+            borderaxespad=0.4,
+            borderpad=0,
+            handlelength=1.8,
+            handletextpad=0.5,
+            columnspacing=1.6,
+        )
+    return figure
+
+
+def _top(group: Group, bar: Bar) -> float:
+    """Above this nothing of the bar is drawn, nor the line that crosses it."""
+    return max(bar.greatest_s, bar.predicted_s or 0.0, group.bound_s or 0.0)
+
+
+def _ceiling(table: Table) -> float:
+    """The top of the axes: high enough for the lines of text over the highest bar."""
+
+    def needed(group: Group, bar: Bar) -> float:
+        n_lines = bool(_over(bar)) + len(_wrong_lines(bar))
+        return _top(group, bar) / (1 - (4 + n_lines * style.SMALL_PT * style.LINE) / _AXES_HEIGHT_PT)
+
+    return max(needed(group, bar) for group in table.groups for bar in group.bars)
+
+
+def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
+    """Bars, whiskers, diamonds, the bound and what stands over the bars."""
+    centres, width = layout.centres[number], layout.pitch_pt * _BAR_SHARE
+    for x, bar in zip(centres, group.bars, strict=True):
+        known = f"{group.bed}:{bar.schedule}"
+        edge = {"edgecolor": style.WRONG, "linewidth": 1.2} if bar.wrong else {"linewidth": 0}
+        patch = axes.bar(x, bar.seconds, width, color=style.colour(bar.schedule), zorder=2, **edge).patches[0]
+        patch.set_gid(f"bar:{known}")
+    if group.bound_s is not None:
+        ends = (centres[0] - width / 2 - _BEYOND_PT, layout.ends[number])
+        heights = (group.bound_s, group.bound_s)
+        axes.plot(ends, heights, color="white", linewidth=2.0, zorder=3, solid_capstyle="butt")
+        axes.plot(ends, heights, color=style.INK, linewidth=0.9, zorder=4, gid=f"bound:{group.bed}")
+        axes.annotate(
+            layout.bound_labels[number],
+            (ends[1], group.bound_s),
+            xytext=(0, 1.5),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            size=style.SMALL_PT,
+            gid=f"bound-label:{group.bed}",
+        )
+    for x, bar in zip(centres, group.bars, strict=True):
+        known = f"{group.bed}:{bar.schedule}"
+        reach = [[bar.seconds - bar.least_s], [bar.greatest_s - bar.seconds]]
+        if bar.runs > 1:
+            whisker = axes.errorbar(
+                x, bar.seconds, reach, fmt="none", ecolor=style.INK, elinewidth=0.6, capsize=1.8, capthick=0.6, zorder=5
+            )
+            whisker.lines[2][0].set_gid(f"whisker:{known}")
+        if bar.predicted_s is not None:
+            axes.plot(
+                [x - width * 0.28],
+                [bar.predicted_s],
+                marker="D",
+                markersize=3.2,
+                markerfacecolor="white",
+                markeredgecolor=style.INK,
+                markeredgewidth=0.7,
+                linestyle="none",
+                zorder=6,
+                gid=f"predicted:{known}",
+            )
+        lines = [(line, style.WRONG, "bold", "wrong") for line in reversed(_wrong_lines(bar))]
+        if _over(bar):
+            lines.insert(0, (_over(bar), style.INK, "normal", "over"))
+        for level, (text, ink, weight, what) in enumerate(lines):
+            axes.annotate(
+                text,
+                (x, _top(group, bar)),
+                xytext=(0, 2.5 + level * style.SMALL_PT * style.LINE),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                size=style.SMALL_PT,
+                color=ink,
+                weight=weight,
+                zorder=7,
+                gid=f"{what}:{known}",
+            )
+
+
+def _bed_lines(table: Table, layout: _Layout) -> list[list[str]]:
+    """For each group its topology, broken at commas so that neighbours do not touch."""
+    return [
+        style.wrapped(
+            style.label(group.topology, 400).split(","),
+            ",",
+            len(group.bars) * layout.pitch_pt + _GAP_PT,
+            style.SMALL_PT,
+            _TOPOLOGY_LINES_MAX,
+        )
+        for group in table.groups
+    ]
+
+
+def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: Sequence[str]) -> None:
+    """The names under the bars, and under them the state of the hosts."""
+    centres = layout.centres[number]
+
+    def put(x: float, down_pt: float, text: str, **how: object) -> None:
+        axes.annotate(text, (x, 0), xytext=(0, -down_pt), textcoords="offset points", annotation_clip=False, **how)
+
+    for x, bar in zip(centres, group.bars, strict=True):
+        name = style.label(bar.schedule, _NAME_LENGTH_MAX)
+        if layout.names_slope:
+            put(x + 3, 3, name, ha="right", va="top", rotation=_SLOPE_DEGREES, rotation_mode="anchor")
+        else:
+            put(x, 3, name, ha="center", va="top")
+    middle = (centres[0] + centres[-1]) / 2
+    down = 4 + layout.names_height_pt + 2
+    put(middle, down, style.label(group.bed, _NAME_LENGTH_MAX), ha="center", va="top", weight="bold")
+    for line in topology:
+        put(
+            middle,
+            down + style.LABEL_PT * style.LINE + topology.index(line) * style.SMALL_PT * style.LINE,
+            line,
+            ha="center",
+            va="top",
+            size=style.SMALL_PT,
+            color=style.FAINT,
+        )
+
+
+def _key(axes: Axes, table: Table) -> tuple[list[object], list[str]]:
+    """What the line and the diamond mean, as far as they are there."""
+    drawn = {str(line.get_gid()).partition(":")[0]: line for line in axes.lines}
+    meanings = {"bound": "lower bound T*", "predicted": "predicted by the simulator"}
+    if any(bar.over_bound_percent is not None for bar in table.bars):
+        meanings["bound"] += " (% over it)"
+    shown = [name for name in meanings if name in drawn]
+    return [drawn[name] for name in shown], [meanings[name] for name in shown]

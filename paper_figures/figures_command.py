@@ -1,0 +1,41 @@
+"""`optcc figures`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from optcc.cli import echo_card, echo_json, json_option
+from optcc.paper_figures.build import build
+
+
+@click.command("figures", epilog="Example: optcc figures --record results/demo.json --out results")
+@click.option("--quick", is_flag=True, help="One PNG of each figure, nothing else to look at.")
+@click.option(
+    "--record",
+    "records",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A record; may be repeated. Without it, the records that come with optcc.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("paper_figures/out"),
+    show_default=True,
+    metavar="DIR",
+    help="Where to put the files.",
+)
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@json_option
+def command(quick: bool, records: tuple[Path, ...], out: Path, quiet: bool, as_json: bool) -> None:
+    """Draw every figure from records, and write down its numbers for prose (numbers.tex, numbers.json)."""
+    written = build(records, out, quick=quick)
+    if quiet:
+        return
+    if as_json:
+        echo_json(written.as_json())
+    else:
+        echo_card(written)

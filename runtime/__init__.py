@@ -1,0 +1,14 @@
+"""The run-time: executes a verified `Plan` on real buffers, rank by rank.
+
+    state       one rank's protocol as a pure transition table: no I/O, no clock, no data
+    engine      `Executor`, the only place that waits
+    agree       all ranks agree on what they are about to run before the first byte
+    kernels     reductions and copies on typed arrays
+    check       inputs whose result is exact in every order, and the count of wrong elements
+    transport   the two small protocols `Transport` and `Clock`
+    transports  `loopback` (threads in one process, shaped ports) and `mpi`
+    conformance the suite that every transport passes
+    samples     small plans made by hand, to try transports and executors with
+
+`Executor` runs a plan; `run_ranks` gives it the ranks of a loopback, `MpiTransport` a process of `mpirun`.
+"""

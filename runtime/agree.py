@@ -1,0 +1,113 @@
+"""Agreement before the first byte: all ranks are about to run the same verified plan, or none runs anything.
+
+Every rank sends one record of fixed size and gets all of them, so all ranks come to the same conclusion.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS
+from optcc.errors import MismatchError
+from optcc.plan import Plan
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Transport
+
+PROTOCOL = 1
+"""Version of the run-time's protocol: ranks of different versions refuse to run together."""
+
+_RECORD = struct.Struct("<8sIIQIIIII32s")
+_MAGIC = b"optcc-ag"
+_DTYPES = tuple(DTYPE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a rank is about to run. Fields stand in the order in which a disagreement is explained."""
+
+    protocol: int
+    n_ranks: int
+    size_bytes: int
+    dtype: str
+    reduction: str
+    collective: str
+    root: int
+    verdict: str
+    digest: str
+
+    @classmethod
+    def of(cls, plan: Plan, proved: bool) -> Terms:
+        """The terms of a plan, and whether this rank holds a proof of it."""
+        t, c = plan.transfers, plan.collective
+        verdict = "proved" if proved else "not proved"
+        return cls(PROTOCOL, plan.n_ranks, t.size_bytes, t.dtype, t.reduction, c.name, c.root, verdict, plan.digest)
+
+    def pack(self) -> bytes:
+        """The record."""
+        codes = (_DTYPES.index(self.dtype), REDUCTIONS.index(self.reduction), COLLECTIVES.index(self.collective))
+        proved = int(self.verdict == "proved")
+        return _RECORD.pack(
+            *(_MAGIC, self.protocol, self.n_ranks, self.size_bytes, *codes, self.root, proved),
+            bytes.fromhex(self.digest),
+        )
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Terms:
+        """The terms in a record; raises MismatchError if it is not one."""
+        if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:
+            raise MismatchError(f"agreement: {record[:8]!r} of {len(record)} B: must be a record of optcc")
+        _, protocol, n_ranks, size_bytes, dtype, reduction, collective, root, proved, digest = _RECORD.unpack(record)
+        return cls(
+            *(protocol, n_ranks, size_bytes, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
+            *(_name(COLLECTIVES, collective), root, "proved" if proved else "not proved", digest.hex()),
+        )
+
+
+def agree(
+    transport: Transport, plan: Plan, *, proved: bool = True, timeout_s: float = COLLECTIVE_TIMEOUT_S
+) -> list[Terms]:
+    """Exchanges the terms of every rank; returns them once they are known to be equal.
+
+    Raises MismatchError at every rank, naming who differs in what, if any two ranks differ.
+    """
+    records = transport.allgather(Terms.of(plan, proved).pack(), timeout_s)
+    terms = [Terms.unpack(record) for record in records]
+    disagreement = explain(terms)
+    if disagreement:
+        raise MismatchError(disagreement)
+    return terms
+
+
+def explain(terms: Sequence[Terms]) -> str:
+    """Who differs from the majority in which field; empty if nobody does.
+
+    The digest, which differs whenever anything does, is named only where nothing else explains it.
+    """
+    parts: list[str] = []
+    for field in Terms.__slots__:
+        if field == "digest" and parts:
+            break
+        values = [getattr(each, field) for each in terms]
+        counts = Counter(values)
+        if len(counts) == 1:
+            continue
+        # most_common is stable: of equally common values, the lowest rank's is called the norm.
+        norm = counts.most_common(1)[0][0]
+        usual = _ranks([rank for rank, value in enumerate(values) if value == norm])
+        for other in dict.fromkeys(value for value in values if value != norm):
+            ranks = [rank for rank, value in enumerate(values) if value == other]
+            verb = "differs" if len(ranks) == 1 else "differ"
+            label = "the plan's digest" if field == "digest" else field
+            shown, wanted = (other[:12], norm[:12]) if field == "digest" else (other, norm)
+            parts.append(f"{_ranks(ranks)} {verb} from {usual}: {label} {shown} instead of {wanted}")
+    return "; ".join(parts)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _name(names: Sequence[str], code: int) -> str:
+    return names[code] if code < len(names) else f"code {code}"

@@ -1,0 +1,122 @@
+"""`Transport` and `Clock`: all that the engine knows of the world outside its rank.
+
+A transport moves whole messages over the channels of a plan. A channel is FIFO: the i-th message sent is the i-th
+received, into a view of the same length, and its events are reported in that order. A send is reported only after the
+peer has posted the receive that takes it: the plan's proof counts on it that no message arrives without a slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.plan import Channel
+
+Bytes = npt.NDArray[np.uint8]
+"""A contiguous one-dimensional array of bytes."""
+
+SENT, RECEIVED = 0, 1
+Event = tuple[int, int]
+"""(SENT or RECEIVED, handle of the channel)."""
+
+COLLECTIVE_TIMEOUT_S = 60.0
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now_s(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+    def sleep_s(self, seconds: float) -> None:
+        """Gives the processor away for about `seconds`."""
+        ...
+
+
+class MonotonicClock:
+    """The clock of the machine."""
+
+    __slots__ = ()
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def sleep_s(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Transport(Protocol):
+    """One rank's end of the network; used by one thread at a time.
+
+    A view that was posted belongs to the transport until its event is reported: a send's bytes must not change, a
+    receive's must not be read.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank whose end this is."""
+        ...
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks on the network."""
+        ...
+
+    def open(self, channels: Sequence[Channel]) -> list[int]:
+        """The handle of each channel, -1 for those that do not start or end here.
+
+        The k-th channel from a rank to a rank is the same one in every call, so that plans can be run one after
+        another over one transport. Every rank must open the same channels in the same order.
+        """
+        ...
+
+    def post_send(self, channel: int, view: Bytes) -> None:
+        """Queues `view` as the next message of a channel that starts here; does not wait."""
+        ...
+
+    def post_recv(self, channel: int, view: Bytes) -> None:
+        """Queues `view`, exactly as long as the message, as the next to fill on a channel that ends here."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What has happened since the last call; waits at most `timeout_s` for something, then returns nothing.
+
+        Raises RankLost if a rank is known to be gone.
+        """
+        ...
+
+    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
+        """Every rank's payload, by rank; all payloads of one call have the same length.
+
+        Raises DeadlineExceeded if some rank has not called it within `timeout_s`, RankLost if one is gone.
+        """
+        ...
+
+    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        """Returns once every rank has called it; raises as `allgather` does."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back; further calls of `close` do nothing."""
+        ...
+
+
+def number_pairs(channels: Sequence[Channel]) -> list[tuple[int, int, int]]:
+    """(src, dst, k) for each channel, k counting the channels of that pair.
+
+    >>> number_pairs([Channel(0, 1, 2), Channel(1, 0, 2), Channel(0, 1, 2)])
+    [(0, 1, 0), (1, 0, 0), (0, 1, 1)]
+    """
+    seen: dict[tuple[int, int], int] = {}
+    keys: list[tuple[int, int, int]] = []
+    for channel in channels:
+        pair = (channel.src, channel.dst)
+        k = seen.get(pair, 0)
+        seen[pair] = k + 1
+        keys.append((*pair, k))
+    return keys

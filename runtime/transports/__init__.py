@@ -1,0 +1,1 @@
+"""The transports: each passes `optcc.runtime.conformance.check_transport`."""

@@ -1,0 +1,227 @@
+"""MPI: one process a rank, mpi4py's buffer calls only, nothing that blocks inside the library.
+
+A channel is a (source, destination, tag), the tag counting the channels of the pair; MPI keeps the messages of such a
+triple in order. Sends are synchronous (`Issend`): they complete only once the peer has posted the receive, that is, has
+a slot; a plain send of a short message would complete at once, and the sender could run ahead of what the plan's
+proof of race freedom counts on. Waits spin a little and then sleep, because ranks may
+outnumber cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError
+from optcc.plan import Channel
+from optcc.runtime.transport import (
+    COLLECTIVE_TIMEOUT_S,
+    RECEIVED,
+    SENT,
+    Bytes,
+    Clock,
+    Event,
+    MonotonicClock,
+    number_pairs,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MESSAGE_BYTES_MAX = 2**31 - 1
+_POLLS_BUSY = 20
+_POLLS_YIELD = 200
+_SLEEP_S_MIN = 50e-6
+_SLEEP_S_MAX = 200e-6
+
+
+def load_mpi() -> Any:
+    """The module `mpi4py.MPI`; importing it starts MPI. Raises EnvironmentMissing if it is not there."""
+    try:
+        import mpi4py
+
+        # Threads never share a communicator here, and matched probes are for pickled messages only.
+        mpi4py.rc.thread_level = "funneled"
+        mpi4py.rc.recv_mprobe = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EnvironmentMissing(f"MPI: {error}: pip install 'optcc[mpi]'") from error
+    return MPI
+
+
+class _Queue:
+    """The requests of one direction of a channel, oldest first; only the oldest is asked about."""
+
+    __slots__ = ("event", "waiting")
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.waiting: deque[MPI.Request] = deque()
+
+
+class MpiTransport:
+    """This process's end of a communicator (`MPI.COMM_WORLD` if none is given), of which it makes its own copy.
+
+    Making one is collective. Raises EnvironmentMissing without mpi4py or an MPI library.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None, *, clock: Clock | None = None) -> None:
+        self._mpi = load_mpi()
+        self._comm: MPI.Intracomm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
+        self._rank, self._n_ranks = self._comm.Get_rank(), self._comm.Get_size()
+        self._tag_max: int = self._comm.Get_attr(self._mpi.TAG_UB) or 32767
+        self._clock: Clock = clock or MonotonicClock()
+        self._handles: dict[tuple[int, int, int], int] = {}
+        self._peers: list[tuple[int, int]] = []
+        self._sends: list[_Queue] = []
+        self._recvs: list[_Queue] = []
+        # The requests that are asked about, the oldest of each queue, and the queue of each.
+        self._oldest: list[MPI.Request] = []
+        self._owner: list[_Queue] = []
+        self._events: list[Event] = []
+        self._broken = False
+        self._closed = False
+
+    @property
+    def rank(self) -> int:
+        """The rank whose end this is."""
+        return self._rank
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks of the communicator."""
+        return self._n_ranks
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The transport's own communicator; for `Abort` when a run has failed."""
+        return self._comm
+
+    def open(self, channels: Sequence[Channel]) -> list[int]:
+        """See `Transport`. Raises InputError for a rank or a number of channels that MPI does not have."""
+        handles: list[int] = []
+        for src, dst, k in number_pairs(channels):
+            if not (0 <= src < self._n_ranks and 0 <= dst < self._n_ranks) or src == dst:
+                raise InputError(f"channel {src}->{dst}: must join two ranks below {self._n_ranks}")
+            if k > self._tag_max:
+                raise InputError(f"channel {src}->{dst} number {k}: must be at most {self._tag_max}, MPI's largest tag")
+            if self._rank not in (src, dst):
+                handles.append(-1)
+                continue
+            handle = self._handles.get((src, dst, k))
+            if handle is None:
+                handle = self._handles[src, dst, k] = len(self._peers)
+                self._peers.append((dst if src == self._rank else src, k))
+                self._sends.append(_Queue((SENT, handle)))
+                self._recvs.append(_Queue((RECEIVED, handle)))
+            handles.append(handle)
+        return handles
+
+    def post_send(self, channel: int, view: Bytes) -> None:
+        """See `Transport`."""
+        _check_length(view)
+        peer, tag = self._peers[channel]
+        self._queue(self._sends[channel], self._comm.Issend((view, self._mpi.BYTE), peer, tag))
+
+    def post_recv(self, channel: int, view: Bytes) -> None:
+        """See `Transport`."""
+        _check_length(view)
+        peer, tag = self._peers[channel]
+        self._queue(self._recvs[channel], self._comm.Irecv((view, self._mpi.BYTE), peer, tag))
+
+    def _queue(self, queue: _Queue, request: MPI.Request) -> None:
+        queue.waiting.append(request)
+        if len(queue.waiting) == 1:
+            self._oldest.append(request)
+            self._owner.append(queue)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Transport`."""
+        clock = self._clock
+        deadline = 0.0
+        sleep_s = _SLEEP_S_MIN
+        tries = 0
+        while True:
+            events = self._test()
+            if events:
+                return events
+            tries += 1
+            if tries == 1:
+                deadline = clock.now_s() + timeout_s
+            elif tries <= _POLLS_BUSY:
+                continue
+            if clock.now_s() >= deadline:
+                return events
+            if tries <= _POLLS_YIELD:
+                os.sched_yield()
+            else:
+                clock.sleep_s(sleep_s)
+                sleep_s = min(_SLEEP_S_MAX, sleep_s * 1.25)
+
+    def _test(self) -> list[Event]:
+        """One look at the oldest request of every queue, and again at those that come next."""
+        oldest, owner = self._oldest, self._owner
+        events: list[Event] = []
+        while oldest:
+            done = self._mpi.Request.Testsome(oldest)
+            if not done:
+                break
+            again = False
+            # From the back, so that filling a hole with the last entry does not move one that is still to be seen.
+            for index in sorted(done, reverse=True):
+                queue = owner[index]
+                events.append(queue.event)
+                queue.waiting.popleft()
+                if queue.waiting:
+                    oldest[index] = queue.waiting[0]
+                    again = True
+                else:
+                    last_request, last_owner = oldest.pop(), owner.pop()
+                    if index < len(oldest):
+                        oldest[index], owner[index] = last_request, last_owner
+            if not again:
+                break
+        return events
+
+    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
+        """See `Transport`."""
+        send = np.frombuffer(payload or b"\0", dtype=np.uint8)
+        recv = np.empty((self._n_ranks, len(send)), dtype=np.uint8)
+        request = self._comm.Iallgather((send, self._mpi.BYTE), (recv, self._mpi.BYTE))
+        self._wait(request, timeout_s, "to agree")
+        return [row.tobytes() if payload else b"" for row in recv]
+
+    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        """See `Transport`."""
+        self._wait(self._comm.Ibarrier(), timeout_s, "at a barrier")
+
+    def _wait(self, request: MPI.Request, timeout_s: float, purpose: str) -> None:
+        clock, deadline = self._clock, self._clock.now_s() + timeout_s
+        tries = 0
+        while not request.Test():
+            tries += 1
+            if tries <= _POLLS_YIELD:
+                os.sched_yield()
+                continue
+            if clock.now_s() >= deadline:
+                self._broken = True
+                raise DeadlineExceeded(f"rank {self._rank}: waited {timeout_s:g} s in vain for other ranks {purpose}")
+            clock.sleep_s(_SLEEP_S_MIN)
+
+    def close(self) -> None:
+        """Gives the communicator back; collective. After a failed run it keeps it: the others may be gone."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._oldest or self._broken or self._mpi.Is_finalized():
+            return
+        self._comm.Free()
+
+
+def _check_length(view: Bytes) -> None:
+    if view.nbytes > MESSAGE_BYTES_MAX:
+        raise InputError(f"message of {view.nbytes} B: must be below 2 GiB")

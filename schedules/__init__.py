@@ -1,0 +1,1 @@
+"""The schedule library: one family a file, written in the schedule language, with formula and source."""

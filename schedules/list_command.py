@@ -1,0 +1,38 @@
+"""`optcc list`."""
+
+from __future__ import annotations
+
+import click
+
+from optcc.cli import echo_card, echo_json, json_option
+from optcc.schedules.registry import SCHEDULES
+from optcc.show import Card, Shown
+
+
+class Library(Shown):
+    """All schedules, for showing."""
+
+    def card(self) -> Card:
+        rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in SCHEDULES.values())
+        return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
+
+
+@click.command("list", epilog="Example: optcc list --json")
+@json_option
+def command(as_json: bool) -> None:
+    """The schedules of the library: what they compute, which topologies they accept, where they come from."""
+    if not as_json:
+        echo_card(Library())
+        return
+    echo_json(
+        [
+            {
+                "name": each.name,
+                "collectives": [each.collective],
+                "accepts": each.accepts,
+                "paper": each.paper,
+                "summary": each.summary,
+            }
+            for each in SCHEDULES.values()
+        ]
+    )

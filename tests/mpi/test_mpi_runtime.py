@@ -1,0 +1,148 @@
+"""The run-time under mpirun: the transport's promises, exact results, agreement and deadlines, one process a rank.
+
+The tests launch this file as a program; every rank writes what it saw to a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from optcc.collective import DTYPE_BYTES
+from optcc.errors import DeadlineExceeded, MismatchError
+from optcc.plan import RECV, Channel, Plan
+from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.conformance import check_transport
+from optcc.runtime.engine import Executor
+from optcc.runtime.samples import Draft, exchange, ring
+from optcc.runtime.transports.mpi import MpiTransport
+from optcc.schedule import COPY
+from optcc.verdict import PROPERTIES, PROVED, Verdict
+
+ROOT = Path(__file__).parents[2]
+LAUNCH_S_MAX = 60
+
+
+def proved(plan: Plan) -> Verdict:
+    return Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED))
+
+
+def count_wrong(transport: MpiTransport) -> dict[str, int]:
+    """Wrong elements of several plans, types and reductions, and of repeated runs."""
+    n, wrong = transport.n_ranks, {}
+    cases = [
+        ring(n, 1 << 20, "float32", "sum", segments=4),
+        ring(n, 8 * 1001, "int64", "max", segments=3, slots=1),
+        exchange(n, 4 * 777, "int32", "avg", parts=2),
+        exchange(n, 8 * 50, "float64", "prod"),
+        ring(n, 0),
+    ]
+    for plan in cases:
+        transfers = plan.transfers
+        for window in (1, 2):
+            executor = Executor(plan, transport.rank, transport, proved(plan), window=window, deadline_s=20)
+            for turn in range(3):
+                count = plan.size_bytes // DTYPE_BYTES[transfers.dtype]
+                send = make_input(transport.rank, count, transfers.dtype, transfers.reduction, seed=turn)
+                recv = np.zeros_like(send)
+                executor.all_reduce(send, recv)
+                name = (
+                    f"{plan.name} {plan.size_bytes} {transfers.dtype} {transfers.reduction} window {window} turn {turn}"
+                )
+                wrong[f"{name} window {window} turn {turn}"] = wrong_elements(plan, transport.rank, recv, seed=turn)
+    return wrong
+
+
+def disagree(transport: MpiTransport) -> str:
+    plan = ring(transport.n_ranks, 1024 if transport.rank == transport.n_ranks - 1 else 4096)
+    try:
+        Executor(plan, transport.rank, transport, proved(plan), deadline_s=20)
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+def block(transport: MpiTransport) -> str:
+    """Rank 0 waits for a message that rank 1 never sends."""
+    draft = Draft(channels=[Channel(1, 0, 1)])
+    draft.add(0, 0, RECV, 4, recv=(0, draft.transfer(1, 0, COPY, 0, 0, 4)), dst_offset=0)
+    plan = draft.finish("blocked", transport.n_ranks, 4, "int32", "sum")
+    executor = Executor(plan, transport.rank, transport, proved(plan), deadline_s=0.3)
+    try:
+        executor.run(np.zeros(4, dtype=np.uint8))
+    except DeadlineExceeded as error:
+        return str(error)
+    return ""
+
+
+def main(folder: Path, fails: bool) -> int:
+    checks = check_transport(MpiTransport)
+    transport = MpiTransport()
+    report = {
+        "checks": checks,
+        "wrong": count_wrong(transport),
+        "disagreement": disagree(transport),
+        "blocked": block(transport),
+    }
+    (folder / f"{transport.rank}.json").write_text(json.dumps(report))
+    transport.close()
+    return MismatchError.exit_code if fails else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2] == "fails"))
+
+import pytest  # noqa: E402 - a rank under mpirun needs no pytest, and its import takes as long as its work
+
+pytestmark = pytest.mark.mpi
+
+
+def find_mpirun() -> str | None:
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def launch(n_ranks: int, folder: Path, fails: bool = False) -> subprocess.CompletedProcess[str]:
+    mpirun = find_mpirun()
+    if mpirun is None or find_spec("mpi4py") is None:
+        pytest.skip("no mpirun or no mpi4py on this machine")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    command = [mpirun, "-n", str(n_ranks), sys.executable, __file__, str(folder), "fails" if fails else "ends"]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LAUNCH_S_MAX, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_every_rank_keeps_every_promise(n_ranks: int, tmp_path: Path) -> None:
+    done = launch(n_ranks, tmp_path)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n_ranks)]
+    others = ", ".join(map(str, range(n_ranks - 1)))
+    explanation = (
+        f"rank {n_ranks - 1} differs from rank{'s' if n_ranks > 2 else ''} {others}: size_bytes 1024 instead of 4096"
+    )
+    for rank, report in enumerate(reports):
+        assert len(report["checks"]) == 11
+        assert not any(report["wrong"].values()), report["wrong"]
+        assert len(report["wrong"]) == 30
+        assert report["disagreement"] == explanation
+        assert ("waits for message 0 of channel 1->0" in report["blocked"]) == (rank == 0)
+
+
+def test_the_exit_code_of_the_ranks_is_that_of_mpirun(tmp_path: Path) -> None:
+    assert launch(2, tmp_path, fails=True).returncode == MismatchError.exit_code

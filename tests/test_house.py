@@ -1,0 +1,121 @@
+"""The house stands: links, floors, one path to each module, and an import that stays cheap."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WINGS = ("schedules", "verify", "runtime", "experiments", "paper_figures")
+HEAVY = ("cupy", "highspy", "matplotlib", "mpi4py", "networkx", "numba", "numpy", "pulp", "rich", "scipy", "z3")
+UNSAFE_MODULES = frozenset(("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"))
+OBJECT_CALLS = re.compile(
+    r"\bcomm\.(bcast|gather|allgather|scatter|alltoall|reduce|allreduce|send|isend|recv|irecv|sendrecv)\("
+    r"|\btorch\.load\("
+)
+
+
+def sources() -> list[Path]:
+    """Every Python file of ours, by its real path, once."""
+    found = [path for name in ("optcc", *WINGS) for path in _python_files(ROOT / name)]
+    assert len(found) == len({path.resolve() for path in found})
+    return found
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _python_files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def wrong_imports(tree: ast.Module) -> list[str]:
+    """Imports that would make a second copy of a module, or that read objects that can run code."""
+    wrong = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                wrong.append(f"line {node.lineno}: relative import")
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            top = name.split(".")[0]
+            if top in WINGS and not (isinstance(node, ast.ImportFrom) and node.level):
+                wrong.append(f"line {node.lineno}: import {name}: write optcc.{name}")
+            if top in UNSAFE_MODULES:
+                wrong.append(f"line {node.lineno}: import {name}: its files can run code")
+    return wrong
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_links_point_to_the_folders_at_the_top(wing: str) -> None:
+    link = ROOT / "optcc" / wing
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / wing
+    assert link.resolve() == ROOT / wing
+    assert (ROOT / wing / "__init__.py").is_file()
+
+
+def test_wrong_imports_are_recognised() -> None:
+    text = "from . import a\nfrom ..b import c\nimport verify.lp\nfrom runtime import state\nimport pickle\n"
+    assert [line.split(":")[0] for line in wrong_imports(ast.parse(text))] == [f"line {n}" for n in range(1, 6)]
+    assert wrong_imports(ast.parse("from optcc.verify import lp\nimport optcc.runtime.state\nimport json\n")) == []
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_of_a_file(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert wrong_imports(ast.parse(text)) == []
+    assert OBJECT_CALLS.search(text) is None, "objects travel pickled: use the upper-case calls, on buffers"
+
+
+def test_floors_hold() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    assert lint.is_file(), "import-linter is part of optcc[dev]"
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_import_loads_nothing_heavy() -> None:
+    loaded = _loaded_by("import optcc")
+    assert "optcc" in loaded
+    assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
+
+
+def test_heavy_packages_would_be_seen() -> None:
+    assert "numpy" in _loaded_by("import optcc.plan")
+
+
+def test_importing_is_cheap() -> None:
+    """`import optcc` costs less than `import numpy`, measured in turns in one run."""
+    best = {"optcc": float("inf"), "numpy": float("inf")}
+    for _ in range(5):
+        for name in best:
+            start_s = time.perf_counter()
+            subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, check=True, timeout=120)
+            best[name] = min(best[name], time.perf_counter() - start_s)
+    assert best["optcc"] < best["numpy"]
+
+
+def test_one_path_to_each_module() -> None:
+    """A wing imported by its full name does not also appear under its bare one."""
+    loaded = _loaded_by("; ".join(f"import optcc.{wing}" for wing in WINGS))
+    assert loaded.isdisjoint(WINGS)

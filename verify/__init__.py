@@ -1,0 +1,1 @@
+"""Bounds with certificates, and the verifier of compiled plans."""
