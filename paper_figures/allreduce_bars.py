@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optcc.errors import CodecError, InputError
 from optcc.experiments.record import STEAL_MAX, Record, Row, Samples
@@ -25,16 +25,19 @@ from optcc.units import show_size, show_time
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-NAME = "allreduce_bars"
+NAME = "allreduce-bars"
 _HEALTHY = "healthy"
 _NAME_LENGTH_MAX = 24
 _WHERE_LENGTH_MAX = 160
 _TOPOLOGY_LINES_MAX = 3
 
 _AXES_HEIGHT_PT = 118.0
-_LEFT_PT, _RIGHT_PT, _EDGE_PT = 31.0, 2.0, 3.0
-_PITCH_PT = 36.0
+_RIGHT_PT, _EDGE_PT = 2.0, 3.0
+_TICKS_MAX = 6
+_PITCH_SHARE_MAX = 0.13
+"""Of the width of the figure: a lonely bar is no wall."""
 _GAP_PT = 7.0
 _BAR_SHARE = 0.74
 _BEYOND_PT = 3.0
@@ -158,7 +161,7 @@ def numbers(table: Table) -> dict[str, Number]:
 def draw(table: Table) -> Figure:
     """The picture, as wide as a column; as wide as a page or more only where the labels would touch otherwise.
 
-    Artists carry ids: `bar:BED:SCHEDULE`, `whisker:...`, `predicted:...`, `over:...`, `wrong:...`, `bound:BED`,
+    Artists carry ids: `bar:BED:SCHEDULE`, and likewise `whisker`, `predicted`, `over`, `wrong`; `bound:BED`,
     `bound-label:BED`.
     """
     with style.applied():
@@ -218,9 +221,9 @@ def _wire_percent(case: Case) -> float:
     return 100 * (case.wire_overhead - 1)
 
 
-def _percent(value: float) -> str:
-    """One digit after the point below 10; narrow spaces, and a minus that is one."""
-    text = f"{value:+.0f}" if abs(value) >= 9.95 else f"{value:+.1f}"
+def _percent(value: float, digits: int) -> str:
+    """`digits` after the point, none from 10 on; a narrow space, and a minus that is one."""
+    text = f"{value:+.0f}" if abs(value) >= 9.95 else f"{value:+.{digits}f}"
     return f"{text.replace('-', '−')}\u202f%"
 
 
@@ -254,46 +257,76 @@ class _Layout:
     """Where everything stands. Across the axes, a unit of x is a point, so widths of text can be added up."""
 
     width_pt: float
+    left_pt: float
     pitch_pt: float
     centres: tuple[tuple[float, ...], ...]
     ends: tuple[float, ...]
     bound_labels: tuple[str, ...]
+    percent_digits: int
+    ceiling_s: float
+    ticks: tuple[tuple[float, str], ...]
     names_slope: bool
     names_height_pt: float
 
+    @property
+    def room_pt(self) -> float:
+        """The width of the axes."""
+        return self.width_pt - self.left_pt - _RIGHT_PT
+
 
 def _layout(table: Table) -> _Layout:
-    groups = table.groups
-    labels = tuple("" if group.bound_s is None else f"T* = {show_time(group.bound_s)}" for group in groups)
+    """The narrowest figure in which no labels touch: first percents lose a digit, then it becomes as wide as a page."""
+    groups, bars = table.groups, table.bars
+    ceiling = _ceiling(table)
+    ticks = _ticks(ceiling)
+    left = (
+        _EDGE_PT + style.LABEL_PT * style.LINE + 7 + max(style.text_width_pt(text, style.LABEL_PT) for _, text in ticks)
+    )
+    labels = tuple("" if group.bound_s is None else show_time(group.bound_s) for group in groups)
     tails = [style.text_width_pt(each, style.SMALL_PT) + 2 * _BEYOND_PT if each else 0.0 for each in labels]
-    lines = [line for bar in table.bars for line in (*_wrong_lines(bar), _over(bar)) if line]
-    pitch_least = 2 + max((style.text_width_pt(line, style.SMALL_PT) for line in lines), default=10.0)
-    n_bars, fixed = len(table.bars), sum(tails) + _GAP_PT * (len(groups) + 1)
-    needed = n_bars * pitch_least + fixed + _LEFT_PT + _RIGHT_PT
+    fixed = sum(tails) + _GAP_PT * (len(groups) + 1)
+
+    def pitch_least(digits: int) -> float:
+        lines = [line for bar in bars for line in (*_wrong_lines(bar), _over(bar, digits)) if line]
+        return 2 + max((style.text_width_pt(line, style.SMALL_PT) for line in lines), default=10.0)
+
+    def needed(digits: int) -> float:
+        return left + fixed + len(bars) * pitch_least(digits) + _RIGHT_PT
+
     column, page = style.COLUMN_IN * style.POINTS_IN, style.PAGE_IN * style.POINTS_IN
-    width = column if needed <= column else max(page, needed)
-    room = width - _LEFT_PT - _RIGHT_PT
-    pitch = min(_PITCH_PT, (room - fixed) / n_bars)
-    pitch = max(pitch, pitch_least)
-    spare = (room - fixed - n_bars * pitch) / (len(groups) + 1)
+    choices = ((column, 1), (column, 0), (page, 1))
+    width, digits = next((choice for choice in choices if needed(choice[1]) <= choice[0]), (needed(1), 1))
+    room = width - left - _RIGHT_PT
+    pitch = max(min(_PITCH_SHARE_MAX * width, (room - fixed) / len(bars)), pitch_least(digits))
+    spare = (room - fixed - len(bars) * pitch) / (len(groups) + 1)
     x, centres, ends = 0.0, [], []
     for group, tail in zip(groups, tails, strict=True):
         x += _GAP_PT + spare
         centres.append(tuple(x + (number + 0.5) * pitch for number in range(len(group.bars))))
         x += len(group.bars) * pitch + tail
         ends.append(x)
-    names = [style.label(bar.schedule, _NAME_LENGTH_MAX) for bar in table.bars]
-    longest = max(style.text_width_pt(name, style.LABEL_PT) for name in names)
+    longest = max(style.text_width_pt(style.label(bar.schedule, _NAME_LENGTH_MAX), style.LABEL_PT) for bar in bars)
     slope = longest > pitch - 2
     height = style.LABEL_PT * style.LINE
     if slope:
         angle = math.radians(_SLOPE_DEGREES)
         height = longest * math.sin(angle) + height * math.cos(angle)
-    return _Layout(width, pitch, tuple(centres), tuple(ends), labels, slope, height)
+    return _Layout(
+        width, left, pitch, tuple(centres), tuple(ends), labels, digits, ceiling, tuple(ticks), slope, height
+    )
 
 
-def _over(bar: Bar) -> str:
-    return "" if bar.over_bound_percent is None else _percent(bar.over_bound_percent)
+def _ticks(ceiling: float) -> list[tuple[float, str]]:
+    """Round numbers from 0 to `ceiling`, at most `_TICKS_MAX` of them, and how they are written."""
+    rough = ceiling / (_TICKS_MAX - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    values = [number * step for number in range(int(ceiling / step) + 1)]
+    return [(value, f"{value:.6g}") for value in values]
+
+
+def _over(bar: Bar, digits: int) -> str:
+    return "" if bar.over_bound_percent is None else _percent(bar.over_bound_percent, digits)
 
 
 def _wrong_lines(bar: Bar) -> tuple[str, ...]:
@@ -311,22 +344,22 @@ def _draw(table: Table) -> Figure:
     height = head + key + _AXES_HEIGHT_PT + foot
     figure = style.new_figure(layout.width_pt, height)
 
-    def put(y_pt: float, text: str, **how: object) -> None:
+    def put(y_pt: float, text: str, **how: Any) -> None:
         figure.text(_EDGE_PT / layout.width_pt, 1 - y_pt / height, text, va="top", **how)
 
     put(_EDGE_PT, _title(table.case), size=style.TITLE_PT, weight="bold")
     for number, line in enumerate(caption):
         y_pt = _EDGE_PT + style.TITLE_PT * style.LINE + 1 + number * small
         put(y_pt, line, size=style.SMALL_PT, color=style.FAINT)
-    room = layout.width_pt - _LEFT_PT - _RIGHT_PT
-    box = (_LEFT_PT / layout.width_pt, foot / height, room / layout.width_pt, _AXES_HEIGHT_PT / height)
+    room = layout.room_pt
+    box = (layout.left_pt / layout.width_pt, foot / height, room / layout.width_pt, _AXES_HEIGHT_PT / height)
     axes = figure.add_axes(box)
     axes.set_xlim(0, room)
-    axes.set_ylim(0, _ceiling(table))
+    axes.set_ylim(0, layout.ceiling_s)
     axes.set_xticks([])
     axes.set_ylabel("time (s)")
-    axes.yaxis.set_label_coords(-(_LEFT_PT - 7) / room, 0.5)
-    axes.locator_params(axis="y", nbins=6)
+    axes.yaxis.set_label_coords(-(layout.left_pt - _EDGE_PT - style.LABEL_PT * style.LINE) / room, 0.5)
+    axes.set_yticks([value for value, _ in layout.ticks], [text for _, text in layout.ticks])
     axes.grid(axis="y")
     for number, group in enumerate(table.groups):
         _draw_group(axes, group, layout, number)
@@ -357,7 +390,7 @@ def _ceiling(table: Table) -> float:
     """The top of the axes: high enough for the lines of text over the highest bar."""
 
     def needed(group: Group, bar: Bar) -> float:
-        n_lines = bool(_over(bar)) + len(_wrong_lines(bar))
+        n_lines = (bar.over_bound_percent is not None) + len(_wrong_lines(bar))
         return _top(group, bar) / (1 - (4 + n_lines * style.SMALL_PT * style.LINE) / _AXES_HEIGHT_PT)
 
     return max(needed(group, bar) for group in table.groups for bar in group.bars)
@@ -374,18 +407,21 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
     if group.bound_s is not None:
         ends = (centres[0] - width / 2 - _BEYOND_PT, layout.ends[number])
         heights = (group.bound_s, group.bound_s)
-        axes.plot(ends, heights, color="white", linewidth=2.0, zorder=3, solid_capstyle="butt")
         axes.plot(ends, heights, color=style.INK, linewidth=0.9, zorder=4, gid=f"bound:{group.bed}")
-        axes.annotate(
-            layout.bound_labels[number],
-            (ends[1], group.bound_s),
-            xytext=(0, 1.5),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            size=style.SMALL_PT,
-            gid=f"bound-label:{group.bed}",
-        )
+        for text, up_pt, va, what in (
+            ("T*", 1.5, "bottom", "name"),
+            (layout.bound_labels[number], -2.0, "top", "label"),
+        ):
+            axes.annotate(
+                text,
+                (ends[1], group.bound_s),
+                xytext=(0, up_pt),
+                textcoords="offset points",
+                ha="right",
+                va=va,
+                size=style.SMALL_PT,
+                gid=f"bound-{what}:{group.bed}",
+            )
     for x, bar in zip(centres, group.bars, strict=True):
         known = f"{group.bed}:{bar.schedule}"
         reach = [[bar.seconds - bar.least_s], [bar.greatest_s - bar.seconds]]
@@ -408,8 +444,9 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
                 gid=f"predicted:{known}",
             )
         lines = [(line, style.WRONG, "bold", "wrong") for line in reversed(_wrong_lines(bar))]
-        if _over(bar):
-            lines.insert(0, (_over(bar), style.INK, "normal", "over"))
+        over = _over(bar, layout.percent_digits)
+        if over:
+            lines.insert(0, (over, style.INK, "normal", "over"))
         for level, (text, ink, weight, what) in enumerate(lines):
             axes.annotate(
                 text,
@@ -444,7 +481,7 @@ def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: 
     """The names under the bars, and under them the state of the hosts."""
     centres = layout.centres[number]
 
-    def put(x: float, down_pt: float, text: str, **how: object) -> None:
+    def put(x: float, down_pt: float, text: str, **how: Any) -> None:
         axes.annotate(text, (x, 0), xytext=(0, -down_pt), textcoords="offset points", annotation_clip=False, **how)
 
     for x, bar in zip(centres, group.bars, strict=True):
@@ -456,19 +493,12 @@ def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: 
     middle = (centres[0] + centres[-1]) / 2
     down = 4 + layout.names_height_pt + 2
     put(middle, down, style.label(group.bed, _NAME_LENGTH_MAX), ha="center", va="top", weight="bold")
-    for line in topology:
-        put(
-            middle,
-            down + style.LABEL_PT * style.LINE + topology.index(line) * style.SMALL_PT * style.LINE,
-            line,
-            ha="center",
-            va="top",
-            size=style.SMALL_PT,
-            color=style.FAINT,
-        )
+    for level, line in enumerate(topology):
+        below = down + style.LABEL_PT * style.LINE + level * style.SMALL_PT * style.LINE
+        put(middle, below, line, ha="center", va="top", size=style.SMALL_PT, color=style.FAINT)
 
 
-def _key(axes: Axes, table: Table) -> tuple[list[object], list[str]]:
+def _key(axes: Axes, table: Table) -> tuple[list[Line2D], list[str]]:
     """What the line and the diamond mean, as far as they are there."""
     drawn = {str(line.get_gid()).partition(":")[0]: line for line in axes.lines}
     meanings = {"bound": "lower bound T*", "predicted": "predicted by the simulator"}

@@ -1,7 +1,7 @@
 """`Number`: a value from a record and how prose writes it; files of them for TeX and for programs.
 
-TeX says `\\input{numbers}` and then `\\optccnumber{allreduce-bars-64MiB-4ranks/half/optcc/seconds}`; a key that does not
-exist stops TeX with its name, so prose cannot outlive its numbers.
+TeX says `\\input{numbers}` and then `\\optccnumber{allreduce-bars-64MiB-4ranks/half/optcc/seconds}`; a key that does
+not exist stops TeX with its name, so prose cannot outlive its numbers.
 """
 
 from __future__ import annotations

@@ -134,15 +134,15 @@ def formats(quick: bool) -> tuple[str, ...]:
 def render(figure: Figure, ending: str) -> bytes:
     """The figure as a file with that ending, one of `formats`; the same figure gives the same bytes, without dates."""
     kind = ending.rpartition(".")[2]
-    metadata: dict[str, Any] = {
+    metadata: dict[str, dict[str, Any]] = {
         "svg": {"Date": None, "Creator": "optcc"},
         "pdf": {"CreationDate": None, "Creator": "optcc"},
         "png": {"Software": None},
-    }[kind]
+    }
     buffer = io.BytesIO()
     with applied():
         dpi = PNG_DPI * (2 if ending.startswith("@2x") else 1)
-        figure.savefig(buffer, format=kind, dpi=dpi if kind == "png" else POINTS_IN, metadata=metadata)
+        figure.savefig(buffer, format=kind, dpi=dpi if kind == "png" else POINTS_IN, metadata=metadata[kind])
     return buffer.getvalue()
 
 

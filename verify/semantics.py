@@ -54,6 +54,7 @@ class _Run:
         self.place = {cut: position for position, cut in enumerate(self.cuts)}
         self.trees: dict[tuple[int, int], int] = {}
         self.doubled: list[tuple[int, int, int, int, int]] = []  # rank, atom, ranks, left and right transfer
+        self.complete: dict[int, tuple[int, int]] = {}  # atom: the first rank that had it all, and by which transfer
         self.memory = [self._initial(rank) for rank in range(plan.n_ranks)]
 
     def _initial(self, rank: int) -> list[Value | None]:
@@ -107,6 +108,8 @@ class _Run:
         pair = (left.tree, right.tree) if left.tree <= right.tree else (right.tree, left.tree)
         tree = self.trees.setdefault(pair, self.plan.n_ranks + len(self.trees))
         origin = left.origin if left.origin == right.origin else MIXED
+        if left.ranks | right.ranks == self.plan.collective.everyone and atom not in self.complete:
+            self.complete[atom] = (rank, transfer)
         return Value(left.ranks | right.ranks, left.twice | right.twice | both, origin, tree, transfer)
 
     def check(self) -> tuple[Counterexample | None, Counterexample | None]:
@@ -132,7 +135,7 @@ class _Run:
         transfers = self.plan.transfers
         low, high = self._span(atom)
         hits = (transfers.dst == rank) & (transfers.dst_offset <= low) & (transfers.dst_offset + transfers.bytes > high)
-        return [transfers.describe(int(t)) for t in hits.nonzero()[0]]
+        return [f"  {transfers.describe(int(t))}" for t in hits.nonzero()[0]]
 
     def _wrong(self, rank: int, atom: int, wanted: int, value: Value | None) -> Counterexample:
         low, high = self._span(atom)
@@ -156,8 +159,11 @@ class _Run:
         else:
             summary = f"{where}: contribution of {_names(wanted & ~value.ranks)} missing"
         history = self._history(rank, atom)
-        wrote = ["nothing wrote these bytes"] if not history else ["these bytes were written by:", *_shorten(history)]
-        return Counterexample("result", summary, rank, low, high, tuple(wrote))
+        trace = ["no transfer writes these bytes there"] if not history else ["written by:", *_shorten(history)]
+        if atom in self.complete:
+            holder, transfer = self.complete[atom]
+            trace += [f"rank {holder} had all contributions after:", f"  {self.plan.transfers.describe(transfer)}"]
+        return Counterexample("result", summary, rank, low, high, tuple(trace))
 
     def _disagree(self, one: int, other: int, atom: int, value: Value) -> Counterexample:
         low, high = self._span(atom)

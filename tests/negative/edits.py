@@ -84,9 +84,7 @@ class Draft:
 
     def find(self, rank: int, kind: str, nth: int = 0) -> Row:
         """The n-th row of that kind on `rank`."""
-        found = [
-            row for at, lane in zip(self.lane_rank, self.lanes, strict=True) for row in lane if at == rank
-        ]
+        found = [row for at, lane in zip(self.lane_rank, self.lanes, strict=True) for row in lane if at == rank]
         return [row for row in found if row.name == kind][nth]
 
     def build(self) -> Plan:

@@ -112,7 +112,15 @@ def interpret(program: Schedule, count: int, seed: int) -> tuple[list[Buffer], l
     held = [np.zeros((program.scratch_slots + 1, count), dtype=np.int64) for _ in inputs]
     for buffer, own in zip(held, inputs, strict=True):
         buffer[0] = own
-    columns = (program.src, program.dst, program.op, program.segment, program.section, program.src_slot, program.dst_slot)
+    columns = (
+        program.src,
+        program.dst,
+        program.op,
+        program.segment,
+        program.section,
+        program.src_slot,
+        program.dst_slot,
+    )
     for src, dst, op, segment, section, src_slot, dst_slot in zip(*(each.tolist() for each in columns), strict=True):
         at = slice(layout.first[segment][section], layout.stop[segment][section])
         value = held[src][src_slot - DATA, at].copy()
