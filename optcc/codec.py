@@ -139,12 +139,10 @@ def write_plan(plan: Plan) -> bytes:
     """`plan` as an `optcc-plan/1` file, one channel, transfer or instruction a line.
 
     `read_plan(write_plan(plan))` is the same plan, column by column.
-    Raises CodecError if the plan is one that the format cannot say: lanes that are not sorted by rank, a stage that is
+    Raises CodecError if the plan is one that the format cannot say: a stage that is
     named twice, a number or a name beyond the bounds.
     """
     transfers = plan.transfers
-    if sorted(plan.lane_rank.tolist()) != plan.lane_rank.tolist():
-        raise CodecError(f"$.ranks: lanes of ranks {_show(plan.lane_rank.tolist())}: must be sorted by rank")
     _check_stages(transfers.stages)
     head = _Head(
         format="optcc-plan/1",

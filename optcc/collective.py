@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optcc.errors import InputError
+from optcc.show import Card, Shown
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
@@ -30,7 +31,7 @@ def split(count: int, parts: int) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Shown):
     """One of `COLLECTIVES` over `n_ranks` ranks; `root` matters to broadcast and reduce.
 
     >>> Collective("reduce", 3, root=1).after(1, 10)
@@ -50,6 +51,18 @@ class Collective:
             raise InputError(f"{self.n_ranks} ranks: must be at least one")
         if not 0 <= self.root < self.n_ranks:
             raise InputError(f"root {self.root}: must be a rank below {self.n_ranks}")
+
+    def card(self) -> Card:
+        """What each rank holds before and after, as shares of the message: for a buffer of one element a rank."""
+
+        def regions(held: list[Region]) -> str:
+            return ", ".join(f"[{first}, {stop}) of {ranks.bit_count()} ranks" for first, stop, ranks in held) or "-"
+
+        rows = tuple(
+            (str(rank), regions(self.before(rank, self.n_ranks)), regions(self.after(rank, self.n_ranks)))
+            for rank in range(self.n_ranks)
+        )
+        return Card(f"{self.name} over {self.n_ranks} elements", ("rank", "before", "after"), rows)
 
     @property
     def everyone(self) -> int:

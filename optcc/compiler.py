@@ -35,7 +35,7 @@ SEGMENTS_AUTO_MAX = 128
 CHUNK_BYTES_MIN = 4096
 CHUNK_BYTES_MAX = 2**20
 """Chunks are not chosen larger: slots stay small, and a message never fills the queues between two hosts. A ring with
-chunks of 16 MiB over a port at half rate took 1.52 to 1.83 times the bound from run to run, with 1 MiB 1.52 each time."""
+chunks of 16 MiB over a port at half rate took 1.52 to 1.83 of the bound from run to run, with 1 MiB 1.52 each time."""
 TRANSFERS_AUTO_MAX = 60_000
 
 

@@ -10,8 +10,9 @@ beforehand. The line across a group is the lower bound T*, with the wire's heade
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,17 @@ from optcc.experiments.record import STEAL_MAX, Record, Row, Samples
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import require_drawable
-from optcc.units import show_size, show_time
+from optcc.units import show_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 NAME = "allreduce-bars"
 _HEALTHY = "healthy"
 _NAME_LENGTH_MAX = 24
 _WHERE_LENGTH_MAX = 160
+_ID_LENGTH_MAX = 200
 _TOPOLOGY_LINES_MAX = 3
 
 _AXES_HEIGHT_PT = 118.0
@@ -43,6 +44,8 @@ _BAR_SHARE = 0.74
 _BEYOND_PT = 3.0
 """How far the line of the bound stands out from the bars at either side."""
 _SLOPE_DEGREES = 35.0
+_ON_WHITE = {"facecolor": "white", "linewidth": 0, "pad": 0.4}
+"""Behind text over the grid."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,11 @@ class Table:
         """The bars of all groups, from left to right."""
         return tuple(bar for group in self.groups for bar in group.bars)
 
+    def key(self, group: Group) -> str:
+        """What tells `group` from the others: its bed, and its topology where several beds are called the same."""
+        same = [each.bed for each in self.groups].count(group.bed)
+        return group.bed if same == 1 else f"{group.bed}-{group.topology}"
+
 
 def cases(records: Sequence[Record]) -> tuple[Case, ...]:
     """What can be drawn from `records`: a figure for each case, in the order in which they first appear."""
@@ -137,9 +145,8 @@ def numbers(table: Table) -> dict[str, Number]:
         "hosts": Number(case.where, case.where),
         "wire-overhead-percent": Number.percent(_wire_percent(case), digits=2),
     }
-    beds = [group.bed for group in table.groups]
     for group in table.groups:
-        bed = group.bed if beds.count(group.bed) == 1 else f"{group.bed}-{group.topology}"
+        bed = table.key(group)
         found[f"{bed}/topology"] = Number(group.topology, group.topology)
         if group.bound_s is not None:
             found[f"{bed}/bound"] = Number.seconds(group.bound_s)
@@ -162,7 +169,7 @@ def draw(table: Table) -> Figure:
     """The picture, as wide as a column; as wide as a page or more only where the labels would touch otherwise.
 
     Artists carry ids: `bar:BED:SCHEDULE`, and likewise `whisker`, `predicted`, `over`, `wrong`; `bound:BED`,
-    `bound-label:BED`.
+    `bound-label:BED`; BED is the group's key.
     """
     with style.applied():
         return _draw(table)
@@ -221,10 +228,18 @@ def _wire_percent(case: Case) -> float:
     return 100 * (case.wire_overhead - 1)
 
 
-def _percent(value: float, digits: int) -> str:
-    """`digits` after the point, none from 10 on; a narrow space, and a minus that is one."""
-    text = f"{value:+.0f}" if abs(value) >= 9.95 else f"{value:+.{digits}f}"
-    return f"{text.replace('-', '−')}\u202f%"
+class _Percents(enum.Enum):
+    """How percents over the bars are written, from wide to narrow: (digits below 10, what follows)."""
+
+    TENTHS = (1, "\u202f%")
+    WHOLE = (0, "\u202f%")
+    BARE = (0, "")
+
+    def text(self, value: float) -> str:
+        """`value` in percent, with its sign; the minus is one."""
+        digits, unit = self.value
+        text = f"{value:+.0f}" if abs(value) >= 9.95 else f"{value:+.{digits}f}"
+        return text.replace("-", "−") + unit
 
 
 def _title(case: Case) -> str:
@@ -262,9 +277,10 @@ class _Layout:
     centres: tuple[tuple[float, ...], ...]
     ends: tuple[float, ...]
     bound_labels: tuple[str, ...]
-    percent_digits: int
+    percents: _Percents
     ceiling_s: float
     ticks: tuple[tuple[float, str], ...]
+    names: Mapping[str, str]
     names_slope: bool
     names_height_pt: float
 
@@ -274,30 +290,33 @@ class _Layout:
         return self.width_pt - self.left_pt - _RIGHT_PT
 
 
-def _layout(table: Table) -> _Layout:
-    """The narrowest figure in which no labels touch: first percents lose a digit, then it becomes as wide as a page."""
+def _layout(table: Table, more_left_pt: float = 0.0) -> _Layout:
+    """The narrowest figure in which no labels touch: first percents get shorter, then it becomes as wide as a page.
+
+    `more_left_pt` is room for names that slope out of the figure on the left.
+    """
     groups, bars = table.groups, table.bars
     ceiling = _ceiling(table)
     ticks = _ticks(ceiling)
-    left = (
-        _EDGE_PT + style.LABEL_PT * style.LINE + 7 + max(style.text_width_pt(text, style.LABEL_PT) for _, text in ticks)
-    )
-    labels = tuple("" if group.bound_s is None else show_time(group.bound_s) for group in groups)
+    ticks_pt = max(style.text_width_pt(text, style.LABEL_PT) for _, text in ticks)
+    left = more_left_pt + _EDGE_PT + style.LABEL_PT * style.LINE + 7 + ticks_pt
+    labels = tuple("" if group.bound_s is None else f"{Number.seconds(group.bound_s).text} s" for group in groups)
     tails = [style.text_width_pt(each, style.SMALL_PT) + 2 * _BEYOND_PT if each else 0.0 for each in labels]
     fixed = sum(tails) + _GAP_PT * (len(groups) + 1)
 
-    def pitch_least(digits: int) -> float:
-        lines = [line for bar in bars for line in (*_wrong_lines(bar), _over(bar, digits)) if line]
+    def pitch_least(percents: _Percents) -> float:
+        lines = [line for bar in bars for line in (*_wrong_lines(bar), _over(bar, percents)) if line]
         return 2 + max((style.text_width_pt(line, style.SMALL_PT) for line in lines), default=10.0)
 
-    def needed(digits: int) -> float:
-        return left + fixed + len(bars) * pitch_least(digits) + _RIGHT_PT
+    def needed(percents: _Percents) -> float:
+        return left + fixed + len(bars) * pitch_least(percents) + _RIGHT_PT
 
     column, page = style.COLUMN_IN * style.POINTS_IN, style.PAGE_IN * style.POINTS_IN
-    choices = ((column, 1), (column, 0), (page, 1))
-    width, digits = next((choice for choice in choices if needed(choice[1]) <= choice[0]), (needed(1), 1))
+    choices = (*((column, each) for each in _Percents), (page, _Percents.TENTHS))
+    fallback = (needed(_Percents.TENTHS), _Percents.TENTHS)
+    width, percents = next((choice for choice in choices if needed(choice[1]) <= choice[0]), fallback)
     room = width - left - _RIGHT_PT
-    pitch = max(min(_PITCH_SHARE_MAX * width, (room - fixed) / len(bars)), pitch_least(digits))
+    pitch = max(min(_PITCH_SHARE_MAX * width, (room - fixed) / len(bars)), pitch_least(percents))
     spare = (room - fixed - len(bars) * pitch) / (len(groups) + 1)
     x, centres, ends = 0.0, [], []
     for group, tail in zip(groups, tails, strict=True):
@@ -305,14 +324,23 @@ def _layout(table: Table) -> _Layout:
         centres.append(tuple(x + (number + 0.5) * pitch for number in range(len(group.bars))))
         x += len(group.bars) * pitch + tail
         ends.append(x)
-    longest = max(style.text_width_pt(style.label(bar.schedule, _NAME_LENGTH_MAX), style.LABEL_PT) for bar in bars)
-    slope = longest > pitch - 2
-    height = style.LABEL_PT * style.LINE
+    names = [style.label(bar.schedule, _NAME_LENGTH_MAX) for bar in bars]
+    broken = [style.wrapped(name.replace("-", "-\n").split("\n"), "", pitch - 2, style.LABEL_PT, 3) for name in names]
+    slope = max(style.text_width_pt(line, style.LABEL_PT) for lines in broken for line in lines) > pitch - 2
+    height = style.LABEL_PT * style.LINE * max(map(len, broken))
     if slope:
+        broken = [[name] for name in names]
         angle = math.radians(_SLOPE_DEGREES)
-        height = longest * math.sin(angle) + height * math.cos(angle)
+        line_pt = style.LABEL_PT * style.LINE
+        lengths = [style.text_width_pt(name, style.LABEL_PT) for name in names]
+        height = max(lengths) * math.sin(angle) + line_pt * math.cos(angle)
+        places = [left + x for each in centres for x in each]
+        starts = [x - length * math.cos(angle) - 3 for x, length in zip(places, lengths, strict=True)]
+        if min(starts) < 0:
+            return _layout(table, more_left_pt + 1 - min(starts))
+    shown = {bar.schedule: "\n".join(lines) for bar, lines in zip(bars, broken, strict=True)}
     return _Layout(
-        width, left, pitch, tuple(centres), tuple(ends), labels, digits, ceiling, tuple(ticks), slope, height
+        width, left, pitch, tuple(centres), tuple(ends), labels, percents, ceiling, tuple(ticks), shown, slope, height
     )
 
 
@@ -325,8 +353,8 @@ def _ticks(ceiling: float) -> list[tuple[float, str]]:
     return [(value, f"{value:.6g}") for value in values]
 
 
-def _over(bar: Bar, digits: int) -> str:
-    return "" if bar.over_bound_percent is None else _percent(bar.over_bound_percent, digits)
+def _over(bar: Bar, percents: _Percents) -> str:
+    return "" if bar.over_bound_percent is None else percents.text(bar.over_bound_percent)
 
 
 def _wrong_lines(bar: Bar) -> tuple[str, ...]:
@@ -335,11 +363,11 @@ def _wrong_lines(bar: Bar) -> tuple[str, ...]:
 
 def _draw(table: Table) -> Figure:
     layout = _layout(table)
-    small, text_pt = style.SMALL_PT * style.LINE, layout.width_pt - 2 * _EDGE_PT
+    small, text_pt = style.SMALL_PT * style.LINE, 0.97 * layout.width_pt - 2 * _EDGE_PT
     caption = style.wrapped(_caption(table), " ", text_pt, style.SMALL_PT, 4)
     beds = _bed_lines(table, layout)
     head = _EDGE_PT + style.TITLE_PT * style.LINE + 1 + len(caption) * small + 3
-    key = small + 5
+    key = small + 5 if _meanings(table) else 0.0
     foot = 4 + layout.names_height_pt + 2 + style.LABEL_PT * style.LINE + max(map(len, beds)) * small + _EDGE_PT
     height = head + key + _AXES_HEIGHT_PT + foot
     figure = style.new_figure(layout.width_pt, height)
@@ -362,16 +390,17 @@ def _draw(table: Table) -> Figure:
     axes.set_yticks([value for value, _ in layout.ticks], [text for _, text in layout.ticks])
     axes.grid(axis="y")
     for number, group in enumerate(table.groups):
-        _draw_group(axes, group, layout, number)
+        _draw_group(axes, group, layout, number, table.key(group))
         _draw_bed(axes, group, layout, number, beds[number])
-    handles, names = _key(axes, table)
-    if handles:
+    meanings = _meanings(table)
+    if meanings:
+        lines = {str(line.get_gid()).partition(":")[0]: line for line in axes.lines}
         axes.legend(
-            handles,
-            names,
+            [lines[what] for what in meanings],
+            list(meanings.values()),
             loc="lower left",
             bbox_to_anchor=(0, 1, 1, 0),
-            ncols=len(handles),
+            ncols=len(meanings),
             borderaxespad=0.4,
             borderpad=0,
             handlelength=1.8,
@@ -386,28 +415,40 @@ def _top(group: Group, bar: Bar) -> float:
     return max(bar.greatest_s, bar.predicted_s or 0.0, group.bound_s or 0.0)
 
 
+def _foot_of_text(group: Group, bar: Bar, ceiling_s: float) -> float:
+    """Where the text over a bar begins: above all of it, but not above a diamond with room enough below."""
+    foot = max(bar.greatest_s, group.bound_s or 0.0)
+    room_pt = ((bar.predicted_s or 0.0) - foot) / ceiling_s * _AXES_HEIGHT_PT
+    return foot if room_pt > _text_height_pt(bar) + 3 else _top(group, bar)
+
+
+def _text_height_pt(bar: Bar) -> float:
+    n_lines = (bar.over_bound_percent is not None) + len(_wrong_lines(bar))
+    return 4 + n_lines * style.SMALL_PT * style.LINE
+
+
 def _ceiling(table: Table) -> float:
     """The top of the axes: high enough for the lines of text over the highest bar."""
 
     def needed(group: Group, bar: Bar) -> float:
-        n_lines = (bar.over_bound_percent is not None) + len(_wrong_lines(bar))
-        return _top(group, bar) / (1 - (4 + n_lines * style.SMALL_PT * style.LINE) / _AXES_HEIGHT_PT)
+        return _top(group, bar) / (1 - _text_height_pt(bar) / _AXES_HEIGHT_PT)
 
     return max(needed(group, bar) for group in table.groups for bar in group.bars)
 
 
-def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
-    """Bars, whiskers, diamonds, the bound and what stands over the bars."""
+def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int, key: str) -> None:
+    """Bars, whiskers, diamonds, the bound and what stands over the bars; ids end with `key`."""
+    key = style.label(key, _ID_LENGTH_MAX)
     centres, width = layout.centres[number], layout.pitch_pt * _BAR_SHARE
     for x, bar in zip(centres, group.bars, strict=True):
-        known = f"{group.bed}:{bar.schedule}"
+        known = f"{key}:{style.label(bar.schedule, _ID_LENGTH_MAX)}"
         edge = {"edgecolor": style.WRONG, "linewidth": 1.2} if bar.wrong else {"linewidth": 0}
         patch = axes.bar(x, bar.seconds, width, color=style.colour(bar.schedule), zorder=2, **edge).patches[0]
         patch.set_gid(f"bar:{known}")
     if group.bound_s is not None:
         ends = (centres[0] - width / 2 - _BEYOND_PT, layout.ends[number])
         heights = (group.bound_s, group.bound_s)
-        axes.plot(ends, heights, color=style.INK, linewidth=0.9, zorder=4, gid=f"bound:{group.bed}")
+        axes.plot(ends, heights, color=style.INK, linewidth=0.9, zorder=4, gid=f"bound:{key}")
         for text, up_pt, va, what in (
             ("T*", 1.5, "bottom", "name"),
             (layout.bound_labels[number], -2.0, "top", "label"),
@@ -420,10 +461,12 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
                 ha="right",
                 va=va,
                 size=style.SMALL_PT,
-                gid=f"bound-{what}:{group.bed}",
+                bbox=_ON_WHITE,
+                zorder=4,
+                gid=f"bound-{what}:{key}",
             )
     for x, bar in zip(centres, group.bars, strict=True):
-        known = f"{group.bed}:{bar.schedule}"
+        known = f"{key}:{style.label(bar.schedule, _ID_LENGTH_MAX)}"
         reach = [[bar.seconds - bar.least_s], [bar.greatest_s - bar.seconds]]
         if bar.runs > 1:
             whisker = axes.errorbar(
@@ -444,13 +487,13 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
                 gid=f"predicted:{known}",
             )
         lines = [(line, style.WRONG, "bold", "wrong") for line in reversed(_wrong_lines(bar))]
-        over = _over(bar, layout.percent_digits)
+        over = _over(bar, layout.percents)
         if over:
             lines.insert(0, (over, style.INK, "normal", "over"))
         for level, (text, ink, weight, what) in enumerate(lines):
             axes.annotate(
                 text,
-                (x, _top(group, bar)),
+                (x, _foot_of_text(group, bar, layout.ceiling_s)),
                 xytext=(0, 2.5 + level * style.SMALL_PT * style.LINE),
                 textcoords="offset points",
                 ha="center",
@@ -458,6 +501,7 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int) -> None:
                 size=style.SMALL_PT,
                 color=ink,
                 weight=weight,
+                bbox=_ON_WHITE,
                 zorder=7,
                 gid=f"{what}:{known}",
             )
@@ -485,11 +529,11 @@ def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: 
         axes.annotate(text, (x, 0), xytext=(0, -down_pt), textcoords="offset points", annotation_clip=False, **how)
 
     for x, bar in zip(centres, group.bars, strict=True):
-        name = style.label(bar.schedule, _NAME_LENGTH_MAX)
+        name = layout.names[bar.schedule]
         if layout.names_slope:
             put(x + 3, 3, name, ha="right", va="top", rotation=_SLOPE_DEGREES, rotation_mode="anchor")
         else:
-            put(x, 3, name, ha="center", va="top")
+            put(x, 3, name, ha="center", va="top", linespacing=style.LINE - 0.15)
     middle = (centres[0] + centres[-1]) / 2
     down = 4 + layout.names_height_pt + 2
     put(middle, down, style.label(group.bed, _NAME_LENGTH_MAX), ha="center", va="top", weight="bold")
@@ -498,11 +542,11 @@ def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: 
         put(middle, below, line, ha="center", va="top", size=style.SMALL_PT, color=style.FAINT)
 
 
-def _key(axes: Axes, table: Table) -> tuple[list[Line2D], list[str]]:
+def _meanings(table: Table) -> dict[str, str]:
     """What the line and the diamond mean, as far as they are there."""
-    drawn = {str(line.get_gid()).partition(":")[0]: line for line in axes.lines}
-    meanings = {"bound": "lower bound T*", "predicted": "predicted by the simulator"}
-    if any(bar.over_bound_percent is not None for bar in table.bars):
-        meanings["bound"] += " (% over it)"
-    shown = [name for name in meanings if name in drawn]
-    return [drawn[name] for name in shown], [meanings[name] for name in shown]
+    meanings = {}
+    if any(group.bound_s is not None for group in table.groups):
+        meanings["bound"] = "lower bound T*, and % over it"
+    if any(bar.predicted_s is not None for bar in table.bars):
+        meanings["predicted"] = "predicted by the simulator"
+    return meanings

@@ -29,8 +29,9 @@ def check_matching(plan: Plan) -> Counterexample | None:
                 )
             if plan.bytes[send] != plan.bytes[receive] or plan.send_transfer[send] != plan.recv_transfer[receive]:
                 return _unmatched(
-                    f"channel {channel}: position {position} sends {plan.bytes[send]} B of transfer "
-                    f"#{plan.send_transfer[send]} and receives {plan.bytes[receive]} B of #{plan.recv_transfer[receive]}",
+                    f"channel {channel}: message {position} goes out with {plan.bytes[send]} B of transfer "
+                    f"#{plan.send_transfer[send]}, its receive wants {plan.bytes[receive]} B of "
+                    f"#{plan.recv_transfer[receive]}",
                     (str(plan[send]), str(plan[receive])),
                     channel.dst,
                 )
@@ -38,7 +39,7 @@ def check_matching(plan: Plan) -> Counterexample | None:
 
 
 def _check_provenance(plan: Plan) -> Counterexample | None:
-    """Every transfer is sent once and received once, and instructions have their transfer's ranks, bytes and operation."""
+    """Every transfer is sent once and received once, by instructions with its ranks, bytes and operation."""
     transfers = plan.transfers
     n = len(transfers)
     remote = transfers.src != transfers.dst
