@@ -22,7 +22,7 @@ from optcc.passes.depend import depend
 from optcc.passes.fuse import fuse
 from optcc.passes.lower import lower
 from optcc.passes.timetable import timetable
-from optcc.plan import Plan
+from optcc.plan import SLOTS_MAX, Plan
 from optcc.schedule import Schedule
 from optcc.simulate import plan_edges, simulate
 from optcc.topology import Topology
@@ -54,8 +54,8 @@ def compile_schedule(
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
     """
-    if slots < 1:
-        raise InputError(f"{slots} slots: must have at least one")
+    if not 1 <= slots <= SLOTS_MAX:
+        raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
     transfers = depend(bind(schedule, size_bytes, dtype, reduction))
     order = column(np.arange(len(transfers))) if topology is None else timetable(transfers, topology)
     plan = lower(schedule.name, transfers, order, slots)

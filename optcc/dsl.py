@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral, Rational
 from pathlib import Path
 from typing import Any, overload
 
 from optcc.arrays import column
 from optcc.collective import Collective
-from optcc.errors import ScheduleError, TopologyError
+from optcc.errors import OptccError, ScheduleError, TopologyError
 from optcc.schedule import COPY, DATA, OPS, REDUCE, Schedule, SegmentShape
 from optcc.topology import Topology
 
@@ -96,6 +98,7 @@ class Program:
     _stages: list[str] = field(default_factory=list)
     _stage: int = -1
     _scratch_slots: int = 0
+    _finished: bool = False
     _written: set[tuple[int, int, int, int]] = field(default_factory=set)
     _columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
 
@@ -121,6 +124,11 @@ class Program:
         Raises ScheduleError for a number of segments, sections or a share that cannot be.
         """
         count = self.segments if segments is None else segments
+        for label, value in (("segments", count), ("sections", sections), ("scratch", scratch)):
+            if not isinstance(value, Integral):
+                raise self._error(f"pipeline({label}={value!r}): must be a whole number")
+        if not isinstance(share, Rational):
+            raise self._error(f"pipeline(share={share!r}): must be a fraction, so that the shares add up exactly")
         if not 1 <= count <= SEGMENTS_MAX:
             raise self._error(f"pipeline({count}): must have from 1 to {SEGMENTS_MAX} segments")
         if sections < 1:
@@ -157,6 +165,7 @@ class Program:
 
         Raises ScheduleError if the shares of its pipelines do not add up to one.
         """
+        self._finished = True
         return Schedule(
             self.name,
             self.collective,
@@ -170,11 +179,11 @@ class Program:
     def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
         what = f"{src}->{dst} {chunk}"
         for label, rank in (("src", src), ("dst", dst)):
-            if not isinstance(rank, int) or not 0 <= rank < self.n_ranks:
+            if not isinstance(rank, Integral) or not 0 <= rank < self.n_ranks:
                 raise self._error(f"{what}: {label} {rank} must be a rank from 0 to {self.n_ranks - 1}")
         if src == dst and chunk == into:
             raise self._error(f"{what}: src and dst must differ")
-        if chunk.program is not self or into.program is not self:
+        if self._finished or into.program is not self:
             raise self._error(f"{what}: the chunk belongs to another program")
         if (chunk.segment, chunk.section) != (into.segment, into.section):
             raise self._error(f"{what} into {into}: both must be the same section of the same segment")
@@ -190,7 +199,7 @@ class Program:
             stage = len(self._stages) - 1
         else:
             stage = self._stage
-        row = (src, dst, op, chunk.segment, chunk.section, chunk.slot, into.slot, stage, self._line())
+        row = (int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, stage, self._line())
         for name, value in zip(_COLUMNS, row, strict=True):
             self._columns[name].append(value)
         if len(self._columns["src"]) > TRANSFERS_MAX:
@@ -249,11 +258,16 @@ class Definition:
     def __call__(self, n_ranks: int, segments: int = 1, **parameters: Any) -> Schedule:
         """The schedule for `n_ranks` ranks.
 
-        Raises ScheduleError at the author's line that makes a mistake.
+        Raises ScheduleError at the author's line that makes a mistake, whatever exception that is.
         """
         collective = Collective(self.collective, n_ranks)
         program = Program(self.name, collective, segments, self.function.__code__.co_filename)
-        self.function(program, **parameters)
+        try:
+            self.function(program, **parameters)
+        except OptccError:
+            raise
+        except Exception as error:
+            raise ScheduleError(f"{_place(error, program.source)}{type(error).__name__}: {error}") from error
         return program.finish()
 
     def build(self, topology: Topology, segments: int = 1) -> Schedule:
@@ -266,6 +280,12 @@ class Definition:
         except TopologyError as error:
             raise TopologyError(f"schedule {self.name} accepts {self.accepts}: {error}") from None
         return self(topology.n_ranks, segments, **parameters)
+
+
+def _place(error: Exception, source: str) -> str:
+    """`my.py:12: ` for the deepest line of the author's file that the error went through."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+    return f"{Path(source).name}:{lines[-1]}: " if lines else ""
 
 
 @overload

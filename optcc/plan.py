@@ -6,8 +6,9 @@ a rank.
 
 A channel (src, dst) is FIFO. Its sends stand in one lane and so do its receives: the lane's order is the channel's.
 Messages land in slots. A lane offers its slots to its receives in the lane's order, whichever channels they are on: a
-message that goes to the (i + slots)-th receive of a lane may arrive only after the i-th receive has taken its own out
-of its slot. So one lane for all that a rank receives keeps its in port in the plan's order.
+message that goes to the (i + slots)-th receive of a lane may arrive, and its send be done, only after the i-th receive
+has taken its own out of its slot (a receive that is not fused is done by that). So one lane for all that a rank
+receives keeps its in port in the plan's order.
 
 A run-time may hold back more (it may wait for an instruction before it issues the next one), never less; the verifier
 proves deadlock freedom for the most patient run-time and race freedom for the least patient one.
@@ -45,6 +46,7 @@ SENDS = frozenset((SEND, RECV_REDUCE_SEND, RECV_COPY_SEND))
 REDUCES = frozenset((RECV_REDUCE, RECV_REDUCE_SEND, LOCAL_REDUCE))
 LOCALS = frozenset((LOCAL_COPY, LOCAL_REDUCE))
 FORMAT = "optcc-plan/1"
+SLOTS_MAX = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +244,8 @@ def _check_columns(plan: Plan) -> None:
     for channel in plan.channels:
         if not (0 <= channel.src < plan.n_ranks and 0 <= channel.dst < plan.n_ranks) or channel.src == channel.dst:
             raise PlanError(f"channel {channel}: src and dst must be two ranks below {plan.n_ranks}")
-        if channel.slots < 1:
-            raise PlanError(f"channel {channel}: {channel.slots} slots: must have at least one")
+        if not 1 <= channel.slots <= SLOTS_MAX:
+            raise PlanError(f"channel {channel}: {channel.slots} slots: must be from 1 to {SLOTS_MAX}")
     if len(plan.lane_rank) and (plan.lane_rank.min() < 0 or plan.lane_rank.max() >= plan.n_ranks):
         raise PlanError(f"plan: lane ranks must be below {plan.n_ranks}")
     if n == 0:

@@ -28,8 +28,8 @@ from optcc.show import Card, Shown
 from optcc.units import parse_rate, parse_time, show_rate, show_time
 
 RANKS_MAX = 65536
-_HEAD = re.compile(r"(\d{1,6})(?:x(\d{1,4}))?@(.+)")
-_SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
+_HEAD = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,4}))?@(.+)")
+_SHARE = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,10 @@ class Topology(Shown):
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"topology {str(path)!r}: no such file, and not of the form 8@50GB/s") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"topology {str(path)!r}: cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"topology {str(path)!r}: not TOML: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"topology {str(path)!r}: cannot be read: {error}") from None
         try:
             file = msgspec.convert(document, _File)
         except msgspec.ValidationError as error:
@@ -299,7 +299,14 @@ def _from_file(file: _File, path: str) -> Topology:
                 servers.append(Server(entry.name or f"h{len(servers)}", entry.gpus, nics, fabric))
         except (InputError, TopologyError) as error:
             raise InputError(f"{where}: {error}") from None
-    return Topology(tuple(servers), parse_time(file.latency), file.rail_only, text=path)
+    try:
+        latency_s = parse_time(file.latency)
+    except InputError as error:
+        raise InputError(f"topology {path!r}: latency: {error}") from None
+    try:
+        return Topology(tuple(servers), latency_s, file.rail_only, text=path)
+    except TopologyError as error:
+        raise TopologyError(f"topology {path!r}: {error}") from None
 
 
 def _file_nic(nic: _FileNic) -> Nic:

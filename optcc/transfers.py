@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from optcc.arrays import Column, Lists
-from optcc.collective import Collective, check_count, check_reduction
+from optcc.collective import Collective, check_count, check_dtype, check_reduction
 from optcc.errors import PlanError
 from optcc.schedule import OPS
 from optcc.show import Card, Shown
@@ -67,6 +69,12 @@ class Transfers(Shown):
         ):
             if values.min() < low or values.max() > high:
                 raise PlanError(f"transfers: {label} {values.min()}..{values.max()}: must be from {low} to {high}")
+        itemsize = check_dtype(self.dtype)
+        for label, values in (("src_offset", self.src_offset), ("dst_offset", self.dst_offset), ("bytes", self.bytes)):
+            cut = np.flatnonzero(values % itemsize)
+            if len(cut):
+                rule = f"must be a multiple of {itemsize}, the size of a {self.dtype}"
+                raise PlanError(f"transfer #{cut[0]}: {label} {values[cut[0]]}: {rule}")
         for label, lists in (("after", self.after), ("order", self.order)):
             if len(lists.values) and (lists.values.min() < 0 or lists.values.max() >= n):
                 raise PlanError(f"transfers: {label} must name transfers below {n}")

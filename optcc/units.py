@@ -17,13 +17,15 @@ from optcc.errors import InputError
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _LETTER = {"K": 2**10, "k": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_NUMBER = r"([+-]?\d+(?:\.\d+)?)"
+_NUMBER = r"([+-]?[0-9]+(?:\.[0-9]+)?)"
+_RATIO = r"([+-]?[0-9]+(?:\.[0-9]+|/[0-9]+)?)"
 _SIZE = re.compile(_NUMBER + r"\s*(?:([kKMGT]?)B|([KMGT]i)B|([kKMGT]))?")
-_RATE = re.compile(_NUMBER + r"\s*(?:([kKMGT]?)bit/s|([kKMGT]?)B/s|([KMGT]i)B/s)")
+_RATE = re.compile(_RATIO + r"\s*(?:([kKMGT]?)bit/s|([kKMGT]?)B/s|([KMGT]i)B/s)")
 _TIME = re.compile(_NUMBER + r"\s*(s|ms|us|µs|ns)")
 _TIME_UNIT = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6)}
 _TIME_UNIT["ns"] = Fraction(1, 10**9)
-_LENGTH_MAX = 40
+_LENGTH_MAX = 80
+_DIGITS = 12
 SIZE_BYTES_MAX = 2**60
 
 
@@ -55,8 +57,8 @@ def parse_rate(text: str) -> Fraction:
 
     >>> parse_rate("400Gbit/s") == parse_rate("50GB/s") == 50 * 10**9
     True
-    >>> parse_rate("12.5MB/s")
-    Fraction(12500000, 1)
+    >>> parse_rate("12.5MB/s"), parse_rate("1/3B/s")
+    (Fraction(12500000, 1), Fraction(1, 3))
 
     Raises InputError if the text is not a rate, or is zero or negative.
     """
@@ -64,6 +66,8 @@ def parse_rate(text: str) -> Fraction:
     if match is None:
         raise InputError(f"rate {text!r}: write a number with Gbit/s, GB/s or GiB/s (also K, M, T)")
     number, bits, decimal, binary = match.groups()
+    if re.search("/0*$", number):
+        raise InputError(f"rate {text!r}: must not divide by zero")
     if bits is not None:
         rate = Fraction(number) * _DECIMAL[bits] / 8
     else:
@@ -103,18 +107,16 @@ def show_size(size_bytes: int) -> str:
 
 
 def show_rate(rate: Fraction) -> str:
-    """A rate as people read it, exact: `parse_rate` gives the same number back where the decimals end.
+    """A rate as people read it, exact: `parse_rate` gives the same number back.
 
-    >>> show_rate(Fraction(25 * 10**6)), show_rate(Fraction(50 * 10**9))
-    ('25MB/s', '50GB/s')
+    >>> show_rate(Fraction(25 * 10**6)), show_rate(Fraction(50 * 10**9)), show_rate(Fraction(10**9, 3))
+    ('25MB/s', '50GB/s', '1000000000/3B/s')
     """
     for unit in ("T", "G", "M", "K", ""):
         scaled = rate / _DECIMAL[unit]
-        if scaled >= 1 or unit == "":
-            break
-    whole = scaled.denominator == 1
-    exact = whole or _ends(scaled)
-    return f"{scaled.numerator if whole else f'{float(scaled):.12g}' if exact else scaled}{unit}B/s"
+        if scaled >= 1 and (scaled * 10**_DIGITS).denominator == 1:
+            return f"{_decimal(scaled)}{unit}B/s"
+    return f"{_decimal(rate) if (rate * 10**_DIGITS).denominator == 1 else rate}B/s"
 
 
 def show_time(seconds: float) -> str:
@@ -129,6 +131,7 @@ def show_time(seconds: float) -> str:
     return f"{seconds * 1e9:.3f} ns" if seconds else "0 s"
 
 
-def _ends(number: Fraction) -> bool:
-    """True if the decimal expansion of `number` ends within twelve digits."""
-    return (number * 10**12).denominator == 1 and number < 1000
+def _decimal(number: Fraction) -> str:
+    """A number whose decimals end within `_DIGITS` digits, exactly."""
+    whole, rest = divmod(number * 10**_DIGITS, 10**_DIGITS)
+    return f"{whole}.{int(rest):0{_DIGITS}d}".rstrip("0").rstrip(".")

@@ -77,6 +77,8 @@ def check_races(plan: Plan, order: list[int]) -> Counterexample | None:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for instruction in sequence:
+        if reads[instruction] != writes[instruction] and set(reads[instruction]) & set(writes[instruction]):
+            return _race(plan, instruction, instruction, "reads what it writes at another place")
         for atom in reads[instruction]:
             last = writer.get(atom, -1)
             if last >= 0 and not happens_before(last, instruction):

@@ -41,7 +41,7 @@ def _partners(plan: Plan, order: Column) -> tuple[dict[int, int], dict[int, floa
     for instruction, before in enumerate(plan.after):
         for each in before:
             waiters[each].append(instruction)
-    following, credited = _slot_waiters(plan)
+    following, credited = _lane_waiters(plan)
     sends_before = _sends_before(plan, order, sender, receiver)
     sends_to = {i: position for lane in plan.lanes for position, i in enumerate(lane)}
     ranks = plan.instruction_rank.tolist()
@@ -67,17 +67,17 @@ def _partners(plan: Plan, order: Column) -> tuple[dict[int, int], dict[int, floa
     return partner, time
 
 
-def _slot_waiters(plan: Plan) -> tuple[dict[int, tuple[int]], dict[int, tuple[int]]]:
-    """For each receive, the next one of its lane, and the send that waits for its slot."""
+def _lane_waiters(plan: Plan) -> tuple[dict[int, tuple[int]], dict[int, tuple[int]]]:
+    """For each receive or local operation, the next one of its lane, and the send that waits for its slot."""
     pairs = [pair for sends, receives in plan.channel_ends for pair in zip(receives, sends, strict=True)]
     sent_by = dict(pairs)
     following: dict[int, tuple[int]] = {}
     credited: dict[int, tuple[int]] = {}
+    for lane in plan.lanes:
+        if plan.kind[lane[0]] != SEND:
+            following |= {each: (later,) for each, later in pairwise(lane)}
     for receives, slots in plan.lane_receives:
-        for receive, later in pairwise(receives):
-            following[receive] = (later,)
-        for receive, later in zip(receives, receives[slots:], strict=False):
-            credited[receive] = (sent_by[later],)
+        credited |= {each: (sent_by[later],) for each, later in zip(receives, receives[slots:], strict=False)}
     return following, credited
 
 

@@ -1,4 +1,4 @@
-"""A second verifier of plans, deliberately naive: it tries every interleaving that the docstring of `optcc.plan` allows.
+"""A second verifier of plans, deliberately naive: it tries every interleaving that `optcc.plan` allows.
 
 It shares no code with `optcc.verify` and reads nothing but the columns of the plan. An instruction is up to four
 events: it is issued; a receive takes its message; a message arrives in its slot; the instruction is done.
@@ -287,8 +287,8 @@ class _System:
             visited += len(states)
             if visited > limit:
                 raise TooManyStates(f"more than {limit} states")
-            for a, b, wanted, mask in suspects:
-                if ((states & mask) == wanted).all(axis=1).any():
+            for a, b, issued_only, both in suspects:
+                if ((states & both) == issued_only).all(axis=1).any():
                     found.problems.setdefault("races", f"{self.rows[a]} and {self.rows[b]} at once")
             if level == self.count:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from optcc.arrays import Lists, column
 from optcc.plan import KINDS, Channel, Plan
@@ -48,18 +49,9 @@ class Draft:
     @classmethod
     def of(cls, plan: Plan) -> Draft:
         """Takes `plan` apart."""
-        rows = [
-            Row(
-                *(
-                    int(each[i])
-                    for each in (
-                        *(plan.kind, plan.in_channel, plan.out_channel, plan.src_offset, plan.dst_offset, plan.bytes),
-                        *(plan.recv_transfer, plan.send_transfer),
-                    )
-                )
-            )
-            for i in range(len(plan))
-        ]
+        columns = (plan.kind, plan.in_channel, plan.out_channel, plan.src_offset, plan.dst_offset, plan.bytes)
+        values = zip(*(each.tolist() for each in (*columns, plan.recv_transfer, plan.send_transfer)), strict=True)
+        rows = [Row(*each) for each in values]
         for row, after in zip(rows, plan.after, strict=True):
             row.after = [rows[each] for each in after]
         lanes = [[rows[i] for i in lane] for lane in plan.lanes]
@@ -116,7 +108,7 @@ class Draft:
 def edit_transfers(transfers: Transfers, rows: list[dict[str, int]]) -> Transfers:
     """`transfers` with other rows (as from `transfer_rows`), without dependencies."""
     empty = Lists.of([[]] * len(rows))
-    columns = {name: column(row[name] for row in rows) for name in TRANSFER_COLUMNS}
+    columns: dict[str, Any] = {name: column(row[name] for row in rows) for name in TRANSFER_COLUMNS}
     return replace(transfers, **columns, after=empty, order=empty)
 
 

@@ -20,8 +20,8 @@ Buffer = npt.NDArray[np.int64]
 class Trees:
     """A random AllReduce over trees: `sections` sections, their trees drawn from `seed`.
 
-    With `scratch`, some reductions go through a scratch slot of the parent and a local operation there; with `moves`,
-    ranks also store copies in a scratch slot for nothing.
+    With `scratch`, some reductions go through a scratch slot of the parent and a local operation there; a rank keeps
+    a copy that nobody needs. With `mixed`, the sections' steps are shuffled together.
     """
 
     seed: int
@@ -105,7 +105,7 @@ def merged(
 
 
 def interpret(program: Schedule, count: int, seed: int) -> tuple[list[Buffer], list[Buffer]]:
-    """(inputs, outputs) of every rank after running the transfers of `program` one by one, as its docstring means them."""
+    """(inputs, outputs) of every rank, running the transfers of `program` one by one, as they stand."""
     rng = np.random.default_rng(seed)
     layout = Layout.of(program, 8 * count, "int64")
     inputs = [rng.integers(-(10**6), 10**6, size=count, dtype=np.int64) for _ in range(program.n_ranks)]

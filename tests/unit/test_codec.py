@@ -305,7 +305,6 @@ def test_what_could_not_be_read_is_not_written() -> None:
     for wrong, path in (
         (replace(PLAN, name="x" * 1001), "$.name: "),
         (replace(PLAN, name="\ud800"), "$: a name has a character that UTF-8 cannot say"),
-        (replace(PLAN, channels=(Channel(0, 1, 2**61), Channel(1, 0, 1))), "$.channels[0].slots: "),
         (replace(PLAN, transfers=replace(PLAN.transfers, line=column([1, -2, 3, 4]))), "$.transfers[1].line: -2"),
         (replace(PLAN, transfers=replace(PLAN.transfers, stages=("a", "a"))), "$.stages[1]: "),
     ):

@@ -1,0 +1,317 @@
+"""The command line: exit codes, one line on stderr an error, the JSON that scripts read, files whole or absent."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optcc import cli
+from optcc.codec import read_plan, write_plan
+from optcc.verdict import PROPERTIES
+from tests.negative.edits import Draft
+
+FLAT = ["--topology", "3@50MB/s,2=25MB/s", "--size", "12KiB", "--segments", "2"]
+
+AUTHOR = '''
+from optcc.dsl import Program, schedule
+
+
+@schedule
+def wrong(program: Program) -> None:
+    """Rank 1's input is lost."""
+    for segment in program.pipeline(sections=1):
+        segment[0].copy(src=0, dst=1)
+
+
+@schedule
+def nothing(program: Program) -> None:
+    """Writes nothing."""
+
+
+@schedule
+def mistaken(program: Program) -> None:
+    """Names a rank that is not there."""
+    for segment in program.pipeline(sections=1):
+        segment[0].reduce(src=0, dst=99)
+
+
+@schedule
+def broken(program: Program) -> None:
+    """Its own bug."""
+    raise ZeroDivisionError("over nothing")
+
+
+@schedule
+def floating(program: Program) -> None:
+    """Sections that are no number of sections."""
+    for segment in program.pipeline(sections=2.0):
+        segment[0].reduce(src=0, dst=1)
+
+
+@schedule
+def needy(program: Program, depth: int) -> None:
+    """A parameter that nobody gives."""
+
+
+number = 3
+'''
+
+MISTAKEN = f"mine.py:{AUTHOR[: AUTHOR.index('dst=99')].count(chr(10)) + 1}: 0->99"
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> Path:
+    """A user's own file of schedules."""
+    path = tmp_path / "mine.py"
+    path.write_text(AUTHOR, encoding="utf-8")
+    return path
+
+
+def done(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    """The JSON that a command prints; its exit code must be `code`, and stderr empty."""
+    assert cli.run([*words, "--json"]) == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line on stderr of a command that ends with exit code 2 and prints nothing else."""
+    assert cli.run(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("optcc: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert "Traceback" not in err
+    return err
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """Name, collectives, accepted topologies and paper of every schedule."""
+    rows = done(capsys, "list")
+    assert {"ring", "optcc"} <= {row["name"] for row in rows}
+    for row in rows:
+        assert {"name", "collectives", "accepts", "paper"} <= set(row)
+        assert isinstance(row["collectives"], list)
+
+
+def test_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds, exactly and as a float, what binds, and the certificate."""
+    answer = done(capsys, "bound", "4@50MB/s,3=25MB/s", "--size", "100MB")
+    assert set(answer) == {"seconds", "seconds_exact", "binding", "certificate"}
+    assert answer["seconds_exact"] == "4/1"
+    assert answer["seconds"] == 4.0
+    assert answer["binding"] == ["out h3", "in h3"]
+    assert Fraction(answer["certificate"]["seconds"]) == 4
+    assert done(capsys, "bound", "4@50MB/s", "--size", "0")["seconds_exact"] == "0/1"
+
+
+@pytest.mark.parametrize("name", ["ring", "optcc"])
+def test_verify(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Verdict, one verdict for each property, no counterexample, seconds."""
+    answer = done(capsys, "verify", name, *FLAT)
+    assert {"verdict", "properties", "counterexample", "seconds"} <= set(answer)
+    assert answer["verdict"] == "proved"
+    assert answer["properties"] == dict.fromkeys(PROPERTIES, "proved")
+    assert answer["counterexample"] is None
+    assert answer["seconds"] >= 0
+
+
+def test_verify_refutes(capsys: pytest.CaptureFixture[str], author: Path) -> None:
+    """Exit code 1, and where the result is wrong."""
+    answer = done(capsys, "verify", f"{author}:wrong", "--topology", "2@1GB/s", "--size", "8", code=1)
+    assert answer["verdict"] == "refuted"
+    assert answer["properties"]["result"] == "refuted"
+    assert answer["counterexample"]["property"] == "result"
+    assert answer["counterexample"]["rank"] == 0
+    assert (answer["counterexample"]["first_byte"], answer["counterexample"]["last_byte"]) == (0, 7)
+    assert cli.run(["verify", f"{author}:wrong", "--topology", "2@1GB/s", "--size", "8"]) == 1
+    assert "contribution of rank 1 missing" in capsys.readouterr().out
+    assert done(capsys, "verify", f"{author}:nothing", "--topology", "2@1GB/s", "--size", "1MiB", code=1)
+
+
+def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds, the bound, their ratio, and how fast the simulation was."""
+    answer = done(capsys, "simulate", "optcc", *FLAT, "--latency", "5us")
+    assert {"seconds", "bound_seconds", "ratio", "transfers", "transfers_per_second"} <= set(answer)
+    assert answer["ratio"] == pytest.approx(answer["seconds"] / answer["bound_seconds"])
+    assert answer["ratio"] >= 1
+    assert answer["transfers"] == 16
+    assert done(capsys, "simulate", "ring", "--topology", "1@1GB/s", "--size", "1M")["seconds"] == 0
+
+
+def test_compile_verify_and_simulate_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A plan goes through a file unchanged; the transfers are JSON lines of the contract."""
+    plan_file, transfers_file = tmp_path / "plan", tmp_path / "transfers"
+    answer = done(capsys, "compile", "optcc", *FLAT, "-o", str(plan_file))
+    assert answer["file"] == str(plan_file)
+    checked = done(capsys, "verify", "--plan", str(plan_file), "--topology", "3@50MB/s")
+    assert (checked["verdict"], checked["digest"]) == ("proved", answer["digest"])
+    assert done(capsys, "simulate", "--plan", str(plan_file), "--topology", "3@50MB/s,2=25MB/s")["transfers"] == 16
+
+    done(capsys, "compile", "optcc", *FLAT, "--format", "transfers", "-o", str(transfers_file))
+    head, *rows = [json.loads(line) for line in transfers_file.read_text(encoding="utf-8").splitlines()]
+    assert head == {
+        **{"format": "optcc-transfers/1", "ranks": 3, "collective": "allreduce", "reduction": "sum"},
+        **{"dtype": "float32", "size_bytes": 12288, "scratch_bytes": 0},
+    }
+    keys = {"id", "src", "dst", "op", "src_offset", "dst_offset", "bytes", "segment", "stage", "after", "order"}
+    assert [row["id"] for row in rows] == list(range(16))
+    for row in rows:
+        assert set(row) >= keys
+        assert row["op"] in ("reduce", "copy")
+
+
+def test_compiling_again_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two files of one plan are equal, and no other file is left."""
+    for name in ("one", "two"):
+        assert cli.run(["compile", "optcc", *FLAT, "-o", str(tmp_path / name)]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("nope", "nope"),
+        ("verify", "NAME"),
+        ("verify ring", "--topology and --size"),
+        ("verify ring --plan x", "either"),
+        ("verify nope --topology 2@1GB/s --size 8", "'nope'"),
+        ("verify ring extra --topology 2@1GB/s --size 8", "extra"),
+        ("verify ring --topology 2@1GB/s --size 6", "size 6"),
+        ("verify ring --topology 2@1GB/s --size -8", "'-8'"),
+        ("verify ring --topology 2@0GB/s --size 8", "'0GB/s'"),
+        ("verify ring --topology 2x2@1GB/s --size 8", "one GPU a server"),
+        ("verify ring --topology nowhere.toml --size 8", "nowhere.toml"),
+        ("verify ring --topology 2@1GB/s --size 8 --dtype half", "'half'"),
+        ("verify ring --topology 2@1GB/s --size 8 --reduction xor", "'xor'"),
+        ("verify ring --topology 2@1GB/s --size 8 --segments 0", "--segments '0'"),
+        ("verify ring --topology 2@1GB/s --size 8 --segments many", "--segments 'many'"),
+        ("verify ring --topology 2@1GB/s --size 8 --slots 0", "0 slots"),
+        ("verify ring --topology 2@1GB/s --size 8 --slots 99999999999999999999", "slots"),
+        ("verify ring --topology 2@1GB/s --size 8 --nonsense", "--nonsense"),
+        ("verify optcc --topology 4@9MB/s,1=1MB/s,2=2MB/s --size 8", "optcc accepts"),
+        ("verify --plan /no/such/file", "/no/such/file"),
+        ("verify nowhere.py:x --topology 2@1GB/s --size 8", "no such file"),
+        ("bound 2@1GB/s", "--size"),
+        ("bound --size 8", "TOPOLOGY"),
+        ("simulate ring --topology 2@1GB/s", "--size"),
+        ("simulate ring --topology 2@1GB/s --size 8 --latency 5", "'5'"),
+        ("simulate ring --topology 2@1GB/s --size 8 --model none", "'none'"),
+        ("compile ring --topology 2@1GB/s --size 8", "-o"),
+        ("compile ring --topology 2@1GB/s --size 8 -o /no/such/folder/file", "/no/such/folder/file"),
+        ("compile ring --topology 2@1GB/s --size 8 -o /tmp", "/tmp"),
+        ("compile ring --topology 2@1GB/s --size 8 --format bad -o /tmp/optcc-none", "'bad'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: str, part: str) -> None:
+    """The line names the field, and nothing is printed on stdout."""
+    assert part in refused(capsys, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("mistaken", MISTAKEN),
+        ("absent", "absent"),
+        ("number", "number"),
+        ("broken", "over nothing"),
+        ("floating", "sections"),
+        ("needy", "depth"),
+    ],
+)
+def test_mistakes_of_an_author_are_bad_input(
+    capsys: pytest.CaptureFixture[str], author: Path, name: str, part: str
+) -> None:
+    """Whatever goes wrong in the author's file is exit code 2 and one line, never a traceback nor `refuted`."""
+    assert part in refused(capsys, "verify", f"{author}:{name}", "--topology", "2@1GB/s", "--size", "8")
+
+
+def test_a_file_that_is_no_python(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A syntax error in the author's file."""
+    (tmp_path / "no.py").write_text("def (", encoding="utf-8")
+    assert "no.py" in refused(capsys, "verify", f"{tmp_path}/no.py:x", "--topology", "2@1GB/s", "--size", "8")
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -2, -1])
+def test_a_cut_plan_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path, keep: int) -> None:
+    """A file cut anywhere, at the last line break too."""
+    path = tmp_path / "plan"
+    assert cli.run(["compile", "ring", *FLAT, "-o", str(path)]) == 0
+    capsys.readouterr()
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(capsys, "verify", "--plan", str(path))
+    refused(capsys, "simulate", "--plan", str(path), "--topology", "3@1GB/s")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"size_bytes":', '"size_bytes" :1'),
+        ('"reduce"', '"add"'),
+        ('"slots":2', '"slots":3'),
+        ('"kind":"send"', '"kind":"spend"'),
+        ('"src_offset":0', '"src_offset":4'),
+        ('"after":[]', '"after":[0]'),
+        ('"ranks"', '"Ranks"'),
+        ("[", "[["),
+    ],
+)
+def test_a_tampered_plan_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path, old: str, new: str) -> None:
+    """One change anywhere, and the file is not what its digest says."""
+    path = tmp_path / "plan"
+    assert cli.run(["compile", "ring", *FLAT, "-o", str(path)]) == 0
+    capsys.readouterr()
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    refused(capsys, "verify", "--plan", str(path))
+
+
+def test_a_wrong_plan_in_a_sound_file_is_refuted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The file is fine, the plan is not: exit code 1 and the property."""
+    path = tmp_path / "plan"
+    assert cli.run(["compile", "ring", *FLAT, "-o", str(path)]) == 0
+    capsys.readouterr()
+    draft = Draft.of(read_plan(path.read_bytes()))
+    next(row for row in draft.rows if row.after).after.clear()
+    path.write_bytes(write_plan(draft.build()))
+    answer = done(capsys, "verify", "--plan", str(path), code=1)
+    assert answer["counterexample"]["property"] == "races"
+    refused(capsys, "verify", "--plan", str(path), "--topology", "4@1GB/s")
+
+
+def test_a_failed_compile_leaves_the_old_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Bad input touches nothing."""
+    path = tmp_path / "plan"
+    path.write_text("old", encoding="utf-8")
+    refused(capsys, "compile", "ring", "--topology", "2@1GB/s", "--size", "7", "-o", str(path))
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["plan"]
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """`--help` ends with exit code 0 and shows how to call it."""
+    assert cli.run([command, "--help"]) == 0
+    assert "optcc " in capsys.readouterr().out
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--debug` adds the traceback; the exit code stays."""
+    assert cli.run(["verify", "nope", "--topology", "2@1GB/s", "--size", "8", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_main_exits_with_the_code() -> None:
+    """`main` leaves with what `run` returns."""
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["list", "--json"])
+    assert leaving.value.code == 0

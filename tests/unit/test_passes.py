@@ -1,0 +1,252 @@
+"""Each pass alone: bytes, dependencies, order, lanes, fusion."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optcc.arrays import Lists, column
+from optcc.compiler import choose_segments, compile_schedule, plan_transfers
+from optcc.dsl import Definition, Program, schedule
+from optcc.errors import InputError, TopologyError
+from optcc.passes.bind import bind
+from optcc.passes.depend import depend
+from optcc.passes.lower import lower
+from optcc.passes.timetable import timetable
+from optcc.schedule import Layout
+from optcc.schedules.registry import SCHEDULES
+from optcc.topology import Topology
+from optcc.transfers import Transfers
+from optcc.verdict import PROVED
+from optcc.verify.plan import verify_plan
+from tests.property.strategies import Trees
+
+
+def reaches(after: Lists, later: int, earlier: int) -> bool:
+    """True if transfer `later` comes after `earlier` by dependencies."""
+    stack, seen = [later], {later}
+    while stack:
+        for each in after[stack.pop()].tolist():
+            if each == earlier:
+                return True
+            if each not in seen:
+                seen.add(each)
+                stack.append(each)
+    return False
+
+
+def conflict(transfers: Transfers, i: int, j: int) -> bool:
+    """True if two transfers touch the same bytes of a rank, one of them writing."""
+    size_i, size_j = int(transfers.bytes[i]), int(transfers.bytes[j])
+
+    def ends(k: int, size: int) -> list[tuple[int, int, int, bool]]:
+        src, dst = int(transfers.src_offset[k]), int(transfers.dst_offset[k])
+        return [(int(transfers.src[k]), src, src + size, False), (int(transfers.dst[k]), dst, dst + size, True)]
+
+    return any(
+        a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2]) and (a[3] or b[3])
+        for a in ends(i, size_i)
+        for b in ends(j, size_j)
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 17, 97])
+def test_layout_covers_ragged_sizes_exactly(count: int) -> None:
+    """Chunks follow one another from 0 to count, whatever the shares."""
+
+    @schedule
+    def parts(program: Program) -> None:
+        for share, sections in ((Fraction(1, 3), 2), (Fraction(1, 7), 3), (Fraction(11, 21), 1)):
+            for _ in program.pipeline(sections=sections, share=share):
+                pass
+
+    layout = Layout.of(parts(n_ranks=2, segments=3), 8 * count, "float64")
+    edges = [
+        edge for first, stop in zip(layout.first, layout.stop, strict=True) for edge in zip(first, stop, strict=True)
+    ]
+    assert [first for first, _ in edges] == [0, *(stop for _, stop in edges[:-1])]
+    assert edges[-1][1] == count
+
+
+def test_empty_chunks_are_dropped_and_scratch_lies_behind() -> None:
+    """One element for three sections; scratch slot j is j + 1 messages further on."""
+
+    @schedule
+    def through(program: Program) -> None:
+        for segment in program.pipeline(sections=3, scratch=2):
+            for c in range(3):
+                segment[c].copy(src=0, dst=1, into=segment.scratch(c, 1))
+
+    bound = bind(through(n_ranks=2), 4, "float32", "sum")
+    assert len(bound) == 1
+    assert bound.dst_offset.tolist() == [8]
+    assert bound.scratch_bytes == 8
+    assert len(bind(through(n_ranks=2), 0, "float32", "sum")) == 0
+    with pytest.raises(InputError):
+        bind(through(n_ranks=2), 6, "float32", "sum")
+    with pytest.raises(InputError):
+        bind(through(n_ranks=2), 4, "float32", "xor")
+
+
+@pytest.mark.parametrize("case", range(40))
+def test_dependencies_order_every_conflict(case: int) -> None:
+    """Random transfers of overlapping ranges: two that conflict are ordered as written, and nothing points forward."""
+    rng = random.Random(case)
+    n, ranks, elements = 14, 3, 8
+    rows = []
+    for _ in range(n):
+        size = rng.randint(1, 3)
+        rows.append(
+            (
+                *rng.sample(range(ranks), 2),
+                rng.randrange(2),
+                rng.randrange(elements - 2),
+                rng.randrange(elements - 2),
+                size,
+            )
+        )
+    base = bind(SCHEDULES["ring"](n_ranks=ranks), 4 * elements, "float32", "sum")
+    empty = Lists.of([[]] * n)
+    columns: dict[str, Any] = {
+        name: column(row[i] * (4 if i > 2 else 1) for row in rows)
+        for i, name in enumerate(("src", "dst", "op", "src_offset", "dst_offset", "bytes"))
+    }
+    zeros: dict[str, Any] = {name: column([0] * n) for name in ("segment", "stage", "line")}
+    transfers = depend(replace(base, **columns, **zeros, after=empty, order=empty))
+    for j in range(n):
+        assert all(each < j for each in transfers.after[j].tolist())
+        for i in range(j):
+            if conflict(transfers, i, j):
+                assert reaches(transfers.after, j, i), (i, j)
+        for each in transfers.after[j].tolist():
+            assert conflict(transfers, each, j), "a dependency without a reason"
+
+
+@pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_timetable_is_an_order(name: str, text: str) -> None:
+    """Every transfer once, none before what it depends on; another number of ranks is refused."""
+    topology = Topology.parse(text)
+    built = SCHEDULES[name].build(topology, 3)
+    transfers = depend(bind(built, 4 * 97, "float32", "sum"))
+    order = timetable(transfers, topology)
+    assert sorted(order.tolist()) == list(range(len(transfers)))
+    place = {t: i for i, t in enumerate(order.tolist())}
+    assert all(place[each] < place[t] for t in range(len(transfers)) for each in transfers.after[t].tolist())
+    with pytest.raises(TopologyError):
+        timetable(transfers, Topology.parse("5@50MB/s"))
+
+
+def test_lowering_keeps_the_order_of_every_port() -> None:
+    """Send and receive lanes stand in the given order, and every transfer is one send and one receive."""
+    topology = Topology.parse("4@50MB/s,3=25MB/s")
+    transfers = depend(bind(SCHEDULES["optcc"].build(topology, 3), 4 * 97, "float32", "sum"))
+    order = timetable(transfers, topology)
+    place = {t: i for i, t in enumerate(order.tolist())}
+    plan = lower("x", transfers, order, 2)
+    assert sorted(t for t in plan.send_transfer.tolist() if t >= 0) == list(range(len(transfers)))
+    assert sorted(t for t in plan.recv_transfer.tolist() if t >= 0) == list(range(len(transfers)))
+    for lane in plan.lanes:
+        places = [place[max(int(plan.send_transfer[i]), int(plan.recv_transfer[i]))] for i in lane]
+        assert places == sorted(places)
+
+
+@schedule
+def two_local_operations(program: Program) -> None:
+    """What rank 1 receives first is added there; then it sends something else, then what it received."""
+    for segment in program.pipeline(sections=2, scratch=2):
+        segment[0].copy(src=0, dst=1, into=segment.scratch(0))
+        segment.scratch(0).reduce(src=1, dst=1, into=segment[0])
+        segment[1].copy(src=1, dst=1, into=segment.scratch(1))
+        segment.scratch(1).reduce(src=1, dst=0, into=segment[1])
+        segment.scratch(0).copy(src=1, dst=0, into=segment.scratch(0, 1))
+        segment[0].copy(src=1, dst=0)
+        segment[1].copy(src=0, dst=1)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_fusing_respects_the_lane_of_local_operations(slots: int, segments: int) -> None:
+    """A receive that a local operation waits for must not be put off behind a send that a later local one feeds."""
+    for fused in (False, True):
+        plan = compile_schedule(
+            two_local_operations(n_ranks=2, segments=segments), size_bytes=8 * segments, slots=slots, fused=fused
+        )
+        verdict = verify_plan(plan)
+        assert verdict.verdict == PROVED, (fused, verdict.counterexample)
+
+
+def test_fusing_saves_instructions_and_keeps_transfers() -> None:
+    """The ring's inner hops become one instruction each; every transfer is still sent and received once."""
+    for slots in (1, 2, 4):
+        apart = compile_schedule(SCHEDULES["ring"](n_ranks=4, segments=2), size_bytes=4 * 64, slots=slots, fused=False)
+        fused = compile_schedule(SCHEDULES["ring"](n_ranks=4, segments=2), size_bytes=4 * 64, slots=slots)
+        assert len(fused) < len(apart)
+        for plan in (apart, fused):
+            assert sorted(plan.send_transfer[plan.send_transfer >= 0].tolist()) == list(range(len(plan.transfers)))
+            assert sorted(plan.recv_transfer[plan.recv_transfer >= 0].tolist()) == list(range(len(plan.transfers)))
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_fused_trees_with_one_slot(case: int) -> None:
+    """The claim of the pass: fusing never makes a circle, here where slots are scarcest."""
+    rng = random.Random(case)
+    trees = Trees(case, rng.randint(2, 6), rng.randint(1, 4), rng.randint(1, 3), rng.random() < 0.5, True)
+    plan = compile_schedule(trees.build(), size_bytes=4 * 60, slots=1)
+    assert verify_plan(plan).verdict == PROVED
+
+
+@pytest.mark.parametrize("slots", [0, -1])
+def test_slots_that_cannot_be(slots: int) -> None:
+    """At least one slot."""
+    with pytest.raises(InputError, match="slots"):
+        compile_schedule(SCHEDULES["ring"](n_ranks=2), size_bytes=8, slots=slots)
+
+
+def test_the_order_handed_out_is_acyclic_with_the_dependencies() -> None:
+    """`plan_transfers` fills `order` so that `after` and `order` together can still be run."""
+    topology = Topology.parse("4@50MB/s,3=25MB/s")
+    for name in SCHEDULES:
+        for slots in (1, 2):
+            built = SCHEDULES[name].build(topology, 2)
+            transfers = plan_transfers(compile_schedule(built, size_bytes=4 * 48, topology=topology, slots=slots))
+            done: set[int] = set()
+            while len(done) < len(transfers):
+                ready = [
+                    t
+                    for t in range(len(transfers))
+                    if t not in done and {*transfers.after[t].tolist(), *transfers.order[t].tolist()} <= done
+                ]
+                assert ready, "after and order form a circle"
+                done.update(ready)
+
+
+def test_segments_are_chosen_for_every_schedule() -> None:
+    """A power of two; a schedule that writes nothing, or a message of no bytes, gets one without complaint."""
+
+    @schedule
+    def nothing(program: Program) -> None:
+        del program
+
+    definitions: list[Definition] = [*SCHEDULES.values(), nothing]
+    for definition in definitions:
+        for size in (0, 4, 2**20):
+            chosen = choose_segments(definition, Topology.parse("3@50MB/s"), size_bytes=size)
+            assert chosen & (chosen - 1) == 0
+    one, many = (
+        choose_segments(SCHEDULES["optcc"], Topology.parse("3@50MB/s,2=25MB/s"), size_bytes=size)
+        for size in (64, 2**24)
+    )
+    assert (one, many > 4) == (1, True)
+
+
+def test_large_plans_keep_the_author_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit the timetable is the identity."""
+    monkeypatch.setattr("optcc.passes.timetable.TRANSFERS_MAX", 3)
+    transfers = depend(bind(SCHEDULES["ring"](n_ranks=3), 48, "float32", "sum"))
+    assert np.array_equal(timetable(transfers, Topology.parse("3@50MB/s")), np.arange(len(transfers)))
