@@ -174,7 +174,7 @@ def random_transfers(rng: random.Random, n_ranks: int) -> Transfers:
         column(src for src, _ in ends),
         column(dst for _, dst in ends),
         *(zero, zero, zero),
-        column(rng.choice((1, 2, 2, 4, 6)) for _ in range(n)),
+        column(rng.choice((4, 8, 8, 16, 24)) for _ in range(n)),
         *(zero, zero, zero),
         Lists.of(after),
         Lists.of(order),
