@@ -34,6 +34,7 @@ COMMANDS = {
     "fabric": ("optcc.experiments.fabric_command", "emulate multi-NIC hosts as network namespaces"),
     "figures": ("optcc.paper_figures.figures_command", "draw every figure from the records"),
     "list": ("optcc.schedules.list_command", "list the schedule library"),
+    "replay": ("optcc.verify.replay_command", "check a certificate in exact arithmetic, without a solver"),
     "simulate": ("optcc.experiments.simulate_command", "predict how long a plan takes"),
     "verify": ("optcc.verify.verify_command", "prove a plan right, or show why it is wrong"),
 }

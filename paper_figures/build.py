@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from optcc.errors import InputError, OptccError
+from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.record import Record
 from optcc.files import replace_file
-from optcc.paper_figures import allreduce_bars, numbers, sources, style
+from optcc.paper_figures import allreduce_bars, bound_curves, numbers, sources, style
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
 from optcc.show import Card, Shown
@@ -73,24 +75,43 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> Written:
 def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
     """Every figure that the records give, drawn and not yet written."""
     style.require_matplotlib()
-    cases = allreduce_bars.cases([each.record for each in read])
+    return (*_draw_bars(read, quick), *_draw_curves(read, quick))
+
+
+def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """A figure of times for each case in the measurements."""
+    measured = [(source, source.record) for source in read if isinstance(source.record, Record)]
+    cases = allreduce_bars.cases([record for _, record in measured])
     names = [case.name for case in cases]
-    drawn: dict[str, Drawn] = {}
+    taken: set[str] = set()
     for case in cases:
         # The same collective on other hosts is another figure, and then both say where.
         name = case.name if names.count(case.name) == 1 else f"{case.name}-{_slug(case.where)}"
-        own = tuple(each for each in read if case in allreduce_bars.cases([each.record]))
-        said = ", ".join(each.name for each in own)
-        if name in drawn:
+        own = [each for each in measured if case in allreduce_bars.cases([each[1]])]
+        said = ", ".join(source.name for source, _ in own)
+        if name in taken:
             raise InputError(f"records {said}: a second figure {name}: draw it into another folder")
+        taken.add(name)
         try:
-            table = allreduce_bars.data([each.record for each in own], case)
+            table = allreduce_bars.data([record for _, record in own], case)
         except OptccError as error:
             raise type(error)(f"records {said}: {error}") from None
         figure = allreduce_bars.draw(table)
         files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-        drawn[name] = Drawn(name, files, allreduce_bars.numbers(table), own)
-    return tuple(drawn.values())
+        yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own))
+
+
+def _draw_curves(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """The figure of the bound, if a record of it is there."""
+    found = [(source, source.record) for source in read if isinstance(source.record, BoundCurves)]
+    if len(found) > 1:
+        said = ", ".join(source.name for source, _ in found)
+        raise InputError(f"records {said}: a second figure {bound_curves.NAME}: draw it into another folder")
+    for source, record in found:
+        table = bound_curves.data(record)
+        figure = bound_curves.draw(table)
+        files = {f"{bound_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+        yield Drawn(bound_curves.NAME, files, bound_curves.numbers(table), (source,))
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

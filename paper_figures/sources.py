@@ -1,4 +1,7 @@
-"""`Source`: a record with the file it came from, fit to be drawn."""
+"""`Source`: a record with the file it came from, fit to be drawn.
+
+A record is a measurement (`Record`) or curves of the bound (`BoundCurves`); its field `format` says which.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from optcc import experiments
 from optcc.errors import CodecError, InputError
+from optcc.experiments import bound_record
+from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.record import RECORD_BYTES_MAX, Record, Samples
 from optcc.files import read_file
 
@@ -20,7 +27,7 @@ class Source:
 
     name: str
     sha256: str
-    record: Record
+    record: Record | BoundCurves
 
     def as_json(self) -> dict[str, str]:
         """How a manifest names it."""
@@ -47,11 +54,27 @@ def read(paths: Sequence[Path]) -> tuple[Source, ...]:
     """
     sources: dict[Path, Source] = {}
     for path in paths:
-        record = Record.read(path)
-        require_drawable(record, str(path))
-        digest = hashlib.sha256(read_file(path, RECORD_BYTES_MAX)).hexdigest()
-        sources.setdefault(path.resolve(), Source(path.name, digest, record))
+        data = read_file(path, RECORD_BYTES_MAX)
+        record: Record | BoundCurves
+        if _format(data) == bound_record.FORMAT:
+            record = BoundCurves.from_bytes(data, str(path))
+        else:
+            record = Record.read(path)
+            require_drawable(record, str(path))
+        sources.setdefault(path.resolve(), Source(path.name, hashlib.sha256(data).hexdigest(), record))
     return tuple(sources.values())
+
+
+class _Head(msgspec.Struct):
+    format: str = ""
+
+
+def _format(data: bytes) -> str:
+    """What a file says it is; nothing if it is no JSON object, which its reader will explain."""
+    try:
+        return msgspec.json.decode(data, type=_Head).format
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
 
 
 def require_drawable(record: Record, name: str) -> None:

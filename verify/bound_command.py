@@ -2,31 +2,145 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
 import click
 
 from optcc.cli import SizeType, TopologyType, echo_card, echo_json, json_option
+from optcc.collective import COLLECTIVES, Collective
+from optcc.errors import InputError, SolverError, SolverUnknown, TopologyError
+from optcc.files import replace_file
 from optcc.topology import Topology
-from optcc.verify.bounds import allreduce_bound
-from optcc.verify.certificate import certify
+from optcc.verify.bounds import FABRIC, collective_bound, require_pooled
+from optcc.verify.certificate import Certificate, certify
+from optcc.verify.explain import Explanation, exact, explain
+from optcc.verify.lp import BoundUnknown, CertifiedBound, lp_bound
+from optcc.verify.packing import pack
 
 
 @click.command("bound", epilog="Example: optcc bound 4@50MB/s,3=25MB/s --size 64MiB")
 @click.argument("topology", type=TopologyType())
-@click.option("--size", type=SizeType(), required=True, help="Bytes of the message, such as 64MiB.")
+@click.option("--size", type=SizeType(), required=True, help="Bytes of the whole buffer, such as 64MiB.")
+@click.option("--collective", default="allreduce", show_default=True, help=f"{', '.join(COLLECTIVES)}.")
+@click.option("--root", default=0, show_default=True, help="The rank, for broadcast and reduce.")
+@click.option("--segments", type=click.IntRange(1), help="Also predict OptCC with that many.")
+@click.option("--achievable", is_flag=True, help="Also certify a packing of trees that reaches the bound.")
+@click.option("--certificate", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds for the linear program, if one is needed.")
 @json_option
-def command(topology: Topology, size: int, as_json: bool) -> None:
-    """The least time that any AllReduce of this size can take on TOPOLOGY, and the ports that decide it."""
-    bound = allreduce_bound(topology, size)
-    certificate = certify(bound, topology)
-    if not as_json:
-        echo_card(bound)
-        click.echo(f"exactly {bound.seconds} s; certificate replayed")
+def command(
+    topology: Topology,
+    size: int,
+    collective: str,
+    root: int,
+    segments: int | None,
+    achievable: bool,
+    file: Path | None,
+    time_limit: float,
+    as_json: bool,
+) -> None:
+    """The least time that any schedule can take on TOPOLOGY, why, and what would help.
+
+    Closed forms where there are some, else a linear program over cuts (servers that talk rail by rail and lost
+    different rails). Every bound comes with a certificate that is replayed in exact arithmetic before anything is
+    printed; `optcc replay` checks it again.
+    """
+    if not time_limit > 0:
+        raise InputError(f"--time-limit {time_limit:g}: must be above zero")
+    wanted = Collective(collective, topology.n_ranks, root)
+    told = _explanation(topology, size, wanted, segments)
+
+    def solve() -> Certificate:
+        with_fabric = told is not None and told.bound.model == FABRIC
+        return _solve(topology, wanted, size, time_limit, with_fabric, achievable or told is None)
+
+    certificate = _certify(told, topology, root, solve) if told is not None and not achievable else solve()
+    if achievable:
+        certificate = _with_trees(certificate)
+    if file is not None:
+        replace_file(file, certificate.to_bytes())
+    if as_json:
+        echo_json(_as_json(certificate, told))
         return
-    echo_json(
-        {
-            "seconds": float(bound.seconds),
-            "seconds_exact": str(bound.seconds.numerator) + "/" + str(bound.seconds.denominator),
-            "binding": list(bound.binding),
-            "certificate": certificate.as_json(),
-        }
+    if told is None:
+        echo_card(certificate)
+    else:
+        echo_card(told.bound)
+        click.echo("")
+        click.echo("\n".join(told.words))
+        for card in (told.gain_card(), told):
+            click.echo("")
+            echo_card(card)
+    click.echo(f"exactly {certificate.seconds} s; certificate replayed{_achieved(certificate)}")
+
+
+def _explanation(topology: Topology, size: int, wanted: Collective, segments: int | None) -> Explanation | None:
+    """What the closed forms have to say; None where servers cannot be treated as pooled endpoints."""
+    collective_bound(topology.healthy(), size, wanted.name, wanted.root)  # complains about the size, not the rails
+    try:
+        require_pooled(topology)
+    except TopologyError:
+        return None
+    return explain(topology, size, wanted.name, wanted.root, segments=segments)
+
+
+def _certify(told: Explanation, topology: Topology, root: int, solve: Callable[[], Certificate]) -> Certificate:
+    """The closed form's own certificate, or the linear program's where fabrics decide."""
+    try:
+        return certify(told.bound, topology, root)
+    except SolverError:
+        certificate = solve()
+        if certificate.seconds < told.bound.seconds:
+            raise
+        return certificate
+
+
+def _solve(
+    topology: Topology, wanted: Collective, size: int, time_limit_s: float, fabric: bool, primal: bool
+) -> Certificate:
+    """The certified optimum; on a time-out the best bound so far is shown before the error goes on."""
+    try:
+        certified: CertifiedBound = lp_bound(
+            topology, wanted, size, time_limit_s=time_limit_s, primal=primal, fabric=fabric
+        )
+    except BoundUnknown as unknown:
+        click.echo(f"best certified bound so far: {unknown.best.seconds} s", err=True)
+        raise
+    return certified.certificate
+
+
+def _with_trees(certificate: Certificate) -> Certificate:
+    """The certificate with every tree of its packing, where they can be listed; else with the loads alone."""
+    try:
+        return pack(certificate)
+    except SolverUnknown:
+        return certificate
+
+
+def _as_json(certificate: Certificate, told: Explanation | None) -> dict[str, object]:
+    achieved = None if certificate.achieved is None else certificate.achieved.seconds
+    return {
+        "seconds": float(certificate.seconds),
+        "seconds_exact": _ratio(certificate.seconds),
+        "binding": list(certificate.binding if told is None else told.bound.binding),
+        "achievable_exact": None if achieved is None else _ratio(achieved),
+        "gap": None if certificate.gap is None else exact(certificate.gap),
+        "certificate": certificate.as_json(),
+        "explanation": None if told is None else told.as_json(),
+    }
+
+
+def _ratio(number: Fraction) -> str:
+    """Always "a/b", also for a whole number."""
+    return f"{number.numerator}/{number.denominator}"
+
+
+def _achieved(certificate: Certificate) -> str:
+    """What is known of reaching the bound."""
+    if certificate.achieved is None or certificate.gap is None:
+        return ""
+    return (
+        "; reached by a packing of trees" if certificate.gap == 0 else f"; a packing of trees has gap {certificate.gap}"
     )

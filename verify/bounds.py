@@ -1,33 +1,116 @@
-"""How fast an AllReduce could possibly be: closed forms, exact.
+"""How fast a collective could possibly be: closed forms, exact, each with the proof that nothing is faster and the
+proof that the time is reached.
 
-Theorem (one endpoint a server, non-blocking core, every element reduced along an in-tree to one root and broadcast
-along an out-tree from it). With n bytes on p endpoints that send at most out_v and receive at most in_v bytes/s,
+The model
+---------
+p endpoints on a non-blocking core; endpoint v sends at most out_v and receives at most in_v bytes/s at once, full
+duplex. The message has n bytes. A schedule moves *elements*: a transfer carries, for each of its elements, one value
+as large as the element that depends on inputs of that element only. Reducing, forwarding, splitting and any order are
+allowed; what is not is coding across elements. "Reached" is meant in the fluid limit: with k pipelined segments the
+time is (1 + O(1/k)) times the closed form.
 
-    T* = n * max( max_v 1/out_v, max_v 1/in_v, 2(p - 1)/sum_v out_v, 2(p - 1)/sum_v in_v ).
+AllReduce
+---------
+    T* = n * max( max_v 1/out_v, max_v 1/in_v, 2(p - 1)/sum_v out_v, 2(p - 1)/sum_v in_v )
 
-Proof. Nobody can leave out v's contribution, and v must learn the result, so v sends and receives at least n bytes: the
-first two terms. An in-tree and an out-tree have p - 1 edges each, so each element crosses the network 2(p - 1) times,
-and all sends together, like all receives together, carry 2(p - 1) n bytes: the last two.
+*Nothing is faster.* (a) The others cannot do without v's contribution, and v must learn the result: v sends and
+receives at least n bytes (no model needed: these are cuts). (b) Each element needs 2(p - 1) transfers. Order the
+transfers of one element by their completion, and stop at the first one after which some endpoint r knows all p
+contributions. So far each of the other p - 1 endpoints has sent at least once, or r would not know its contribution:
+p - 1 transfers. Only r knows everything, since a transfer teaches its receiver alone; so each of the others receives
+at least once later: p - 1 transfers more. So all sends together, and all receives together, carry 2(p - 1) n bytes.
+
+*It is reached.* Reduce along an in-tree to r and broadcast along an out-tree from r, for any fixed r. The numbers of
+children in the out-tree may be any integers d >= 0 that sum up to p - 1 with d_r >= 1 (such a tree exists for each of
+them, and the vectors are the integer points of an integral simplex), so mixtures of out-trees make d any *real*
+vector of that kind. Endpoint v sends [v != r] + d_v times the data, which is any vector s >= 1 with the sum 2(p - 1).
+Likewise the in-tree makes the receives any such vector, independently of the sends, so that out and in may differ.
+T >= T* is precisely what makes s_v = T out_v / n large enough to shrink to such a vector. Transfers of one period are
+a bipartite multigraph between out-ports and in-ports, and have a timetable as long as the busiest port (König), so a
+pipeline of the mixture runs at that rate.
+
+Broadcast from r, Reduce to r, AllGather, ReduceScatter
+-------------------------------------------------------
+Let w_v be the share of the result that starts at v (Broadcast: w_r = 1; AllGather: w_v = 1/p).
+
+    T = n * max( max_v (1 - w_v)/in_v, max_v w_v/out_v, (p - 1)/sum_v out_v )
+
+*Nothing is faster*, even with coding: v must receive what it does not have, 1 - w_v; it must send what only it has,
+w_v; all receives together are sum_v (1 - w_v) = p - 1, and all of that is sent by somebody, receivers of a broadcast
+included. *It is reached*: share w_r goes along out-trees from r. Their children are e_r + (p - 2) times a point of
+the unit simplex, so together the sends are w + (p - 2) times a point of the simplex: any vector s >= w with the sum
+p - 1. Everybody receives exactly 1 - w_v. Reduce and ReduceScatter are the same with all arrows turned round: swap out
+and in.
+
+Servers with a fabric of finite rate
+------------------------------------
+`collective_bound` also knows servers of g GPUs that exchange at most f bytes/s each way per GPU inside the server,
+beside the pooled NICs (the model of `optcc.simulate`: traffic between servers uses the NICs, traffic inside uses the
+fabric). For any set S of servers, look at their GPUs one by one and at every other server as a whole: for N servers
+these are p_S = N + sum_S (g - 1) parties. (b) holds for parties as for endpoints: 2(p_S - 1) transfers of each element
+go from one party to another, each through a fabric port of a server in S or out of some server (into some server). So
+
+    out and fabrics   2(p_S - 1) n / (sum_v out_v + sum_S g f), and with in for out
+    around s          2 g n / (g f + out_s + in_s): the parties are the GPUs of s, and the rest of the world
+                      g n / (g f + in_s), with out for in: each GPU of s receives and sends n bytes
+                      g n / (g f + sum_{v != s} out_v), with in for out: what enters s has left another server
+    without s         2(p_S - 1) n / (sum_{v != s} (out_v + in_v) + sum_S g f): what s sends enters another server
+
+Of all S, only those matter that take the servers with the largest 2(g - 1)/(g f) first: for a given time t the demand
+sum_v out_v t + sum_s min(g f t, 2(g - 1)n) >= 2(N - 1)n + 2 sum_s (g - 1)n is hardest for S = {s: g f t < 2(g - 1)n}.
+The other collectives have (b) with one p_S - 1; at the root's server of a Broadcast (Reduce) g - 1 fabric ports
+count, those of the GPUs that receive (send).
+
+*Reached* where `Bound.tight` says so: for Broadcast, Reduce, AllGather, ReduceScatter always; for AllReduce if out =
+in at every server, or if no fabric is in the way (g f T >= 2(g - 1) n). The witness: inside a server the trees fall
+into 1 + y pieces, each joined to the others through NICs; y = 0 where the fabric is fast enough, else as many as it
+lacks, half of them for the in-tree and half for the out-tree. Elsewhere it is a lower bound; no instance is known in
+which it is not reached as well.
+
+Latency
+-------
+If each message takes at least a seconds, every bound above becomes T + a: the last byte that counts has left by
+T - a. If besides a port has one message at a time, for a seconds or more, then any of these collectives (n > 0) takes
+ceil(log2 p) a: the ranks that hold r's contribution at most double in each interval [ka, (k+1)a), since a message
+that arrives in it left before ka from a rank that knew it then, and two arrivals from one port are a apart. A
+schedule in which D transfers wait for each other takes D a.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from optcc.collective import Collective
 from optcc.errors import InputError, TopologyError
 from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.units import show_rate, show_size, show_time
 
+POOLED = "pooled endpoints, non-blocking core"
+FABRIC = "pooled endpoints and GPU fabrics, non-blocking core"
+TITLES = {
+    "allreduce": "AllReduce",
+    "reducescatter": "ReduceScatter",
+    "allgather": "AllGather",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+}
+"""How people write the names of collectives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One reason why it cannot be faster: `port` must carry `bytes` at `rate` bytes/s."""
+    """One reason why it cannot be faster: `port` must carry `bytes` at `rate` bytes/s.
+
+    `ports` are the ports whose rates add up to `rate`: `out NAME`, `in NAME` of a server, `fabric NAME` of its GPUs.
+    """
 
     port: str
     bytes: Fraction
     rate: Fraction
+    ports: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> Fraction:
@@ -37,11 +120,16 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Bound(Shown):
-    """A lower bound in exact seconds, with every term it is the maximum of."""
+    """A lower bound in exact seconds, with every term it is the maximum of.
+
+    `tight`: some schedule comes as close to it as one likes, with enough segments.
+    """
 
     model: str
     size_bytes: int
     terms: tuple[Term, ...]
+    collective: str = "allreduce"
+    tight: bool = True
 
     @property
     def seconds(self) -> Fraction:
@@ -49,11 +137,18 @@ class Bound(Shown):
         return max((term.seconds for term in self.terms), default=Fraction(0))
 
     @property
+    def binding_terms(self) -> tuple[Term, ...]:
+        """The terms that are the bound."""
+        seconds = self.seconds
+        return tuple(term for term in self.terms if term.seconds == seconds)
+
+    @property
     def binding(self) -> tuple[str, ...]:
         """The ports whose term is the bound."""
-        return tuple(term.port for term in self.terms if term.seconds == self.seconds)
+        return tuple(term.port for term in self.binding_terms)
 
     def card(self) -> Card:
+        seconds = self.seconds
         slowest_first = sorted(self.terms, key=lambda term: -term.seconds)
         rows = tuple(
             (
@@ -61,39 +156,294 @@ class Bound(Shown):
                 f"{float(term.bytes):.6g}",
                 show_rate(term.rate),
                 show_time(float(term.seconds)),
-                "binds" if term.seconds == self.seconds else "",
+                "binds" if term.seconds == seconds else "",
             )
             for term in slowest_first
         )
-        title = f"no AllReduce of {show_size(self.size_bytes)} is faster than {show_time(float(self.seconds))}"
+        name = TITLES[self.collective]
+        title = f"no {name} of {show_size(self.size_bytes)} is faster than {show_time(float(seconds))}"
         return Card(title, ("port", "bytes", "rate", "time", ""), rows)
 
 
 def allreduce_bound(topology: Topology, size_bytes: int) -> Bound:
     """The bound of the theorem for AllReduce of `size_bytes`, servers as endpoints with their surviving NICs pooled.
 
-    Every binding port is named, with the bytes it must carry. Latency is not in it, so it holds with any.
+    Every binding port is named, with the bytes it must carry. Latency and fabrics are not in it, so it holds with any.
 
     >>> str(allreduce_bound(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000).seconds)
     '4'
 
     Raises InputError for a negative size, TopologyError for servers that talk rail by rail and lost different rails.
     """
+    return collective_bound(topology, size_bytes, fabric=False)
+
+
+def collective_bound(
+    topology: Topology, size_bytes: int, collective: str = "allreduce", root: int = 0, *, fabric: bool = True
+) -> Bound:
+    """The bound for one of `optcc.collective.COLLECTIVES`; `size_bytes` is the whole buffer, `root` a rank.
+
+    For AllGather and ReduceScatter each rank owns size_bytes / ranks exactly; where that is no whole number of
+    elements, real shares differ from it by less than one. Fabrics of finite rate are in it unless `fabric` is false.
+
+    >>> four = Topology.parse("4@50MB/s,3=25MB/s")
+    >>> [str(collective_bound(four, 100_000_000, name).seconds) for name in ("allgather", "broadcast")]
+    ['3', '4']
+    >>> collective_bound(four, 100_000_000, "broadcast", root=3).binding
+    ('out h3',)
+
+    Raises InputError for a negative size or a collective or root that does not exist, TopologyError for servers that
+    talk rail by rail and lost different rails.
+    """
     if size_bytes < 0:
         raise InputError(f"size {size_bytes}: must not be negative")
+    Collective(collective, topology.n_ranks, root)
     require_pooled(topology)
-    p = len(topology.servers)
-    if p == 1 or size_bytes == 0:
-        return Bound("pooled endpoints, non-blocking core", size_bytes, ())
-    n, total = Fraction(size_bytes), Fraction(2 * (p - 1) * size_bytes)
-    names = [server.name for server in topology.servers]
-    terms = (
-        *(Term(f"out {name}", n, rate) for name, rate in zip(names, topology.out, strict=True)),
-        *(Term(f"in {name}", n, rate) for name, rate in zip(names, topology.in_, strict=True)),
-        Term("out of all endpoints together", total, sum(topology.out, Fraction(0))),
-        Term("in of all endpoints together", total, sum(topology.in_, Fraction(0))),
+    parties = _parties(topology, collective, root, fabric)
+    model = FABRIC if any(each.fabric for each in parties) else POOLED
+    if topology.n_ranks == 1 or size_bytes == 0:
+        return Bound(model, size_bytes, (), collective)
+    terms = tuple(
+        replace(term, bytes=term.bytes * size_bytes)
+        for term in (*_nic_terms(parties, collective), *_fabric_terms(parties, collective))
     )
-    return Bound("pooled endpoints, non-blocking core", size_bytes, terms)
+    bound = Bound(model, size_bytes, terms, collective)
+    return replace(bound, tight=_is_tight(parties, bound))
+
+
+_Side = Callable[[Sequence["_Party"]], tuple[tuple[str, ...], Fraction]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """A server: `share` of the result starts (or ends) at it; `fabric` sums up its ports that count, 0: no limit."""
+
+    name: str
+    gpus: int
+    out: Fraction
+    in_: Fraction
+    share: Fraction
+    fabric: Fraction
+
+
+def _parties(topology: Topology, collective: str, root: int, fabric: bool) -> list[_Party]:
+    root_server, n_ranks = topology.rank_server[root], topology.n_ranks
+    rooted = collective in ("broadcast", "reduce")
+    parties = []
+    for index, server in enumerate(topology.servers):
+        share = Fraction(int(index == root_server)) if rooted else Fraction(server.gpus, n_ranks)
+        # The root of a Broadcast receives nothing, and the root of a Reduce sends nothing, inside its server.
+        n_ports = server.gpus - int(rooted and index == root_server)
+        finite = fabric and server.fabric is not None and server.gpus > 1
+        rate = n_ports * server.fabric if finite and server.fabric is not None else Fraction(0)
+        parties.append(_Party(server.name, server.gpus, server.out, server.in_, share, rate))
+    return parties
+
+
+def _out(parties: Sequence[_Party]) -> tuple[tuple[str, ...], Fraction]:
+    return tuple(f"out {each.name}" for each in parties), sum((each.out for each in parties), Fraction(0))
+
+
+def _in(parties: Sequence[_Party]) -> tuple[tuple[str, ...], Fraction]:
+    return tuple(f"in {each.name}" for each in parties), sum((each.in_ for each in parties), Fraction(0))
+
+
+def _nic_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
+    """Bytes as multiples of the message: what each server sends and receives, and all servers together."""
+    n_servers = len(parties)
+    if n_servers == 1:
+        return
+    rounds = _rounds(collective)
+    for direction in ("out", "in"):
+        for each in parties:
+            amount = _least(each, collective, direction)
+            if amount:
+                rate = each.out if direction == "out" else each.in_
+                yield Term(f"{direction} {each.name}", amount, rate, (f"{direction} {each.name}",))
+    for direction, side in _sides(collective):
+        ports, rate = side(parties)
+        yield Term(f"{direction} of all endpoints together", Fraction(rounds * (n_servers - 1)), rate, ports)
+
+
+def _rounds(collective: str) -> int:
+    """How many trees an element needs: in and out, or one of them."""
+    return 2 if collective == "allreduce" else 1
+
+
+def _sides(collective: str) -> list[tuple[str, _Side]]:
+    """On which side the ports together can be in the way: the other side receives what it must, and no more."""
+    sides: dict[str, list[tuple[str, _Side]]] = {
+        "allreduce": [("out", _out), ("in", _in)],
+        "broadcast": [("out", _out)],
+        "allgather": [("out", _out)],
+        "reduce": [("in", _in)],
+        "reducescatter": [("in", _in)],
+    }
+    return sides[collective]
+
+
+def _least(party: _Party, collective: str, direction: str) -> Fraction:
+    """What a server cannot avoid to send or receive."""
+    if collective == "allreduce":
+        return Fraction(1)
+    spreads = collective in ("broadcast", "allgather")
+    return party.share if spreads == (direction == "out") else 1 - party.share
+
+
+def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
+    """The terms with fabrics in them; see the head of this file."""
+    slow = [each for each in parties if each.fabric]
+    rounds, n_servers = _rounds(collective), len(parties)
+    # Chain of sets S: the server whose fabric takes longest for its g - 1 comes first.
+    slow.sort(key=lambda each: Fraction(each.gpus - 1) / each.fabric, reverse=True)
+    for direction, side in _sides(collective):
+        nics = side(parties) if n_servers > 1 else ((), Fraction(0))
+        label = f"{direction} of all endpoints" if n_servers > 1 else ""
+        yield from _chain(slow, rounds, n_servers, label, nics)
+    if n_servers == 1:
+        return
+    for each in slow:
+        others = [other for other in parties if other is not each]
+        fabric = (f"fabric {each.name}",)
+        for direction, own, other in (("out", _out, _in), ("in", _in, _out)):
+            amount = each.gpus - 1 + _least(each, collective, direction)
+            if collective != "allreduce" and direction == _sides(collective)[0][0]:
+                continue
+            back = "in" if direction == "out" else "out"
+            for label, (ports, rate) in (
+                (f"{direction} {each.name}", own([each])),
+                (f"{back} of all but {each.name}", other(others)),
+            ):
+                yield Term(f"fabric {each.name} and {label}", amount, each.fabric + rate, fabric + ports)
+        if collective == "allreduce":
+            (out, out_rate), (in_, in_rate) = _out([each]), _in([each])
+            label = f"fabric {each.name}, out {each.name} and in {each.name}"
+            rate = each.fabric + out_rate + in_rate
+            yield Term(label, Fraction(2 * each.gpus), rate, fabric + out + in_)
+    if collective == "allreduce" and slow:
+        least = min(_out(parties)[1], _in(parties)[1])
+        for each in parties:
+            others = [other for other in parties if other is not each]
+            (out, out_rate), (in_, in_rate) = _out(others), _in(others)
+            if out_rate + in_rate < least:
+                nics = (out + in_, out_rate + in_rate)
+                yield from _chain(slow, rounds, n_servers, f"out and in of all but {each.name}", nics)
+
+
+def _chain(
+    slow: Sequence[_Party], rounds: int, n_servers: int, label: str, nics: tuple[tuple[str, ...], Fraction]
+) -> Iterator[Term]:
+    """The terms of the sets S that are made of the first few of `slow`, beside the NICs `nics`."""
+    ports, rate = nics
+    amount = Fraction(rounds * (n_servers - 1))
+    names: list[str] = []
+    for each in slow:
+        names.append(each.name)
+        ports, rate, amount = (f"fabric {each.name}", *ports), rate + each.fabric, amount + rounds * (each.gpus - 1)
+        fabrics = "all fabrics" if len(names) == len(slow) > 3 else f"fabric {', '.join(names)}"
+        if len(names) > 3 and len(names) < len(slow):
+            fabrics = f"fabric {names[0]} and {len(names) - 1} more"
+        yield Term(f"{fabrics} and {label}" if label else fabrics, amount, rate, ports)
+
+
+def _is_tight(parties: Sequence[_Party], bound: Bound) -> bool:
+    if bound.collective != "allreduce" or all(each.out == each.in_ for each in parties):
+        return True
+    carried = bound.seconds / bound.size_bytes
+    return all(not each.fabric or each.fabric * carried >= 2 * (each.gpus - 1) for each in parties)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyBound(Shown):
+    """A bound with the latency of messages in it.
+
+    `rounds` is how many messages must follow one another if a port has one at a time; 0 where ports may have many under
+    way, as in `optcc.simulate`.
+    """
+
+    fluid: Bound
+    latency_s: Fraction
+    rounds: int
+
+    @property
+    def seconds(self) -> Fraction:
+        """max(fluid + latency, rounds * latency); zero if there is nothing to do."""
+        if not self.fluid.terms:
+            return Fraction(0)
+        return max(self.fluid.seconds + self.latency_s, self.rounds * self.latency_s)
+
+    @property
+    def binding(self) -> tuple[str, ...]:
+        """`latency` where the rounds decide, else the ports of the fluid bound."""
+        if self.fluid.terms and self.seconds > self.fluid.seconds + self.latency_s:
+            return ("latency",)
+        return self.fluid.binding
+
+    def card(self) -> Card:
+        rows = [
+            ("bandwidth", show_time(float(self.fluid.seconds))),
+            ("one message more", show_time(float(self.fluid.seconds + self.latency_s))),
+        ]
+        if self.rounds:
+            rows.append((f"{self.rounds} messages in a row", show_time(float(self.rounds * self.latency_s))))
+        name = TITLES[self.fluid.collective]
+        title = f"no {name} of {show_size(self.fluid.size_bytes)} is faster than {show_time(float(self.seconds))}"
+        return Card(title, ("because of", "time"), tuple(rows))
+
+
+def latency_bound(
+    topology: Topology, size_bytes: int, collective: str = "allreduce", root: int = 0, *, exclusive: bool = True
+) -> LatencyBound:
+    """The bound with the topology's latency; `exclusive`: a rank sends one message at a time, and receives one.
+
+    >>> eight = Topology.parse("8@50GB/s").with_latency(Fraction(5, 10**6))
+    >>> latency_bound(eight, 1024).seconds == 3 * Fraction(5, 10**6)
+    True
+
+    Raises what `collective_bound` raises.
+    """
+    fluid = collective_bound(topology, size_bytes, collective, root)
+    rounds = latency_rounds(topology.n_ranks) if exclusive else 0
+    return LatencyBound(fluid, topology.latency_s, rounds)
+
+
+def latency_rounds(n_ranks: int) -> int:
+    """ceil(log2 n_ranks): how many messages must follow one another until everybody has heard of everybody.
+
+    >>> [latency_rounds(p) for p in (1, 2, 3, 4, 5, 8, 9)]
+    [0, 1, 2, 2, 3, 3, 4]
+    """
+    return (n_ranks - 1).bit_length()
+
+
+def tree_depth(n_ranks: int, degree_max: int) -> int:
+    """The least depth of a tree over `n_ranks` in which no node has more than `degree_max` neighbours.
+
+    From the root at most D(D-1)^(d-1) nodes are d steps away. A reduction up such a tree and a broadcast down take
+    2 * depth * latency.
+
+    >>> tree_depth(10, 3), tree_depth(11, 3), tree_depth(9, 2), tree_depth(2, 1)
+    (2, 3, 4, 1)
+
+    Raises InputError where there is no such tree.
+    """
+    if n_ranks < 1 or degree_max < (n_ranks > 1) + (n_ranks > 2):
+        raise InputError(f"tree over {n_ranks} ranks with degree {degree_max}: does not exist")
+    depth, reached, level = 0, 1, 1
+    while reached < n_ranks:
+        level *= degree_max - (depth > 0)
+        reached += level
+        depth += 1
+    return depth
+
+
+def depth_seconds(depth: int, latency_s: Fraction) -> Fraction:
+    """What a chain of `depth` transfers, each waiting for the one before, takes at least: depth * latency.
+
+    >>> depth_seconds(2 * tree_depth(10, 3), Fraction(5))
+    Fraction(20, 1)
+    """
+    return depth * latency_s
 
 
 def require_pooled(topology: Topology) -> None:

@@ -103,7 +103,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bound(capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds, exactly and as a float, what binds, and the certificate."""
     answer = done(capsys, "bound", "4@50MB/s,3=25MB/s", "--size", "100MB")
-    assert set(answer) == {"seconds", "seconds_exact", "binding", "certificate"}
+    promised = {"seconds", "seconds_exact", "binding", "certificate"}
+    assert set(answer) == promised | {"achievable_exact", "gap", "explanation"}
     assert answer["seconds_exact"] == "4/1"
     assert answer["seconds"] == 4.0
     assert answer["binding"] == ["out h3", "in h3"]
@@ -315,3 +316,34 @@ def test_main_exits_with_the_code() -> None:
     with pytest.raises(SystemExit) as leaving:
         cli.main(["list", "--json"])
     assert leaving.value.code == 0
+
+
+def test_a_bound_keeps_its_certificate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Written, replayed, refused once a number is altered, refused as bad input once cut."""
+    file = tmp_path / "bound.json"
+    where = ("4@50MB/s,3=25MB/s", "--size", "100MB")
+    assert done(capsys, "bound", *where, "--achievable", "--certificate", str(file))["gap"] == "0/1"
+    told = done(capsys, "replay", str(file), "--topology", where[0])
+    assert (told["verdict"], told["seconds_exact"], told["gap"]) == ("proved", "4/1", "0/1")
+    text = file.read_text(encoding="utf-8")
+    altered = text.replace('"seconds":"4/1"', '"seconds":"3/1"', 1)
+    assert altered != text
+    file.write_text(altered, encoding="utf-8")
+    assert cli.run(["replay", str(file)]) == 1
+    file.write_text(text[: len(text) // 2], encoding="utf-8")
+    assert cli.run(["replay", str(file)]) == 2
+
+
+def test_a_bound_for_servers_that_lost_different_rails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No closed form: the linear program answers, certified from both sides."""
+    nic = '{ rail = RAIL, rate = "1GB/s", failed = FAILED }'
+
+    def server(lost: int) -> str:
+        nics = [nic.replace("RAIL", str(j)).replace("FAILED", str(j == lost).lower()) for j in (0, 1)]
+        return f"[[servers]]\nnics = [{', '.join(nics)}]\n"
+
+    file = tmp_path / "rails.toml"
+    file.write_text("rail_only = true\n" + "".join(map(server, (-1, -1, 0, 1))), encoding="utf-8")
+    answer = done(capsys, "bound", str(file), "--size", "1GB")
+    assert (answer["gap"], answer["explanation"]) == ("0/1", None)
+    assert answer["seconds_exact"] == answer["achievable_exact"] == "1/1"

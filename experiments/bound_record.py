@@ -1,0 +1,188 @@
+"""What the lower bound says of lost bandwidth: T* over the fault-free ring, for many sizes of clusters, as a record.
+
+Nothing is measured: `curves` evaluates the closed forms of `optcc.verify.predictions` on topologies, exactly. The
+record is a file of its own format, `optcc-bounds/1`; rationals are text, "a/b" in lowest terms. The one that comes with
+the package is made by
+
+    python -m optcc.experiments.bound_record
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from optcc.errors import CodecError
+from optcc.files import read_file, replace_file
+from optcc.topology import Nic, Server, Topology
+from optcc.verify.predictions import optimum, ring
+
+FORMAT = "optcc-bounds/1"
+TITLE = "T* and the ring over the fault-free ring, equal stragglers"
+COLUMNS = ("lost", "ring", "optimal")
+RANKS = (4, 8, 16, 64, 256, 1024)
+STRAGGLERS = (1, 2, 3, 4)
+STEPS = 64
+LOST_MAX = Fraction(3, 4)
+PATH = Path(__file__).parent / "records" / "bound-curves.json"
+FILE_BYTES_MAX = 2**24
+_RATIONAL = re.compile(r"(0|[1-9][0-9]{0,40})/([1-9][0-9]{0,40})")
+_NODES_MAX = 2**20
+_BEYOND_POWERS = range(7, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """At the share `lost` of the stragglers' bandwidth: the ring's and the optimal time over the fault-free ring's."""
+
+    lost: Fraction
+    ring: Fraction
+    optimal: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`stragglers` of `ranks` endpoints have lost the same share; points in rising order of it."""
+
+    ranks: int
+    stragglers: int
+    points: tuple[Point, ...]
+
+
+class _Curve(msgspec.Struct, forbid_unknown_fields=True):
+    ranks: int
+    stragglers: int
+    points: list[tuple[str, str, str]]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    title: str
+    command: list[str]
+    columns: list[str]
+    curves: list[_Curve]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCurves:
+    """The record: how it was made, and its curves."""
+
+    title: str
+    command: tuple[str, ...]
+    curves: tuple[Curve, ...]
+
+    def to_bytes(self) -> bytes:
+        """The record as a file, a line for each curve's points."""
+        curves = [
+            {
+                "ranks": curve.ranks,
+                "stragglers": curve.stragglers,
+                "points": [[_text(each.lost), _text(each.ring), _text(each.optimal)] for each in curve.points],
+            }
+            for curve in self.curves
+        ]
+        head = {"format": FORMAT, "title": self.title, "command": list(self.command), "columns": list(COLUMNS)}
+        lines = ",\n  ".join(json.dumps(curve) for curve in curves)
+        return f'{json.dumps(head, indent=1)[:-2]},\n "curves": [\n  {lines}\n ]\n}}\n'.encode()
+
+    def write(self, path: Path) -> None:
+        """Replaces the file at `path`; raises InputError if that fails."""
+        replace_file(path, self.to_bytes())
+
+    @classmethod
+    def read(cls, path: Path) -> BoundCurves:
+        """The record in a file; raises InputError if it cannot be read, CodecError if it is none."""
+        return cls.from_bytes(read_file(path, FILE_BYTES_MAX), str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> BoundCurves:
+        """The record in `data`; raises CodecError, with `name` and the path to the field, if it is none."""
+        try:
+            file = msgspec.json.decode(data, type=_File)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise CodecError(f"record {name!r}: {error}") from None
+
+        def check(field: str, value: object, holds: bool, rule: str) -> None:
+            if not holds:
+                raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
+
+        check("format", file.format, file.format == FORMAT, f"be {FORMAT!r}")
+        check("columns", file.columns, tuple(file.columns) == COLUMNS, f"be {list(COLUMNS)}")
+        check("curves", file.curves, bool(file.curves), "have at least one curve")
+        curves = []
+        for number, curve in enumerate(file.curves):
+            field = f"curves[{number}]"
+            check(f"{field}.ranks", curve.ranks, 2 <= curve.ranks <= _NODES_MAX, f"be from 2 to {_NODES_MAX}")
+            check(f"{field}.stragglers", curve.stragglers, 1 <= curve.stragglers <= curve.ranks, "be 1 to the ranks")
+            check(f"{field}.points", curve.points, len(curve.points) > 1, "have at least two points")
+            points = []
+            for place, texts in enumerate(curve.points):
+                where = f"{field}.points[{place}]"
+                for text in texts:
+                    match = _RATIONAL.fullmatch(text)
+                    check(where, text, match is not None and text == _text(Fraction(text)), "be a/b in lowest terms")
+                point = Point(*(Fraction(text) for text in texts))
+                check(where, texts[0], point.lost < 1, "be below 1")
+                check(where, texts[2], 1 <= point.optimal <= point.ring, "be from 1 to the ring's")
+                points.append(point)
+            rising = all(one.lost < other.lost for one, other in pairwise(points))
+            check(f"{field}.points", [_text(each.lost) for each in points], rising, "rise")
+            curves.append(Curve(curve.ranks, curve.stragglers, tuple(points)))
+        keys = [(curve.ranks, curve.stragglers) for curve in curves]
+        check("curves", keys, len(set(keys)) == len(keys), "be of different ranks or stragglers")
+        return cls(file.title, tuple(file.command), tuple(curves))
+
+
+def stragglers(ranks: int, count: int, lost: Fraction) -> Topology:
+    """`ranks` endpoints of rate 1, the last `count` of which have lost a share of it."""
+    servers = []
+    for index in range(ranks):
+        rate = 1 - lost if index >= ranks - count else Fraction(1)
+        servers.append(Server(f"h{index}", 1, (Nic(0, rate, rate),)))
+    return Topology(tuple(servers))
+
+
+def curves(ranks: Sequence[int] = RANKS, counts: Sequence[int] = STRAGGLERS, steps: int = STEPS) -> tuple[Curve, ...]:
+    """A curve for each number of stragglers and of ranks: at multiples of 1/steps, and about where the bound bends."""
+    return tuple(_curve(p, count, steps) for count in counts for p in ranks if count <= p)
+
+
+def _curve(ranks: int, count: int, steps: int) -> Curve:
+    shares = {Fraction(step, steps) for step in range(int(LOST_MAX * steps) + 1)}
+    if count < ranks:
+        # l = 2l(p - 1)/(l(p - s) + s): from there on the stragglers bind, and not the sum.
+        slowdown = Fraction(2 * (ranks - 1) - count, ranks - count)
+        bend = 1 - 1 / slowdown
+        # It rises steeply beyond, so points are closer there.
+        beyond = {bend + Fraction(1, 2**power) for power in _BEYOND_POWERS}
+        shares |= {share for share in (bend, *beyond) if bend > 0 and share <= LOST_MAX}
+    # Not `fault_free` of each topology: where everybody is slow, it cannot know how fast they have been.
+    unit = ring(stragglers(ranks, 0, Fraction(0)), 1)
+    points = []
+    for lost in sorted(shares):
+        topology = stragglers(ranks, count, lost)
+        points.append(Point(lost, ring(topology, 1) / unit, optimum(topology, 1) / unit))
+    return Curve(ranks, count, tuple(points))
+
+
+def make(path: Path) -> BoundCurves:
+    """Evaluates all curves and writes the record."""
+    record = BoundCurves(TITLE, ("python", "-m", "optcc.experiments.bound_record"), curves())
+    record.write(path)
+    return record
+
+
+def _text(number: Fraction) -> str:
+    return f"{number.numerator}/{number.denominator}"
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)

@@ -1,0 +1,257 @@
+"""`Network` and `Demand`: what a bound is about, as a graph, and what every element must do on it.
+
+Endpoints contribute and want the result; switches only pass messages on (they neither copy nor add). A link carries
+bytes from one node to the next and uses up every port named at it: a NIC one way, a spine, a cable. A topology becomes
+a network of servers around one core that joins the rails, or around one switch a rail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from optcc.collective import Collective
+from optcc.errors import TopologyError
+from optcc.show import Card, Shown
+from optcc.topology import Nic, Server, Topology
+from optcc.units import show_rate
+
+REDUCE = "reduce"
+BROADCAST = "broadcast"
+KINDS_OF = {
+    "allreduce": (REDUCE, BROADCAST),
+    "reducescatter": (REDUCE,),
+    "allgather": (BROADCAST,),
+    "broadcast": (BROADCAST,),
+    "reduce": (REDUCE,),
+}
+"""Which trees each element of a collective needs: in-trees to its root, out-trees from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """Something that many links share: `rate` bytes/s at once."""
+
+    name: str
+    rate: Fraction
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0:
+            raise TopologyError(f"port {self.name}: rate {self.rate}: must be above zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One way from node `tail` to node `head`; each byte on it takes a byte of each port in `ports`."""
+
+    tail: int
+    head: int
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Network(Shown):
+    """Endpoints 0..p-1, then switches; ports; links between nodes.
+
+    Raises TopologyError for a name that is used twice, and for links that cannot be.
+    """
+
+    endpoints: tuple[str, ...]
+    switches: tuple[str, ...]
+    ports: tuple[Port, ...]
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise TopologyError("network: must have at least one endpoint")
+        for what, names in (("endpoint", self.endpoints), ("switch", self.switches), ("port", self.port_names)):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise TopologyError(f"{what} {twice}: the name is used twice")
+        for number, link in enumerate(self.links):
+            if link.tail == link.head or not 0 <= link.tail < self.n_nodes or not 0 <= link.head < self.n_nodes:
+                raise TopologyError(f"link {number}: {link.tail}->{link.head}: must join two nodes of {self.n_nodes}")
+            if not link.ports or len(set(link.ports)) < len(link.ports):
+                raise TopologyError(f"link {number}: ports {link.ports}: must name at least one, each once")
+            if any(not 0 <= port < len(self.ports) for port in link.ports):
+                raise TopologyError(f"link {number}: ports {link.ports}: must be below {len(self.ports)}")
+
+    @property
+    def n_nodes(self) -> int:
+        """Endpoints and switches."""
+        return len(self.endpoints) + len(self.switches)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all nodes, endpoints first."""
+        return self.endpoints + self.switches
+
+    @property
+    def port_names(self) -> tuple[str, ...]:
+        """Names of the ports."""
+        return tuple(port.name for port in self.ports)
+
+    def card(self) -> Card:
+        title = f"{len(self.endpoints)} endpoints, {len(self.switches)} switches, {len(self.links)} links"
+        return Card(title, ("port", "rate"), tuple((port.name, show_rate(port.rate)) for port in self.ports))
+
+    @classmethod
+    def from_links(
+        cls, endpoints: Sequence[str], links: Iterable[tuple[str, str, Fraction | int]], switches: Sequence[str] = ()
+    ) -> Network:
+        """A directed graph: (from, to, bytes/s), each link a port of its own.
+
+        >>> Network.from_links("ab", [("a", "s", 2), ("s", "b", 1), ("b", "a", 1)], switches=["s"]).port_names
+        ('a->s', 's->b', 'b->a')
+
+        Raises TopologyError for a node that does not exist, a rate that is not above zero, a link that is there twice.
+        """
+        number = {name: index for index, name in enumerate((*endpoints, *switches))}
+        ports: list[Port] = []
+        made: list[Link] = []
+        for tail, head, rate in links:
+            for name in (tail, head):
+                if name not in number:
+                    raise TopologyError(f"link {tail}->{head}: {name}: no such endpoint or switch")
+            made.append(Link(number[tail], number[head], (len(ports),)))
+            ports.append(Port(f"{tail}->{head}", Fraction(rate)))
+        return cls(tuple(endpoints), tuple(switches), tuple(ports), tuple(made))
+
+    @classmethod
+    def from_topology(cls, topology: Topology, *, fabric: bool = False) -> Network:
+        """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail.
+
+        A rail on which a server is alone leads nowhere and is left out. With `fabric`, a server of several GPUs whose
+        fabric has a finite rate is taken apart: its GPUs are the endpoints, they share the NICs, and each has the
+        fabric's rate each way to the others.
+
+        >>> Network.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
+        ('out h0', 'in h0', 'out h1', 'in h1')
+        """
+        inside = [_inside(server, fabric) for server in topology.servers]
+        endpoints = tuple(name for names in inside for name in names)
+        first = [sum(map(len, inside[:server])) for server in range(len(inside))]
+        hubs: dict[str, dict[int, list[Nic]]] = {}
+        for server, each in enumerate(topology.servers if len(inside) > 1 else ()):
+            for nic in each.nics:
+                if not nic.failed:
+                    hub = f"rail {nic.rail}" if topology.rail_only else "core"
+                    hubs.setdefault(hub, {}).setdefault(server, []).append(nic)
+        hubs = {hub: servers for hub, servers in hubs.items() if len(servers) > 1}
+        order = sorted(hubs, key=lambda hub: (len(hub), hub))
+        apart = [server for server, names in enumerate(inside) if len(names) > 1]
+        switches = [*order, *(f"fabric {topology.servers[server].name}" for server in apart)]
+        ports: list[Port] = []
+        links: list[Link] = []
+
+        def nodes(server: int) -> range:
+            return range(first[server], first[server] + len(inside[server]))
+
+        def port(name: str, rate: Fraction) -> tuple[int, ...]:
+            ports.append(Port(name, rate))
+            return (len(ports) - 1,)
+
+        for number, hub in enumerate(order, start=len(endpoints)):
+            taking: dict[int, tuple[int, ...]] = {}
+            leaving: list[tuple[int, int]] = []
+            for server, nics in hubs[hub].items():
+                where = topology.servers[server].name + (f" {hub}" if topology.rail_only else "")
+                out = port(f"out {where}", sum((nic.out for nic in nics), Fraction(0)))
+                taking[server] = port(f"in {where}", sum((nic.in_ for nic in nics), Fraction(0)))
+                switch = number
+                if server in apart:  # what its GPUs send each other takes the fabric: it may not turn round at the hub
+                    switch = len(endpoints) + len(switches)
+                    switches.append(f"{hub} from {topology.servers[server].name}")
+                    leaving.append((server, switch))
+                links.extend(Link(node, switch, out) for node in nodes(server))
+                links.extend(Link(number, node, taking[server]) for node in nodes(server))
+            for source, switch in leaving:
+                for server in taking:
+                    links.extend(Link(switch, node, taking[server]) for node in nodes(server) if server != source)
+        for number, server in enumerate(apart, start=len(endpoints) + len(order)):
+            rate = topology.servers[server].fabric
+            assert rate is not None
+            for node in nodes(server):
+                links.append(Link(node, number, port(f"out fabric {endpoints[node]}", rate)))
+                links.append(Link(number, node, port(f"in fabric {endpoints[node]}", rate)))
+        return cls(endpoints, tuple(switches), tuple(ports), tuple(links))
+
+
+def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
+    """Endpoints of a server: itself, or its GPUs."""
+    if fabric and server.fabric is not None and server.gpus > 1:
+        return tuple(f"{server.name} gpu {gpu}" for gpu in range(server.gpus))
+    return (server.name,)
+
+
+def endpoint_gpus(topology: Topology, *, fabric: bool = False) -> list[int]:
+    """How many GPUs stand behind each endpoint of `Network.from_topology`."""
+    return [
+        server.gpus // len(names) for server in topology.servers for names in (_inside(server, fabric),) for _ in names
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a collective asks of each element: trees of `kinds`, roots spread as `roots`; None: as we like."""
+
+    collective: str
+    roots: tuple[Fraction, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.collective not in KINDS_OF:
+            raise TopologyError(f"collective {self.collective!r}: must be one of {', '.join(KINDS_OF)}")
+        if (self.roots is None) != (self.collective == "allreduce"):
+            raise TopologyError(f"{self.collective}: roots are free for allreduce, and fixed for everything else")
+        if self.roots is not None and (min(self.roots) < 0 or sum(self.roots) != 1):
+            raise TopologyError(f"{self.collective}: roots {[str(x) for x in self.roots]}: must be shares of 1")
+        if self.collective in ("broadcast", "reduce") and self.roots is not None and max(self.roots) != 1:
+            raise TopologyError(f"{self.collective}: must have one root")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Reduce, broadcast, or both."""
+        return KINDS_OF[self.collective]
+
+    @classmethod
+    def of(cls, collective: Collective, gpus: Sequence[int]) -> Demand:
+        """The demand of `collective` on servers with these numbers of GPUs, whose ranks are numbered in order.
+
+        >>> Demand.of(Collective("allgather", 4), [1, 3]).roots
+        (Fraction(1, 4), Fraction(3, 4))
+        """
+        if sum(gpus) != collective.n_ranks:
+            raise TopologyError(f"collective over {collective.n_ranks} ranks: the topology has {sum(gpus)}")
+        if collective.name == "allreduce":
+            return cls(collective.name, None)
+        if collective.name in ("allgather", "reducescatter"):
+            return cls(collective.name, tuple(Fraction(count, sum(gpus)) for count in gpus))
+        first = [sum(gpus[:server]) for server in range(len(gpus) + 1)]
+        held = [first[server] <= collective.root < first[server + 1] for server in range(len(gpus))]
+        return cls(collective.name, tuple(Fraction(int(each)) for each in held))
+
+
+def require_connected(network: Network, demand: Demand) -> None:
+    """Raises TopologyError, saying which endpoints cannot reach which, where `demand` needs them to."""
+    p = len(network.endpoints)
+    onward: list[list[int]] = [[] for _ in range(network.n_nodes)]
+    for link in network.links:
+        onward[link.tail].append(link.head)
+    roots = [v for v in range(p) if demand.roots is None or demand.roots[v]]
+    senders = set(range(p)) if REDUCE in demand.kinds else set(roots)
+    missing: dict[tuple[str, ...], list[str]] = {}
+    for start in sorted(senders):
+        seen, todo = {start}, [start]
+        while todo:
+            for node in onward[todo.pop()]:
+                if node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        wanted = range(p) if BROADCAST in demand.kinds and (start in roots or demand.roots is None) else roots
+        lost = tuple(network.endpoints[v] for v in wanted if v not in seen)
+        if lost:
+            missing.setdefault(lost, []).append(network.endpoints[start])
+    if missing:
+        said = "; ".join(f"{', '.join(who)} cannot reach {', '.join(whom)}" for whom, who in missing.items())
+        raise TopologyError(f"network: {said}: {demand.collective} needs a way")
