@@ -1,0 +1,157 @@
+"""`optcc bench`: sizes, columns, records, and that a wrong element or an unproved schedule cannot pass."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optcc import cli
+from optcc.errors import InputError
+from optcc.experiments import bench_command
+from optcc.experiments.bench import measure
+from optcc.experiments.bench_command import Ours, _overhead, _sizes
+from optcc.experiments.record import Record
+from optcc.runtime.kernels import Array
+from optcc.runtime.transports.loopback import run_ranks
+
+LOOPBACK = ("--transport", "loopback", "--topology", "3@1GB/s")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What `optcc bench` prints on loopback."""
+    capsys.readouterr()
+    assert cli.run(["bench", *LOOPBACK, *words]) == code
+    return capsys.readouterr().out
+
+
+def test_sizes_grow_by_the_factor_and_are_whole_elements() -> None:
+    assert _sizes(0, 64, 4, "float64") == (0, 8, 32)
+    assert _sizes(10, 100, 3, "float32") == (8, 28, 88)
+    assert _sizes(7, 7, 2, "int64") == (0,)
+    with pytest.raises(InputError, match="-e 1: must not be below"):
+        _sizes(2, 1, 2, "int32")
+    with pytest.raises(InputError, match="-f 1: must be at least 2"):
+        _sizes(1, 2, 1, "int32")
+
+
+def test_the_wire_overhead_is_a_fraction() -> None:
+    assert _overhead("9014/8948") == Fraction(9014, 8948)
+    for wrong in ("0.9", "x", "1/0", "3"):
+        with pytest.raises(InputError, match="--wire-overhead"):
+            _overhead(wrong)
+
+
+def test_columns_are_those_of_nccl_tests_and_then_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = bench(capsys, "-b", "4K", "-e", "16K", "-f", "4", "-n", "2").splitlines()
+    heads = lines[1].lstrip("#").split()
+    assert heads[:5] == ["size", "count", "type", "redop", "root"]
+    assert heads[5:13] == ["time", "algbw", "busbw", "#wrong"] * 2
+    assert heads[13:] == ["%bound", "schedule"]
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [row[:5] for row in rows] == [
+        ["4096", "1024", "float32", "sum", "-1"],
+        ["16384", "4096", "float32", "sum", "-1"],
+    ]
+    assert all(row[8] == row[12] == "0" and row[-1] == "ring" for row in rows)
+    assert "# Out of bounds values : 0 OK" in lines
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("float", "avg"), ("double", "prod"), ("int32", "min"), ("int64", "max")])
+def test_every_element_is_right(capsys: pytest.CaptureFixture[str], dtype: str, op: str) -> None:
+    text = bench(capsys, "-b", "1004", "-n", "1", "-d", dtype, "-o", op, "--schedule", "optcc", "--json")
+    (row,) = json.loads(text)["results"]
+    assert {"size", "count", "type", "redop", "root", "out_of_place", "in_place", "bound_ratio"} <= set(row)
+    assert set(row["out_of_place"]) == {"time", "alg_bw", "bus_bw", "nwrong"}
+    assert row["out_of_place"]["nwrong"] == row["in_place"]["nwrong"] == 0
+
+
+def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Ours.all_reduce
+
+    def corrupt(self: Ours, send: Array, recv: Array) -> None:
+        honest(self, send, recv)
+        if self.executor.rank == 1:
+            recv[17] += 1
+
+    monkeypatch.setattr(bench_command.Ours, "all_reduce", corrupt)
+    text = bench(capsys, "-b", "4K", "-n", "2", "-w", "0", "--mode", "out", "--json", code=1)
+    assert json.loads(text)["results"][0]["out_of_place"]["nwrong"] == 2
+    assert bench(capsys, "-b", "4K", "-n", "2", "-c", "0", "--mode", "out", "--json")
+
+
+def test_a_run_that_does_nothing_is_noticed() -> None:
+    class Lazy:
+        name = "lazy"
+
+        def all_reduce(self, send: Array, recv: Array) -> None:
+            del send, recv
+
+    def body(_rank: int, transport: object) -> int:
+        samples = measure(
+            transport,  # type: ignore[arg-type]
+            [Lazy()],
+            count=64,
+            dtype="int32",
+            reduction="sum",
+            iterations=1,
+            warmup=0,
+            check=True,
+        )
+        return samples[0]["out"].wrong
+
+    assert run_ranks(2, body) == [128, 128]
+
+
+def test_an_unproved_schedule_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "half.py"
+    file.write_text(
+        "from optcc.dsl import Program, schedule\n\n\n@schedule\ndef half(program: Program) -> None:\n"
+        "    for segment in program.pipeline(sections=1):\n        segment[0].reduce(src=0, dst=1)\n",
+        encoding="utf-8",
+    )
+    capsys.readouterr()
+    assert cli.run(["bench", *LOOPBACK, "-b", "4K", "--schedule", f"{file}:half"]) == 2
+    said = capsys.readouterr().err
+    assert "refuted, so it does not run: result: rank 0" in said
+
+
+def test_a_record_has_everything_that_was_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    words = ("-b", "64K", "-n", "3", "--schedule", "ring", "--schedule", "optcc", "--bed", "healthy", "-J", str(file))
+    bench(capsys, *words, "--quiet")
+    record = Record.read(file)
+    assert [(row.schedule, row.bed, row.ranks) for row in record.rows] == [
+        ("ring", "healthy", 3),
+        ("optcc", "healthy", 3),
+    ]
+    for row in record.rows:
+        assert row.out_of_place is not None
+        assert len(row.out_of_place.seconds) == len(row.out_of_place.steal) == 3
+        assert row.bound_s is not None
+        assert row.predicted_s is not None
+        assert row.bound_s <= row.predicted_s
+        assert row.wrong == 0
+    assert record.versions["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--peer", "nccl"), "--peer 'nccl'"),
+        (("--peer", "mpi"), "needs --transport mpi"),
+        (("-d", "float8"), "-d 'float8'"),
+        (("-o", "xor"), "-o 'xor'"),
+        (("--schedule", "none"), "schedule 'none'"),
+        (("--latency", "5"), "time '5'"),
+    ],
+)
+def test_bad_flags_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], part: str) -> None:
+    capsys.readouterr()
+    assert cli.run(["bench", *LOOPBACK, "-b", "4K", *words]) == 2
+    said = capsys.readouterr().err
+    assert part in said
+    assert said.count("\n") == 1
