@@ -9,10 +9,12 @@ import click
 
 from optcc.cli import SizeType, TopologyType, build_plan, echo_card, echo_json, json_option, plan_options
 from optcc.codec import FILE_BYTES_MAX, read_plan
-from optcc.errors import InputError, TopologyError
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, TopologyError
 from optcc.files import read_file
 from optcc.topology import Topology
+from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
+from optcc.verify.ratio import judge_ratio
 
 
 @click.command("verify", epilog="Example: optcc verify my_schedule.py:ring --topology 4@1GB/s --size 1MiB")
@@ -20,6 +22,8 @@ from optcc.verify.plan import verify_plan
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan file instead of a schedule.")
 @click.option("--topology", type=TopologyType(), default=None, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
+@click.option("--slowdown", "interval", help="LOW:HIGH, such as 1:8: the slowest endpoint's slowdown, all at once.")
+@click.option("--eps", default=None, help="With --slowdown: prove that the time is at most (1 + EPS) times the bound.")
 @plan_options
 @json_option
 def command(
@@ -27,13 +31,21 @@ def command(
     plan_file: Path | None,
     topology: Topology | None,
     size: int | None,
+    interval: str | None,
+    eps: str | None,
     dtype: str,
     reduction: str,
     segments: int | str,
     slots: int | None,
     as_json: bool,
 ) -> int:
-    """Prove the compiled schedule NAME, or the plan in a file, right; or show a counterexample."""
+    """Prove the compiled schedule NAME, or the plan in a file, right; or show a counterexample.
+
+    With --slowdown, also the fluid time of its order of the ports against the bound, for every slowdown of the slowest
+    endpoint in the interval, exactly.
+    """
+    if eps is not None and interval is None:
+        raise InputError("--eps: needs --slowdown LOW:HIGH")
     if (name is None) == (plan_file is None):
         raise InputError("verify: give either the NAME of a schedule or --plan FILE")
     if plan_file is not None:
@@ -49,6 +61,11 @@ def command(
     verdict = verify_plan(plan)
     seconds = time.perf_counter() - started
     counterexample = verdict.counterexample
+    ratio = None
+    if interval is not None and verdict.verdict == PROVED:
+        if topology is None:
+            raise InputError("--slowdown: needs --topology, which says who is slowest")
+        ratio = judge_ratio(plan, topology, interval, eps)
     if as_json:
         echo_json(
             {
@@ -66,10 +83,14 @@ def command(
                 },
                 "seconds": seconds,
                 "digest": plan.digest,
+                "ratio": None if ratio is None else ratio.as_json(),
             }
         )
     else:
         echo_card(verdict)
         if counterexample is not None:
             click.echo(str(counterexample))
-    return verdict.exit_code
+        if ratio is not None:
+            click.echo("")
+            echo_card(ratio)
+    return verdict.exit_code or (EXIT_DONE if ratio is None or ratio.holds else EXIT_REFUTED)

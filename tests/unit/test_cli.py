@@ -347,3 +347,15 @@ def test_a_bound_for_servers_that_lost_different_rails(capsys: pytest.CaptureFix
     answer = done(capsys, "bound", str(file), "--size", "1GB")
     assert (answer["gap"], answer["explanation"]) == ("0/1", None)
     assert answer["seconds_exact"] == answer["achievable_exact"] == "1/1"
+
+
+def test_the_ratio_on_an_interval_of_slowdowns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The least eps is exact: it is proved, a hair less is refuted, and nonsense is bad input."""
+    words = ("verify", "optcc", "--topology", "4@1GB/s,3=500MB/s", "--size", "12MiB", "--segments", "8", "--slots", "1")
+    ratio = done(capsys, *words, "--slowdown", "1:8")["ratio"]
+    assert (ratio["least_eps"], ratio["worst_slowdown"], ratio["verdict"]) == ("23/60", "5/3", None)
+    assert done(capsys, *words, "--slowdown", "1:8", "--eps", "23/60")["ratio"]["verdict"] == "proved"
+    less = done(capsys, *words, "--slowdown", "1:8", "--eps", "22/60", code=1)
+    assert (less["verdict"], less["ratio"]["verdict"]) == ("proved", "refuted")
+    for wrong in (("--slowdown", "x"), ("--eps", "1"), ("--slowdown", "1:8", "--eps", "1/0"), ("--slowdown", "8:1")):
+        assert cli.run([*words, *wrong]) == 2
