@@ -75,7 +75,8 @@ def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) 
     if eps is None:
         return Ratio(straggler, low, high, study, None)
     answer = prove_ratio(plan, straggler, low, high, _number("--eps", eps), solver=SOLVER_LIMIT)
-    known: Proof | Refutation = require_known(answer)
+    known = require_known(answer)
+    assert isinstance(known, Proof | Refutation)
     return Ratio(straggler, low, high, known.study, known)
 
 
