@@ -26,7 +26,7 @@ from optcc.collective import DTYPE_BYTES, REDUCTIONS
 from optcc.compiler import SLOTS, choose_segments, compile_schedule
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, PlanError, RuntimeFault
 from optcc.experiments.bench import MODES, Array, Case, measure
-from optcc.experiments.record import Record, Row, Samples, algbw, busbw, these_versions, this_machine
+from optcc.experiments.record import Record, Row, Samples, algbw, busbw, command_line, these_versions, this_machine
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
 from optcc.runtime.engine import Executor
@@ -342,7 +342,7 @@ def _report(rows: list[Row], settings: Settings, output: Path | None, as_json: b
     if output is not None:
         record = Record(
             "AllReduce",
-            ("optcc", *sys.argv[1:]),
+            command_line(),
             settings.bed,
             float(settings.wire_overhead),
             this_machine(),

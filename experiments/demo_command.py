@@ -15,7 +15,7 @@ import click
 from optcc.cli import build_plan, echo_card, json_option, run
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, PlanError, RuntimeFault
 from optcc.experiments.fabric import MTU_BYTES, Fabric, FabricSpec, NicRates, can_make_namespaces
-from optcc.experiments.record import Record
+from optcc.experiments.record import Record, command_line
 from optcc.topology import Topology
 from optcc.units import show_size, show_time
 from optcc.verdict import PROVED
@@ -149,4 +149,4 @@ def _words(flags: Sequence[str], bed: str, topology: Topology, schedules: Sequen
 def _joined(first: Record, second: Record, where: str) -> Record:
     size = show_size(first.rows[0].size_bytes)
     title = f"AllReduce of {size} float32 on {where}; `half`: one of them at half rate"
-    return replace(first, title=title, bed=where, command=("optcc", "demo"), rows=(*first.rows, *second.rows))
+    return replace(first, title=title, bed=where, command=command_line(), rows=(*first.rows, *second.rows))

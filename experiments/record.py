@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -183,6 +184,11 @@ class Record(Shown):
 def _over(seconds: float, reference: float | None) -> str:
     """By how much `seconds` is above the reference, in percent."""
     return f"{100 * (seconds / reference - 1):+.1f} %" if reference else "-"
+
+
+def command_line() -> tuple[str, ...]:
+    """What the user called, without where it is installed."""
+    return ("optcc", *sys.argv[1:])
 
 
 def this_machine() -> dict[str, Any]:
