@@ -259,7 +259,7 @@ def _bench(
     rows: list[Row] = []
     for size in settings.sizes:
         plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
-        cases: list[Case] = [Ours(plan, transport, _verdict(plan, transport, cache), settings) for plan in plans]
+        cases: list[Case] = [Ours(plan, transport, _verdict(plan, cache), settings) for plan in plans]
         if comm is not None:
             cases += [MpiPeer(comm, settings.reduction) for _ in settings.peers]
         with _no_collection():
@@ -295,18 +295,16 @@ def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
     )
 
 
-def _verdict(plan: Plan, transport: Transport, cache: VerdictCache) -> Verdict:
-    """The verdict on `plan`: from the cache, or rank 0 verifies and the others wait for what it says.
+def _verdict(plan: Plan, cache: VerdictCache) -> Verdict:
+    """The verdict on `plan`: from the cache, or this rank verifies what it has compiled.
 
-    All ranks have compiled the plan for themselves; that they have the same one is agreed on when the executor is made.
+    That all ranks have the same plan is agreed on when the executor is made.
     Raises PlanError with the counterexample if the plan is refuted.
     """
     verdict = cache.get(plan.digest)
-    hits = transport.allgather(bytes([verdict is not None]))
-    if verdict is None or b"\0" in hits:
-        verdict = verify_plan(plan) if transport.rank == 0 or verdict is None else verdict
-        if transport.rank == 0 and verdict.verdict == PROVED:
-            cache.put(verdict)
+    if verdict is None:
+        verdict = verify_plan(plan)
+        cache.put(verdict)
     if verdict.verdict != PROVED:
         raise PlanError(f"{plan.name}: {verdict.verdict}, so it does not run: {verdict.counterexample}")
     return verdict

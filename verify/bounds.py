@@ -455,15 +455,3 @@ def require_pooled(topology: Topology) -> None:
     ]
     if any(each != rails[0] for each in rails):
         raise TopologyError(f"{topology!r}: servers differ rail by rail: this bound needs a core that joins the rails")
-
-
-def ring_seconds(topology: Topology, size_bytes: int) -> Fraction:
-    """What a ring over all endpoints takes: 2(p - 1)/p of the message through the slowest port.
-
-    >>> str(ring_seconds(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000))
-    '6'
-    """
-    p = len(topology.servers)
-    if p == 1:
-        return Fraction(0)
-    return Fraction(2 * (p - 1) * size_bytes, p) / min(*topology.out, *topology.in_)

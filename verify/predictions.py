@@ -15,7 +15,7 @@ from functools import partial
 
 from optcc.errors import InputError, TopologyError
 from optcc.topology import Topology
-from optcc.verify.bounds import TITLES, Bound, allreduce_bound, collective_bound, ring_seconds
+from optcc.verify.bounds import TITLES, Bound, allreduce_bound, collective_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,10 @@ def ring(topology: Topology, size_bytes: int) -> Fraction:
     >>> str(ring(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000))
     '6'
     """
-    return ring_seconds(topology, size_bytes)
+    p = len(topology.servers)
+    if p == 1:
+        return Fraction(0)
+    return Fraction(2 * (p - 1) * size_bytes, p) / min(*topology.out, *topology.in_)
 
 
 def r2ccl_balance(topology: Topology, size_bytes: int) -> Fraction:
@@ -94,7 +97,7 @@ def r2ccl_balance(topology: Topology, size_bytes: int) -> Fraction:
 
     The algorithm is unchanged, so the server that lost the share X slows all down: 2(p - 1)/p * n/((1 - X)B).
     """
-    return ring_seconds(topology, size_bytes)
+    return ring(topology, size_bytes)
 
 
 def r2ccl_allreduce(topology: Topology, size_bytes: int) -> Fraction:
@@ -115,7 +118,7 @@ def r2ccl_allreduce(topology: Topology, size_bytes: int) -> Fraction:
     s = straggler_of(topology)
     p, lost = s.n_endpoints, s.lost
     if not lost:
-        return ring_seconds(topology, size_bytes)
+        return ring(topology, size_bytes)
     if p < 3:
         raise TopologyError("the healthy endpoints must be at least two")
     beside = lost  # Y
@@ -164,7 +167,7 @@ def fault_free(topology: Topology, size_bytes: int) -> Fraction:
     >>> str(fault_free(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000))
     '3'
     """
-    return ring_seconds(topology.healthy(), size_bytes)
+    return ring(topology.healthy(), size_bytes)
 
 
 def one_straggler_optimum(n_endpoints: int, slowdown: Fraction) -> Fraction:
@@ -265,4 +268,4 @@ def _half_a_ring(topology: Topology, size_bytes: int) -> Fraction:
     """(p - 1)/p * n / b: one of the two halves."""
     if len({server.gpus for server in topology.servers}) > 1:
         raise TopologyError("servers own unequal shares")
-    return ring_seconds(topology, size_bytes) / 2
+    return ring(topology, size_bytes) / 2

@@ -77,7 +77,7 @@ def check_races(plan: Plan, order: list[int]) -> Counterexample | None:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for instruction in sequence:
-        if reads[instruction] != writes[instruction] and set(reads[instruction]) & set(writes[instruction]):
+        if reads[instruction] != writes[instruction] and _overlap(reads[instruction], writes[instruction]):
             return _race(plan, instruction, instruction, "reads what it writes at another place")
         for atom in reads[instruction]:
             last = writer.get(atom, -1)
@@ -95,6 +95,10 @@ def check_races(plan: Plan, order: list[int]) -> Counterexample | None:
             writer[atom] = instruction
             readers[atom] = []
     return None
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _accesses(plan: Plan) -> tuple[list[range], list[range]]:

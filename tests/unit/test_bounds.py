@@ -21,9 +21,9 @@ from optcc.verify.bounds import (
     depth_seconds,
     latency_bound,
     latency_rounds,
-    ring_seconds,
     tree_depth,
 )
+from optcc.verify.predictions import ring
 
 Rates = list[tuple[int, int]]
 
@@ -84,21 +84,21 @@ def test_one_straggler(p: int, slow: int) -> None:
     assert allreduce_bound(topology, 420).seconds == unit * max(
         Fraction(slow), Fraction(2 * slow * (p - 1), slow * (p - 1) + 1)
     )
-    assert ring_seconds(topology, 420) == unit * slow * Fraction(2 * (p - 1), p)
+    assert ring(topology, 420) == unit * slow * Fraction(2 * (p - 1), p)
 
 
 @pytest.mark.parametrize("p", range(2, 40))
 def test_half_the_bandwidth_of_one_costs_one_in_p_minus_one(p: int) -> None:
     """At l = 2 the overhead over the fault-free ring is 1/(p-1)."""
     slow, healthy = endpoints([(2, 2)] * (p - 1) + [(1, 1)]), endpoints([(2, 2)] * p)
-    assert allreduce_bound(slow, 6).seconds / ring_seconds(healthy, 6) - 1 == Fraction(1, p - 1)
+    assert allreduce_bound(slow, 6).seconds / ring(healthy, 6) - 1 == Fraction(1, p - 1)
 
 
 @pytest.mark.parametrize("p", range(2, 40))
 def test_nothing_beats_the_fault_free_ring(p: int) -> None:
     """Equal endpoints: the bound is the ring's own time."""
     topology = endpoints([(7, 7)] * p)
-    assert allreduce_bound(topology, 9000).seconds == ring_seconds(topology, 9000)
+    assert allreduce_bound(topology, 9000).seconds == ring(topology, 9000)
 
 
 def test_servers_pool_their_nics() -> None:
