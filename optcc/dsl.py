@@ -26,11 +26,14 @@ from numbers import Integral, Rational
 from pathlib import Path
 from typing import Any, overload
 
-from optcc.arrays import column
+import numpy as np
+
+from optcc.arrays import Column, column
 from optcc.collective import Collective
 from optcc.errors import OptccError, ScheduleError, TopologyError
 from optcc.schedule import COPY, DATA, OPS, REDUCE, Schedule, SegmentShape
 from optcc.topology import Topology
+from optcc.trees import Tree
 
 TRANSFERS_MAX = 50_000_000
 SEGMENTS_MAX = 1_000_000
@@ -56,6 +59,17 @@ class Chunk:
     def copy(self, src: int, dst: int, *, into: Chunk | None = None) -> None:
         """Replaces rank `dst`'s chunk (or `into` there, if given) by rank `src`'s; raises like `reduce`."""
         self.program._add(COPY, src, dst, self, into or self)
+
+    def reduce_along(self, tree: Tree) -> None:
+        """Every rank but the root adds its chunk to its parent's, the deepest first: p - 1 transfers to the root.
+
+        Raises ScheduleError if the tree has another number of ranks, or the chunk is scratch space.
+        """
+        self.program._add_tree(REDUCE, self, tree, tree.order[:0:-1], tree.parent[:0:-1])
+
+    def broadcast_along(self, tree: Tree) -> None:
+        """Every rank but the root gets its parent's chunk, the root's children first; raises like `reduce_along`."""
+        self.program._add_tree(COPY, self, tree, tree.parent[1:], tree.order[1:])
 
     def __str__(self) -> str:
         return f"s{self.segment} c{self.section}" + (f" scratch {self.slot}" if self.slot != DATA else "")
@@ -100,7 +114,9 @@ class Program:
     _scratch_slots: int = 0
     _finished: bool = False
     _written: set[tuple[int, int, int, int]] = field(default_factory=set)
-    _columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
+    _rows: list[tuple[int, ...]] = field(default_factory=list)
+    _blocks: list[Column] = field(default_factory=list)
+    _n_transfers: int = 0
 
     @property
     def n_ranks(self) -> int:
@@ -119,7 +135,7 @@ class Program:
 
         `segments` defaults to what the user asked for; each is cut into `sections` and has `scratch` scratch slots.
         Stages of different segments overlap as far as the data allows. Several pipelines share the message in the
-        order in which they start; their shares must add up to one.
+        order in which they are asked for; their shares must add up to one, and they may be walked side by side (zip).
 
         Raises ScheduleError for a number of segments, sections or a share that cannot be.
         """
@@ -137,12 +153,9 @@ class Program:
             what = f"pipeline(share={share}, scratch={scratch})"
             raise self._error(f"{what}: share must be in 0..1, scratch not negative")
         self._scratch_slots = max(self._scratch_slots, scratch)
-        return self._pipeline(count, sections, Fraction(share), scratch)
-
-    def _pipeline(self, count: int, sections: int, share: Fraction, scratch: int) -> Iterator[Segment]:
-        for _ in range(count if share else 0):
-            self._shapes.append(SegmentShape(share / count, sections))
-            yield Segment(self, len(self._shapes) - 1, sections, scratch)
+        first = len(self._shapes)
+        self._shapes += [SegmentShape(Fraction(share) / count, sections)] * (count if share else 0)
+        return (Segment(self, index, sections, scratch) for index in range(first, len(self._shapes)))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -166,6 +179,8 @@ class Program:
         Raises ScheduleError if the shares of its pipelines do not add up to one.
         """
         self._finished = True
+        self._flush()
+        columns = np.concatenate(self._blocks, axis=1) if self._blocks else np.empty((len(_COLUMNS), 0), np.int64)
         return Schedule(
             self.name,
             self.collective,
@@ -173,7 +188,7 @@ class Program:
             tuple(self._stages) or ("transfer",),
             self._scratch_slots,
             self.source,
-            **{name: column(values) for name, values in self._columns.items()},
+            **{name: column(values) for name, values in zip(_COLUMNS, columns, strict=True)},
         )
 
     def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
@@ -193,17 +208,42 @@ class Program:
             raise self._error(f"{what}: rank {dst} never wrote {into}, so there is nothing to reduce into: copy first")
         if into.slot != DATA:
             self._written.add((dst, into.segment, into.section, into.slot))
-        if self._stage < 0:
-            if not self._stages:
-                self._stages.append("transfer")
-            stage = len(self._stages) - 1
-        else:
-            stage = self._stage
-        row = (int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, stage, self._line())
-        for name, value in zip(_COLUMNS, row, strict=True):
-            self._columns[name].append(value)
-        if len(self._columns["src"]) > TRANSFERS_MAX:
+        row = (int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, self._current_stage())
+        self._rows.append((*row, self._line()))
+        self._count(1)
+
+    def _add_tree(self, op: int, chunk: Chunk, tree: Tree, src: Column, dst: Column) -> None:
+        what = f"{OPS[op]} of {chunk} along {tree!r}"
+        if len(tree) != self.n_ranks:
+            raise self._error(f"{what}: the tree has {len(tree)} ranks, must have {self.n_ranks}")
+        if chunk.slot != DATA:
+            raise self._error(f"{what}: must be a chunk of the message, not scratch space")
+        if self._finished:
+            raise self._error(f"{what}: the chunk belongs to another program")
+        self._flush()
+        row = (op, chunk.segment, chunk.section, DATA, DATA, self._current_stage(), self._line())
+        block = np.empty((len(_COLUMNS), len(src)), dtype=np.int64)
+        block[0], block[1] = src, dst
+        block[2:] = np.array(row, dtype=np.int64)[:, None]
+        self._blocks.append(block)
+        self._count(len(src))
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._blocks.append(np.array(self._rows, dtype=np.int64).T)
+            self._rows = []
+
+    def _count(self, more: int) -> None:
+        self._n_transfers += more
+        if self._n_transfers > TRANSFERS_MAX:
             raise self._error(f"more than {TRANSFERS_MAX} transfers: ask for fewer segments")
+
+    def _current_stage(self) -> int:
+        if self._stage >= 0:
+            return self._stage
+        if not self._stages:
+            self._stages.append("transfer")
+        return len(self._stages) - 1
 
     def _unwritten(self, rank: int, chunk: Chunk) -> bool:
         return chunk.slot != DATA and (rank, chunk.segment, chunk.section, chunk.slot) not in self._written
@@ -244,23 +284,20 @@ class Definition:
     accepts: str
     paper: str
     configure: Configure
-
-    @property
-    def name(self) -> str:
-        """The function's name, as written on the command line."""
-        return self.function.__name__
+    name: str
+    """As written on the command line."""
 
     @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
-    def __call__(self, n_ranks: int, segments: int = 1, **parameters: Any) -> Schedule:
-        """The schedule for `n_ranks` ranks.
+    def __call__(self, n_ranks: int, segments: int = 1, *, root: int = 0, **parameters: Any) -> Schedule:
+        """The schedule for `n_ranks` ranks; `root` matters to broadcast and reduce.
 
         Raises ScheduleError at the author's line that makes a mistake, whatever exception that is.
         """
-        collective = Collective(self.collective, n_ranks)
+        collective = Collective(self.collective, n_ranks, root)
         program = Program(self.name, collective, segments, self.function.__code__.co_filename)
         try:
             self.function(program, **parameters)
@@ -292,7 +329,7 @@ def _place(error: Exception, source: str) -> str:
 def schedule(function: Callable[..., None], /) -> Definition: ...
 @overload
 def schedule(
-    *, collective: str = ..., accepts: str = ..., paper: str = ..., configure: Configure = ...
+    *, name: str = ..., collective: str = ..., accepts: str = ..., paper: str = ..., configure: Configure = ...
 ) -> Callable[[Callable[..., None]], Definition]: ...
 
 
@@ -300,6 +337,7 @@ def schedule(
     function: Callable[..., None] | None = None,
     /,
     *,
+    name: str = "",
     collective: str = "allreduce",
     accepts: str = "any endpoints",
     paper: str = "",
@@ -307,11 +345,12 @@ def schedule(
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
-    `collective` is what it computes; `accepts` says in words which topologies it takes, `configure` decides it and
-    gives the function's parameters; `paper` is where it comes from.
+    `name` is what users call it (the function's own if empty), `collective` what it computes; `accepts` says in words
+    which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
+    from.
     """
 
     def define(function: Callable[..., None]) -> Definition:
-        return Definition(function, collective, accepts, paper, configure)
+        return Definition(function, collective, accepts, paper, configure, name or function.__name__)
 
     return define if function is None else define(function)

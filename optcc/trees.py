@@ -1,0 +1,81 @@
+"""`Tree`: a spanning tree of the ranks, along which a chunk is reduced to the root or broadcast from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from optcc.arrays import Column, column
+from optcc.errors import ScheduleError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """`order` lists the ranks, the root first and every rank behind its parent; `parent[i]` is the parent of
+    `order[i]`, and the root's own parent is -1.
+
+    >>> Tree.of({1: 0, 2: 0, 3: 1}, root=0)
+    Tree(0 <- 1, 0 <- 2, 1 <- 3)
+
+    Raises ScheduleError if it is no spanning tree of ranks 0..p-1.
+    """
+
+    order: Column
+    parent: Column
+
+    def __post_init__(self) -> None:
+        p = len(self.order)
+        place = np.full(p, -1, dtype=np.int64)
+        if p == 0 or len(self.parent) != p or self.order.min() < 0 or self.order.max() >= p:
+            raise ScheduleError(f"tree over {self.order.tolist()}: must name every rank from 0 to {p - 1} once")
+        place[self.order] = np.arange(p)
+        if place.min() < 0:
+            raise ScheduleError(f"tree over {self.order.tolist()}: must name every rank from 0 to {p - 1} once")
+        above = self.parent[1:]
+        if self.parent[0] != -1 or (p > 1 and (above.min() < 0 or above.max() >= p)):
+            raise ScheduleError(f"tree with parents {self.parent.tolist()}: only the root, the first, must have none")
+        if p > 1 and (place[above] >= np.arange(1, p)).any():
+            raise ScheduleError(f"tree over {self.order.tolist()}: every rank must stand behind its parent")
+
+    @classmethod
+    def of(cls, parents: dict[int, int], root: int) -> Tree:
+        """The tree in which each rank of `parents` hangs below the one that it names; children in that order.
+
+        Raises ScheduleError if that is no spanning tree.
+        """
+        children: dict[int, list[int]] = {}
+        for child, parent in parents.items():
+            children.setdefault(parent, []).append(child)
+        order = [root]
+        for rank in order:
+            order += children.get(rank, [])
+            if len(order) > len(parents) + 1:
+                raise ScheduleError(f"tree with parents {parents}: must not have a circle")
+        return cls(column(order), column([-1, *(parents[rank] for rank in order[1:])]))
+
+    @classmethod
+    def chain(cls, ranks: Sequence[int]) -> Tree:
+        """The path through `ranks`, which starts at the root."""
+        return cls(column(ranks), column([-1, *ranks[:-1]]))
+
+    @property
+    def root(self) -> int:
+        """The rank at which a reduction ends and a broadcast starts."""
+        return int(self.order[0])
+
+    @property
+    def depth(self) -> int:
+        """Edges from the root to the farthest rank."""
+        level = dict.fromkeys(self.order.tolist(), 0)
+        for rank, parent in zip(self.order.tolist()[1:], self.parent.tolist()[1:], strict=True):
+            level[rank] = level[parent] + 1
+        return max(level.values())
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __repr__(self) -> str:
+        edges = zip(self.order.tolist()[1:], self.parent.tolist()[1:], strict=True)
+        return f"Tree({', '.join(f'{parent} <- {rank}' for rank, parent in edges)})"
