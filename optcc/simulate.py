@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import isfinite, lcm
-from types import FunctionType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, Lists, column
+from optcc.compiled import compiled
 from optcc.errors import InputError, PlanError, TopologyError
 from optcc.plan import LOCALS, RECEIVES, SENDS, Plan
 from optcc.timing import Timing
@@ -400,20 +400,7 @@ def _refuse(transfers: Transfers, start: Times, done: Times) -> None:
 @cache
 def _kernels() -> Any:
     """The functions of `_KERNELS` by name, compiled if numba is there."""
-    try:
-        import numba
-    except ImportError:
-        return SimpleNamespace(**{kernel.__name__.removeprefix("_"): kernel for kernel in _KERNELS})
-    namespace = dict(globals())
-    for kernel in _KERNELS:
-        # A copy that sees the compiled versions of those before it: numba resolves names in the function's globals.
-        copy = FunctionType(kernel.__code__, namespace, kernel.__name__)
-        copy.__module__ = __name__
-        try:
-            namespace[kernel.__name__] = numba.njit(copy, cache=True)
-        except RuntimeError:  # no place to write the cache to
-            namespace[kernel.__name__] = numba.njit(copy)
-    return SimpleNamespace(**{kernel.__name__.removeprefix("_"): namespace[kernel.__name__] for kernel in _KERNELS})
+    return compiled(_KERNELS, globals())
 
 
 def _index_edges(before: Column, after: Column, kind: Column, first: Column, gates: Column, missing: Column) -> None:

@@ -1,0 +1,30 @@
+"""Inner loops written as plain functions over arrays: numba compiles them on first use, and without numba they run as
+they are, slower and with the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+
+def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -> Any:
+    """The functions `kernels` by their names without the leading underscore; each may call those before it.
+
+    `namespace` is the module's `globals()`. The result is worth keeping (functools.cache): the first call imports numba.
+    """
+    try:
+        import numba
+    except ImportError:
+        return SimpleNamespace(**{kernel.__name__.removeprefix("_"): kernel for kernel in kernels})
+    known = dict(namespace)
+    for kernel in kernels:
+        assert isinstance(kernel, FunctionType)
+        # A copy that sees the compiled versions of those before it: numba resolves names in the function's globals.
+        copy = FunctionType(kernel.__code__, known, kernel.__name__)
+        copy.__module__ = kernel.__module__
+        try:
+            known[kernel.__name__] = numba.njit(copy, cache=True)
+        except RuntimeError:  # no place to write the cache to
+            known[kernel.__name__] = numba.njit(copy)
+    return SimpleNamespace(**{kernel.__name__.removeprefix("_"): known[kernel.__name__] for kernel in kernels})
