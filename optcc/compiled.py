@@ -11,7 +11,7 @@ from typing import Any
 def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -> Any:
     """The functions `kernels` by their names without the leading underscore; each may call those before it.
 
-    `namespace` is the module's `globals()`. The result is worth keeping (functools.cache): the first call imports numba.
+    `namespace` is the module's `globals()`. Keep the result (functools.cache): the first call imports numba.
     """
     try:
         import numba
