@@ -190,7 +190,7 @@ def command(
         _dtype(datatype),
         _one_of("-o", op, REDUCTIONS),
         segments,
-        slots or (LOOPBACK_SLOTS if transport == "loopback" else SLOTS),
+        slots or (LOOPBACK_SLOTS if transport == "loopback" else SLOTS["exclusive"]),
         window,
         _MODES[_one_of("--mode", mode, tuple(_MODES))],
         deadline,
@@ -316,7 +316,7 @@ def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[
     wired = settings.wired
     if wired is not None:
         bound = float(allreduce_bound(wired, size).seconds)
-        predicted = simulate(plan, wired).seconds if plan is not None else None
+        predicted = simulate(plan, wired, model="exclusive").seconds if plan is not None else None
     return Row(
         case.name,
         settings.bed,

@@ -23,7 +23,7 @@ from optcc.errors import InputError
 from optcc.files import read_file
 from optcc.simulate import MODELS, simulate
 from optcc.topology import Topology
-from optcc.verify.bounds import allreduce_bound
+from optcc.verify.bounds import collective_bound
 
 
 @click.command("simulate", epilog="Example: optcc simulate optcc --topology 8@50GB/s,3=25GB/s --size 1G --latency 5us")
@@ -46,6 +46,7 @@ def command(
     reduction: str,
     segments: int | str,
     slots: int | None,
+    ports: str | None,
     as_json: bool,
 ) -> None:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound."""
@@ -60,11 +61,21 @@ def command(
         assert name is not None
         if size is None:
             raise InputError(f"simulate {name}: give --size")
-        plan = build_plan(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots)
+        plan = build_plan(
+            name,
+            topology,
+            size,
+            ports=ports or ("fifo" if model == "fifo" else "exclusive"),
+            dtype=dtype,
+            reduction=reduction,
+            segments=segments,
+            slots=slots,
+        )
     started = time.perf_counter()
     timing = simulate(plan, topology, model=model)
     spent = time.perf_counter() - started
-    bound = float(allreduce_bound(topology, plan.size_bytes).seconds)
+    made = plan.collective
+    bound = float(collective_bound(topology, plan.size_bytes, made.name, made.root, fabric=False).seconds)
     if not as_json:
         echo_card(timing)
         click.echo(f"bound {bound:.6g} s, ratio {timing.seconds / bound if bound else 1:.4f}")

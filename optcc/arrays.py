@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +34,13 @@ class Lists:
     def of(cls, lists: Sequence[Sequence[int]]) -> Lists:
         """Packs `lists`."""
         starts = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(each) for each in lists], out=starts[1:])
-        return cls(column(starts), column(value for each in lists for value in each))
+        np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)), out=starts[1:])
+        return cls(column(starts), column(np.fromiter(chain.from_iterable(lists), np.int64, starts[-1])))
+
+    @classmethod
+    def empty(cls, count: int) -> Lists:
+        """`count` lists with nothing in them."""
+        return cls(column(np.zeros(count + 1, dtype=np.int64)), column([]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -45,3 +51,18 @@ class Lists:
     def __iter__(self) -> Iterator[list[int]]:
         values, starts = self.values.tolist(), self.starts.tolist()
         return (values[starts[index] : starts[index + 1]] for index in range(len(starts) - 1))
+
+
+def sort_part(values: Column, first: int, stop: int) -> None:
+    """Sorts `values[first:stop]` in place (Shell sort): for inner loops (`optcc.compiled`), whose parts are short."""
+    gap = 1
+    while 3 * gap + 1 < stop - first:
+        gap = 3 * gap + 1
+    while gap:
+        for end in range(first + gap, stop):
+            value, at = values[end], end
+            while at >= first + gap and values[at - gap] > value:
+                values[at] = values[at - gap]
+                at -= gap
+            values[at] = value
+        gap //= 3

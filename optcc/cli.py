@@ -35,6 +35,7 @@ COMMANDS = {
     "figures": ("optcc.paper_figures.figures_command", "draw every figure from the records"),
     "list": ("optcc.schedules.list_command", "list the schedule library"),
     "replay": ("optcc.verify.replay_command", "check a certificate in exact arithmetic, without a solver"),
+    "show": ("optcc.paper_figures.show_command", "print a schedule's timetable, or draw what every port does when"),
     "simulate": ("optcc.experiments.simulate_command", "predict how long a plan takes"),
     "verify": ("optcc.verify.verify_command", "prove a plan right, or show why it is wrong"),
 }
@@ -143,6 +144,11 @@ def plan_options(function: Command) -> Command:
         click.option("--reduction", default="sum", show_default=True, help="sum, prod, min, max or avg."),
         click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto."),
         click.option("--slots", type=int, default=None, help="Messages that a rank takes ahead."),
+        click.option(
+            "--ports",
+            default=None,
+            help="For which ports transfers are ordered: fifo (the network stores) or exclusive (it does not).",
+        ),
     ):
         function = option(function)
     return function
@@ -202,14 +208,18 @@ def build_plan(
     reduction: str = "sum",
     segments: int | str = "auto",
     slots: int | None = None,
+    ports: str | None = None,
 ) -> Plan:
     """The plan of the schedule called `name`; raises an OptccError that says what does not fit."""
-    from optcc.compiler import SLOTS, choose_segments, compile_schedule
+    from optcc.compiler import choose_segments, compile_schedule
+    from optcc.passes.timetable import PORTS
 
     definition = find_schedule(name)
-    slots = SLOTS if slots is None else slots
+    order: Any = "exclusive" if ports is None else ports
+    if order not in PORTS:
+        raise InputError(f"--ports {order!r}: must be one of {', '.join(PORTS)}")
     if isinstance(segments, str):
-        segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots)
+        segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=order)
     return compile_schedule(
         definition.build(topology, segments),
         size_bytes=size_bytes,
@@ -217,6 +227,7 @@ def build_plan(
         reduction=reduction,
         topology=topology,
         slots=slots,
+        ports=order,
     )
 
 

@@ -213,13 +213,15 @@ class Program:
         self._count(1)
 
     def _add_tree(self, op: int, chunk: Chunk, tree: Tree, src: Column, dst: Column) -> None:
-        what = f"{OPS[op]} of {chunk} along {tree!r}"
+        wrong = ""
         if len(tree) != self.n_ranks:
-            raise self._error(f"{what}: the tree has {len(tree)} ranks, must have {self.n_ranks}")
-        if chunk.slot != DATA:
-            raise self._error(f"{what}: must be a chunk of the message, not scratch space")
-        if self._finished:
-            raise self._error(f"{what}: the chunk belongs to another program")
+            wrong = f"the tree has {len(tree)} ranks, must have {self.n_ranks}"
+        elif chunk.slot != DATA:
+            wrong = "must be a chunk of the message, not scratch space"
+        elif self._finished:
+            wrong = "the chunk belongs to another program"
+        if wrong:
+            raise self._error(f"{OPS[op]} of {chunk} along {tree!r}: {wrong}")
         self._flush()
         row = (op, chunk.segment, chunk.section, DATA, DATA, self._current_stage(), self._line())
         block = np.empty((len(_COLUMNS), len(src)), dtype=np.int64)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from optcc.arrays import Column, Lists
 from optcc.collective import Collective
@@ -111,7 +112,11 @@ class Plan(Shown):
 
     def __post_init__(self) -> None:
         _check_columns(self)
+        src, dst, slots = _channel_columns(self)
         _check_kinds(self)
+        _check_channels(self, "in_channel", self.in_channel, dst)
+        _check_channels(self, "out_channel", self.out_channel, src)
+        _check_slots(self, slots)
 
     @property
     def collective(self) -> Collective:
@@ -136,9 +141,7 @@ class Plan(Shown):
     @cached_property
     def instruction_lane(self) -> Column:
         """For each instruction, its lane."""
-        lane = np.empty(len(self), dtype=np.int64)
-        lane[self.lanes.values] = np.repeat(np.arange(len(self.lanes)), np.diff(self.lanes.starts))
-        return lane
+        return np.repeat(np.arange(len(self.lanes)), np.diff(self.lanes.starts))
 
     @cached_property
     def instruction_rank(self) -> Column:
@@ -183,7 +186,7 @@ class Plan(Shown):
             *(t.src, t.dst, t.op, t.src_offset, t.dst_offset, t.bytes),
         ):
             digest.update(len(each).to_bytes(8, "little"))
-            digest.update(each.astype("<i8").tobytes())
+            digest.update(np.ascontiguousarray(each, dtype="<i8").data)
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -241,11 +244,6 @@ def _check_columns(plan: Plan) -> None:
         raise PlanError("plan: lanes must be sorted by rank")
     if not np.array_equal(plan.lanes.values, np.arange(n)):
         raise PlanError("plan: instructions must be numbered by lane, each in one lane")
-    for channel in plan.channels:
-        if not (0 <= channel.src < plan.n_ranks and 0 <= channel.dst < plan.n_ranks) or channel.src == channel.dst:
-            raise PlanError(f"channel {channel}: src and dst must be two ranks below {plan.n_ranks}")
-        if not 1 <= channel.slots <= SLOTS_MAX:
-            raise PlanError(f"channel {channel}: {channel.slots} slots: must be from 1 to {SLOTS_MAX}")
     if len(plan.lane_rank) and (plan.lane_rank.min() < 0 or plan.lane_rank.max() >= plan.n_ranks):
         raise PlanError(f"plan: lane ranks must be below {plan.n_ranks}")
     if n == 0:
@@ -271,19 +269,31 @@ def _check_columns(plan: Plan) -> None:
             raise PlanError("plan: after must name instructions of the same rank")
 
 
+def _channel_columns(plan: Plan) -> tuple[Column, Column, Column]:
+    """The ranks `src` and `dst` and the slots of the channels; each goes from one rank to another."""
+    src = np.array([channel.src for channel in plan.channels])
+    dst = np.array([channel.dst for channel in plan.channels])
+    slots = np.array([channel.slots for channel in plan.channels])
+    n = plan.n_ranks
+    wrong = np.flatnonzero((src < 0) | (src >= n) | (dst < 0) | (dst >= n) | (src == dst))
+    if len(wrong):
+        raise PlanError(f"channel {plan.channels[wrong[0]]}: src and dst must be two ranks below {n}")
+    wrong = np.flatnonzero((slots < 1) | (slots > SLOTS_MAX))
+    if len(wrong):
+        channel = plan.channels[wrong[0]]
+        raise PlanError(f"channel {channel}: {channel.slots} slots: must be from 1 to {SLOTS_MAX}")
+    return src, dst, slots
+
+
 def _check_kinds(plan: Plan) -> None:
-    """Every instruction has exactly the fields that its kind needs, on channels that start or end at its rank."""
-    receives = np.isin(plan.kind, list(RECEIVES))
-    sends = np.isin(plan.kind, list(SENDS))
-    local = np.isin(plan.kind, list(LOCALS))
-    reads = (plan.kind == SEND) | local
-    writes = receives | local
+    """Every instruction has exactly the fields that its kind needs, and its bytes lie in the buffer."""
+    receives, sends, local = (_is_in(plan.kind, kinds) for kinds in (RECEIVES, SENDS, LOCALS))
     for label, values, wanted in (
         ("in_channel", plan.in_channel, receives),
         ("out_channel", plan.out_channel, sends),
-        ("src_offset", plan.src_offset, reads),
-        ("dst_offset", plan.dst_offset, writes),
-        ("recv_transfer", plan.recv_transfer, writes),
+        ("src_offset", plan.src_offset, (plan.kind == SEND) | local),
+        ("dst_offset", plan.dst_offset, receives | local),
+        ("recv_transfer", plan.recv_transfer, receives | local),
         ("send_transfer", plan.send_transfer, sends),
     ):
         wrong = np.flatnonzero((values >= 0) != wanted)
@@ -291,37 +301,42 @@ def _check_kinds(plan: Plan) -> None:
             index = int(wrong[0])
             rule = "must be given" if wanted[index] else "must be absent"
             raise PlanError(f"instruction {index} ({KINDS[plan.kind[index]]}): {label} {rule}")
-    for label, values, end in (
-        ("in_channel", plan.in_channel, np.array([channel.dst for channel in plan.channels] or [0])),
-        ("out_channel", plan.out_channel, np.array([channel.src for channel in plan.channels] or [0])),
-    ):
-        used = np.flatnonzero(values >= 0)
-        wrong = used[end[values[used]] != plan.instruction_rank[used]]
-        if len(wrong):
-            index = int(wrong[0])
-            raise PlanError(
-                f"instruction {index} on rank {plan.instruction_rank[index]}: {label} "
-                f"{plan.channels[values[index]]} is another rank's"
-            )
     for label, values in (("src", plan.src_offset), ("dst", plan.dst_offset)):
         past = np.flatnonzero((values >= 0) & (values + plan.bytes > plan.buffer_bytes))
         if len(past):
             raise PlanError(f"instruction {past[0]}: {label} ends past the buffer of {plan.buffer_bytes} B")
-    for label, values in (("in_channel", plan.in_channel), ("out_channel", plan.out_channel)):
-        used = np.flatnonzero(values >= 0)
-        pairs = np.unique(np.stack((values[used], plan.instruction_lane[used])), axis=1)
-        channels, lanes = np.unique(pairs[0], return_counts=True)
-        split = channels[lanes > 1]
-        if len(split):
-            raise PlanError(f"channel {plan.channels[split[0]]}: {label} stands in several lanes: must stand in one")
-    receiving = np.flatnonzero(plan.in_channel >= 0)
-    slots = np.array([channel.slots for channel in plan.channels] or [0])[plan.in_channel[receiving]]
-    lane = plan.instruction_lane[receiving]
-    low, high = np.full(len(plan.lanes), np.iinfo(np.int64).max), np.zeros(len(plan.lanes), dtype=np.int64)
-    np.minimum.at(low, lane, slots)
-    np.maximum.at(high, lane, slots)
-    uneven = np.flatnonzero(low < high)
-    if len(uneven):
+
+
+def _is_in(kind: Column, kinds: frozenset[int]) -> npt.NDArray[np.bool_]:
+    return np.array([each in kinds for each in range(len(KINDS))])[kind]
+
+
+def _check_channels(plan: Plan, label: str, values: Column, rank: Column) -> None:
+    """Each channel stands in one lane, and that is a lane of the rank at its end."""
+    used = np.flatnonzero(values >= 0)
+    channel, lane = values[used], plan.instruction_lane[used]
+    wrong = used[rank[channel] != plan.instruction_rank[used]]
+    if len(wrong):
+        index = int(wrong[0])
         raise PlanError(
-            f"lane {uneven[0]}: channels of {low[uneven[0]]} and {high[uneven[0]]} slots: must have one number"
+            f"instruction {index} on rank {plan.instruction_rank[index]}: {label} "
+            f"{plan.channels[values[index]]} is another rank's"
         )
+    lane_of = np.zeros(len(plan.channels), dtype=np.int64)
+    lane_of[channel] = lane
+    split = channel[lane_of[channel] != lane]
+    if len(split):
+        raise PlanError(f"channel {plan.channels[split.min()]}: {label} stands in several lanes: must stand in one")
+
+
+def _check_slots(plan: Plan, slots: Column) -> None:
+    """All channels into a lane have one number of slots; `slots` are those of the channels."""
+    receiving = np.flatnonzero(plan.in_channel >= 0)
+    lane, offered = plan.instruction_lane[receiving], slots[plan.in_channel[receiving]]
+    of_lane = np.zeros(len(plan.lanes), dtype=np.int64)
+    of_lane[lane] = offered
+    uneven = lane[of_lane[lane] != offered]
+    if len(uneven):
+        first = uneven.min()
+        low, high = offered[lane == first].min(), offered[lane == first].max()
+        raise PlanError(f"lane {first}: channels of {low} and {high} slots: must have one number")

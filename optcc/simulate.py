@@ -4,18 +4,25 @@ A transfer between servers goes through the out port of one server and the in po
 pooled. Inside a server it goes through the fabric ports of two GPUs, or through no port at all if the fabric is never
 the bottleneck. A local operation (src = dst) takes no time.
 
-    model   how a port serves the transfers that want it
-    fifo    one at a time, in the order in which they became ready; a transfer holds both of its ports
-    fair    all at once, max-min fair: what long-lived TCP flows tend to
+    model      how a port serves the transfers that want it
+    fifo       one at a time at the port's own rate; the network between two ports stores what the sender is faster
+               with, and cuts through where it is not (LogGP's G at each end). An out port serves in the order in which
+               transfers became ready, an in port what has come: in the order of the plan's receive lane, as a receiver
+               that pulls, or else first come, first served
+    exclusive  one at a time, in the order in which they became ready; a transfer holds both of its ports at the rate of
+               the slower one: a rendezvous without a network that stores anything
+    fair       all at once, max-min fair: what long-lived TCP flows tend to
+
+Between ports of equal rates fifo and exclusive differ only where a receiver is busy: under fifo the message waits in
+the network and its sender goes on. How much the network stores is bounded by the slots of the plan's receive lanes.
 
 What waits for what is a list of `Edges` between transfers, read off a plan's instructions by `plan_edges` or off a
 neutral `Transfers` by `transfer_edges`. Two things happen to a transfer: its last byte leaves (it is *sent*), and
 `latency_s` later, or when the receiver is ready for it, it is *done*.
 
-Under fifo the clock is an integer. Its tick divides every duration if 64 bits suffice for that, so that a tie is a tie;
-else durations are rounded to a tick of 2**-61 of the time that all transfers would take one after the other. Under fair
-the clock is a float. The inner loops are the functions in `_KERNELS`: numba compiles them on first use, and without
-numba they run as they are.
+Under fifo and exclusive the clock is an integer. Its tick divides every duration if 64 bits suffice for that, so that a
+tie is a tie; else durations are rounded to a tick of 2**-61 of the time that all transfers would take one after the
+other. Under fair the clock is a float. The inner loops are the functions in `_KERNELS`, compiled by `optcc.compiled`.
 """
 
 from __future__ import annotations
@@ -38,8 +45,8 @@ from optcc.timing import Timing
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
-Model = Literal["fifo", "fair"]
-MODELS: tuple[Model, ...] = ("fifo", "fair")
+Model = Literal["fifo", "exclusive", "fair"]
+MODELS: tuple[Model, ...] = ("fifo", "exclusive", "fair")
 
 DONE_START, SENT_START, DONE_DONE, SENT_DONE = range(4)
 """Kinds of an edge: what must have happened to `before`, and what it holds back of `after`.
@@ -90,9 +97,10 @@ class Edges:
 def simulate(plan: Plan | Transfers, topology: Topology, *, model: Model = "fifo", overhead_s: float = 0.0) -> Timing:
     """The predicted time of every transfer of `plan` on `topology`.
 
-    `start_s` is when a transfer takes its ports, `end_s` when it is done. `overhead_s` is spent by every transfer
-    between two ranks before its first byte leaves; under fifo it holds its ports meanwhile. In `critical`, each
-    transfer waited for the one before it: for its data, its turn in a lane, a free slot or (fifo) a port.
+    `start_s` is when a transfer takes its out port, `sent_s` when its last byte has left it, `taken_s` when it takes
+    its in port, `end_s` when it is done. `overhead_s` is spent by every transfer between two ranks before its first
+    byte leaves; unless ports are fair it holds its out port meanwhile. In `critical`, each transfer waited for the one
+    before it: for its data, its turn in a lane, a free slot or (unless ports are fair) a port.
 
     Raises InputError for another model or a negative overhead, TopologyError if the topology has another number of
     ranks or needs rails told apart, PlanError if transfers wait for each other in a circle or have no instructions.
@@ -111,24 +119,36 @@ def simulate(plan: Plan | Transfers, topology: Topology, *, model: Model = "fifo
     ports = _Ports.of(transfers, topology)
     net = _net(transfers, edges, ports)
     n = len(transfers)
-    if model == "fifo":
-        clock = _Clock.of(transfers, ports, topology.latency_s, Fraction(str(overhead_s)))
-        start, sent, done = (np.full(n, -1, dtype=np.int64) for _ in range(3))
-        _kernels().run_fifo(net, ports.lists, clock.duration, clock.latency, clock.overhead, start, sent, done)
-        per_s = clock.ticks_per_s
-    else:
+    landed_after = 2 * np.arange(n)
+    if model == "fair":
         start, sent, done = (np.full(n, -1.0) for _ in range(3))
+        taken = start
         rates = np.array([float(rate) for rate in ports.rates])
         sizes = transfers.bytes.astype(np.float64)
         _kernels().run_fair(net, ports.lists, sizes, rates, float(topology.latency_s), overhead_s, start, sent, done)
         per_s = 1
+    else:
+        clock = _Clock.of(transfers, ports, topology.latency_s, Fraction(str(overhead_s)))
+        start, sent, taken, done = (np.full(n, -1, dtype=np.int64) for _ in range(4))
+        if model == "fifo":
+            out, in_ = clock.out_duration, clock.in_duration
+            times = start, sent, taken, done, landed_after
+            turn = _turns(plan) if isinstance(plan, Plan) else np.zeros(n, dtype=np.int64)
+            _kernels().run_fifo(net, ports.lists, out, in_, clock.latency, clock.overhead, *times, turn)
+        else:
+            held = np.maximum(clock.out_duration, clock.in_duration + clock.overhead * (ports.pair >= 0))
+            _kernels().run_exclusive(net, ports.lists, held, clock.latency, clock.overhead, start, sent, done)
+            taken = start
+        per_s = clock.ticks_per_s
     if net.tail[_FINISHED] < n:
         _refuse(transfers, start, done)
     return Timing(
         model,
         _seconds(start, per_s),
+        _seconds(sent, per_s),
+        _seconds(taken, per_s),
         _seconds(done, per_s),
-        _critical(done, net.opened_by),
+        _critical(done, net.opened_by, landed_after),
         ports.names,
         tuple(ports.busy_s(transfers)),
     )
@@ -295,32 +315,38 @@ class _Clock:
     ticks_per_s: int
     latency: int
     overhead: int
-    duration: Column
+    out_duration: Column
+    in_duration: Column
 
     @classmethod
     def of(cls, transfers: Transfers, ports: _Ports, latency_s: Fraction, overhead_s: Fraction) -> _Clock:
         """The tick that divides every duration, or else a small one."""
-        pair_rate = ports.pair_rate()
         used = ports.pair >= 0
-        carried = np.zeros(len(pair_rate), dtype=np.int64)
-        np.add.at(carried, ports.pair[used], transfers.bytes[used])
+        ends = ports.lists.ends[2 * ports.pair[used, None] + [0, 1]]
+        carried = np.zeros(len(ports.rates), dtype=np.int64)
+        np.add.at(carried, ends, transfers.bytes[used, None])
         horizon = len(transfers) * (latency_s + overhead_s) + sum(
-            (size / rate for size, rate in zip(carried.tolist(), pair_rate, strict=True)), Fraction(0)
+            (size / rate for size, rate in zip(carried.tolist(), ports.rates, strict=True)), Fraction(0)
         )
-        per_s = lcm(latency_s.denominator, overhead_s.denominator, *{rate.numerator for rate in pair_rate})
+        busy = [rate for size, rate in zip(carried.tolist(), ports.rates, strict=True) if size]
+        per_s = lcm(latency_s.denominator, overhead_s.denominator, *{rate.numerator for rate in busy})
         exact = horizon * per_s < _TICKS_MAX
         if not exact:
             per_s = int(_TICKS_MAX / 2 / horizon)
-        duration = np.zeros(len(transfers), dtype=np.int64)
+        duration = np.zeros((len(transfers), 2), dtype=np.int64)
         if exact:
-            per_byte = np.array([int(per_s / rate) for rate in pair_rate], dtype=np.int64)
-            duration[used] = transfers.bytes[used] * per_byte[ports.pair[used]]
+            per_byte = np.array(
+                [int(per_s / rate) if size else 0 for size, rate in zip(carried, ports.rates, strict=True)]
+            )
+            duration[used] = transfers.bytes[used, None] * per_byte[ends]
         else:
-            per_byte_float = np.array([float(per_s / rate) for rate in pair_rate])
-            duration[used] = np.rint(transfers.bytes[used] * per_byte_float[ports.pair[used]]).astype(np.int64)
+            per_byte_float = np.array([float(per_s / rate) for rate in ports.rates])
+            duration[used] = np.rint(transfers.bytes[used, None] * per_byte_float[ends]).astype(np.int64)
+        duration[used] = np.maximum(duration[used], 1)
         overhead = round(overhead_s * per_s)
-        duration[used] = np.maximum(duration[used] + overhead, 1)
-        return cls(per_s, round(latency_s * per_s), overhead, duration)
+        duration[used, 0] += overhead
+        out_duration, in_duration = duration.T.copy()
+        return cls(per_s, round(latency_s * per_s), overhead, out_duration, in_duration)
 
 
 class _Net(NamedTuple):
@@ -372,16 +398,26 @@ def _seconds(times: Times, per_s: int) -> npt.NDArray[np.float64]:
     return seconds
 
 
-def _critical(done: Times, opened_by: Column) -> tuple[int, ...]:
+def _turns(plan: Plan) -> Column:
+    """For each transfer its place in its receive lane."""
+    turn = np.zeros(len(plan.transfers), dtype=np.int64)
+    receives = np.flatnonzero(plan.in_channel >= 0)
+    turn[plan.recv_transfer[receives]] = receives - plan.lanes.starts[plan.instruction_lane[receives]]
+    return turn
+
+
+def _critical(done: Times, opened_by: Column, landed_after: Column) -> tuple[int, ...]:
     """From the last event back through what opened each gate, then in order of time."""
-    if len(done) == 0:
+    n = len(done)
+    if n == 0:
         return ()
     event = 2 * int(done.argmax()) + 1
     chain: list[int] = []
     while event >= 0:
-        if not chain or chain[-1] != event >> 1:
-            chain.append(event >> 1)
-        event = int(opened_by[event])
+        transfer = event - 2 * n if event >= 2 * n else event >> 1
+        if not chain or chain[-1] != transfer:
+            chain.append(transfer)
+        event = int(landed_after[transfer] if event >= 2 * n else opened_by[event])
     return tuple(reversed(chain))
 
 
@@ -497,6 +533,16 @@ def _leave(net: _Net, transfer: int, now: Any, latency: Any, sent: Times, depth:
     return depth
 
 
+def _land(net: _Net, transfer: int, now: int, latency: int, landed: Column, depth: int) -> int:
+    """The last byte of `transfer` is through its in port."""
+    landed[transfer] = now
+    if latency == 0:
+        return _open_gate(net, 2 * transfer + 1, 2 * len(landed) + transfer, depth)
+    net.arriving[net.tail[_ARRIVING]] = transfer
+    net.tail[_ARRIVING] += 1
+    return depth
+
+
 def _settle(
     net: _Net, depth: int, now: Any, latency: Any, overhead: Any, start: Times, sent: Times, done: Times
 ) -> None:
@@ -586,7 +632,7 @@ def _remove(heap: Column, position: Column, key: Times, size: int, item: int) ->
     return size
 
 
-def _run_fifo(
+def _run_exclusive(
     net: _Net,
     lists: _Lists,
     duration: Column,
@@ -694,6 +740,157 @@ def _run_fifo(
                 freed[n_freed] = port
                 n_freed += 1
             depth = _leave(net, transfer, now, latency, sent, depth)
+
+
+def _rise(heap: Column, position: Column, key: Times, size: int, port: int, time: int) -> int:
+    """`port` has its next event at `time`; the new size of the heap."""
+    key[port] = time
+    heap[size] = port
+    _sift(heap, position, key, size + 1, size)
+    return size + 1
+
+
+def _run_fifo(
+    net: _Net,
+    lists: _Lists,
+    out_duration: Column,
+    in_duration: Column,
+    latency: int,
+    overhead: int,
+    start: Column,
+    sent: Column,
+    taken: Column,
+    done: Column,
+    landed_after: Column,
+    turn: Column,
+) -> None:
+    """Each port has a queue and serves it one at a time: an out port what became ready, in that order, an in port what
+    has come far enough to be taken at the in port's rate without a pause, by `turn` (ties by time, then index).
+
+    An in port that is slower than the out port takes a message from its first byte on; one that is faster so late that
+    both are through with the last byte at the same time. `landed_after[t]` is the event without which transfer t would
+    have been through its in port earlier: 2t, or 2n + u if transfer u held the port.
+    """
+    n, n_ports = len(start), len(lists.filled)
+    serves, head, back = np.full(n_ports, -1, np.int64), np.full(n_ports, -1, np.int64), np.full(n_ports, -1, np.int64)
+    previous = np.full(n_ports, -1, dtype=np.int64)
+    behind, ready, landed = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    has_come = np.zeros(n_ports, dtype=np.bool_)  # what an out port serves is in its in port's queue
+    idle, n_idle = np.zeros(2 * n_ports, dtype=np.int64), 0  # out ports that may start something
+    coming, n_coming = np.zeros(n_ports, dtype=np.int64), 0
+    heap, position, key = np.zeros(n_ports, np.int64), np.full(n_ports, -1, np.int64), np.zeros(n_ports, np.int64)
+    size, arrived, known, left, now = 0, 0, 0, 0, 0
+    depth = _seed(net)
+    while True:
+        _settle(net, depth, now, latency, overhead, start, sent, done)
+        depth = 0
+        for at in range(known, net.tail[_ARRIVING]):  # through no port
+            landed[net.arriving[at]] = now
+            taken[net.arriving[at]] = now
+        n_fresh = net.tail[_FRESH]
+        net.tail[_FRESH] = 0
+        if n_fresh > 1:
+            net.fresh[:n_fresh].sort()
+        for at in range(n_fresh):
+            transfer = net.fresh[at]
+            ready[transfer] = now
+            out = lists.ends[2 * net.pair[transfer]]
+            if head[out] >= 0:
+                behind[back[out]] = transfer
+            else:
+                head[out] = transfer
+                if serves[out] < 0:
+                    idle[n_idle] = out
+                    n_idle += 1
+            back[out] = transfer
+        for at in range(n_idle):
+            out = idle[at]
+            transfer = head[out]
+            if transfer < 0 or serves[out] >= 0:
+                continue
+            head[out] = behind[transfer]
+            serves[out] = transfer
+            start[transfer] = now
+            if ready[transfer] < now:
+                net.opened_by[2 * transfer] = 2 * previous[out]
+            ends = now + out_duration[transfer]
+            comes = max(now + overhead, ends - in_duration[transfer])
+            has_come[out] = comes == now
+            if has_come[out]:
+                coming[n_coming] = transfer
+                n_coming += 1
+            size = _rise(heap, position, key, size, out, ends if has_come[out] else comes)
+        n_idle = 0
+        if n_coming > 1:
+            coming[:n_coming].sort()
+        for at in range(n_coming):
+            transfer = coming[at]
+            in_ = lists.ends[2 * net.pair[transfer] + 1]
+            behind[transfer] = -1
+            if serves[in_] < 0:
+                serves[in_] = transfer
+                taken[transfer] = now
+                size = _rise(heap, position, key, size, in_, now + in_duration[transfer])
+            else:
+                before, after = -1, head[in_]
+                while after >= 0 and turn[after] <= turn[transfer]:
+                    before, after = after, behind[after]
+                behind[transfer] = after
+                if before < 0:
+                    head[in_] = transfer
+                else:
+                    behind[before] = transfer
+        n_coming = 0
+        later = -1
+        if size:
+            later = key[heap[0]]
+        if arrived < net.tail[_ARRIVING] and (later < 0 or landed[net.arriving[arrived]] + latency < later):
+            later = landed[net.arriving[arrived]] + latency
+        if left < net.tail[_LEAVING] and (later < 0 or start[net.leaving[left]] + overhead < later):
+            later = start[net.leaving[left]] + overhead
+        if later < 0:
+            return
+        now = later
+        while arrived < net.tail[_ARRIVING] and landed[net.arriving[arrived]] + latency == now:
+            transfer = net.arriving[arrived]
+            arrived += 1
+            depth = _open_gate(net, 2 * transfer + 1, 2 * n + transfer, depth)
+        while left < net.tail[_LEAVING] and start[net.leaving[left]] + overhead == now:
+            transfer = net.leaving[left]
+            left += 1
+            taken[transfer] = now
+            sent[transfer] = now
+            depth = _fire(net, 2 * transfer, depth)
+            depth = _land(net, transfer, now, latency, landed, depth)
+        while size and key[heap[0]] == now:
+            port = heap[0]
+            size = _remove(heap, position, key, size, port)
+            transfer = serves[port]
+            if lists.ends[2 * net.pair[transfer]] != port:
+                serves[port] = head[port]
+                depth = _land(net, transfer, now, latency, landed, depth)
+                waited = head[port]
+                if waited >= 0:
+                    head[port] = behind[waited]
+                    taken[waited] = now
+                    landed_after[waited] = 2 * n + transfer
+                    size = _rise(heap, position, key, size, port, now + in_duration[waited])
+                continue
+            ends = start[transfer] + out_duration[transfer]
+            if not has_come[port]:
+                has_come[port] = True
+                coming[n_coming] = transfer
+                n_coming += 1
+                if ends > now:
+                    size = _rise(heap, position, key, size, port, ends)
+                    continue
+            serves[port] = -1
+            previous[port] = transfer
+            idle[n_idle] = port
+            n_idle += 1
+            sent[transfer] = now
+            depth = _fire(net, 2 * transfer, depth)
+        known = net.tail[_ARRIVING]
 
 
 class _Flows(NamedTuple):
@@ -964,12 +1161,15 @@ _KERNELS: tuple[Callable[..., Any], ...] = (
     _open_gate,
     _fire,
     _leave,
+    _land,
     _settle,
     _seed,
     _link,
     _unlink,
     _sift,
     _remove,
+    _rise,
+    _run_exclusive,
     _run_fifo,
     _join,
     _mark,

@@ -15,12 +15,16 @@ from optcc.units import show_time
 class Timing(Shown):
     """Start and end of every transfer in seconds, as the port model `model` predicts them.
 
+    A transfer takes its out port at `start_s`, its last byte leaves it at `sent_s`; it takes its in port at `taken_s`
+    and is done at `end_s`.
     `critical` are transfers from the first to the last one, each of which waited for the one before it;
     `port_names` and `port_busy_s` say how long each port was carrying bytes.
     """
 
     model: str
     start_s: npt.NDArray[np.float64]
+    sent_s: npt.NDArray[np.float64]
+    taken_s: npt.NDArray[np.float64]
     end_s: npt.NDArray[np.float64]
     critical: tuple[int, ...]
     port_names: tuple[str, ...]

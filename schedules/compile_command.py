@@ -40,6 +40,7 @@ def command(
     reduction: str,
     segments: int | str,
     slots: int | None,
+    ports: str | None,
     form: str,
     output: Path,
     as_json: bool,
@@ -47,7 +48,9 @@ def command(
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
     if form not in FORMATS:
         raise InputError(f"--format {form!r}: must be one of {', '.join(FORMATS)}")
-    plan = build_plan(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots)
+    plan = build_plan(
+        name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
+    )
     replace_file(output, FORMATS[form](plan))
     if as_json:
         echo_json(

@@ -1,67 +1,137 @@
-"""OptCC (arXiv 2606.01680): four pipelined stages around a ring of the healthy ranks, the straggler beside it."""
+"""OptCC (arXiv 2606.01680): four pipelined stages around a ring of the healthy servers, the stragglers beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
-from optcc.dsl import Program, any_flat, schedule
-from optcc.errors import TopologyError
+from optcc.dsl import Program, schedule
+from optcc.errors import ScheduleError, TopologyError
 from optcc.topology import Topology
 
+STAGES = ("1 reduce-scatter", "2 to straggler", "3 from straggler", "4 all-gather")
+INSIDE = ("reduce-scatter inside", "all-gather inside")
+"""The stages around the four in servers of several GPUs."""
 
-def one_straggler(topology: Topology) -> Mapping[str, Any]:
-    """The slowest endpoint, when all others are equal; the last one when all are."""
-    any_flat(topology)
+
+def find_stragglers(topology: Topology) -> Mapping[str, Any]:
+    """The servers slower than the fastest, by the slower way of their pooled NICs; the last one when all are equal.
+
+    >>> find_stragglers(Topology.parse("4x8@50GB/s,2=3/8"))
+    {'stragglers': (2,), 'gpus': 8}
+
+    Raises TopologyError if servers differ in GPUs, or several stragglers leave fewer than two healthy servers.
+    """
+    gpus = {server.gpus for server in topology.servers}
+    if len(gpus) > 1:
+        raise TopologyError(f"{topology!r}: servers of {sorted(gpus)} GPUs: must have equally many")
     rates = [min(out, in_) for out, in_ in zip(topology.out, topology.in_, strict=True)]
-    slow = min(rates)
-    straggler = len(rates) - 1 if rates.count(slow) > 1 else rates.index(slow)
-    others = rates[:straggler] + rates[straggler + 1 :]
-    if len(set(others)) > 1:
-        raise TopologyError(f"{topology!r}: endpoints other than {straggler} differ from each other")
-    return {"straggler": straggler}
+    n_servers, fastest = len(rates), max(rates)
+    stragglers = tuple(server for server, rate in enumerate(rates) if rate < fastest) or (n_servers - 1,)
+    if len(stragglers) > 1 and n_servers - len(stragglers) < 2:
+        slow = f"{len(stragglers)} of {n_servers} servers are slower than the fastest"
+        raise TopologyError(f"{topology!r}: {slow}: at least 2 must be as fast as it")
+    return {"stragglers": stragglers, "gpus": gpus.pop()}
 
 
 @schedule(
-    accepts="endpoints of one rate, one of them slower or none",
+    accepts="equally many GPUs a server, servers of one rate and any slower ones beside at least two of them",
     paper="OptCC, arXiv 2606.01680",
-    configure=one_straggler,
+    configure=find_stragglers,
 )
-def optcc(program: Program, straggler: int) -> None:
+def optcc(program: Program, stragglers: Sequence[int], gpus: int = 1) -> None:
     """Reduce-scatter among the healthy, owner to straggler and back, all-gather: patterns 1-2-3-4 and 3-1-4-2.
 
-    The p - 1 healthy ranks own a section each. Even segments run the stages 1-2-3-4; odd ones 3-1-4-2, where the
-    straggler seeds each section with its own data and receives it when it is finished, so that the straggler's two
-    ports are busy from the start to the end. With k segments: (k + 1)/k * max(l, 2 - 1/(p - 1)) * n / B.
+    Of p servers m are stragglers; the q = p - m healthy ones own a section each. A straggler sends and receives the
+    message once, the least there is, so per section it has two choices. Either it seeds the section with its own data
+    and receives it when it is finished: 3-1-4-2. Or it gets the sum of all others from the owner, adds its own data and
+    returns the result: 1-2-3-4. Only one can come last in a sum, so a section passes through one straggler at most,
+    and the other ones seed it. One straggler takes the choices in turn, segment by segment; several take turns in being
+    passed through, section by section. That gives both ports of a straggler work early and late.
 
-    >>> schedule = optcc(n_ranks=4, segments=2, straggler=3)
+    A healthy server sends and receives (q - 1)/q of the message in stage 1, as much in stage 4, and in stages 2 and 3
+    one section to and one from every straggler: together (2(q - 1) + m)/q. With rates B and B/l, l of the slowest:
+
+        max(l, (2(q - 1) + m)/q) * n / B        max(l, 2 - 1/(p - 1)) * n / B for one straggler
+
+    which is the lower bound if it is l. Filling and draining the pipeline adds O(1/k) of that with k segments: about
+    (k + 1)/k times it for one straggler.
+
+    With g `gpus` a server, each server first reduces shard j, a g-th of each segment, to its j-th GPU; the j-th GPUs
+    of all servers run the four stages on it, all shards side by side over pooled NICs; then GPUs inside a server copy
+    the shards from each other. The NICs carry what they carry with one GPU. The fabric of rate f carries 2(g - 1)/g of
+    the message for each GPU and way, so the time is at least 2(g - 1)/g * n / f.
+
+    >>> schedule = optcc(n_ranks=4, segments=2, stragglers=[3])
     >>> schedule.stages
     ('1 reduce-scatter', '2 to straggler', '3 from straggler', '4 all-gather')
+
+    Raises ScheduleError if ranks do not fill the servers, or stragglers are not as `find_stragglers` gives them.
     """
-    healthy = [rank for rank in program.ranks if rank != straggler]
+    servers = _servers(program, stragglers, gpus)
+    shards = range(gpus)
+    healthy = [server for server in servers if server not in stragglers]
     q = len(healthy)
-    for segment in program.pipeline(sections=max(q, 1)):
-        seeded = segment.index % 2 == 1
-        if seeded:
-            with program.stage("3 from straggler"):
-                for owner in range(q):
-                    segment[owner].reduce(src=straggler, dst=healthy[(owner + 1) % q])
+    ring = [[server * gpus + shard for server in healthy] for shard in shards]
+    sections = max(q, 1)
+    for name in STAGES if gpus == 1 else (INSIDE[0], *STAGES, INSIDE[1]):
+        with program.stage(name):  # named in the paper's order, in whatever order segments come to them
+            pass
+    for segment in program.pipeline(sections=gpus * sections):
+        last = [_last(stragglers, segment.index, owner) for owner in range(q)]
+        passed = [(owner, straggler) for owner, straggler in enumerate(last) if straggler is not None]
+        seeded = [(owner, straggler) for owner, straggler in product(range(q), stragglers) if straggler != last[owner]]
+        if gpus > 1:
+            with program.stage("reduce-scatter inside"):
+                for section, server, shard, other in product(range(sections), servers, shards, shards):
+                    if other != shard:
+                        chunk = segment[shard * sections + section]
+                        chunk.reduce(src=server * gpus + other, dst=server * gpus + shard)
+        with program.stage("3 from straggler"):
+            for (owner, straggler), shard in product(seeded, shards):
+                chunk = segment[shard * q + owner]
+                chunk.reduce(src=straggler * gpus + shard, dst=ring[shard][(owner + 1) % q])
         with program.stage("1 reduce-scatter"):
-            for step in range(q - 1):
-                for i in range(q):
-                    segment[(i - step - 1) % q].reduce(src=healthy[i], dst=healthy[(i + 1) % q])
-        if not seeded:
-            with program.stage("2 to straggler"):
-                for owner in range(q):
-                    segment[owner].reduce(src=healthy[owner], dst=straggler)
-            with program.stage("3 from straggler"):
-                for owner in range(q):
-                    segment[owner].copy(src=straggler, dst=healthy[owner])
+            for step, i, shard in product(range(q - 1), range(q), shards):
+                chunk = segment[shard * q + (i - step - 1) % q]
+                chunk.reduce(src=ring[shard][i], dst=ring[shard][(i + 1) % q])
+        with program.stage("2 to straggler"):
+            for (owner, straggler), shard in product(passed, shards):
+                segment[shard * q + owner].reduce(src=ring[shard][owner], dst=straggler * gpus + shard)
+        with program.stage("3 from straggler"):
+            for (owner, straggler), shard in product(passed, shards):
+                segment[shard * q + owner].copy(src=straggler * gpus + shard, dst=ring[shard][owner])
         with program.stage("4 all-gather"):
-            for step in range(q - 1):
-                for i in range(q):
-                    segment[(i - step) % q].copy(src=healthy[i], dst=healthy[(i + 1) % q])
-        if seeded:
-            with program.stage("2 to straggler"):
-                for owner in range(q):
-                    segment[owner].copy(src=healthy[owner], dst=straggler)
+            for step, i, shard in product(range(q - 1), range(q), shards):
+                chunk = segment[shard * q + (i - step) % q]
+                chunk.copy(src=ring[shard][i], dst=ring[shard][(i + 1) % q])
+        with program.stage("2 to straggler"):
+            for (owner, straggler), shard in product(seeded, shards):
+                segment[shard * q + owner].copy(src=ring[shard][owner], dst=straggler * gpus + shard)
+        if gpus > 1:
+            with program.stage("all-gather inside"):
+                for section, server, shard, other in product(range(sections), servers, shards, shards):
+                    if other != shard:
+                        chunk = segment[shard * sections + section]
+                        chunk.copy(src=server * gpus + shard, dst=server * gpus + other)
+
+
+def _servers(program: Program, stragglers: Sequence[int], gpus: int) -> range:
+    """The servers, once it is certain that a schedule for them can be written."""
+    if gpus < 1 or program.n_ranks % gpus:
+        raise ScheduleError(f"{program.n_ranks} ranks, {gpus} GPUs a server: must fill a whole number of servers")
+    servers = range(program.n_ranks // gpus)
+    m = len(set(stragglers) & set(servers))
+    if m != len(stragglers) or m == 0:
+        raise ScheduleError(f"stragglers {tuple(stragglers)}: must be different servers from 0 to {len(servers) - 1}")
+    if m > 1 and len(servers) - m < 2:
+        raise ScheduleError(f"stragglers {tuple(stragglers)} of {len(servers)} servers: must leave at least 2 healthy")
+    return servers
+
+
+def _last(stragglers: Sequence[int], segment: int, owner: int) -> int | None:
+    """The straggler that section `owner` passes through, the last to add its data; None if all seed it."""
+    if len(stragglers) == 1:
+        return stragglers[0] if segment % 2 == 0 else None
+    return stragglers[(segment + owner) % len(stragglers)]

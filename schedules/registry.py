@@ -3,7 +3,30 @@
 from __future__ import annotations
 
 from optcc.dsl import Definition
+from optcc.schedules.direct import direct
+from optcc.schedules.double_tree import double_binary_tree
+from optcc.schedules.halves import (
+    binary_tree_broadcast,
+    binary_tree_reduce,
+    chain_broadcast,
+    chain_reduce,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
+from optcc.schedules.hierarchical import hierarchical
+from optcc.schedules.logarithmic import bruck, rabenseifner, recursive_doubling
 from optcc.schedules.optcc import optcc
-from optcc.schedules.ring import ring
+from optcc.schedules.optimal import optimal
+from optcc.schedules.r2ccl import r2ccl_allreduce, r2ccl_balance, r2ccl_recursive
+from optcc.schedules.ring import bidirectional_ring, ring
+from optcc.schedules.stragglar import stragglar
 
-SCHEDULES: dict[str, Definition] = {definition.name: definition for definition in (ring, optcc)}
+_ALLREDUCE = (
+    *(ring, bidirectional_ring, direct, recursive_doubling, rabenseifner, double_binary_tree, hierarchical),
+    *(r2ccl_balance, r2ccl_allreduce, r2ccl_recursive, optcc, stragglar, optimal),
+)
+_HALVES = (
+    *(ring_reduce_scatter, ring_all_gather, bruck),
+    *(chain_broadcast, chain_reduce, binary_tree_broadcast, binary_tree_reduce),
+)
+SCHEDULES: dict[str, Definition] = {definition.name: definition for definition in (*_ALLREDUCE, *_HALVES)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from optcc.dsl import Program, schedule
 
 
@@ -10,7 +12,8 @@ def ring(program: Program) -> None:
     """Reduce-scatter, then all-gather, each in p - 1 steps around the ring of all ranks.
 
     Every rank sends and receives 2(p - 1)/p of the message, so the time is 2(p - 1)/p * n / b with the slowest
-    rank's bandwidth b: a ring with one rank at half bandwidth takes twice as long.
+    rank's bandwidth b: a ring with one rank at half bandwidth takes twice as long. c channels, that is c such rings on
+    1/c of the message each, are here c segments: a rank has one lane to its neighbour, whatever goes through it.
 
     >>> len(ring(n_ranks=4)), str(ring(n_ranks=4)[0])
     (24, '0->1 s0 c0 reduce [reduce-scatter]')
@@ -25,3 +28,35 @@ def ring(program: Program) -> None:
             for step in range(p - 1):
                 for rank in program.ranks:
                     segment[(rank + 1 - step) % p].copy(src=rank, dst=(rank + 1) % p)
+
+
+@schedule(
+    name="bidirectional-ring",
+    paper="Jain and Sabharwal, 'Optimal bucket algorithms for large MPI collectives on torus interconnects', ICS 2010",
+)
+def bidirectional_ring(program: Program) -> None:
+    """Two rings side by side, half of the message each way round.
+
+    Where every pair of neighbours has a link of its own, both links of a rank are busy and the time is half of a
+    ring's. Here a rank has one port each way, and what is gained is that one half is sent while the other arrives:
+    with one segment (2p - 3) * max(t, t/2 + alpha) + t + alpha, where t = n/(pB) is the time of a step. The ring
+    takes 2(p - 1) * (t + alpha).
+
+    >>> [str(transfer) for transfer in bidirectional_ring(n_ranks=3) if transfer.src == 0][:2]
+    ['0->1 s0 c0 reduce [reduce-scatter]', '0->2 s1 c0 reduce [reduce-scatter]']
+    """
+    p = program.n_ranks
+    halves = [program.pipeline(sections=p, share=Fraction(1, 2)) for _ in range(2)]
+    for up, down in zip(*halves, strict=True):
+        with program.stage("reduce-scatter"):
+            for step in range(p - 1):
+                for rank in program.ranks:
+                    up[(rank - step) % p].reduce(src=rank, dst=(rank + 1) % p)
+                for rank in program.ranks:
+                    down[(rank + step) % p].reduce(src=rank, dst=(rank - 1) % p)
+        with program.stage("all-gather"):
+            for step in range(p - 1):
+                for rank in program.ranks:
+                    up[(rank + 1 - step) % p].copy(src=rank, dst=(rank + 1) % p)
+                for rank in program.ranks:
+                    down[(rank - 1 + step) % p].copy(src=rank, dst=(rank - 1) % p)

@@ -37,6 +37,7 @@ def command(
     reduction: str,
     segments: int | str,
     slots: int | None,
+    ports: str | None,
     as_json: bool,
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show a counterexample.
@@ -56,7 +57,9 @@ def command(
         assert name is not None
         if topology is None or size is None:
             raise InputError(f"verify {name}: give --topology and --size")
-        plan = build_plan(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots)
+        plan = build_plan(
+            name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
+        )
     started = time.perf_counter()
     verdict = verify_plan(plan)
     seconds = time.perf_counter() - started

@@ -5,6 +5,8 @@ before  0->1 s2 c0 reduce        after  0->1 reduce bytes 8192..12287
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from optcc.arrays import Lists, column
@@ -24,12 +26,12 @@ def bind(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Tra
     layout = Layout.of(schedule, size_bytes, dtype)
     sections = [len(each) for each in layout.first]
     base = np.concatenate(([0], np.cumsum(sections))).astype(np.int64)
-    first = np.array([value for each in layout.first for value in each], dtype=np.int64) * layout.itemsize
-    stop = np.array([value for each in layout.stop for value in each], dtype=np.int64) * layout.itemsize
+    first = np.fromiter(chain.from_iterable(layout.first), np.int64) * layout.itemsize
+    stop = np.fromiter(chain.from_iterable(layout.stop), np.int64) * layout.itemsize
     chunk = base[schedule.segment] + schedule.section if len(schedule) else np.zeros(0, dtype=np.int64)
     start, length = first[chunk], stop[chunk] - first[chunk]
     kept = np.flatnonzero(length > 0)
-    empty = Lists.of([[]] * len(kept))
+    empty = Lists.empty(len(kept))
     return Transfers(
         schedule.collective,
         reduction,

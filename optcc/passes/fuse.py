@@ -15,9 +15,14 @@ order, and giving that up costs more than an instruction saves.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import cache
+from typing import Any, NamedTuple
 
-from optcc.arrays import Column, Lists, column
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column, Lists, column, sort_part
+from optcc.compiled import compiled
 from optcc.plan import RECV, RECV_COPY_SEND, RECV_REDUCE_SEND, SEND, Plan
 
 SENDS_BETWEEN_MAX = 1
@@ -29,137 +34,221 @@ def fuse(plan: Plan, order: Column) -> Plan:
 
     `order` is the order in which `lower` placed the transfers; `plan` is what `lower` made.
     """
-    partner, time = _partners(plan, order)
-    return _merge(plan, partner, time) if partner else plan
+    peers = np.bincount([channel.dst for channel in plan.channels], minlength=plan.n_ranks)
+    if not (peers == 1).any():
+        return plan
+    view = _View.of(plan, order, peers == 1)
+    passes_on = _kernels().find_passing(view)
+    if not passes_on.any():
+        return plan
+    partner, time = np.full(len(plan), -1, dtype=np.int64), np.empty(len(plan), dtype=np.int64)
+    _kernels().find_partners(view, passes_on, partner, time)
+    return _merge(plan, view, partner, time) if partner.max() >= 0 else plan
 
 
-def _partners(plan: Plan, order: Column) -> tuple[dict[int, int], dict[int, float]]:
-    """For each receive that can be fused, its send; and the time of every instruction."""
-    sender, receiver = _instructions_of(plan)
-    time: dict[int, float] = {sender[t]: float(place) for place, t in enumerate(order.tolist()) if t in sender}
-    waiters: list[list[int]] = [[] for _ in range(len(plan))]
-    for instruction, before in enumerate(plan.after):
-        for each in before:
-            waiters[each].append(instruction)
-    following, credited = _lane_waiters(plan)
-    sends_before = _sends_before(plan, order, sender, receiver)
-    sends_to = {i: position for lane in plan.lanes for position, i in enumerate(lane)}
-    ranks = plan.instruction_rank.tolist()
-    peers = [0] * plan.n_ranks
-    for channel in plan.channels:
-        peers[channel.dst] += 1
-    epsilon = 1.0 / (4 * len(plan) + 4)
-    partner: dict[int, int] = {}
-    taken: set[int] = set()
-    for t in reversed(order.tolist()):
-        receive = receiver[t]
-        waiting = [*waiters[receive], *following.get(receive, ()), *credited.get(receive, ())]
-        time[receive] = min((time[each] for each in waiting), default=float(len(order))) - epsilon
-        if t not in sender:
-            continue
-        send = _passes_on(plan, receive, waiters[receive], taken) if peers[ranks[receive]] == 1 else None
-        if send is None or sends_to[send] - sends_before[t] > SENDS_BETWEEN_MAX:
-            continue
-        if all(time[send] < time[each] for each in waiting if each != send):
-            partner[receive] = send
-            taken.add(send)
-            time[receive] = time[send]
-    return partner, time
+class _View(NamedTuple):
+    """What the inner loops see of a plan: columns with an entry for each instruction, unless they say otherwise."""
+
+    order: Column
+    """Transfers."""
+    sender: Column
+    """For each transfer, the instruction that sends it; -1 for a local one."""
+    receiver: Column
+    """For each transfer, the instruction that receives it or performs it locally."""
+    sent_by: Column
+    """For a receive, the instruction that sends what it receives."""
+    slots: Column
+    """For a receive, those of its lane; 0 for other instructions."""
+    is_send: npt.NDArray[np.bool_]
+    single_peer: npt.NDArray[np.bool_]
+    """True where the rank receives from a single peer."""
+    rank: Column
+    lane: Column
+    lane_first: Column
+    """For each lane, its first instruction."""
+    src_offset: Column
+    dst_offset: Column
+    bytes: Column
+    after_first: Column
+    after: Column
+
+    @classmethod
+    def of(cls, plan: Plan, order: Column, single_peer: npt.NDArray[np.bool_]) -> _View:
+        """`single_peer` is true for the ranks that receive from a single peer."""
+        sender, receiver = (np.full(len(plan.transfers), -1, dtype=np.int64) for _ in range(2))
+        sends, others = np.flatnonzero(plan.kind == SEND), np.flatnonzero(plan.kind != SEND)
+        sender[plan.send_transfer[sends]] = sends
+        receiver[plan.recv_transfer[others]] = others
+        return cls(
+            order,
+            sender,
+            receiver,
+            sender[plan.recv_transfer],
+            np.array([*(channel.slots for channel in plan.channels), 0])[plan.in_channel],
+            plan.kind == SEND,
+            single_peer[plan.instruction_rank],
+            plan.instruction_rank,
+            plan.instruction_lane,
+            plan.lanes.starts,
+            plan.src_offset,
+            plan.dst_offset,
+            plan.bytes,
+            plan.after.starts,
+            plan.after.values,
+        )
 
 
-def _lane_waiters(plan: Plan) -> tuple[dict[int, tuple[int]], dict[int, tuple[int]]]:
-    """For each receive or local operation, the next one of its lane, and the send that waits for its slot."""
-    pairs = [pair for sends, receives in plan.channel_ends for pair in zip(receives, sends, strict=True)]
-    sent_by = dict(pairs)
-    following: dict[int, tuple[int]] = {}
-    credited: dict[int, tuple[int]] = {}
-    for lane in plan.lanes:
-        if plan.kind[lane[0]] != SEND:
-            following |= {each: (later,) for each, later in pairwise(lane)}
-    for receives, slots in plan.lane_receives:
-        credited |= {each: (sent_by[later],) for each, later in zip(receives, receives[slots:], strict=False)}
-    return following, credited
-
-
-def _instructions_of(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
-    """For each transfer, the instruction that sends it (none for a local one) and the one that receives it."""
-    sender = {int(t): i for i, t in enumerate(plan.send_transfer.tolist()) if t >= 0}
-    receiver = {int(t): i for i, t in enumerate(plan.recv_transfer.tolist()) if t >= 0}
-    return sender, receiver
-
-
-def _sends_before(plan: Plan, order: Column, sender: dict[int, int], receiver: dict[int, int]) -> dict[int, int]:
-    """For each transfer, how many sends of the receiving rank stand before it in the order."""
-    ranks = plan.instruction_rank.tolist()
-    sent = [0] * plan.n_ranks
-    result: dict[int, int] = {}
-    for t in order.tolist():
-        result[t] = sent[ranks[receiver[t]]]
-        if t in sender:
-            sent[ranks[sender[t]]] += 1
-    return result
-
-
-def _passes_on(plan: Plan, receive: int, waiters: list[int], taken: set[int]) -> int | None:
-    """The first send that reads exactly what `receive` writes and has no partner yet."""
-    for waiter in waiters:
-        if (
-            plan.kind[waiter] == SEND
-            and waiter not in taken
-            and plan.src_offset[waiter] == plan.dst_offset[receive]
-            and plan.bytes[waiter] == plan.bytes[receive]
-        ):
-            return waiter
-    return None
-
-
-def _merge(plan: Plan, partner: dict[int, int], time: dict[int, float]) -> Plan:
-    """Rewrites the plan: fused receives disappear into their sends, the others of their channels join the send lane."""
-    fused = {send: receive for receive, send in partner.items()}
-    moved = {int(plan.in_channel[receive]) for receive in partner}
-    lane_rank: list[int] = []
-    old_lanes: list[list[int]] = []
-    joining: dict[int, list[int]] = {}
-    for rank, lane in zip(plan.lane_rank.tolist(), plan.lanes, strict=True):
-        if int(plan.in_channel[lane[0]]) in moved:
-            joining.setdefault(rank, []).extend(i for i in lane if i not in partner)
-    for rank, lane in zip(plan.lane_rank.tolist(), plan.lanes, strict=True):
-        if int(plan.in_channel[lane[0]]) in moved:
-            continue
-        sends = plan.kind[lane[0]] == SEND
-        lane_rank.append(rank)
-        old_lanes.append(sorted([*lane, *joining.get(rank, ())], key=lambda i: time[i]) if sends else lane)
-
-    kept = [i for lane in old_lanes for i in lane]
-    number = {old: new for new, old in enumerate(kept)}
-    number |= {receive: number[send] for receive, send in partner.items()}
-    before = list(plan.after)
-
-    def fused_column(values: Column) -> Column:
-        return column(int(values[fused.get(i, i)]) for i in kept)
-
-    def fused_kind(i: int) -> int:
-        if i not in fused:
-            return int(plan.kind[i])
-        return RECV_COPY_SEND if plan.kind[fused[i]] == RECV else RECV_REDUCE_SEND
-
-    def fused_after(i: int) -> list[int]:
-        both = (*before[i], *(before[fused[i]] if i in fused else ()))
-        return sorted({number[j] for j in both} - {number[i]})
-
+def _merge(plan: Plan, view: _View, partner: Column, time: Column) -> Plan:
+    """Rewrites the plan: fused receives disappear into their sends, the others of their lanes join the send lane."""
+    gone = (partner >= 0) & ~view.is_send
+    moved = np.zeros(len(plan.lanes), dtype=np.bool_)
+    moved[view.lane[gone]] = True
+    kept, stops = np.empty(len(plan) - int(gone.sum()), dtype=np.int64), np.empty(len(plan.lanes), dtype=np.int64)
+    _kernels().merge_lanes(view, partner, time, moved, kept, stops)
+    fused = partner[kept] >= 0
+    received = np.where(fused, partner[kept], kept)
+    number = np.empty(len(plan), dtype=np.int64)
+    number[kept] = number[received] = np.arange(len(kept))
+    after_starts = np.zeros(len(kept) + 1, dtype=np.int64)
+    after = _kernels().merge_after(view, kept, received, number, after_starts)
+    fused_kind = np.where(plan.kind[received] == RECV, RECV_COPY_SEND, RECV_REDUCE_SEND)
     return Plan(
         plan.name,
         plan.transfers,
         plan.channels,
-        lane_rank=column(lane_rank),
-        lanes=Lists.of([[number[i] for i in lane] for lane in old_lanes]),
-        kind=column(fused_kind(i) for i in kept),
-        in_channel=fused_column(plan.in_channel),
+        lane_rank=column(plan.lane_rank[~moved]),
+        lanes=Lists(column(np.concatenate(([0], stops[~moved]))), column(np.arange(len(kept)))),
+        kind=column(np.where(fused, fused_kind, plan.kind[kept])),
+        in_channel=column(plan.in_channel[received]),
         out_channel=column(plan.out_channel[kept]),
-        src_offset=column(-1 if i in fused else int(plan.src_offset[i]) for i in kept),
-        dst_offset=fused_column(plan.dst_offset),
+        src_offset=column(np.where(fused, -1, plan.src_offset[kept])),
+        dst_offset=column(plan.dst_offset[received]),
         bytes=column(plan.bytes[kept]),
-        recv_transfer=fused_column(plan.recv_transfer),
+        recv_transfer=column(plan.recv_transfer[received]),
         send_transfer=column(plan.send_transfer[kept]),
-        after=Lists.of([fused_after(i) for i in kept]),
+        after=Lists(column(after_starts), column(after)),
     )
+
+
+@cache
+def _kernels() -> Any:
+    """The functions of `_KERNELS` by name, compiled if numba is there."""
+    return compiled(_KERNELS, globals())
+
+
+def _find_passing(view: _View) -> npt.NDArray[np.bool_]:
+    """For each entry of `after`, true if it is a receive and what comes after it sends exactly what that received."""
+    passes_on = np.zeros(len(view.after), dtype=np.bool_)
+    for index in range(len(view.rank)):
+        if view.is_send[index] and view.single_peer[index]:
+            for at in range(view.after_first[index], view.after_first[index + 1]):
+                receive = view.after[at]
+                passes_on[at] = (
+                    view.slots[receive] > 0
+                    and view.dst_offset[receive] == view.src_offset[index]
+                    and view.bytes[receive] == view.bytes[index]
+                )
+    return passes_on
+
+
+def _waiters(view: _View, passes_on: npt.NDArray[np.bool_]) -> tuple[Column, Column, npt.NDArray[np.bool_]]:
+    """For each instruction those that come after it, `waiters[first[i]:first[i + 1]]`, ascending; which pass it on."""
+    first = np.zeros(len(view.rank) + 2, dtype=np.int64)
+    for earlier in view.after:
+        first[earlier + 2] += 1
+    for index in range(2, len(first)):
+        first[index] += first[index - 1]
+    waiters, passing = np.empty(len(view.after), dtype=np.int64), np.empty(len(view.after), dtype=np.bool_)
+    for index in range(len(view.rank)):
+        for at in range(view.after_first[index], view.after_first[index + 1]):
+            place = first[view.after[at] + 1]
+            waiters[place], passing[place] = index, passes_on[at]
+            first[view.after[at] + 1] = place + 1  # walks up to where the next list begins
+    return first, waiters, passing
+
+
+def _find_partners(view: _View, passes_on: npt.NDArray[np.bool_], partner: Column, time: Column) -> None:
+    """For each receive that is fused, and for its send, `partner` becomes the other; `time` is everyone's.
+
+    A send's time is its place in the order times `unit`; a receive's is 1 earlier than that of the first that waits.
+    """
+    unit = len(time) + 1
+    sent = np.zeros(view.rank[-1] + 1, dtype=np.int64)
+    sent_before = np.empty(len(view.order), dtype=np.int64)  # for each transfer, sends of its receiver's rank
+    for place in range(len(view.order)):
+        transfer = view.order[place]
+        sent_before[transfer] = sent[view.rank[view.receiver[transfer]]]
+        if view.sender[transfer] >= 0:
+            sent[view.rank[view.sender[transfer]]] += 1
+            time[view.sender[transfer]] = place * unit
+    first, waiters, passing = _waiters(view, passes_on)
+    for place in range(len(view.order) - 1, -1, -1):
+        receive = view.receiver[view.order[place]]
+        lane_stop = view.lane_first[view.lane[receive] + 1]
+        send, latest = -1, len(view.order) * unit  # the first that passes it on; the first of all others that wait
+        for at in range(first[receive], first[receive + 1]):
+            if send < 0 and passing[at] and partner[waiters[at]] < 0:
+                send = waiters[at]
+            else:
+                latest = min(latest, time[waiters[at]])
+        if receive + 1 < lane_stop:
+            latest = min(latest, time[receive + 1])
+        if view.slots[receive] > 0 and receive + view.slots[receive] < lane_stop:
+            latest = min(latest, time[view.sent_by[receive + view.slots[receive]]])  # waits for the slot
+        if send >= 0:
+            between = send - view.lane_first[view.lane[send]] - sent_before[view.order[place]]
+            if between <= SENDS_BETWEEN_MAX and time[send] < latest:
+                partner[receive], partner[send] = send, receive
+                time[receive] = time[send]
+                continue
+            latest = min(latest, time[send])
+        time[receive] = latest - 1
+
+
+def _merge_lanes(
+    view: _View, partner: Column, time: Column, moved: npt.NDArray[np.bool_], kept: Column, stops: Column
+) -> None:
+    """Writes the instructions that are kept, lane by lane, into `kept`, and where each lane ends into `stops`.
+
+    The receives of a lane that is moved are merged into the send lane behind it, by their time.
+    """
+    used = 0
+    for lane in range(len(moved)):
+        at, stop = view.lane_first[lane], view.lane_first[lane + 1]
+        receive = view.lane_first[lane - 1] if lane and moved[lane - 1] else at  # up to where the send lane begins
+        while not moved[lane] and (receive < view.lane_first[lane] or at < stop):
+            if receive < view.lane_first[lane] and partner[receive] >= 0:
+                receive += 1
+            elif receive < view.lane_first[lane] and (at == stop or time[receive] < time[at]):
+                kept[used] = receive
+                receive, used = receive + 1, used + 1
+            else:
+                kept[used] = at
+                at, used = at + 1, used + 1
+        stops[lane] = used
+
+
+def _merge_after(view: _View, kept: Column, received: Column, number: Column, starts: Column) -> Column:
+    """What each kept instruction comes after, renumbered and each once; `starts[i + 1]` becomes the end of i's."""
+    after = np.empty(len(view.after), dtype=np.int64)
+    used = 0
+    for index in range(len(kept)):
+        begin = used
+        for half in range(1 if received[index] == kept[index] else 2):
+            old = kept[index] if half == 0 else received[index]
+            for at in range(view.after_first[old], view.after_first[old + 1]):
+                if number[view.after[at]] != index:
+                    after[used] = number[view.after[at]]
+                    used += 1
+        sort_part(after, begin, used)
+        stop = used
+        used = begin
+        for at in range(begin, stop):
+            if used == begin or after[at] != after[used - 1]:
+                after[used] = after[at]
+                used += 1
+        starts[index + 1] = used
+    return after[:used]
+
+
+_KERNELS = (sort_part, _find_passing, _waiters, _find_partners, _merge_lanes, _merge_after)

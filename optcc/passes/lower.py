@@ -7,7 +7,14 @@ before  #0 0->1 reduce           after  rank 0, send lane: send        on channe
 
 from __future__ import annotations
 
-from optcc.arrays import Column, Lists, column
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column, Lists, column, sort_part
+from optcc.compiled import compiled
 from optcc.plan import (
     LOCAL_COPY,
     LOCAL_REDUCE,
@@ -17,68 +24,151 @@ from optcc.plan import (
     Channel,
     Plan,
 )
-from optcc.schedule import REDUCE
+from optcc.schedule import COPY, REDUCE
 from optcc.transfers import Transfers
 
+_LOCAL, _RECEIVE, _SEND = range(3)
+"""The lanes of a rank in the order in which they stand: lane 3 * rank + one of these, left out where it is empty."""
+_LANES = 3
 
-def lower(name: str, transfers: Transfers, order: Column, slots: int) -> Plan:
+
+def lower(name: str, transfers: Transfers, order: Column, slots: int, receives: Column | None = None) -> Plan:
     """The plan that performs `transfers` in `order` on every port, with `slots` slots on each receive lane.
 
     Each rank has one lane that sends, one that receives, and one for local operations; within a lane the instructions
     stand in `order`. All conflicts between transfers are conflicts on one rank's bytes, so `after` turns into
     dependencies between instructions of one rank. Nothing waits for what comes later in `order`: no deadlock.
+
+    Where messages overtake each other on their way, `receives` is the order in which they come to their receive lanes;
+    it must be that of a run in which no receiver had more than its slots on the way, so that this run proves the plan
+    free of deadlock.
     """
-    src, dst, op = transfers.src.tolist(), transfers.dst.tolist(), transfers.op.tolist()
-    pairs = sorted({(s, d) for s, d in zip(src, dst, strict=True) if s != d})
-    channel_of = {pair: number for number, pair in enumerate(pairs)}
-    lane_of: dict[tuple[int, str], list[tuple[int, bool]]] = {}
-    for t in order.tolist():
-        if src[t] == dst[t]:
-            lane_of.setdefault((src[t], "local"), []).append((t, False))
-        else:
-            lane_of.setdefault((src[t], "send"), []).append((t, True))
-            lane_of.setdefault((dst[t], "receive"), []).append((t, False))
+    src, dst = transfers.src, transfers.dst
+    lanes = _LANES * transfers.n_ranks
+    local = src == dst
+    last = np.where(local, _LANES * dst + _LOCAL, _LANES * dst + _RECEIVE)  # the lane in which a transfer ends
+    first = np.where(local, -1, _LANES * src + _SEND)  # the lane in which it starts
+    counts = np.bincount(last, minlength=lanes) + np.bincount(first[~local], minlength=lanes)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    transfer = np.empty(starts[-1], dtype=np.int64)
+    sender, receiver = np.full(len(src), -1, dtype=np.int64), np.empty(len(src), dtype=np.int64)
+    free = starts[:-1].copy()
+    _kernels().place(order, first, free, transfer, sender)
+    _kernels().place(order if receives is None else receives, last, free, transfer, receiver)
 
-    keys = sorted(lane_of)
-    sender, receiver = [-1] * len(transfers), [-1] * len(transfers)
-    rows: list[tuple[int, bool]] = []
-    lanes: list[list[int]] = []
-    for key in keys:
-        lanes.append(list(range(len(rows), len(rows) + len(lane_of[key]))))
-        for t, sends in lane_of[key]:
-            (sender if sends else receiver)[t] = len(rows)
-            rows.append((t, sends))
-
-    kind, in_channel, out_channel, after = [], [], [], []
-    dependencies = list(transfers.after)
-    for t, sends in rows:
-        local = src[t] == dst[t]
-        rank = src[t] if sends else dst[t]
-        reduces = op[t] == REDUCE
-        kind.append(
-            SEND if sends else (LOCAL_REDUCE if reduces else LOCAL_COPY) if local else RECV_REDUCE if reduces else RECV
-        )
-        out_channel.append(channel_of[src[t], dst[t]] if sends else -1)
-        in_channel.append(-1 if sends or local else channel_of[src[t], dst[t]])
-        before = {receiver[u] for u in dependencies[t] if dst[u] == rank}
-        if not sends:
-            before |= {sender[u] for u in dependencies[t] if src[u] == rank and sender[u] >= 0}
-        after.append(sorted(before))
-    which = [t for t, _ in rows]
-    reads = [sends or src[t] == dst[t] for t, sends in rows]
+    used = np.flatnonzero(counts)
+    side = np.repeat(used % _LANES, counts[used])
+    is_send, is_receive = side == _SEND, side == _RECEIVE
+    channel, ends = np.full(len(src), -1, dtype=np.int64), np.empty((int(is_send.sum()), 2), dtype=np.int64)
+    n_channels = _kernels().number_channels(transfer[is_send], src, dst, transfers.n_ranks, channel, ends)
+    after_starts = np.zeros(len(transfer) + 1, dtype=np.int64)
+    waits = transfers.after
+    after = _kernels().wait_on_rank(
+        transfer, is_send, waits.starts, waits.values, src, dst, sender, receiver, after_starts
+    )
+    kind = np.empty((_LANES, 2), dtype=np.int64)
+    kind[_LOCAL, REDUCE], kind[_LOCAL, COPY] = LOCAL_REDUCE, LOCAL_COPY
+    kind[_RECEIVE, REDUCE], kind[_RECEIVE, COPY] = RECV_REDUCE, RECV
+    kind[_SEND] = SEND
     return Plan(
         name,
         transfers,
-        tuple(Channel(s, d, slots) for s, d in pairs),
-        lane_rank=column(rank for rank, _ in keys),
-        lanes=Lists.of(lanes),
-        kind=column(kind),
-        in_channel=column(in_channel),
-        out_channel=column(out_channel),
-        src_offset=column(int(transfers.src_offset[t]) if read else -1 for t, read in zip(which, reads, strict=True)),
-        dst_offset=column(-1 if sends else int(transfers.dst_offset[t]) for t, sends in rows),
-        bytes=column(transfers.bytes[which] if which else []),
-        recv_transfer=column(-1 if sends else t for t, sends in rows),
-        send_transfer=column(t if sends else -1 for t, sends in rows),
-        after=Lists.of(after),
+        tuple(Channel(s, d, slots) for s, d in ends[:n_channels].tolist()),
+        lane_rank=column(used // _LANES),
+        lanes=Lists(column(np.concatenate(([0], np.cumsum(counts[used])))), column(np.arange(len(transfer)))),
+        kind=column(kind[side, transfers.op[transfer]]),
+        in_channel=column(np.where(is_receive, channel[transfer], -1)),
+        out_channel=column(np.where(is_send, channel[transfer], -1)),
+        src_offset=column(np.where(is_receive, -1, transfers.src_offset[transfer])),
+        dst_offset=column(np.where(is_send, -1, transfers.dst_offset[transfer])),
+        bytes=column(transfers.bytes[transfer]),
+        recv_transfer=column(np.where(is_send, -1, transfer)),
+        send_transfer=column(np.where(is_send, transfer, -1)),
+        after=Lists(column(after_starts), column(after)),
     )
+
+
+@cache
+def _kernels() -> Any:
+    """The functions of `_KERNELS` by name, compiled if numba is there."""
+    return compiled(_KERNELS, globals())
+
+
+def _place(order: Column, lane: Column, free: Column, transfer: Column, instruction: Column) -> None:
+    """Puts every transfer of `order` that has a `lane` into it: `free[l]` is the next free instruction of lane l.
+
+    `transfer` is for each instruction the transfer that it is about, `instruction` the way back.
+    """
+    for index in order:
+        if lane[index] >= 0:
+            instruction[index] = free[lane[index]]
+            transfer[instruction[index]] = index
+            free[lane[index]] += 1
+
+
+def _number_channels(sent: Column, src: Column, dst: Column, n_ranks: int, channel: Column, ends: Column) -> int:
+    """Numbers the channels by sender, then receiver, and returns how many there are; `sent` is sorted by sender.
+
+    `channel` is for each transfer its channel, `ends` for each channel its two ranks.
+    """
+    number = np.full(n_ranks, -1, dtype=np.int64)  # the number of the channel to each rank
+    peers = np.empty(n_ranks, dtype=np.int64)
+    count = begin = 0
+    while begin < len(sent):
+        rank = src[sent[begin]]
+        n_peers = 0
+        stop = begin
+        while stop < len(sent) and src[sent[stop]] == rank:
+            if number[dst[sent[stop]]] < count:
+                number[dst[sent[stop]]] = count
+                peers[n_peers] = dst[sent[stop]]
+                n_peers += 1
+            stop += 1
+        sort_part(peers, 0, n_peers)
+        for place in range(n_peers):
+            number[peers[place]] = count + place
+            ends[count + place, 0], ends[count + place, 1] = rank, peers[place]
+        for at in range(begin, stop):
+            channel[sent[at]] = number[dst[sent[at]]]
+        count += n_peers
+        begin = stop
+    return count
+
+
+def _wait_on_rank(
+    transfer: Column,
+    is_send: npt.NDArray[np.bool_],
+    after_starts: Column,
+    after: Column,
+    src: Column,
+    dst: Column,
+    sender: Column,
+    receiver: Column,
+    starts: Column,
+) -> Column:
+    """What each instruction waits for on its rank, list behind list, ascending; `starts[i + 1]` becomes the end of i's.
+
+    A send reads, so it waits for what was written; what writes waits for what was read as well.
+    """
+    room = 0
+    for index in range(len(transfer)):
+        room += (1 if is_send[index] else 2) * (after_starts[transfer[index] + 1] - after_starts[transfer[index]])
+    found = np.empty(room, dtype=np.int64)
+    used = 0
+    for index in range(len(transfer)):
+        begin = used
+        rank = src[transfer[index]] if is_send[index] else dst[transfer[index]]
+        for at in range(after_starts[transfer[index]], after_starts[transfer[index] + 1]):
+            earlier = after[at]
+            if dst[earlier] == rank:
+                found[used] = receiver[earlier]
+                used += 1
+            if not is_send[index] and src[earlier] == rank and sender[earlier] >= 0:
+                found[used] = sender[earlier]
+                used += 1
+        sort_part(found, begin, used)
+        starts[index + 1] = used
+    return found[:used]
+
+
+_KERNELS = (sort_part, _place, _number_channels, _wait_on_rank)

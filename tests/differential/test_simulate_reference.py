@@ -30,6 +30,9 @@ class Reference:
         self.start = dict[int, Fraction]()
         self.sent = dict[int, Fraction]()
         self.done = dict[int, Fraction]()
+        self.turn = dict[int, int]()  # its place in its receive lane
+        self.comes = dict[int, Fraction]()  # under fifo: when it can be taken by its in port, and when it is through
+        self.landed = dict[int, Fraction]()
 
     def ports_of(self, src: int, dst: int) -> tuple[str, ...]:
         a, b = (self.topology.servers[self.topology.rank_server[rank]] for rank in (src, dst))
@@ -43,8 +46,8 @@ class Reference:
         return f"{a.name}>", f">{b.name}"
 
     def speeds(self, flowing: list[int]) -> dict[int, Fraction]:
-        """Max-min fair, or under fifo simply what the two ports can do."""
-        if self.model == "fifo":
+        """Max-min fair, or simply what the two ports can do where a transfer has them to itself."""
+        if self.model != "fair":
             return {t: min(self.rates[port] for port in self.ports[t]) for t in flowing}
         speed: dict[int, Fraction] = {}
         left = dict(self.rates)
@@ -57,6 +60,26 @@ class Reference:
                 for port in self.ports[t]:
                     left[port] -= share
         return speed
+
+    def serve(self, now: Fraction) -> list[Fraction]:
+        """Fifo ports: takes what can be taken at `now`, and returns the instants at which something will happen."""
+        through = {t: self.start[t] + self.overhead + self.on(t, 0) for t in self.start if self.ports[t]}
+        for t in sorted(self.ready.keys() - self.start.keys(), key=lambda t: (self.ready[t], t)):
+            if all(end <= now or self.ports[other][0] != self.ports[t][0] for other, end in through.items()):
+                self.start[t] = now
+                through[t] = now + self.overhead + self.on(t, 0)
+                self.comes[t] = max(now + self.overhead, through[t] - self.on(t, 1))
+        for t in sorted(self.comes.keys() - self.landed.keys(), key=lambda t: (self.turn.get(t, 0), self.comes[t], t)):
+            free = all(end <= now or self.ports[other][1] != self.ports[t][1] for other, end in self.landed.items())
+            if self.comes[t] <= now and free:
+                self.landed[t] = now + self.on(t, 1)
+        latency = self.topology.latency_s
+        ends = [*through.values(), *self.comes.values(), *self.landed.values()]
+        return [at for at in (*ends, *(end + latency for end in self.landed.values())) if at > now]
+
+    def on(self, t: int, side: int) -> Fraction:
+        """Seconds that transfer `t` takes at its out port (0) or its in port (1)."""
+        return int(self.transfers.bytes[t]) / self.rates[self.ports[t][side]]
 
     def run(self, may_start: Callable[[int], bool], may_be_done: Callable[[int], bool]) -> bool:
         """False if some transfer never is done."""
@@ -72,22 +95,28 @@ class Reference:
                 for t in t_all:
                     if t not in self.ready and may_start(t):
                         self.ready[t] = now
-                    exclusive = self.model == "fifo" and self.ports[t]
-                    if t in self.ready and t not in self.start and not exclusive:
+                    waits = self.model != "fair" and self.ports[t]
+                    if t in self.ready and t not in self.start and not waits:
                         self.start[t] = now
                         begins[t] = now + (0 if local[t] else self.overhead)
                     if t in begins and t not in self.sent and begins[t] <= now and rest[t] == 0:
                         self.sent[t] = now
-                    arrived = t in self.sent and self.sent[t] + (0 if local[t] else latency) <= now
+                    if t in self.comes and self.start[t] + self.overhead + self.on(t, 0) <= now:
+                        self.sent.setdefault(t, now)
+                    last = self.landed if t in self.comes else self.sent
+                    arrived = t in last and last[t] + (0 if local[t] else latency) <= now
                     if arrived and t not in self.done and may_be_done(t):
                         self.done[t] = now
+            instants = self.serve(now) if self.model == "fifo" else []
             for t in sorted(self.ready.keys() - self.start.keys(), key=lambda t: (self.ready[t], t)):
+                if self.model == "fifo":
+                    break
                 taken = {port for other in self.start.keys() - self.sent.keys() for port in self.ports[other]}
                 if not taken & set(self.ports[t]):
                     self.start[t], begins[t] = now, now + self.overhead
             flowing = [t for t in begins if begins[t] <= now and t not in self.sent]
             speed = self.speeds(flowing)
-            instants = [at for at in begins.values() if at > now]
+            instants += [at for at in begins.values() if at > now]
             instants += [at + latency for at in self.sent.values() if at + latency > now]
             instants += [now + rest[t] / speed[t] for t in flowing]
             if not instants:
@@ -115,6 +144,7 @@ def refer_plan(plan: Plan, topology: Topology, model: Model, overhead: Fraction)
     rows = list(plan)
     sender = {row.send_transfer: row for row in rows if row.send_transfer >= 0}
     receiver = {row.recv_transfer: row for row in rows if row.recv_transfer >= 0}
+    reference.turn = {row.recv_transfer: row.index for row in rows if row.in_channel >= 0}
 
     def happened(index: int) -> bool:
         row = rows[index]

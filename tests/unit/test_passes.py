@@ -7,7 +7,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 
 from optcc.arrays import Lists, column
@@ -17,7 +16,7 @@ from optcc.errors import InputError, TopologyError
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.lower import lower
-from optcc.passes.timetable import timetable
+from optcc.passes.timetable import PORTS, Ports, timetable
 from optcc.schedule import Layout
 from optcc.schedules.registry import SCHEDULES
 from optcc.topology import Topology
@@ -127,32 +126,40 @@ def test_dependencies_order_every_conflict(case: int) -> None:
             assert conflict(transfers, each, j), "a dependency without a reason"
 
 
+@pytest.mark.parametrize("ports", PORTS)
 @pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_timetable_is_an_order(name: str, text: str) -> None:
+def test_the_timetable_is_an_order(name: str, text: str, ports: Ports) -> None:
     """Every transfer once, none before what it depends on; another number of ranks is refused."""
     topology = Topology.parse(text)
     built = SCHEDULES[name].build(topology, 3)
     transfers = depend(bind(built, 4 * 97, "float32", "sum"))
-    order = timetable(transfers, topology)
-    assert sorted(order.tolist()) == list(range(len(transfers)))
-    place = {t: i for i, t in enumerate(order.tolist())}
-    assert all(place[each] < place[t] for t in range(len(transfers)) for each in transfers.after[t].tolist())
+    arranged, order = timetable(transfers, topology, 2, ports)
+    assert len(arranged) == len(transfers)
+    for side in (order.sends, order.receives):
+        assert sorted(side.tolist()) == list(range(len(transfers)))
+        place = {t: i for i, t in enumerate(side.tolist())}
+        assert all(place[each] < place[t] for t in range(len(transfers)) for each in arranged.after[t].tolist())
     with pytest.raises(TopologyError):
-        timetable(transfers, Topology.parse("5@50MB/s"))
+        timetable(transfers, Topology.parse("5@50MB/s"), 2, ports)
 
 
-def test_lowering_keeps_the_order_of_every_port() -> None:
-    """Send and receive lanes stand in the given order, and every transfer is one send and one receive."""
+@pytest.mark.parametrize("seed", range(5))
+def test_lowering_keeps_the_order_of_every_port(seed: int) -> None:
+    """Send and receive lanes stand in the orders given, and every transfer is one send and one receive."""
     topology = Topology.parse("4@50MB/s,3=25MB/s")
     transfers = depend(bind(SCHEDULES["optcc"].build(topology, 3), 4 * 97, "float32", "sum"))
-    order = timetable(transfers, topology)
-    place = {t: i for i, t in enumerate(order.tolist())}
-    plan = lower("x", transfers, order, 2)
+    rng = random.Random(seed)
+    sends, receives = (column(rng.sample(range(len(transfers)), len(transfers))) for _ in range(2))
+    sent, received = ({t: i for i, t in enumerate(side.tolist())} for side in (sends, receives))
+    plan = lower("x", transfers, sends, 2, receives)
     assert sorted(t for t in plan.send_transfer.tolist() if t >= 0) == list(range(len(transfers)))
     assert sorted(t for t in plan.recv_transfer.tolist() if t >= 0) == list(range(len(transfers)))
     for lane in plan.lanes:
-        places = [place[max(int(plan.send_transfer[i]), int(plan.recv_transfer[i]))] for i in lane]
+        if plan.send_transfer[lane[0]] >= 0:
+            places = [sent[int(plan.send_transfer[i])] for i in lane]
+        else:
+            places = [received[int(plan.recv_transfer[i])] for i in lane]
         assert places == sorted(places)
 
 
@@ -243,10 +250,3 @@ def test_segments_are_chosen_for_every_schedule() -> None:
         for size in (64, 2**24)
     )
     assert (one, many > 4) == (1, True)
-
-
-def test_large_plans_keep_the_author_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit the timetable is the identity."""
-    monkeypatch.setattr("optcc.passes.timetable.TRANSFERS_MAX", 3)
-    transfers = depend(bind(SCHEDULES["ring"](n_ranks=3), 48, "float32", "sum"))
-    assert np.array_equal(timetable(transfers, Topology.parse("3@50MB/s")), np.arange(len(transfers)))

@@ -113,6 +113,31 @@ def test_plans_that_are_none(edit: Callable[[Draft], None]) -> None:
         draft.build()
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (channel_in_two_lanes, "channel 0->1: out_channel stands in several lanes: must stand in one"),
+        (channel_of_another_rank, "instruction 8 on rank 0: out_channel 1->2 is another rank's"),
+        (channel_to_itself, "channel 0->0: src and dst must be two ranks below 3"),
+        (far_lane, "plan: lanes must be sorted by rank"),
+        (no_slots, "channel 0->1: 0 slots: must be from 1 to 65536"),
+        (past_the_buffer, "instruction 8: src ends past the buffer of 96 B"),
+        (send_that_writes, "instruction 8 (send): dst_offset must be absent"),
+        (send_without_channel, "instruction 8 (send): out_channel must be given"),
+        (uneven_slots, "lane 2: channels of 2 and 3 slots: must have one number"),
+        (waits_for_another_rank, "plan: after must name instructions of the same rank"),
+    ],
+    ids=lambda each: str(getattr(each, "__name__", "")),
+)
+def test_the_refusal_names_value_and_rule(edit: Callable[[Draft], None], message: str) -> None:
+    """What is wrong, where, and what must be."""
+    draft = Draft.of(plan(fused=False))
+    edit(draft)
+    with pytest.raises(PlanError) as refused:
+        draft.build()
+    assert str(refused.value) == message
+
+
 def test_slots_beyond_any_machine_are_refused() -> None:
     """A number that no column can hold is a PlanError, not an overflow."""
     draft = Draft.of(plan())

@@ -150,9 +150,11 @@ def test_rates_that_have_no_common_tick_are_rounded(model: Model) -> None:
 @both
 def test_two_transfers_into_one_port(model: Model) -> None:
     timing = simulate(transfers_of(3, [(0, 2, 300), (1, 2, 300)]), Topology.parse("3@100B/s"), model=model)
-    assert timing.end_s.tolist() == ([3.0, 6.0] if model == "fifo" else [6.0, 6.0])
-    assert timing.start_s.tolist() == ([0.0, 3.0] if model == "fifo" else [0.0, 0.0])
-    assert timing.critical == ((0, 1) if model == "fifo" else (0,))
+    assert timing.end_s.tolist() == ([6.0, 6.0] if model == "fair" else [3.0, 6.0])
+    assert timing.start_s.tolist() == ([0.0, 3.0] if model == "exclusive" else [0.0, 0.0])
+    assert timing.sent_s.tolist() == {"fifo": [3.0, 3.0], "exclusive": [3.0, 6.0], "fair": [6.0, 6.0]}[model]
+    assert timing.taken_s.tolist() == ([0.0, 0.0] if model == "fair" else [0.0, 3.0])
+    assert timing.critical == ((0,) if model == "fair" else (0, 1))
     assert timing.utilisation() == {"out h0": 0.5, "in h0": 0, "out h1": 0.5, "in h1": 0, "out h2": 0, "in h2": 1.0}
 
 
@@ -213,14 +215,32 @@ def test_inside_a_server_the_fabric_counts(model: Model) -> None:
     }
 
 
-def test_fifo_serves_in_order_of_readiness_and_does_not_hold_back_others() -> None:
+def test_exclusive_ports_serve_in_order_of_readiness_and_do_not_hold_back_others() -> None:
     # 1 waits for the in port of h2; 2 became ready later, has both ports free and passes it.
     rows = [(1, 2, 300), (0, 2, 100), (3, 3, 4), (0, 3, 100)]
-    timing = simulate(transfers_of(4, rows, after={3: [2]}), Topology.parse("4@100B/s"))
+    timing = simulate(transfers_of(4, rows, after={3: [2]}), Topology.parse("4@100B/s"), model="exclusive")
     assert timing.start_s.tolist() == [0.0, 3.0, 0.0, 0.0]
-    held = simulate(transfers_of(4, rows, after={3: [2]}, order={3: [1]}), Topology.parse("4@100B/s"))
+    held = simulate(
+        transfers_of(4, rows, after={3: [2]}, order={3: [1]}), Topology.parse("4@100B/s"), model="exclusive"
+    )
     assert held.start_s.tolist() == [0.0, 3.0, 0.0, 4.0]
     assert held.critical == (0, 1, 3)
+
+
+def test_fifo_ports_store_what_a_busy_receiver_cannot_take() -> None:
+    timing = simulate(transfers_of(4, [(1, 2, 300), (0, 2, 100), (0, 3, 100)]), Topology.parse("4@100B/s"))
+    assert (timing.start_s.tolist(), timing.sent_s.tolist()) == ([0.0, 0.0, 1.0], [3.0, 1.0, 2.0])
+    assert (timing.taken_s.tolist(), timing.end_s.tolist()) == ([0.0, 3.0, 1.0], [3.0, 4.0, 2.0])
+    assert timing.critical == (0, 1)
+
+
+def test_a_fifo_port_serves_others_while_a_slow_one_takes_its_time() -> None:
+    # 0 is through with its message to the slow rank 2 after 1 s; that one takes it from the first byte on, for 4 s.
+    timing = simulate(transfers_of(3, [(0, 2, 100), (0, 1, 100)]), Topology.parse("3@100B/s,2=25B/s"))
+    assert (timing.start_s.tolist(), timing.end_s.tolist()) == ([0.0, 1.0], [4.0, 2.0])
+    # The other way a message is taken so late that both ports end together, and the fast port is free before.
+    timing = simulate(transfers_of(3, [(2, 0, 100), (1, 0, 200)]), Topology.parse("3@100B/s,2=25B/s"))
+    assert (timing.taken_s.tolist(), timing.end_s.tolist()) == ([3.0, 0.0], [4.0, 2.0])
 
 
 def test_the_edges_of_a_plan() -> None:
@@ -253,7 +273,7 @@ def test_refusals() -> None:
     plan, topology = ring(4, 1000), Topology.parse("4@1GB/s")
     with pytest.raises(TopologyError, match="topology of 3 ranks: the plan is for 4 ranks"):
         simulate(plan, Topology.parse("3@1GB/s"))
-    with pytest.raises(InputError, match="model 'tcp': must be one of fifo, fair"):
+    with pytest.raises(InputError, match="model 'tcp': must be one of fifo, exclusive, fair"):
         simulate(plan, topology, model="tcp")  # type: ignore[arg-type]
     for overhead_s in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="overhead"):
@@ -348,7 +368,9 @@ def test_no_faster_than_any_port_or_any_chain(model: Model, case: tuple[Transfer
     assert timing.end_s[timing.critical[-1]] == timing.seconds
     assert timing.start_s[timing.critical[0]] == 0.0
     for first, second in pairwise(timing.critical):
-        assert timing.end_s[first] == pytest.approx(timing.start_s[second])
+        data, port = (timing.end_s[first], timing.start_s[second]), (timing.sent_s[first], timing.start_s[second])
+        waits = (data, port, (timing.end_s[first], timing.taken_s[second]))  # for data, an out port, an in port
+        assert any(ends == pytest.approx(begins) for ends, begins in waits)
 
 
 @both

@@ -134,7 +134,7 @@ def one_straggler(p: int, slowdown: Fraction) -> Topology:
 def optcc_plan(p: int, segments: int, at: Fraction, slots: int = 2, fused: bool = True) -> Plan:
     """OptCC with rank p - 1 as straggler, its ports ordered for l = `at`; every chunk is 60 elements."""
     return compile_schedule(
-        optcc(p, segments, straggler=p - 1),
+        optcc(p, segments, stragglers=(p - 1,)),
         size_bytes=4 * (p - 1) * segments * 60,
         topology=one_straggler(p, at),
         slots=slots,
@@ -144,14 +144,14 @@ def optcc_plan(p: int, segments: int, at: Fraction, slots: int = 2, fused: bool 
 
 def simulated(plan: Plan, slowdown: Fraction) -> float:
     """In units of n/B."""
-    return simulate(plan, one_straggler(plan.n_ranks, slowdown)).seconds * 1e9 / plan.size_bytes
+    return simulate(plan, one_straggler(plan.n_ranks, slowdown), model="exclusive").seconds * 1e9 / plan.size_bytes
 
 
 @pytest.mark.parametrize("p", [3, 4, 5])
 @pytest.mark.parametrize("segments", [2, 8])
 @pytest.mark.parametrize("at", [ONE, Fraction(2), Fraction(4)])
 def test_the_function_is_what_the_simulator_takes(p: int, segments: int, at: Fraction) -> None:
-    """With one slot a lane's next message starts when the one before it is done: nothing is left for fifo to decide."""
+    """With one slot a lane's next message starts when the one before it is done: a port has nothing to decide."""
     plan = optcc_plan(p, segments, at, slots=1)
     function = makespan_of(plan, p - 1, ONE, EIGHT)
     rng = random.Random(p * segments)
@@ -162,8 +162,8 @@ def test_the_function_is_what_the_simulator_takes(p: int, segments: int, at: Fra
 
 @pytest.mark.parametrize(("p", "segments"), [(3, 2), (3, 4), (4, 2), (5, 2)])
 @pytest.mark.parametrize("fused", [True, False])
-def test_two_slots_where_fifo_keeps_the_order(p: int, segments: int, fused: bool) -> None:
-    """Two messages to one rank may both be ready: fifo then goes by which was first, here it never matters."""
+def test_two_slots_where_ports_keep_the_order(p: int, segments: int, fused: bool) -> None:
+    """Two messages to one rank may both be ready: a port then goes by which was first, here it never matters."""
     plan = optcc_plan(p, segments, Fraction(2), fused=fused)
     function = makespan_of(plan, p - 1, ONE, EIGHT)
     for i in range(50):

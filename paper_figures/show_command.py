@@ -1,0 +1,97 @@
+"""`optcc show`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from optcc.cli import (
+    SizeType,
+    TopologyType,
+    build_plan,
+    echo_card,
+    echo_json,
+    json_option,
+    latency_option,
+    plan_options,
+    with_latency,
+)
+from optcc.errors import InputError
+from optcc.paper_figures.style import require_matplotlib
+from optcc.paper_figures.timeline import picture_ending, timeline
+from optcc.show import Card, Shown
+from optcc.simulate import MODELS, Model
+from optcc.topology import Topology
+
+
+@dataclass(frozen=True)
+class Table(Shown):
+    """A card to print."""
+
+    content: Card
+
+    def card(self) -> Card:
+        return self.content
+
+
+@click.command("show", epilog="Example: optcc show optcc --topology 4@50MB/s,3=25MB/s --segments 8 -o optcc.svg")
+@click.argument("name")
+@click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
+@click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Bytes of the message.")
+@latency_option
+@click.option("--model", default="fifo", show_default=True, help=f"How ports share: {' or '.join(MODELS)}.")
+@plan_options
+@click.option("--rows", type=click.IntRange(min=0), default=10, show_default=True, help="Transfers to list.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Draw the timeline of every port: FILE.svg, FILE.png or FILE.pdf.",
+)
+@json_option
+def command(
+    name: str,
+    topology: Topology,
+    size: int,
+    latency: str | None,
+    model: str,
+    dtype: str,
+    reduction: str,
+    segments: int | str,
+    slots: int | None,
+    ports: str | None,
+    rows: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Show how the schedule NAME (of the library, or FILE.py:FUNCTION) is predicted to run on the topology."""
+    if output is not None:
+        picture_ending(output)
+        require_matplotlib()
+    topology = with_latency(topology, latency)
+    plan = build_plan(
+        name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
+    )
+    shown = timeline(plan, topology, _model(model))
+    if output is not None:
+        shown.save(output)
+    if as_json:
+        echo_json(shown.as_json())
+        return
+    echo_card(Table(shown.stage_card()))
+    if rows:
+        click.echo()
+        echo_card(Table(shown.transfer_card(rows)))
+    if output is not None:
+        click.echo(f"\ntimeline drawn in {output}")
+
+
+def _model(text: str) -> Model:
+    for model in MODELS:
+        if text == model:
+            return model
+    raise InputError(f"--model {text!r}: must be {' or '.join(MODELS)}")

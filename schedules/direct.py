@@ -1,0 +1,32 @@
+"""Direct exchange: every rank talks to every other one, and nothing takes more than two hops."""
+
+from __future__ import annotations
+
+from optcc.dsl import Program, schedule
+
+
+@schedule(
+    paper="Thakur, Rabenseifner and Gropp, 'Optimization of collective communication operations in MPICH', "
+    "IJHPCA 19(1), 2005: pairwise exchange"
+)
+def direct(program: Program) -> None:
+    """Every rank owns 1/p of the message: all send each owner its section, and the owner sends it back to all.
+
+    In step s rank i sends to rank i + s, so no port is asked for twice in a step. The steps of a half do not wait for
+    each other, so each half costs one latency: with one segment 2(p - 1)/p * n / B + 2 alpha, a ring's bytes in two
+    hops. For that a receiver needs slots for p - 1 messages, and the core must carry every pair of ranks at full rate.
+
+    >>> [str(transfer) for transfer in direct(n_ranks=3)][1:4]
+    ['1->2 s0 c2 reduce [reduce-scatter]', '2->0 s0 c0 reduce [reduce-scatter]', '0->2 s0 c2 reduce [reduce-scatter]']
+    """
+    p = program.n_ranks
+    for segment in program.pipeline(sections=p):
+        with program.stage("reduce-scatter"):
+            for step in range(1, p):
+                for rank in program.ranks:
+                    owner = (rank + step) % p
+                    segment[owner].reduce(src=rank, dst=owner)
+        with program.stage("all-gather"):
+            for step in range(1, p):
+                for owner in program.ranks:
+                    segment[owner].copy(src=owner, dst=(owner + step) % p)

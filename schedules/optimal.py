@@ -1,0 +1,179 @@
+"""The exact optimum for any bandwidths, out of small trees: every chunk goes up one tree and down another, and the
+trees take turns so that each port carries the share of the traffic that its rate is of all rates.
+
+Why that is enough. In the tree model endpoint v sends 1 - x_v + B_v times the message: its own part of the reduction
+unless it is the root (a share x_v of the time), and its children B_v in the broadcast; it receives 1 - x_v + R_v times,
+with R_v children in the reduction. B and R add up to p - 1. The out loads and the in loads may be chosen apart, as any
+numbers of at least 1 that add up to 2(p - 1): a star around u on the way up and a star around w on the way down,
+joined by one step from u to w, load nobody more than once but u on the in side and w on the out side, and every choice
+of loads is a mixture of such pairs. So the time is the bound n * max(1/out, 1/in, 2(p-1)/sum out, 2(p-1)/sum in).
+
+A star makes a chunk wait for p - 1 others at its centre; trees of a small degree have the same loads in the mean and
+let a chunk through in degree * log(p) steps. `tree_pairs` keeps for every endpoint an account of the children that it
+still owes, and each chunk takes as inner nodes those that owe the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column, column
+from optcc.compiled import compiled
+from optcc.dsl import Program, schedule
+from optcc.errors import TopologyError
+from optcc.topology import Topology
+from optcc.trees import Tree
+
+Loads = npt.NDArray[np.float64]
+
+
+def rates(topology: Topology) -> Mapping[str, Any]:
+    """The rates of the servers and their GPUs; surviving NICs of a server are pooled."""
+    kept = {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in topology.servers}
+    if topology.rail_only and len(kept) > 1:
+        raise TopologyError(f"{topology!r}: rail-only, and servers keep different rails: must be pooled")
+    one = len(topology.servers) == 1
+    pooled = [(Fraction(1), Fraction(1))] if one else list(zip(topology.out, topology.in_, strict=True))
+    return {"rates": tuple(pooled), "gpus": tuple(server.gpus for server in topology.servers)}
+
+
+@schedule(
+    accepts="any servers, out and in apart; NICs of a server pooled",
+    paper="optcc, docs/bounds.md: the fluid optimum by tree packing",
+    configure=rates,
+)
+def optimal(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
+    """Each segment is reduced along one tree and broadcast along another; loads follow the rates of the servers.
+
+    With k segments: n * max(1/out_v, 1/in_v, 2(p-1)/sum out, 2(p-1)/sum in) for any rates, and a fill of about
+    degree * log(p) segments. GPUs of a server stand around the one whose turn it is.
+
+    >>> schedule = optimal(n_ranks=4, segments=3, rates=[(2, 2), (2, 2), (2, 2), (1, 1)])
+    >>> schedule.stages, len(schedule)
+    (('reduce', 'broadcast'), 18)
+    """
+    out, in_ = (np.array([float(pair[side]) for pair in rates]) for side in (0, 1))
+    trees = tree_pairs(out, in_, gpus or [1] * len(rates))
+    for segment, (up, down) in zip(program.pipeline(sections=1), trees, strict=False):
+        with program.stage("reduce"):
+            segment[0].reduce_along(up)
+        with program.stage("broadcast"):
+            segment[0].broadcast_along(down)
+
+
+def port_loads(rates: Loads, total: float) -> Loads:
+    """How often each port carries the message: `total` in all, in proportion to `rates`, but everyone at least once.
+
+    >>> port_loads(np.array([2.0, 2.0, 2.0, 1.0]), 6).round(3).tolist()
+    [1.667, 1.667, 1.667, 1.0]
+    """
+    at_least = np.zeros(len(rates), dtype=np.bool_)
+    while True:
+        level = (total - at_least.sum()) / rates[~at_least].sum()
+        below = ~at_least & (level * rates < 1)
+        if not below.any():
+            return np.where(at_least, 1.0, level * rates)
+        at_least |= below
+
+
+def degree_for(endpoints: int) -> int:
+    """Children of an inner node: fewer make more steps, more of them make each step longer."""
+    return 2 if endpoints <= 8 else 4 if endpoints <= 128 else 8
+
+
+def tree_pairs(out: Loads, in_: Loads, gpus: Sequence[int]) -> Iterator[tuple[Tree, Tree]]:
+    """Without end: a tree to reduce along and one to broadcast along, of one root, over the ranks.
+
+    `out` and `in_` are the rates of the servers and `gpus` how many ranks each has, numbered one after the other.
+    """
+    n_servers = len(gpus)
+    children = [port_loads(rates, 2.0 * (n_servers - 1)) - 1 if n_servers > 1 else np.zeros(1) for rates in (out, in_)]
+    tightness = np.maximum((children[0] + 1) / out, (children[1] + 1) / in_)
+    urgent = np.argsort(-tightness, kind="stable")
+    owed = np.zeros((2, n_servers))
+    for turn in count():
+        owed += children
+        root = int(np.minimum(owed[0], owed[1]).argmax())
+        owed[:, root] += 1  # a root sends nothing up and receives nothing down
+        up, down = (grow(owed[side], root, degree_for(n_servers), urgent) for side in (1, 0))
+        yield with_gpus(leaves_last(up), gpus, turn), with_gpus(down, gpus, turn)
+
+
+def grow(owed: Loads, root: int, degree: int, urgent: Column) -> Tree:
+    """A tree at `root` whose inner nodes are those that owe the most children; what they got is taken off `owed`.
+
+    A node gets what it owes, at least `degree` children (the root at least one). The most urgent leaf hangs below the
+    root, where it waits least; the others come after the inner nodes, the most urgent first.
+    """
+    order, parent = np.empty(len(owed), dtype=np.int64), np.empty(len(owed), dtype=np.int64)
+    _kernels().grow(owed, root, degree, urgent, order, parent)
+    return Tree(column(order), column(parent))
+
+
+def leaves_last(tree: Tree) -> Tree:
+    """The same tree, its leaves at the end and those near the root last: a reduction begins with what needs nobody."""
+    leaf = np.isin(tree.order, tree.parent, invert=True)
+    leaf[0] = False
+    order = np.concatenate((np.flatnonzero(~leaf), np.flatnonzero(leaf)[::-1]))
+    return Tree(column(tree.order[order]), column(tree.parent[order]))
+
+
+def with_gpus(tree: Tree, gpus: Sequence[int], turn: int) -> Tree:
+    """The tree over ranks for one over servers: in each server the rank whose turn it is, the others around it."""
+    if all(each == 1 for each in gpus):
+        return tree
+    first = np.concatenate(([0], np.cumsum(gpus)))[:-1]
+    speaker = first + turn % np.array(gpus)
+    ranks = np.arange(sum(gpus))
+    server = np.repeat(np.arange(len(gpus)), gpus)
+    silent = ranks[ranks != speaker[server]]
+    parent = np.where(tree.parent < 0, -1, speaker[tree.parent])
+    return Tree(
+        column(np.concatenate((speaker[tree.order], silent))), column(np.concatenate((parent, speaker[server[silent]])))
+    )
+
+
+@cache
+def _kernels() -> Any:
+    return compiled((_grow,), globals())
+
+
+def _grow(owed: Loads, root: int, degree: int, urgent: Column, order: Column, parent: Column) -> None:
+    p = len(owed)
+    children = np.zeros(p, dtype=np.int64)
+    left = p - 1
+    n_inner = 0
+    for v in np.concatenate((np.array([root]), np.argsort(-owed, kind="mergesort"))):
+        if left == 0:
+            break
+        if children[v] > 0:
+            continue
+        children[v] = min(left, max(int(np.floor(owed[v] + 0.5)), degree if v != root else 1))
+        owed[v] -= children[v]
+        left -= children[v]
+        order[n_inner] = v
+        n_inner += 1
+    filled = max(n_inner, 1)
+    order[0] = root
+    for v in urgent:
+        if children[v] == 0 and v != root:
+            order[filled] = v
+            filled += 1
+    if 1 < n_inner < p and children[root] > 1:
+        leaf = order[n_inner]
+        order[2 : n_inner + 1] = order[1:n_inner].copy()
+        order[1] = leaf
+    parent[0] = -1
+    reached = 1
+    for at in range(p):
+        v = order[at]
+        for _ in range(children[v]):
+            parent[reached] = v
+            reached += 1

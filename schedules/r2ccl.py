@@ -1,0 +1,271 @@
+"""R2CCL (arXiv 2512.25059): the ring after NICs failed, as it is, beside a second ring, or beside several.
+
+    name              what it does                                     time, fluid, in units of n/B
+    r2ccl-balance     the ring; a server's surviving NICs are pooled   2(p - 1)/p * l
+    r2ccl-allreduce   and a ring of the healthy ranks on the share X   2(p - 1)/p + X l
+    r2ccl-recursive   and a ring for every faster group of ranks       see there
+
+B is the rate of a healthy endpoint, b = B/l that of the slowest, X = 1 - b/B the share that it lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, permutations
+from typing import Any
+
+from optcc.dsl import Program, Segment, any_flat, schedule
+from optcc.errors import ScheduleError, TopologyError
+from optcc.schedule import ChunkTransfer
+from optcc.schedules.ring import ring
+from optcc.schedules.stragglar import one_straggler
+from optcc.topology import Server, Topology
+
+Level = tuple[tuple[int, ...], Fraction]
+"""The ranks of a ring, and the share of the message that goes around it."""
+EXACT_SERVERS_MAX = 8
+"""Up to this many servers `rerank` tries every order around the ring."""
+
+
+def rerank(topology: Topology) -> tuple[int, ...]:
+    """The ranks in the order in which a ring should visit them; as numbered unless the topology is rail-only.
+
+    On a rail-only network two neighbours only use the rails that both of them still have, and the ring is as fast as
+    its weakest link. Servers that keep all rails come in between as bridges where neighbours lost different ones: that
+    idea is R2CCL's, the search is ours. An order is better if its weakest link is stronger, or, if that is equal, its
+    next weakest, and so on. Up to eight servers it is the best of all orders, the first in numbered order; for more, a
+    local optimum: 2-opt from the numbered order.
+
+    >>> from optcc.topology import Nic
+    >>> kept = [(0, 1), (1,), (0,), (0, 1)]
+    >>> nics = [tuple(Nic(rail, Fraction(1), Fraction(1)) for rail in rails) for rails in kept]
+    >>> rerank(Topology(tuple(Server(f"h{i}", 1, own) for i, own in enumerate(nics)), rail_only=True))
+    (0, 1, 3, 2)
+
+    Raises TopologyError if no order is found in which all neighbours share a rail.
+    """
+    servers = topology.servers
+    n = len(servers)
+    if not topology.rail_only or n == 1:
+        return tuple(range(topology.n_ranks))
+
+    @cache
+    def link(a: int, b: int) -> Fraction:
+        return min(_shared(servers[a], servers[b]), _shared(servers[b], servers[a]))
+
+    def links(order: Sequence[int]) -> list[Fraction]:
+        return sorted(link(server, order[i + 1 - n]) for i, server in enumerate(order))
+
+    if n <= EXACT_SERVERS_MAX:
+        order: Sequence[int] = max(((0, *rest) for rest in permutations(range(1, n))), key=links)
+    else:
+        order = _two_opt(n, link)
+    if not links(order)[0]:
+        raise TopologyError(f"{topology!r}: no ring was found in which all neighbours share a surviving rail")
+    ranks_of: list[list[int]] = [[] for _ in servers]
+    for rank, home in enumerate(topology.rank_server):
+        ranks_of[home].append(rank)
+    return tuple(rank for server in order for rank in ranks_of[server])
+
+
+def _two_opt(n: int, link: Callable[[int, int], Fraction]) -> list[int]:
+    """The order 0..n - 1 after reversing parts of it as long as the two links at the part's ends get better."""
+    order = list(range(n))
+    improved = True
+    while improved:
+        improved = False
+        for i, j in combinations(range(n), 2):
+            a, b, c, d = order[i], order[i + 1], order[j], order[j + 1 - n]
+            if len({a, b, c, d}) == 4 and sorted((link(a, c), link(b, d))) > sorted((link(a, b), link(c, d))):
+                order[i + 1 : j + 1] = reversed(order[i + 1 : j + 1])
+                improved = True
+    return order
+
+
+def _shared(src: Server, dst: Server) -> Fraction:
+    """Bytes/s from `src` to `dst` over the rails that both still have."""
+    rails = {nic.rail for nic in src.nics if not nic.failed}
+    return sum(
+        (
+            min(
+                sum((nic.out for nic in src.nics if nic.rail == rail and not nic.failed), Fraction(0)),
+                sum((nic.in_ for nic in dst.nics if nic.rail == rail and not nic.failed), Fraction(0)),
+            )
+            for rail in rails
+        ),
+        Fraction(0),
+    )
+
+
+def _reranked(topology: Topology) -> Mapping[str, Any]:
+    any_flat(topology)
+    return {"order": rerank(topology)}
+
+
+def _one_degraded(topology: Topology) -> Mapping[str, Any]:
+    straggler = one_straggler(topology)["straggler"]
+    rates = _rates(topology)
+    return {"straggler": straggler, "lost": 1 - rates[straggler] / max(rates)}
+
+
+def _every_rate(topology: Topology) -> Mapping[str, Any]:
+    any_flat(topology)
+    return {"rates": _rates(topology)}
+
+
+def _rates(topology: Topology) -> tuple[Fraction, ...]:
+    """What each endpoint both sends and receives, bytes/s."""
+    return tuple(min(out, in_) for out, in_ in zip(topology.out, topology.in_, strict=True))
+
+
+def _around(segment: Segment, ranks: Sequence[int], steps: Sequence[ChunkTransfer]) -> None:
+    """One segment of `ring` with `ranks[i]` in the place of its rank i; `steps` are the ring's transfers."""
+    for each in steps:
+        move = segment[each.section].reduce if each.op == "reduce" else segment[each.section].copy
+        with segment.program.stage(each.stage):
+            move(src=ranks[each.src], dst=ranks[each.dst])
+
+
+@schedule(name="r2ccl-balance", paper="R2CCL, arXiv 2512.25059", configure=_reranked)
+def r2ccl_balance(program: Program, order: Sequence[int] = ()) -> None:
+    """The ring, unchanged: Balance spreads what a failed NIC carried over the surviving NICs of its server.
+
+    That is what pooling a server's NICs means here, so the time is the ring's with the degraded server's rate b = B/l:
+    2(p - 1)/p * l * n/B. On a rail-only network the ring visits the ranks as `rerank` says, and b is what its weakest
+    pair of neighbours shares.
+
+    >>> str(r2ccl_balance(n_ranks=4, order=(0, 2, 1, 3))[1])
+    '2->1 s0 c1 reduce [reduce-scatter]'
+
+    Raises ScheduleError unless `order` names every rank once, or none for their own order.
+    """
+    ranks = tuple(order) or tuple(program.ranks)
+    if sorted(ranks) != list(program.ranks):
+        raise ScheduleError(f"order {ranks}: must name every rank from 0 to {program.n_ranks - 1} once")
+    steps = tuple(ring(program.n_ranks))
+    for segment in program.pipeline(sections=program.n_ranks):
+        _around(segment, ranks, steps)
+
+
+@schedule(
+    name="r2ccl-allreduce",
+    accepts="endpoints of one rate, one of them slower or none",
+    paper="R2CCL, arXiv 2512.25059",
+    configure=_one_degraded,
+)
+def r2ccl_allreduce(program: Program, straggler: int, lost: Fraction) -> None:
+    """A ring of all ranks on 1 - Y of the message, beside it a ring of the healthy on Y, which the straggler then gets.
+
+    Y = X = `lost`, what the straggler's rate lacks of the others'. The paper counts max(T1, T2) + T3 in units of n/B:
+
+        T1 = 2(p - 1)/p * (1 - Y) l       the ring of all, at the straggler's rate
+        T2 = 2(p - 2)/(p - 1) * Y/X       the ring of the healthy, in the bandwidth that the first leaves over
+        T3 = Y l                          Y goes to the straggler
+
+    and with Y = X that is 2(p - 1)/p + X l. As we read it, T3 covers both ways: the straggler's own part of Y must get
+    into the sum, and can while the result comes back, since ports are full duplex. Here the straggler hands its part
+    over *before*: it seeds each section at the healthy rank where its chain starts, as in OptCC's pattern 3-1-4-2, and
+    gets the finished section at the end from the rank where the chain ended. Each of its ports carries
+    2(p - 1)/p * (1 - Y) + Y of the message, the bytes of T1 and T3, so the time in the fluid limit is the paper's. No
+    stage waits for another one to end: segments of both rings alternate and share the ports. With nothing lost this is
+    the ring.
+
+    >>> built = r2ccl_allreduce(n_ranks=4, segments=8, straggler=3, lost=Fraction(1, 4))
+    >>> built.stages, len(built.segments)
+    (('reduce-scatter', 'all-gather', 'hand over', 'deliver'), 16)
+    >>> [str(each) for each in built if each.src == 3 and each.stage == "hand over"][0]
+    '3->0 s8 c0 reduce [hand over]'
+
+    Raises ScheduleError if the straggler is no rank.
+    """
+    if straggler not in program.ranks:
+        raise ScheduleError(f"straggler {straggler}: must be a rank from 0 to {program.n_ranks - 1}")
+    everyone = tuple(program.ranks)
+    healthy = tuple(rank for rank in program.ranks if rank != straggler)
+    _side_by_side(program, [(everyone, 1 - lost), (healthy, lost)])
+
+
+@schedule(name="r2ccl-recursive", paper="R2CCL, arXiv 2512.25059", configure=_every_rate)
+def r2ccl_recursive(program: Program, rates: Sequence[Fraction]) -> None:
+    """A ring of all ranks, beside it one without the slowest, beside it one without the next slowest, and so on.
+
+    R2CCL's, as secondary sources tell it: with several failures the decomposition is applied again, peeling off faster
+    and faster sub-rings that carry the extra share. Ours is the rest: ranks of equal rate are peeled off together; the
+    shares (`peel`); and every rank that a ring leaves out hands its part of that ring's share over and gets the result
+    from there directly, not through the ranks peeled off later.
+
+    With rates r_1 < ... < r_m, m_j ranks of at least r_j, and the ring of those on the share (r_j - r_(j-1))/r_m, each
+    port of a member of ring j carries (2(m_j - 1) + p - m_j)/m_j of that share, of everyone else all of it. The time is
+    n times the largest sum over the port's rate; for the slowest it is r2ccl-allreduce's 2(p - 1)/p + X l.
+
+    >>> built = r2ccl_recursive(n_ranks=4, rates=(Fraction(4), Fraction(4), Fraction(2), Fraction(1)))
+    >>> [(str(shape.share), shape.sections) for shape in built.segments]
+    [('1/4', 4), ('1/4', 3), ('1/2', 2)]
+
+    Raises ScheduleError unless there is a rate above zero for every rank.
+    """
+    if len(rates) != program.n_ranks or min(rates) <= 0:
+        shown = ", ".join(map(str, rates))
+        raise ScheduleError(f"rates {shown}: must be {program.n_ranks}, one for each rank, and above zero")
+    _side_by_side(program, peel(rates))
+
+
+def peel(rates: Sequence[Fraction]) -> list[Level]:
+    """The rings of r2ccl-recursive, that of all ranks first.
+
+    Ring j gets the share by which its slowest member is faster than that of ring j - 1: with one straggler that is
+    R2CCL's Y = X, and with that difference in rate for itself ring j would take 2(m_j - 1)/m_j, less than the first.
+    If only few ranks are fast, handing over may cost them more than it spares the slow. So what a rate exceeds a cap
+    by does not count; the cap is that one of the rates for which the busiest port is done first, the lowest of equals.
+
+    >>> peel([Fraction(2), Fraction(1), Fraction(2), Fraction(2)])
+    [((0, 1, 2, 3), Fraction(1, 2)), ((0, 2, 3), Fraction(1, 2))]
+    >>> [str(share) for _, share in peel([Fraction(1)] * 7 + [Fraction(3, 2)])]
+    ['1']
+    """
+    steps = sorted(set(rates))
+    candidates = [_levels(rates, steps[: count + 1]) for count in range(len(steps))]
+    return min(candidates, key=lambda levels: _busiest(levels, rates))
+
+
+def _levels(rates: Sequence[Fraction], steps: Sequence[Fraction]) -> list[Level]:
+    below = [Fraction(0), *steps]
+    return [
+        (tuple(rank for rank, rate in enumerate(rates) if rate >= step), (step - last) / steps[-1])
+        for last, step in zip(below, steps, strict=False)
+    ]
+
+
+def _busiest(levels: Sequence[Level], rates: Sequence[Fraction]) -> Fraction:
+    """How long the busiest port carries bytes, in units of n over the unit of `rates`."""
+    carried = [Fraction(0)] * len(rates)
+    for ranks, share in levels:
+        m, left_out = len(ranks), len(rates) - len(ranks)
+        for rank in range(len(rates)):
+            carried[rank] += share * Fraction(2 * (m - 1) + left_out, m) if rank in ranks else share
+    return max(load / rate for load, rate in zip(carried, rates, strict=True))
+
+
+def _side_by_side(program: Program, levels: Sequence[Level]) -> None:
+    """A ring for every level that has a share, segment beside segment.
+
+    Who is no member of a ring adds its part at a member before the ring starts, and gets the result when it is done.
+    """
+    levels = [(ranks, share) for ranks, share in levels if share]
+    pipelines = [program.pipeline(sections=len(ranks), share=share) for ranks, share in levels]
+    steps = [tuple(ring(len(ranks))) for ranks, _ in levels]
+    for segments in zip(*pipelines, strict=True):
+        for segment, (ranks, _), around in zip(segments, levels, steps, strict=True):
+            members = len(ranks)
+            left_out = sorted(set(program.ranks) - set(ranks))
+            with program.stage("hand over"):
+                for section in range(members):
+                    for i, rank in enumerate(left_out):
+                        segment[section].reduce(src=rank, dst=ranks[(section + i) % members])
+            _around(segment, ranks, around)
+            with program.stage("deliver"):
+                for section in range(members):
+                    for i, rank in enumerate(left_out):
+                        segment[section].copy(src=ranks[(section - 1 + i) % members], dst=rank)
