@@ -40,6 +40,8 @@ COMMANDS = {
     "verify": ("optcc.verify.verify_command", "prove a plan right, or show why it is wrong"),
 }
 SEGMENTS_MAX = 1_000_000
+AUTO = "auto"
+"""The schedule that chooses among the others."""
 
 
 class Door(click.Group):
@@ -173,7 +175,7 @@ def find_schedule(name: str) -> Definition:
         return found
     library: dict[str, Definition] = import_module("optcc.schedules.registry").SCHEDULES
     if name not in library:
-        raise InputError(f"schedule {name!r}: must be one of {', '.join(library)}, or FILE.py:FUNCTION")
+        raise InputError(f"schedule {name!r}: must be one of {', '.join(library)}, {AUTO}, or FILE.py:FUNCTION")
     return library[name]
 
 
@@ -214,10 +216,17 @@ def build_plan(
     from optcc.compiler import choose_segments, compile_schedule
     from optcc.passes.timetable import PORTS
 
-    definition = find_schedule(name)
     order: Any = "exclusive" if ports is None else ports
     if order not in PORTS:
         raise InputError(f"--ports {order!r}: must be one of {', '.join(PORTS)}")
+    if name == AUTO:
+        if segments != "auto":
+            raise InputError(f"--segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
+        choose = import_module("optcc.schedules.auto").choose
+        chosen = choose(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=order)
+        plan: Plan = chosen.plan
+        return plan
+    definition = find_schedule(name)
     if isinstance(segments, str):
         segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=order)
     return compile_schedule(

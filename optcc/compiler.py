@@ -49,10 +49,10 @@ LIMITS: dict[Ports, SegmentLimits] = {
     "exclusive": SegmentLimits(2**16, 2**20, 128, 60_000),
     "fifo": SegmentLimits(2**12, 2**20, 2048, 300_000),
 }
-"""Those of exclusive ports are tuned for MPI. Libraries send short messages before their receive is posted, and then the
-receiver no longer decides which comes next: OptCC of 16 MiB over four hosts, one at half rate, takes 1.02 of the bound
-with chunks of 85 KiB and 1.33 with chunks of 43 KiB. Chunks above 1 MiB fill the queues between two hosts: a ring with
-chunks of 16 MiB over a port at half rate took 1.52 to 1.83 of the bound from run to run, with 1 MiB 1.52 each time."""
+"""Those of exclusive ports are tuned for MPI. Libraries send short messages before their receive is posted, and then
+the receiver no longer decides which comes next: OptCC of 16 MiB over four hosts, one at half rate, takes 1.02 of the
+bound with chunks of 85 KiB and 1.33 with chunks of 43 KiB. Chunks above 1 MiB fill the queues between two hosts: a ring
+with chunks of 16 MiB over a port at half rate took 1.52 to 1.83 of the bound from run to run, with 1 MiB 1.52."""
 
 
 def compile_schedule(

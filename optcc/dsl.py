@@ -94,6 +94,17 @@ class Segment:
             raise self.program._error(f"scratch {slot}: must be below {given}, the pipeline's scratch")
         return self._chunk(section, slot)
 
+    def reduce(self, section: Column, src: Column, dst: Column) -> None:
+        """A whole step at once, for arrays of one length: rank `src[i]` adds its section `section[i]` to `dst[i]`'s.
+
+        Raises ScheduleError like `Chunk.reduce`, for the first that cannot be.
+        """
+        self.program._add_step(REDUCE, self, section, src, dst)
+
+    def copy(self, section: Column, src: Column, dst: Column) -> None:
+        """A whole step at once: `dst[i]` gets section `section[i]` of `src[i]`; raises like `reduce`."""
+        self.program._add_step(COPY, self, section, src, dst)
+
     def _chunk(self, section: int, slot: int) -> Chunk:
         if not isinstance(section, int) or not 0 <= section < self.sections:
             raise self.program._error(f"s{self.index} c{section}: section must be from 0 to {self.sections - 1}")
@@ -229,6 +240,27 @@ class Program:
         block[2:] = np.array(row, dtype=np.int64)[:, None]
         self._blocks.append(block)
         self._count(len(src))
+
+    def _add_step(self, op: int, segment: Segment, section: Column, src: Column, dst: Column) -> None:
+        given = [np.asarray(each) for each in (src, dst, section)]
+        whole = all(each.ndim == 1 and np.issubdtype(each.dtype, np.integer) for each in given)
+        if not whole or len({len(each) for each in given}) != 1:
+            raise self._error(f"s{segment.index}: a step must have section, src and dst as whole numbers of one length")
+        limits = (self.n_ranks, self.n_ranks, segment.sections)
+        wrong = given[0] == given[1]
+        for each, limit in zip(given, limits, strict=True):
+            wrong |= (each < 0) | (each >= limit)
+        if wrong.any() or self._finished:
+            first = int(wrong.argmax())
+            self._add(op, int(given[0][first]), int(given[1][first]), *[segment[int(given[2][first])]] * 2)
+        self._flush()
+        block = np.empty((len(_COLUMNS), len(given[0])), dtype=np.int64)
+        block[0], block[1], block[4] = given
+        for row, value in ((2, op), (3, segment.index), (5, DATA), (6, DATA), (7, self._current_stage())):
+            block[row] = value
+        block[8] = self._line()
+        self._blocks.append(block)
+        self._count(len(given[0]))
 
     def _flush(self) -> None:
         if self._rows:

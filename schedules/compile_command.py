@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import SizeType, TopologyType, build_plan, echo_card, echo_json, json_option, plan_options
+from optcc.cli import AUTO, SizeType, TopologyType, build_plan, echo_card, echo_json, json_option, plan_options
 from optcc.codec import write_plan, write_transfers
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError
 from optcc.files import replace_file
+from optcc.passes.timetable import Ports
 from optcc.plan import Plan
+from optcc.schedules.auto import choose
 from optcc.topology import Topology
 
 FORMATS: dict[str, Callable[[Plan], bytes]] = {
@@ -31,6 +33,7 @@ FORMATS: dict[str, Callable[[Plan], bytes]] = {
 @plan_options
 @click.option("--format", "form", default="plan", show_default=True, help=f"{' or '.join(FORMATS)}.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file.")
+@click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
     name: str,
@@ -43,15 +46,21 @@ def command(
     ports: str | None,
     form: str,
     output: Path,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
     if form not in FORMATS:
         raise InputError(f"--format {form!r}: must be one of {', '.join(FORMATS)}")
+    if explain and (name != AUTO or as_json):
+        raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
     plan = build_plan(
         name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
     )
     replace_file(output, FORMATS[form](plan))
+    if explain:
+        order: Ports = "fifo" if ports == "fifo" else "exclusive"
+        echo_card(choose(topology, size, dtype=dtype, reduction=reduction, slots=slots, ports=order))
     if as_json:
         echo_json(
             {

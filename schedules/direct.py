@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from optcc.dsl import Program, schedule
 
 
@@ -20,13 +22,12 @@ def direct(program: Program) -> None:
     ['1->2 s0 c2 reduce [reduce-scatter]', '2->0 s0 c0 reduce [reduce-scatter]', '0->2 s0 c2 reduce [reduce-scatter]']
     """
     p = program.n_ranks
+    ranks = np.arange(p)
     for segment in program.pipeline(sections=p):
         with program.stage("reduce-scatter"):
             for step in range(1, p):
-                for rank in program.ranks:
-                    owner = (rank + step) % p
-                    segment[owner].reduce(src=rank, dst=owner)
+                owners = (ranks + step) % p
+                segment.reduce(owners, src=ranks, dst=owners)
         with program.stage("all-gather"):
             for step in range(1, p):
-                for owner in program.ranks:
-                    segment[owner].copy(src=owner, dst=(owner + step) % p)
+                segment.copy(ranks, src=ranks, dst=(ranks + step) % p)

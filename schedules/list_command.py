@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from optcc.cli import echo_card, echo_json, json_option
+from optcc.cli import AUTO, echo_card, echo_json, json_option
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
+
+SUMMARY = "The schedule and the segments that are predicted to be fastest for the size."
 
 
 class Library(Shown):
@@ -14,6 +16,7 @@ class Library(Shown):
 
     def card(self) -> Card:
         rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in SCHEDULES.values())
+        rows = (*rows, (AUTO, "allreduce", "what optimal accepts", SUMMARY))
         return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
 
 
@@ -34,5 +37,14 @@ def command(as_json: bool) -> None:
                 "summary": each.summary,
             }
             for each in SCHEDULES.values()
+        ]
+        + [
+            {
+                "name": AUTO,
+                "collectives": ["allreduce"],
+                "accepts": "what optimal accepts",
+                "paper": "",
+                "summary": SUMMARY,
+            }
         ]
     )

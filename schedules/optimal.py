@@ -75,12 +75,13 @@ def port_loads(rates: Loads, total: float) -> Loads:
     [1.667, 1.667, 1.667, 1.0]
     """
     at_least = np.zeros(len(rates), dtype=np.bool_)
-    while True:
+    while not at_least.all():
         level = (total - at_least.sum()) / rates[~at_least].sum()
         below = ~at_least & (level * rates < 1)
         if not below.any():
             return np.where(at_least, 1.0, level * rates)
         at_least |= below
+    return np.ones(len(rates))
 
 
 def degree_for(endpoints: int) -> int:
@@ -98,37 +99,30 @@ def tree_pairs(out: Loads, in_: Loads, gpus: Sequence[int]) -> Iterator[tuple[Tr
     tightness = np.maximum((children[0] + 1) / out, (children[1] + 1) / in_)
     urgent = np.argsort(-tightness, kind="stable")
     owed = np.zeros((2, n_servers))
+    degree = degree_for(n_servers)
     for turn in count():
         owed += children
         root = int(np.minimum(owed[0], owed[1]).argmax())
         owed[:, root] += 1  # a root sends nothing up and receives nothing down
-        up, down = (grow(owed[side], root, degree_for(n_servers), urgent) for side in (1, 0))
-        yield with_gpus(leaves_last(up), gpus, turn), with_gpus(down, gpus, turn)
+        up = grow(owed[1], root, degree, urgent, leaves_last=True)
+        down = grow(owed[0], root, degree, urgent)
+        yield (up, down) if max(gpus) == 1 else (with_gpus(up, gpus, turn), with_gpus(down, gpus, turn))
 
 
-def grow(owed: Loads, root: int, degree: int, urgent: Column) -> Tree:
+def grow(owed: Loads, root: int, degree: int, urgent: Column, *, leaves_last: bool = False) -> Tree:
     """A tree at `root` whose inner nodes are those that owe the most children; what they got is taken off `owed`.
 
     A node gets what it owes, at least `degree` children (the root at least one). The most urgent leaf hangs below the
-    root, where it waits least; the others come after the inner nodes, the most urgent first.
+    root, where it waits least; the others come after the inner nodes, the most urgent first. `leaves_last` lists all
+    leaves behind the inner nodes, those near the root last: a reduction begins with what waits for nobody.
     """
     order, parent = np.empty(len(owed), dtype=np.int64), np.empty(len(owed), dtype=np.int64)
-    _kernels().grow(owed, root, degree, urgent, order, parent)
+    _kernels().grow(owed, root, degree, urgent, leaves_last, order, parent)
     return Tree(column(order), column(parent))
-
-
-def leaves_last(tree: Tree) -> Tree:
-    """The same tree, its leaves at the end and those near the root last: a reduction begins with what needs nobody."""
-    leaf = np.isin(tree.order, tree.parent, invert=True)
-    leaf[0] = False
-    order = np.concatenate((np.flatnonzero(~leaf), np.flatnonzero(leaf)[::-1]))
-    return Tree(column(tree.order[order]), column(tree.parent[order]))
 
 
 def with_gpus(tree: Tree, gpus: Sequence[int], turn: int) -> Tree:
     """The tree over ranks for one over servers: in each server the rank whose turn it is, the others around it."""
-    if all(each == 1 for each in gpus):
-        return tree
     first = np.concatenate(([0], np.cumsum(gpus)))[:-1]
     speaker = first + turn % np.array(gpus)
     ranks = np.arange(sum(gpus))
@@ -145,9 +139,12 @@ def _kernels() -> Any:
     return compiled((_grow,), globals())
 
 
-def _grow(owed: Loads, root: int, degree: int, urgent: Column, order: Column, parent: Column) -> None:
+def _grow(
+    owed: Loads, root: int, degree: int, urgent: Column, leaves_last: bool, order: Column, parent: Column
+) -> None:
     p = len(owed)
     children = np.zeros(p, dtype=np.int64)
+    line, above = np.empty(p, dtype=np.int64), np.empty(p, dtype=np.int64)  # breadth first
     left = p - 1
     n_inner = 0
     for v in np.concatenate((np.array([root]), np.argsort(-owed, kind="mergesort"))):
@@ -158,22 +155,29 @@ def _grow(owed: Loads, root: int, degree: int, urgent: Column, order: Column, pa
         children[v] = min(left, max(int(np.floor(owed[v] + 0.5)), degree if v != root else 1))
         owed[v] -= children[v]
         left -= children[v]
-        order[n_inner] = v
+        line[n_inner] = v
         n_inner += 1
     filled = max(n_inner, 1)
-    order[0] = root
+    line[0] = root
     for v in urgent:
         if children[v] == 0 and v != root:
-            order[filled] = v
+            line[filled] = v
             filled += 1
     if 1 < n_inner < p and children[root] > 1:
-        leaf = order[n_inner]
-        order[2 : n_inner + 1] = order[1:n_inner].copy()
-        order[1] = leaf
-    parent[0] = -1
+        leaf = line[n_inner]
+        line[2 : n_inner + 1] = line[1:n_inner].copy()
+        line[1] = leaf
+    above[0] = -1
     reached = 1
     for at in range(p):
-        v = order[at]
-        for _ in range(children[v]):
-            parent[reached] = v
+        for _ in range(children[line[at]]):
+            above[reached] = line[at]
             reached += 1
+    n_front, n_back = 0, p
+    for at in range(p):
+        if leaves_last and children[line[at]] == 0 and at > 0:
+            n_back -= 1
+            order[n_back], parent[n_back] = line[at], above[at]
+        else:
+            order[n_front], parent[n_front] = line[at], above[at]
+            n_front += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
+
 from optcc.dsl import Program, schedule
 
 
@@ -19,15 +21,14 @@ def ring(program: Program) -> None:
     (24, '0->1 s0 c0 reduce [reduce-scatter]')
     """
     p = program.n_ranks
+    ranks = np.arange(p)
     for segment in program.pipeline(sections=p):
         with program.stage("reduce-scatter"):
             for step in range(p - 1):
-                for rank in program.ranks:
-                    segment[(rank - step) % p].reduce(src=rank, dst=(rank + 1) % p)
+                segment.reduce((ranks - step) % p, src=ranks, dst=(ranks + 1) % p)
         with program.stage("all-gather"):
             for step in range(p - 1):
-                for rank in program.ranks:
-                    segment[(rank + 1 - step) % p].copy(src=rank, dst=(rank + 1) % p)
+                segment.copy((ranks + 1 - step) % p, src=ranks, dst=(ranks + 1) % p)
 
 
 @schedule(

@@ -94,16 +94,19 @@ def timetable(
         n_segments = int(transfers.segment.max(initial=0)) + 1
         lead = max(LEAD_MIN, n_segments // LEAD_PART) * -(-n // n_segments)
         sizes = (latency, used.count, transfers.n_ranks, slots, LOOKAHEAD, lead)
-        args = (transfers.dst, used.out, used.in_, out_ticks, in_ticks, *sizes, *waiting, sends, receives)
-        started = _kernels().list_fifo(*args)
+        channel = np.unique(transfers.src * transfers.n_ranks + transfers.dst, return_inverse=True)[1]
+        ends = (transfers.dst, channel.astype(np.int64), used.out, used.in_)
+        args = (*ends, out_ticks, in_ticks, *sizes, *waiting, sends, receives)
+        done = _kernels().list_fifo(*args)
+        assert done == n, "transfers wait for each other in a circle"
         order = Order(column(sends), column(receives))
         arranged = seat(transfers, family, order)
     else:
         waiting = _successors(transfers)
         ticks = np.maximum(out_ticks, in_ticks)
         started = _kernels().list_exclusive(used.out, used.in_, ticks, latency, used.count, *waiting, sends)
+        assert started == n, "transfers wait for each other in a circle"
         order, arranged = Order(column(sends), column(sends)), transfers
-    assert started == n, "dependencies form a circle"
     return arranged, order
 
 
@@ -199,15 +202,20 @@ def families(transfers: Transfers) -> Column:
     if (place[1:] == place[:-1]).any():
         return family
     before, owner, kind = _waits(transfers)
-    n_at_receiver = np.bincount(owner[kind != _NEEDS], minlength=n)
+    n_at_receiver = np.bincount(owner[(kind != _NEEDS) | (src[before] == transfers.dst[owner])], minlength=n)
     n_waiting = np.bincount(before[kind != _SPARES], minlength=n)
     follows = (kind == _FOLLOWS) & reduces[before] & reduces[owner]
     follows &= transfers.dst_offset[before] == transfers.dst_offset[owner]
     follows &= (transfers.bytes[before] == transfers.bytes[owner]) & (n_waiting[before] == 1)
-    eldest = ~np.isin(np.arange(n), owner[follows])
-    follows &= (n_at_receiver[owner] == 1) & ~(eldest[before] & (n_at_receiver[before] > 0))
-    for one, next_one in zip(before[follows][::-1].tolist(), owner[follows][::-1].tolist(), strict=True):
-        family[one] = family[next_one]
+    follows &= n_at_receiver[owner] == 1
+    one, next_one = before[follows].tolist(), owner[follows].tolist()
+    waits = n_at_receiver > 0
+    waits[next_one] = False
+    for elder, younger in zip(one, next_one, strict=True):  # the eldest must find its place free, so that any may be it
+        waits[younger] = waits[elder]
+    for elder, younger in zip(one[::-1], next_one[::-1], strict=True):
+        if not waits[younger]:
+            family[elder] = family[younger]
     return family
 
 
@@ -224,9 +232,12 @@ def seat(transfers: Transfers, family: Column, order: Order) -> Transfers:
     last = np.empty(n, dtype=np.int64)
     last[family[line]] = line  # of repeated indices the last one counts
     same = family[line[1:]] == family[line[:-1]]
-    before = np.concatenate((np.where(kind == _SPARES, before, last[family[before]]), line[:-1][same]))
-    owner = np.concatenate((owner, line[1:][same]))
-    pair = np.unique(owner * n + before)
+    others = kind != _SPARES
+    own = ~others | (transfers.src[before] == transfers.dst[owner])  # it overwrites what that one sends
+    before = np.concatenate((before[own], last[family[before[others]]], line[:-1][same]))
+    owner = np.concatenate((owner[own], owner[others], line[1:][same]))
+    pair = np.sort(owner * n + before)
+    pair = pair[np.append(True, pair[1:] != pair[:-1])] if len(pair) else pair
     starts = np.concatenate(([0], np.cumsum(np.bincount(pair // n, minlength=n))))
     return replace(transfers, after=Lists(column(starts), column(pair % n)))
 
@@ -308,6 +319,7 @@ def _release(event: int, missing: Column, first: Column, successors: Column, rea
 
 def _list_fifo(
     dst: Column,
+    channel: Column,
     out_port: Column,
     in_port: Column,
     out_ticks: Column,
@@ -328,7 +340,7 @@ def _list_fifo(
 
     Event 4t: transfer t has come far enough for its in port to take it without a pause; 4t + 1: its last byte has left;
     4t + 2: it is through its in port; 4t + 3: it has arrived. It is done when what it follows is done and what it
-    spares has left, in the order in which its receive lane will have it.
+    spares has left, and what started before it on its channel is done: in the order of its receive lane.
 
     Slots are given out as in a lane, whatever that order turns out to be: while transfer t is on its way, at most so
     many may have started for its receiver that all but the last `slots` of them were done when t started.
@@ -342,7 +354,8 @@ def _list_fifo(
     room_until = np.full(n_ranks, slots, dtype=np.int64)  # so many may have begun
     oldest, newest = np.full(n_ranks, -1, dtype=np.int64), np.full(n_ranks, -1, dtype=np.int64)  # on the way
     younger, room_of = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    held = np.zeros(n, dtype=np.int64)  # what it follows and spares, not yet done with
+    held = np.zeros(n, dtype=np.int64)  # what it must come after at its receiver, not yet done with
+    last_on, next_on = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)  # by channel; by transfer
     has_arrived, is_done = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     looks, n_looks = np.empty(2 * n_ports, dtype=np.int64), 0  # out ports that may start something
     will_look = np.zeros(n_ports, dtype=np.bool_)
@@ -376,7 +389,13 @@ def _list_fifo(
                     is_done[transfer] = True
                     n_started += 1
                     n_done += 1
-                    n_ready = _release(3 * transfer + _NEEDS, missing, first, successors, ready, n_ready)
+                    for why in (_NEEDS, _FOLLOWS, _SPARES):
+                        n_ready = _release(3 * transfer + why, missing, first, successors, ready, n_ready)
+                    for at in range(first[3 * transfer + _FOLLOWS], first[3 * transfer + 3]):
+                        held[successors[at]] -= 1
+                        if held[successors[at]] == 0 and has_arrived[successors[at]]:
+                            finished[n_finished] = successors[at]
+                            n_finished += 1
             looks[:n_looks].sort()
             for at in range(n_looks):
                 port = looks[at]
@@ -396,6 +415,11 @@ def _list_fifo(
                 _remove(ahead, behind, head, port, transfer)
                 out_busy[port] = True
                 rank = dst[transfer]
+                earlier = last_on[channel[transfer]]
+                if earlier >= 0 and not is_done[earlier]:
+                    next_on[earlier] = transfer
+                    held[transfer] += 1
+                last_on[channel[transfer]] = transfer
                 n_begun[rank] += 1
                 room_of[transfer] = n_ended[rank] + slots
                 if oldest[rank] < 0:
@@ -422,36 +446,37 @@ def _list_fifo(
             in_free_at[port] = max(now, in_free_at[port]) + in_ticks[coming[at]]
             size = _push(times, events, size, in_free_at[port], 4 * coming[at] + 2)
         n_coming = 0
-        if size == 0:
-            return n_done
-        now = times[0]
-        while size > 0 and times[0] == now:
-            event = events[0]
-            size = _pop(times, events, size)
-            transfer = event >> 2
-            what = event & 3
-            if what == 0:
-                coming[n_coming] = transfer
-                n_coming += 1
-            elif what == 1:
-                port = out_port[transfer]
-                out_busy[port] = False
-                if head[port] >= 0 and not will_look[port]:
-                    will_look[port] = True
-                    looks[n_looks] = port
-                    n_looks += 1
-                for at in range(first[3 * transfer + _SPARES], first[3 * transfer + 3]):
-                    held[successors[at]] -= 1
-                    if held[successors[at]] == 0 and has_arrived[successors[at]]:
-                        finished[n_finished] = successors[at]
+        if n_finished == 0:
+            if size == 0:
+                return n_done
+            now = times[0]
+            while size > 0 and times[0] == now:
+                event = events[0]
+                size = _pop(times, events, size)
+                transfer = event >> 2
+                what = event & 3
+                if what == 0:
+                    coming[n_coming] = transfer
+                    n_coming += 1
+                elif what == 1:
+                    port = out_port[transfer]
+                    out_busy[port] = False
+                    if head[port] >= 0 and not will_look[port]:
+                        will_look[port] = True
+                        looks[n_looks] = port
+                        n_looks += 1
+                    for at in range(first[3 * transfer + _SPARES], first[3 * transfer + 3]):
+                        held[successors[at]] -= 1
+                        if held[successors[at]] == 0 and has_arrived[successors[at]]:
+                            finished[n_finished] = successors[at]
+                            n_finished += 1
+                elif what == 2:
+                    size = _push(times, events, size, now + latency, 4 * transfer + 3)
+                else:
+                    has_arrived[transfer] = True
+                    if held[transfer] == 0:
+                        finished[n_finished] = transfer
                         n_finished += 1
-            elif what == 2:
-                size = _push(times, events, size, now + latency, 4 * transfer + 3)
-            else:
-                has_arrived[transfer] = True
-                if held[transfer] == 0:
-                    finished[n_finished] = transfer
-                    n_finished += 1
         any_finished = n_finished > 0
         while n_finished > 0:
             n_finished -= 1
@@ -465,6 +490,12 @@ def _list_fifo(
                 held[successors[at]] -= 1
                 if held[successors[at]] == 0 and has_arrived[successors[at]]:
                     finished[n_finished] = successors[at]
+                    n_finished += 1
+            later = next_on[transfer]
+            if later >= 0:
+                held[later] -= 1
+                if held[later] == 0 and has_arrived[later]:
+                    finished[n_finished] = later
                     n_finished += 1
             rank = dst[transfer]
             while oldest[rank] >= 0 and is_done[oldest[rank]]:

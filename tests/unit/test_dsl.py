@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import pytest
 
