@@ -18,12 +18,12 @@ from optcc.cli import (
     SegmentsType,
     SizeType,
     TopologyType,
+    build_plan,
     echo_json,
-    find_schedule,
     json_option,
 )
 from optcc.collective import DTYPE_BYTES, REDUCTIONS
-from optcc.compiler import SLOTS, choose_segments, compile_schedule
+from optcc.compiler import SLOTS
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, PlanError, RuntimeFault
 from optcc.experiments.bench import MODES, Array, Case, measure
 from optcc.experiments.record import Record, Row, Samples, algbw, busbw, command_line, these_versions, this_machine
@@ -72,6 +72,7 @@ class Settings:
     reduction: str
     segments: int | str
     slots: int
+    ports: str
     window: int
     modes: tuple[str, ...]
     deadline_s: float
@@ -135,6 +136,7 @@ class MpiPeer:
 @click.option("--bed", default="given", help="A name for the state of the hosts, kept in the record.")
 @click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto.")
 @click.option("--slots", type=click.IntRange(1, 64), help="Messages taken ahead; 2, and 1 on loopback.")
+@click.option("--ports", default="exclusive", show_default=True, help="For which ports transfers are ordered, or fifo.")
 @click.option(
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
 )
@@ -161,6 +163,7 @@ def command(
     bed: str,
     segments: int | str,
     slots: int | None,
+    ports: str,
     window: int,
     mode: str,
     transport: str,
@@ -191,6 +194,7 @@ def command(
         _one_of("-o", op, REDUCTIONS),
         segments,
         slots or (LOOPBACK_SLOTS if transport == "loopback" else SLOTS["exclusive"]),
+        ports,
         window,
         _MODES[_one_of("--mode", mode, tuple(_MODES))],
         deadline,
@@ -280,18 +284,16 @@ def _bench(
 
 
 def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
-    definition = find_schedule(name)
     topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
-    segments = settings.segments
-    if isinstance(segments, str):
-        segments = choose_segments(definition, topology, size_bytes=size, dtype=settings.dtype, slots=settings.slots)
-    return compile_schedule(
-        definition.build(topology, segments),
-        size_bytes=size,
+    return build_plan(
+        name,
+        topology,
+        size,
         dtype=settings.dtype,
         reduction=settings.reduction,
-        topology=topology,
+        segments=settings.segments,
         slots=settings.slots,
+        ports=settings.ports,
     )
 
 
@@ -372,6 +374,7 @@ def _config(settings: Settings) -> dict[str, Any]:
         "segments": settings.segments,
         "window": settings.window,
         "slots": settings.slots,
+        "ports": settings.ports,
     }
 
 

@@ -24,7 +24,7 @@ from optcc.verify.plan import verify_plan
 
 HOSTS, NICS, NIC_RATE, HALF_RATE = 4, 2, "200Mbit/s", "100Mbit/s"
 DEGRADED = HOSTS - 1
-SCHEDULES = ("ring", "optcc")
+SCHEDULES = ("ring", "r2ccl-balance", "r2ccl-allreduce", "optcc", "optimal")
 WIRE_OVERHEAD = f"{MTU_BYTES + 14}/{MTU_BYTES - 52}"
 """Ethernet's 14 bytes on top of a frame, and 52 of IP, TCP and time stamps inside it."""
 MPI_RING = (

@@ -37,17 +37,17 @@ LATENCY_S = Fraction(20, 10**6)
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """How far `choose_segments` goes: bytes of a chunk, segments, and transfers of a plan."""
+    """How far `choose_segments` goes: bytes of a chunk, chunks of the message, and transfers of a plan."""
 
     chunk_bytes_min: int
     chunk_bytes_max: int
-    segments: int
+    chunks: int
     transfers: int
 
 
 LIMITS: dict[Ports, SegmentLimits] = {
-    "exclusive": SegmentLimits(2**16, 2**20, 128, 60_000),
-    "fifo": SegmentLimits(2**12, 2**20, 2048, 300_000),
+    "exclusive": SegmentLimits(2**16, 2**20, 512, 60_000),
+    "fifo": SegmentLimits(2**12, 2**20, 2**17, 300_000),
 }
 """Those of exclusive ports are tuned for MPI. Libraries send short messages before their receive is posted, and then
 the receiver no longer decides which comes next: OptCC of 16 MiB over four hosts, one at half rate, takes 1.02 of the
@@ -127,7 +127,10 @@ def choose_segments(
     while size_bytes > limits.chunk_bytes_max * sections * segments and 2 * segments <= most:
         segments *= 2
     candidates = [segments]
-    while 2 * segments <= min(most, limits.segments) and size_bytes >= limits.chunk_bytes_min * sections * 2 * segments:
+    while (
+        2 * segments <= min(most, max(1, limits.chunks // sections))
+        and size_bytes >= limits.chunk_bytes_min * sections * 2 * segments
+    ):
         segments *= 2
         candidates.append(segments)
     if len(candidates) == 1:

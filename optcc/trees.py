@@ -52,7 +52,9 @@ class Tree:
         for rank in order:
             order += children.get(rank, [])
             if len(order) > len(parents) + 1:
-                raise ScheduleError(f"tree with parents {parents}: must not have a circle")
+                break
+        if len(order) != len(parents) + 1:
+            raise ScheduleError(f"tree with parents {parents}: must have no circle, and one root, {root}")
         return cls(column(order), column([-1, *(parents[rank] for rank in order[1:])]))
 
     @classmethod

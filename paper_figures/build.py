@@ -11,8 +11,9 @@ from pathlib import Path
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.record import Record
+from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.files import replace_file
-from optcc.paper_figures import allreduce_bars, bound_curves, numbers, sources, style
+from optcc.paper_figures import allreduce_bars, bound_curves, numbers, schedule_curves, sources, style
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
 from optcc.show import Card, Shown
@@ -75,7 +76,7 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> Written:
 def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
     """Every figure that the records give, drawn and not yet written."""
     style.require_matplotlib()
-    return (*_draw_bars(read, quick), *_draw_curves(read, quick))
+    return (*_draw_bars(read, quick), *_draw_curves(read, quick), *_draw_schedules(read, quick))
 
 
 def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
@@ -104,14 +105,29 @@ def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
 def _draw_curves(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
     """The figure of the bound, if a record of it is there."""
     found = [(source, source.record) for source in read if isinstance(source.record, BoundCurves)]
-    if len(found) > 1:
-        said = ", ".join(source.name for source, _ in found)
-        raise InputError(f"records {said}: a second figure {bound_curves.NAME}: draw it into another folder")
+    _require_one(bound_curves.NAME, [source for source, _ in found])
     for source, record in found:
         table = bound_curves.data(record)
         figure = bound_curves.draw(table)
         files = {f"{bound_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
         yield Drawn(bound_curves.NAME, files, bound_curves.numbers(table), (source,))
+
+
+def _draw_schedules(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """The figure of schedules in simulation, if a record of it is there."""
+    found = [(source, source.record) for source in read if isinstance(source.record, ScheduleRatios)]
+    _require_one(schedule_curves.NAME, [source for source, _ in found])
+    for source, record in found:
+        table = schedule_curves.data(record)
+        figure = schedule_curves.draw(table)
+        files = {f"{schedule_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+        yield Drawn(schedule_curves.NAME, files, schedule_curves.numbers(table), (source,))
+
+
+def _require_one(figure: str, found: Sequence[Source]) -> None:
+    if len(found) > 1:
+        said = ", ".join(source.name for source in found)
+        raise InputError(f"records {said}: a second figure {figure}: draw it into another folder")
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

@@ -1,6 +1,7 @@
 """`Source`: a record with the file it came from, fit to be drawn.
 
-A record is a measurement (`Record`) or curves of the bound (`BoundCurves`); its field `format` says which.
+A record is a measurement (`Record`), curves of the bound (`BoundCurves`) or schedules in simulation (`ScheduleRatios`);
+its field `format` says which.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import msgspec
 
 from optcc import experiments
 from optcc.errors import CodecError, InputError
-from optcc.experiments import bound_record
+from optcc.experiments import bound_record, schedule_record
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.record import RECORD_BYTES_MAX, Record, Samples
+from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.files import read_file
 
 
@@ -27,7 +29,7 @@ class Source:
 
     name: str
     sha256: str
-    record: Record | BoundCurves
+    record: Record | BoundCurves | ScheduleRatios
 
     def as_json(self) -> dict[str, str]:
         """How a manifest names it."""
@@ -55,9 +57,12 @@ def read(paths: Sequence[Path]) -> tuple[Source, ...]:
     sources: dict[Path, Source] = {}
     for path in paths:
         data = read_file(path, RECORD_BYTES_MAX)
-        record: Record | BoundCurves
-        if _format(data) == bound_record.FORMAT:
+        record: Record | BoundCurves | ScheduleRatios
+        kind = _format(data)
+        if kind == bound_record.FORMAT:
             record = BoundCurves.from_bytes(data, str(path))
+        elif kind == schedule_record.FORMAT:
+            record = ScheduleRatios.from_bytes(data, str(path))
         else:
             record = Record.read(path)
             require_drawable(record, str(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from optcc.errors import InputError, TopologyError
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.lower import lower
-from optcc.passes.timetable import PORTS, Ports, timetable
+from optcc.passes.timetable import PORTS, Ports, families, timetable
 from optcc.schedule import Layout
 from optcc.schedules.registry import SCHEDULES
+from optcc.simulate import MODELS, simulate
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.verdict import PROVED
@@ -127,21 +129,141 @@ def test_dependencies_order_every_conflict(case: int) -> None:
 
 
 @pytest.mark.parametrize("ports", PORTS)
-@pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s"])
+@pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s", "5@50MB/s,0=1MB/s"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_timetable_is_an_order(name: str, text: str, ports: Ports) -> None:
-    """Every transfer once, none before what it depends on; another number of ranks is refused."""
+    """Every transfer once; another number of ranks is refused. Under exclusive ports there is one order, and none comes
+    before what it depends on. Under fifo it starts after that has started, unless it is a sibling; and it is done after
+    that is done, unless it only must not overwrite what that one sends. Channels keep their order either way."""
     topology = Topology.parse(text)
-    built = SCHEDULES[name].build(topology, 3)
-    transfers = depend(bind(built, 4 * 97, "float32", "sum"))
-    arranged, order = timetable(transfers, topology, 2, ports)
-    assert len(arranged) == len(transfers)
-    for side in (order.sends, order.receives):
-        assert sorted(side.tolist()) == list(range(len(transfers)))
-        place = {t: i for i, t in enumerate(side.tolist())}
-        assert all(place[each] < place[t] for t in range(len(transfers)) for each in arranged.after[t].tolist())
+    transfers = depend(bind(SCHEDULES[name].build(topology, 3), 4 * 97, "float32", "sum"))
+    family = families(transfers).tolist()
+    src, dst = transfers.src.tolist(), transfers.dst.tolist()
+    for slots in (1, 2, 64):
+        arranged, order = timetable(transfers, topology, slots, ports)
+        assert len(arranged) == len(transfers)
+        for side in (order.sends, order.receives):
+            assert sorted(side.tolist()) == list(range(len(transfers)))
+        sent, received = ({t: i for i, t in enumerate(side.tolist())} for side in (order.sends, order.receives))
+        for t, after in enumerate(arranged.after):
+            for each in after:
+                assert sent[each] < sent[t] or (family[each] == family[t] and ports == "fifo")
+                assert received[each] < received[t] or (ports == "fifo" and dst[each] not in (src[t], dst[t]))
+        if ports == "exclusive":
+            assert order.sends.tolist() == order.receives.tolist()
+        for channel in set(zip(src, dst, strict=True)):
+            there, here = (
+                [t for t in side.tolist() if (src[t], dst[t]) == channel] for side in (order.sends, order.receives)
+            )
+            assert there == here
     with pytest.raises(TopologyError):
-        timetable(transfers, Topology.parse("5@50MB/s"), 2, ports)
+        timetable(transfers, Topology.parse("6@50MB/s"), 2, ports)
+
+
+@pytest.mark.parametrize("slots", [1, 2, None])
+@pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s", "5@50MB/s,0=1MB/s"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_fifo_order_runs_with_its_slots(name: str, text: str, slots: int | None) -> None:
+    """The plan is proved, which includes that it is free of deadlock, and has a time under every port model."""
+    topology = Topology.parse(text)
+    for size_bytes in (0, 4, 124, 388):
+        built = SCHEDULES[name].build(topology, 3)
+        plan = compile_schedule(built, size_bytes=size_bytes, topology=topology, slots=slots, ports="fifo")
+        verdict = verify_plan(plan)
+        assert verdict.verdict == PROVED, (size_bytes, verdict.counterexample)
+        for model in MODELS:
+            assert (simulate(plan, topology, model=model).seconds > 0) == (len(plan.transfers) > 0)
+
+
+def arranged_after(definition: Definition, text: str) -> tuple[Transfers, Transfers]:
+    """The transfers of one segment of one element, before and after the timetable; the plan of those is proved."""
+    topology = Topology.parse(text)
+    built = definition.build(topology)
+    for slots in (1, 2, 64):
+        plan = compile_schedule(built, size_bytes=4, topology=topology, slots=slots, ports="fifo")
+        verdict = verify_plan(plan)
+        assert verdict.verdict == PROVED, (slots, verdict.counterexample)
+    transfers = depend(bind(built, 4, "float32", "sum"))
+    return transfers, timetable(transfers, topology, 64, "fifo")[0]
+
+
+def test_siblings_are_seated_in_the_order_in_which_they_come() -> None:
+    """Three ranks of one parent, the slowest written first: each waits for the next faster one, the sum for all."""
+
+    @schedule
+    def star(program: Program) -> None:
+        for segment in program.pipeline(sections=1):
+            for src in program.ranks[1:]:
+                segment[0].reduce(src=src, dst=0)
+            for dst in program.ranks[1:]:
+                segment[0].copy(src=0, dst=dst)
+
+    written, arranged = arranged_after(star, "4@50MB/s,1=1MB/s,2=10MB/s")
+    assert families(written).tolist() == [2, 2, 2, 3, 4, 5]
+    assert list(map(list, written.after)) == [[], [0], [1], [0, 2], [1, 2], [2]]
+    # What is written to rank 3 must not only follow the sum (#0), but spare what 3 itself sent (#2).
+    assert list(map(list, arranged.after)) == [[1], [2], [], [0], [0, 1], [0, 2]]
+
+
+def test_siblings_keep_their_order_if_the_first_must_wait_at_the_receiver() -> None:
+    """Rank 0 keeps a copy of its part before it is added to: whoever came first would overwrite it."""
+
+    @schedule
+    def kept(program: Program) -> None:
+        for segment in program.pipeline(sections=1, scratch=1):
+            segment[0].copy(src=0, dst=0, into=segment.scratch(0))
+            for src in (3, 2, 1):
+                segment[0].reduce(src=src, dst=0)
+            for dst in (1, 2, 3):
+                segment[0].copy(src=0, dst=dst)
+
+    for text in ("4@50MB/s", "4@50MB/s,3=1MB/s", "4@50MB/s,2=1MB/s,3=1MB/s"):
+        written, arranged = arranged_after(kept, text)
+        assert families(written).tolist() == list(range(len(written)))
+        assert list(map(list, arranged.after)) == list(map(list, written.after))
+
+
+def test_siblings_keep_their_order_if_a_part_goes_in_more_than_once() -> None:
+    """Recursive doubling, whose partners both add; and a rank that computes the sum for itself, in the same order."""
+
+    @schedule
+    def twice(program: Program) -> None:
+        for segment in program.pipeline(sections=1, scratch=2):
+            segment[0].copy(src=0, dst=2, into=segment.scratch(0))
+            segment[0].copy(src=1, dst=2, into=segment.scratch(0, 1))
+            segment.scratch(0, 1).reduce(src=2, dst=2, into=segment.scratch(0))
+            segment[0].reduce(src=1, dst=0)
+            segment[0].reduce(src=2, dst=0)
+            segment.scratch(0).reduce(src=2, dst=2, into=segment[0])
+            segment[0].copy(src=0, dst=1)
+
+    cases = [(twice, "3@50MB/s,1=1MB/s")]
+    cases += [(SCHEDULES["recursive-doubling"], f"{p}@50MB/s,1=1MB/s") for p in (2, 4, 6, 7, 8)]
+    for definition, text in cases:
+        written, arranged = arranged_after(definition, text)
+        assert families(written).tolist() == list(range(len(written)))
+        assert list(map(list, arranged.after)) == list(map(list, written.after))
+
+
+def test_messages_of_a_channel_do_not_overtake_each_other() -> None:
+    """A part of rank 1 must wait at rank 0 for that of slow rank 2; what rank 1 sends next waits behind it."""
+
+    @schedule
+    def three_sections(program: Program) -> None:
+        for segment in program.pipeline(sections=3, scratch=1):
+            segment[0].copy(src=0, dst=0, into=segment.scratch(0))
+            for section, src in ((2, 1), (0, 2), (0, 1), (1, 1), (1, 2), (2, 2)):
+                segment[section].reduce(src=src, dst=0)
+            for section, dst in product(range(3), (1, 2)):
+                segment[section].copy(src=0, dst=dst)
+
+    topology = Topology.parse("3@50MB/s,2=1MB/s")
+    for slots in (1, 2, 64):
+        plan = compile_schedule(
+            three_sections.build(topology), size_bytes=12, topology=topology, slots=slots, ports="fifo", fused=False
+        )
+        verdict = verify_plan(plan)
+        assert verdict.verdict == PROVED, verdict.counterexample
 
 
 @pytest.mark.parametrize("seed", range(5))
