@@ -777,7 +777,8 @@ def _run_fifo(
     behind, ready, landed = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     has_come = np.zeros(n_ports, dtype=np.bool_)  # what an out port serves is in its in port's queue
     idle, n_idle = np.zeros(2 * n_ports, dtype=np.int64), 0  # out ports that may start something
-    coming, n_coming = np.zeros(n_ports, dtype=np.int64), 0
+    coming, n_coming, came = np.zeros(n_ports, dtype=np.int64), 0, np.zeros(n, dtype=np.int64)
+    free, n_free = np.zeros(2 * n_ports, dtype=np.int64), 0  # in ports that may take something
     heap, position, key = np.zeros(n_ports, np.int64), np.full(n_ports, -1, np.int64), np.zeros(n_ports, np.int64)
     size, arrived, known, left, now = 0, 0, 0, 0, 0
     depth = _seed(net)
@@ -825,21 +826,30 @@ def _run_fifo(
             coming[:n_coming].sort()
         for at in range(n_coming):
             transfer = coming[at]
+            came[transfer] = now
             in_ = lists.ends[2 * net.pair[transfer] + 1]
-            behind[transfer] = -1
-            if serves[in_] < 0:
-                serves[in_] = transfer
-                taken[transfer] = now
-                size = _rise(heap, position, key, size, in_, now + in_duration[transfer])
+            before, after = -1, head[in_]
+            while after >= 0 and turn[after] <= turn[transfer]:
+                before, after = after, behind[after]
+            behind[transfer] = after
+            if before < 0:
+                head[in_] = transfer
             else:
-                before, after = -1, head[in_]
-                while after >= 0 and turn[after] <= turn[transfer]:
-                    before, after = after, behind[after]
-                behind[transfer] = after
-                if before < 0:
-                    head[in_] = transfer
-                else:
-                    behind[before] = transfer
+                behind[before] = transfer
+            free[n_free] = in_
+            n_free += 1
+        for at in range(n_free):
+            in_ = free[at]
+            transfer = head[in_]
+            if transfer < 0 or serves[in_] >= 0:
+                continue
+            head[in_] = behind[transfer]
+            serves[in_] = transfer
+            taken[transfer] = now
+            if came[transfer] < now:
+                landed_after[transfer] = 2 * n + previous[in_]
+            size = _rise(heap, position, key, size, in_, now + in_duration[transfer])
+        n_free = 0
         n_coming = 0
         later = -1
         if size:
@@ -867,14 +877,11 @@ def _run_fifo(
             size = _remove(heap, position, key, size, port)
             transfer = serves[port]
             if lists.ends[2 * net.pair[transfer]] != port:
-                serves[port] = head[port]
+                serves[port] = -1
+                previous[port] = transfer
+                free[n_free] = port
+                n_free += 1
                 depth = _land(net, transfer, now, latency, landed, depth)
-                waited = head[port]
-                if waited >= 0:
-                    head[port] = behind[waited]
-                    taken[waited] = now
-                    landed_after[waited] = 2 * n + transfer
-                    size = _rise(heap, position, key, size, port, now + in_duration[waited])
                 continue
             ends = start[transfer] + out_duration[transfer]
             if not has_come[port]:

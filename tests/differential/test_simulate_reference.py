@@ -144,7 +144,9 @@ def refer_plan(plan: Plan, topology: Topology, model: Model, overhead: Fraction)
     rows = list(plan)
     sender = {row.send_transfer: row for row in rows if row.send_transfer >= 0}
     receiver = {row.recv_transfer: row for row in rows if row.recv_transfer >= 0}
-    reference.turn = {row.recv_transfer: row.index for row in rows if row.in_channel >= 0}
+    reference.turn = {
+        row.recv_transfer: plan.lanes[row.lane].tolist().index(row.index) for row in rows if row.in_channel >= 0
+    }
 
     def happened(index: int) -> bool:
         row = rows[index]

@@ -373,7 +373,7 @@ CASES = (
     Case(23, "the last element is nobody's", last_block_unsent, "result"),
     Case(23, "half an element", half_an_element, "PlanError"),
     Case(25, "an endpoint that does not exist", unknown_rank, "ScheduleError"),
-    Case(27, "half of the message left out", shares_left_out, "ScheduleError"),
+    Case(27, "half of the message left out", shares_left_out, "result"),
     Case(27, "an empty AllReduce", empty_allreduce, "result"),
     Case(27, "nothing at all", nothing_at_all, "result"),
 )
