@@ -74,7 +74,14 @@ def command(
         require_matplotlib()
     topology = with_latency(topology, latency)
     plan = build_plan(
-        name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
+        name,
+        topology,
+        size,
+        dtype=dtype,
+        reduction=reduction,
+        segments=segments,
+        slots=slots,
+        ports=ports or ("fifo" if model == "fifo" else "exclusive"),
     )
     shown = timeline(plan, topology, _model(model))
     if output is not None:

@@ -174,7 +174,7 @@ def r2ccl_allreduce(program: Program, straggler: int, lost: Fraction) -> None:
 
     >>> built = r2ccl_allreduce(n_ranks=4, segments=8, straggler=3, lost=Fraction(1, 4))
     >>> built.stages, len(built.segments)
-    (('reduce-scatter', 'all-gather', 'hand over', 'deliver'), 16)
+    (('hand over', 'reduce-scatter', 'all-gather', 'deliver'), 16)
     >>> [str(each) for each in built if each.src == 3 and each.stage == "hand over"][0]
     '3->0 s8 c0 reduce [hand over]'
 

@@ -37,8 +37,8 @@ TICKS = 2**20
 without rounding the one that is ready a nanosecond earlier would overtake the one that should go first."""
 LOOKAHEAD = 32
 """So many ready transfers of an out port are looked at for one whose receiver has room."""
-LEAD_MIN, LEAD_PART = 128, 8
-"""So many segments, or this part of all, a transfer may be ahead of the first one that is not done: a port with time to
+LEAD = 128
+"""So many segments a transfer may be ahead of the first one that is not done: a port with time to
 spare would fill its receivers with what is not needed for long."""
 
 
@@ -91,8 +91,7 @@ def timetable(
     if ports == "fifo":
         family = families(transfers)
         waiting = _successors(transfers, family)
-        n_segments = int(transfers.segment.max(initial=0)) + 1
-        lead = max(LEAD_MIN, n_segments // LEAD_PART) * -(-n // n_segments)
+        lead = LEAD * -(-n // (int(transfers.segment.max(initial=0)) + 1))
         sizes = (latency, used.count, transfers.n_ranks, slots, LOOKAHEAD, lead)
         channel = np.unique(transfers.src * transfers.n_ranks + transfers.dst, return_inverse=True)[1]
         ends = (transfers.dst, channel.astype(np.int64), used.out, used.in_)

@@ -70,7 +70,11 @@ def shown(topology: str = HALF, size: int = 2**20, segments: int = 2, model: Mod
     """The ring on a topology; the schedule itself does not ask how many GPUs a server has."""
     parsed = Topology.parse(topology)
     built = ring(n_ranks=parsed.n_ranks, segments=segments)
-    return timeline(compile_schedule(built, size_bytes=size, topology=parsed), parsed, model)
+    return timeline(
+        compile_schedule(built, size_bytes=size, topology=parsed, ports="exclusive" if model != "fifo" else "fifo"),
+        parsed,
+        model,
+    )
 
 
 def bars(figure: Figure) -> dict[str, list[tuple[float, float, float, float]]]:
