@@ -26,7 +26,7 @@ CHUNK_BYTES_MIN = 512
 IN_FLIGHT = 128
 """So many segments are on their way at once, so that each pays this part of its latency."""
 TRIES_MAX = 10
-"""So many candidates are compiled at most, and no further one when those have used half of the transfers."""
+"""So many candidates are compiled at most, and no further one when those had many transfers together."""
 PER_NAME = 5
 """So many numbers of segments of one schedule are considered."""
 CERTAIN = 256
@@ -108,7 +108,7 @@ def choose(
         tried.append(replace(candidate, seconds=seconds))
         if best is None or seconds < best[0]:
             best = seconds, plan, tried[-1]
-        if spent >= max(TRANSFERS_MAX, TRANSFERS_PER_RANK * topology.n_ranks) // 2:
+        if spent >= max(TRANSFERS_MAX, TRANSFERS_PER_RANK * topology.n_ranks // 4):
             break
     assert best is not None
     return Choice(best[1], best[2], (*tried, *(each for each in ranking if each not in promising[: len(tried)])))
