@@ -108,7 +108,7 @@ def choose(
         tried.append(replace(candidate, seconds=seconds))
         if best is None or seconds < best[0]:
             best = seconds, plan, tried[-1]
-        if spent >= max(TRANSFERS_MAX, TRANSFERS_PER_RANK * topology.n_ranks // 4):
+        if spent >= max(TRANSFERS_MAX // 2, TRANSFERS_PER_RANK * topology.n_ranks // 8):
             break
     assert best is not None
     return Choice(best[1], best[2], (*tried, *(each for each in ranking if each not in promising[: len(tried)])))
