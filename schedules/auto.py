@@ -26,7 +26,8 @@ CHUNK_BYTES_MIN = 512
 IN_FLIGHT = 128
 """So many segments are on their way at once, so that each pays this part of its latency."""
 TRIES_MAX = 10
-"""So many candidates are compiled at most, and no further one when those had many transfers together."""
+"""So many candidates are compiled at most, and no further one when `ENOUGH` transfers times ranks have been."""
+ENOUGH = 2**19
 PER_NAME = 5
 """So many numbers of segments of one schedule are considered."""
 CERTAIN = 256
@@ -108,7 +109,7 @@ def choose(
         tried.append(replace(candidate, seconds=seconds))
         if best is None or seconds < best[0]:
             best = seconds, plan, tried[-1]
-        if spent >= max(TRANSFERS_MAX // 2, TRANSFERS_PER_RANK * topology.n_ranks // 8):
+        if spent * topology.n_ranks >= ENOUGH:
             break
     assert best is not None
     return Choice(best[1], best[2], (*tried, *(each for each in ranking if each not in promising[: len(tried)])))
