@@ -23,8 +23,8 @@ from optcc.units import show_time
 TRANSFERS_MAX, TRANSFERS_PER_RANK = 16_384, 1024
 """Plans with more transfers than the larger of these are not considered: a runtime replans while its ranks wait."""
 CHUNK_BYTES_MIN = 512
-IN_FLIGHT = 256
-"""So many segments are on their way at once, so that each pays this part of its latency."""
+IN_FLIGHT_MIN = 16
+"""So many segments at least, or two for each slot of a receiver, are on their way at once and share a latency."""
 TRIES_MAX = 10
 """So many candidates are compiled at most, and no further one when `ENOUGH` transfers times ranks have been."""
 ENOUGH = 2**19
@@ -133,7 +133,7 @@ def estimates(topology: Topology, size_bytes: int, slots: int) -> Iterator[Candi
     for segments in _segments(most // (2 * (p - 1)), n):
         fill = 1 + degree * hops / (2 * segments)
         way = 2 * hops * alpha
-        yield Candidate("optimal", segments, bound * fill + way + segments * way / IN_FLIGHT)
+        yield Candidate("optimal", segments, bound * fill + way + segments * way / max(IN_FLIGHT_MIN, 2 * slots))
     if not topology.is_flat:
         return
     steps = ceil(log2(p))
