@@ -149,26 +149,6 @@ class Plan(Shown):
         return self.lane_rank[self.instruction_lane]
 
     @cached_property
-    def lane_receives(self) -> list[tuple[list[int], int]]:
-        """For each lane, the instructions that receive in it, in order, and its number of slots (0: none receives)."""
-        in_channel = self.in_channel.tolist()
-        result = []
-        for lane in self.lanes:
-            receives = [i for i in lane if in_channel[i] >= 0]
-            result.append((receives, self.channels[in_channel[receives[0]]].slots if receives else 0))
-        return result
-
-    @cached_property
-    def channel_ends(self) -> list[tuple[list[int], list[int]]]:
-        """For each channel, the instructions that send on it and those that receive on it, in the channel's order."""
-        ends: list[tuple[list[int], list[int]]] = [([], []) for _ in self.channels]
-        for column_, side in ((self.out_channel, 0), (self.in_channel, 1)):
-            for instruction, channel in enumerate(column_.tolist()):
-                if channel >= 0:
-                    ends[channel][side].append(instruction)
-        return ends
-
-    @cached_property
     def digest(self) -> str:
         """SHA-256 over everything that a run depends on; equal plans have equal digests on every machine."""
         t = self.transfers

@@ -9,33 +9,48 @@ from itertools import zip_longest
 
 import numpy as np
 
-from optcc.plan import KINDS, LOCALS, REDUCES, Plan
+from optcc.plan import KINDS, LOCALS, REDUCES, Channel, Plan
 from optcc.schedule import REDUCE
 from optcc.verdict import Counterexample
+from optcc.verify.wiring import by_channel
 
 
 def check_matching(plan: Plan) -> Counterexample | None:
     """None if every send meets its receive, else the first that does not."""
-    for number, (sends, receives) in enumerate(plan.channel_ends):
-        channel = plan.channels[number]
-        for position, (send, receive) in enumerate(zip_longest(sends, receives)):
-            if send is None or receive is None:
-                here = plan[receive if send is None else send]
-                missing = "send" if send is None else "receive"
-                return _unmatched(
-                    f"channel {channel}: {len(sends)} sends and {len(receives)} receives",
-                    (f"{here} has no {missing} to meet at position {position}",),
-                    here.rank,
-                )
-            if plan.bytes[send] != plan.bytes[receive] or plan.send_transfer[send] != plan.recv_transfer[receive]:
-                return _unmatched(
-                    f"channel {channel}: message {position} goes out with {plan.bytes[send]} B of transfer "
-                    f"#{plan.send_transfer[send]}, its receive wants {plan.bytes[receive]} B of "
-                    f"#{plan.recv_transfer[receive]}",
-                    (str(plan[send]), str(plan[receive])),
-                    channel.dst,
-                )
-    return _check_provenance(plan)
+    sends, receives = by_channel(plan.out_channel), by_channel(plan.in_channel)
+    sending, receiving = plan.out_channel[sends], plan.in_channel[receives]
+    if len(sends) == len(receives):
+        unlike = (sending != receiving) | (plan.bytes[sends] != plan.bytes[receives])
+        unlike |= plan.send_transfer[sends] != plan.recv_transfer[receives]
+        if not unlike.any():
+            return _check_provenance(plan)
+    for number, channel in enumerate(plan.channels):
+        wrong = _check_channel(plan, channel, sends[sending == number].tolist(), receives[receiving == number].tolist())
+        if wrong is not None:
+            return wrong
+    raise AssertionError("some channel is unlike")
+
+
+def _check_channel(plan: Plan, channel: Channel, sends: list[int], receives: list[int]) -> Counterexample | None:
+    """None if every send of `channel` meets its receive, else the first that does not."""
+    for position, (send, receive) in enumerate(zip_longest(sends, receives)):
+        if send is None or receive is None:
+            here = plan[receive if send is None else send]
+            missing = "send" if send is None else "receive"
+            return _unmatched(
+                f"channel {channel}: {len(sends)} sends and {len(receives)} receives",
+                (f"{here} has no {missing} to meet at position {position}",),
+                here.rank,
+            )
+        if plan.bytes[send] != plan.bytes[receive] or plan.send_transfer[send] != plan.recv_transfer[receive]:
+            return _unmatched(
+                f"channel {channel}: message {position} goes out with {plan.bytes[send]} B of transfer "
+                f"#{plan.send_transfer[send]}, its receive wants {plan.bytes[receive]} B of "
+                f"#{plan.recv_transfer[receive]}",
+                (str(plan[send]), str(plan[receive])),
+                channel.dst,
+            )
+    return None
 
 
 def _check_provenance(plan: Plan) -> Counterexample | None:

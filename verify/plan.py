@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from optcc.plan import Plan
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
+from optcc.verify.atoms import CutsUnknown
 from optcc.verify.deadlock import check_deadlock
 from optcc.verify.matching import check_matching
 from optcc.verify.races import check_races
-from optcc.verify.semantics import CutsUnknown, check_result
+from optcc.verify.semantics import check_result
+from optcc.verify.wiring import wire
 
-VERSION = "1"
+VERSION = "2"
 """Part of the key under which verdicts are cached: goes up whenever the verifier's judgement could change."""
 
 
@@ -35,16 +37,17 @@ def verify_plan(plan: Plan) -> Verdict:
     if unmatched is not None:
         return refuted(unmatched)
     properties["matching"] = PROVED
-    stuck, order = check_deadlock(plan)
+    wiring = wire(plan)
+    stuck, order = check_deadlock(plan, wiring)
     if stuck is not None:
         return refuted(stuck)
     properties["deadlock"] = PROVED
-    race = check_races(plan, order)
+    race = check_races(plan, wiring, order)
     if race is not None:
         return refuted(race)
     properties["races"] = PROVED
     try:
-        wrong, disagreement = check_result(plan, order)
+        wrong, disagreement = check_result(plan, wiring, order)
     except CutsUnknown:
         return Verdict(plan.digest, properties)
     if wrong is not None:

@@ -3,121 +3,180 @@
 Happens-before is that of the least patient run-time: lanes order only the *issue* of instructions, so accesses are
 ordered by dependencies, by messages and by slots that were freed, never by standing in the same lane. An access takes
 from its instruction's issue to its done; A is before B if A's done happens before B's issue.
+
+Whether A is before B is asked where the answer matters, by walking back from B; the relation itself is never stored.
+A fused receive is taken to free its slot once it is issued, which may be earlier than it does: that can only call a
+race what is none, never the other way round.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from optcc.plan import LOCALS, SEND, Plan
+from optcc.arrays import Column
+from optcc.compiled import compiled
+from optcc.plan import Plan
 from optcc.verdict import Counterexample
+from optcc.verify.atoms import accesses
+from optcc.verify.wiring import Wiring
+
+_HOW = (
+    "reads what it writes at another place",
+    "reads what the other writes",
+    "overwrites what the other reads",
+    "writes what the other writes",
+)
+_ITSELF, _READ, _OVERWRITE, _WRITE = range(len(_HOW))
 
 
-class HappensBefore:
-    """Answers "is A done before B is issued", by walking back from B; `place` is any order in which events happen."""
-
-    def __init__(self, plan: Plan, place: list[int]) -> None:
-        self._after = list(plan.after)
-        self._place = place
-        self._lane_before = [-1] * len(plan)
-        for lane in plan.lanes:
-            for before, behind in pairwise(lane):
-                self._lane_before[behind] = before
-        self._sent_by = [-1] * len(plan)
-        self._freed_by = [-1] * len(plan)  # an event: a fused receive frees its slot before it is done
-        for sends, receives in plan.channel_ends:
-            for send, receive in zip(sends, receives, strict=True):
-                self._sent_by[receive] = send
-        for receives, slots in plan.lane_receives:
-            for receive, later in zip(receives, receives[slots:], strict=False):
-                self._freed_by[self._sent_by[later]] = 2 * receive + (plan.out_channel[receive] < 0)
-
-    def __call__(self, before: int, behind: int) -> bool:
-        """True if instruction `before` is done before instruction `behind` is issued, in every run."""
-        if before in self._after[behind]:
-            return True
-        horizon = self._place[before]
-        seen = {2 * behind}
-        stack = [2 * behind]  # 2 * i: issue of i; 2 * i + 1: done of i
-        while stack:
-            event = stack.pop()
-            instruction, done = divmod(event, 2)
-            if done:
-                causes = [2 * instruction]
-                if self._sent_by[instruction] >= 0:
-                    causes.append(2 * self._sent_by[instruction])
-                if self._freed_by[instruction] >= 0:
-                    causes.append(self._freed_by[instruction])
-            else:
-                causes = [2 * each + 1 for each in self._after[instruction]]
-                if self._lane_before[instruction] >= 0:
-                    causes.append(2 * self._lane_before[instruction])
-            for cause in causes:
-                if cause == 2 * before + 1:
-                    return True
-                if cause not in seen and self._place[cause // 2] >= horizon:
-                    seen.add(cause)
-                    stack.append(cause)
-        return False
-
-
-def check_races(plan: Plan, order: list[int]) -> Counterexample | None:
+def check_races(plan: Plan, wiring: Wiring, order: Column) -> Counterexample | None:
     """None if all conflicting accesses are ordered, else two that are not. `order`: events in an order that happens.
 
     Checking each access against the last writer and the readers since is enough: orders compose.
     """
-    place = [0] * len(plan)
-    for position, event in enumerate(order):
-        place[event // 2] = position
-    sequence = sorted(range(len(plan)), key=place.__getitem__)
-    happens_before = HappensBefore(plan, place)
-    reads, writes = _accesses(plan)
-    writer: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
-    for instruction in sequence:
-        if reads[instruction] != writes[instruction] and _overlap(reads[instruction], writes[instruction]):
-            return _race(plan, instruction, instruction, "reads what it writes at another place")
-        for atom in reads[instruction]:
-            last = writer.get(atom, -1)
-            if last >= 0 and not happens_before(last, instruction):
-                return _race(plan, last, instruction, "reads what the other writes")
-        for atom in writes[instruction]:
-            earlier = readers.get(atom) or ([writer[atom]] if atom in writer else [])
-            for each in earlier:
-                if not happens_before(each, instruction):
-                    how = "overwrites what the other reads" if readers.get(atom) else "writes what the other writes"
-                    return _race(plan, each, instruction, how)
-        for atom in reads[instruction]:
-            readers.setdefault(atom, []).append(instruction)
-        for atom in writes[instruction]:
-            writer[atom] = instruction
-            readers[atom] = []
+    n = len(plan)
+    place = np.empty(n, dtype=np.int64)
+    done = order[order & 1 == 1] >> 1
+    place[done] = np.arange(n)
+    reads, writes = accesses(plan)
+    cells = plan.n_ranks * reads.n_atoms
+    freed_by = np.where(wiring.freed_by >= 0, 2 * wiring.freed_by + (plan.out_channel[wiring.freed_by] < 0), -1)
+    shift = plan.instruction_rank * reads.n_atoms
+    found = np.zeros(3, dtype=np.int64)
+    if _kernels().find_race(
+        done,
+        reads.low + shift,
+        reads.high + shift,
+        writes.low + shift,
+        writes.high + shift,
+        np.full(cells, -1, dtype=np.int64),
+        np.full(cells, -1, dtype=np.int64),
+        np.empty((int((reads.high - reads.low).sum()), 2), dtype=np.int64),
+        np.full(n, -1, dtype=np.int64),
+        (wiring.after_first, wiring.after, wiring.lane_before, wiring.sent_by, freed_by, place),
+        np.full(2 * n, -1, dtype=np.int64),
+        np.empty(2 * n, dtype=np.int64),
+        found,
+    ):
+        first, second, how = found.tolist()
+        return _race(plan, first, second, _HOW[how])
     return None
 
 
-def _overlap(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
+@cache
+def _kernels() -> Any:
+    return compiled((_push, _is_before, _find_race), globals())
 
 
-def _accesses(plan: Plan) -> tuple[list[range], list[range]]:
-    """For each instruction, the atoms it reads without writing them, and those it writes; atoms are per rank."""
-    reads = (plan.kind == SEND) | np.isin(plan.kind, list(LOCALS))
-    writes = plan.dst_offset >= 0
-    starts = np.concatenate((plan.src_offset[reads], plan.dst_offset[writes]))
-    cuts = np.unique(np.concatenate((starts, starts + np.concatenate((plan.bytes[reads], plan.bytes[writes])))))
-    base = plan.instruction_rank * len(cuts)
+def _push(
+    cause: int, before: int, horizon: int, query: int, place: Column, seen: Column, stack: Column, depth: int
+) -> int:
+    """Puts `cause` on the stack if it is new and late enough to come after `before`; -1 if it is `before`'s done."""
+    if cause == 2 * before + 1:
+        return -1
+    if seen[cause] != query and place[cause >> 1] >= horizon:
+        seen[cause] = query
+        stack[depth] = cause
+        depth += 1
+    return depth
 
-    def atoms(offset: np.ndarray, present: np.ndarray) -> list[range]:
-        low = np.searchsorted(cuts, offset)
-        high = np.searchsorted(cuts, offset + plan.bytes)
-        return [
-            range(b + first, b + last) if there else range(0)
-            for b, first, last, there in zip(base.tolist(), low.tolist(), high.tolist(), present.tolist(), strict=True)
-        ]
 
-    return atoms(plan.src_offset, reads), atoms(plan.dst_offset, writes)
+def _is_before(before: int, behind: int, causes: Any, seen: Column, stack: Column) -> bool:
+    """True if instruction `before` is done before instruction `behind` is issued, in every run.
+
+    Events: 2 * i the issue of instruction i, 2 * i + 1 its done. `seen` holds the number of the last
+    query: a pair is asked about once.
+    """
+    after_first, after, lane_before, sent_by, freed_by, place = causes
+    for at in range(after_first[behind], after_first[behind + 1]):
+        if after[at] == before:
+            return True
+    horizon = place[before]
+    query = before * len(place) + behind
+    seen[2 * behind] = query
+    stack[0] = 2 * behind
+    depth = 1
+    while depth:
+        depth -= 1
+        event = stack[depth]
+        i = event >> 1
+        if event & 1:
+            depth = _push(2 * i, before, horizon, query, place, seen, stack, depth)
+            if depth >= 0 and sent_by[i] >= 0:
+                depth = _push(2 * sent_by[i], before, horizon, query, place, seen, stack, depth)
+            if depth >= 0 and freed_by[i] >= 0:
+                depth = _push(freed_by[i], before, horizon, query, place, seen, stack, depth)
+        else:
+            if lane_before[i] >= 0:
+                depth = _push(2 * lane_before[i], before, horizon, query, place, seen, stack, depth)
+            for at in range(after_first[i], after_first[i + 1]):
+                if depth >= 0:
+                    depth = _push(2 * after[at] + 1, before, horizon, query, place, seen, stack, depth)
+        if depth < 0:
+            return True
+    return False
+
+
+def _find_race(
+    sequence: Column,
+    read_low: Column,
+    read_high: Column,
+    write_low: Column,
+    write_high: Column,
+    writer: Column,
+    readers: Column,
+    reader: Column,
+    known: Column,
+    causes: Any,
+    seen: Column,
+    stack: Column,
+    found: Column,
+) -> bool:
+    """True if two accesses race; `found` says which and how.
+
+    `writer[cell]` is the last writer; `readers[cell]` heads the list of those who read since, in rows (reader, next);
+    `known[j]` is the last instruction that j was found to be before.
+    """
+    used = 0
+    for i in sequence:
+        low, high = read_low[i], read_high[i]
+        if (low != write_low[i] or high != write_high[i]) and max(low, write_low[i]) < min(high, write_high[i]):
+            found[0], found[1], found[2] = i, i, _ITSELF
+            return True
+        for cell in range(low, high):
+            last = writer[cell]
+            if last >= 0 and known[last] != i:
+                if not _is_before(last, i, causes, seen, stack):
+                    found[0], found[1], found[2] = last, i, _READ
+                    return True
+                known[last] = i
+        for cell in range(write_low[i], write_high[i]):
+            last = writer[cell]
+            if readers[cell] < 0 and last >= 0 and known[last] != i:
+                if not _is_before(last, i, causes, seen, stack):
+                    found[0], found[1], found[2] = last, i, _WRITE
+                    return True
+                known[last] = i
+            at = readers[cell]
+            while at >= 0:
+                last = reader[at, 0]
+                if known[last] != i:
+                    if not _is_before(last, i, causes, seen, stack):
+                        found[0], found[1], found[2] = last, i, _OVERWRITE
+                        return True
+                    known[last] = i
+                at = reader[at, 1]
+        for cell in range(low, high):
+            reader[used, 0], reader[used, 1] = i, readers[cell]
+            readers[cell] = used
+            used += 1
+        for cell in range(write_low[i], write_high[i]):
+            writer[cell] = i
+            readers[cell] = -1
+    return False
 
 
 def _race(plan: Plan, first: int, second: int, how: str) -> Counterexample:

@@ -36,7 +36,8 @@ def run(plan: Plan, inputs: list[Buffer], seed: int) -> list[Buffer]:
     sent: dict[int, int] = dict.fromkeys(queues, 0)
     turn = {
         (channel, n): (lane, place)
-        for lane, (receives, _) in enumerate(plan.lane_receives)
+        for lane, instructions in enumerate(plan.lanes)
+        for receives in [[i for i in instructions if plan.in_channel[i] >= 0]]
         for place, i in enumerate(receives)
         for channel in [int(plan.in_channel[i])]
         for n in [sum(int(plan.in_channel[j]) == channel for j in receives[:place])]
