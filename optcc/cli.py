@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -23,6 +23,7 @@ from optcc.units import parse_size, parse_time
 if TYPE_CHECKING:
     from optcc.dsl import Definition
     from optcc.plan import Plan
+    from optcc.schedule import Schedule
     from optcc.show import Shown
     from optcc.topology import Topology
 
@@ -201,7 +202,17 @@ def with_latency(topology: Topology, latency: str | None) -> Topology:
     return topology if latency is None else topology.with_latency(parse_time(latency))
 
 
-def build_plan(
+class Built(NamedTuple):
+    """A plan, the schedule that it was compiled from, and how to make others; `choice` is what `auto` looked at."""
+
+    plan: Plan
+    schedule: Schedule
+    definition: Definition
+    segments: int
+    choice: Shown | None = None
+
+
+def build(
     name: str,
     topology: Topology,
     size_bytes: int,
@@ -211,8 +222,8 @@ def build_plan(
     segments: int | str = "auto",
     slots: int | None = None,
     ports: str | None = None,
-) -> Plan:
-    """The plan of the schedule called `name`; raises an OptccError that says what does not fit."""
+) -> Built:
+    """The schedule called `name`, compiled; raises an OptccError that says what does not fit."""
     from optcc.compiler import choose_segments, compile_schedule
     from optcc.passes.timetable import PORTS
 
@@ -224,13 +235,14 @@ def build_plan(
             raise InputError(f"--segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         choose = import_module("optcc.schedules.auto").choose
         chosen = choose(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=order)
-        plan: Plan = chosen.plan
-        return plan
+        taken = chosen.taken
+        return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)
     definition = find_schedule(name)
     if isinstance(segments, str):
         segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=order)
-    return compile_schedule(
-        definition.build(topology, segments),
+    schedule = definition.build(topology, segments)
+    plan = compile_schedule(
+        schedule,
         size_bytes=size_bytes,
         dtype=dtype,
         reduction=reduction,
@@ -238,6 +250,12 @@ def build_plan(
         slots=slots,
         ports=order,
     )
+    return Built(plan, schedule, definition, segments)
+
+
+def build_plan(name: str, topology: Topology, size_bytes: int, **options: Any) -> Plan:
+    """The plan of `build`."""
+    return build(name, topology, size_bytes, **options).plan
 
 
 def echo_json(value: object) -> None:

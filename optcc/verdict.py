@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN
 from optcc.show import Card, Shown
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 PROPERTIES = ("matching", "deadlock", "races", "result", "agreement")
+FURTHER = ("translation", "timing", "limits")
+"""Properties that are judged where there is something to judge them against: a schedule, a topology, a target."""
+LINES_MAX = 20
+"""Lines of a counterexample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +26,28 @@ class Counterexample:
     last_byte: int | None = None
     trace: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        assert self.property in (*PROPERTIES, *FURTHER, "replay"), self.property
+        if len(self.trace) >= LINES_MAX:
+            front, back = (LINES_MAX - 1) // 2, (LINES_MAX - 3) // 2
+            cut = f"... {len(self.trace) - front - back} more"
+            object.__setattr__(self, "trace", (*self.trace[:front], cut, *self.trace[-back:]))
+
     def __str__(self) -> str:
         lines = [f"{self.property}: {self.summary}"]
         lines += [f"  {line}" for line in self.trace]
         return "\n".join(lines)
 
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        return {**asdict(self), "trace": list(self.trace)}
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Shown):
-    """One verdict for a plan and one for each property; a refuted one comes with its counterexample.
+    """One verdict for a plan and one for each property that was asked for; a refuted one comes with its counterexample.
 
-    A property that could not be asked because an earlier one fails is `unknown`.
+    A property that could not be judged because an earlier one fails is `unknown`.
     """
 
     digest: str
@@ -40,8 +55,18 @@ class Verdict(Shown):
     counterexample: Counterexample | None = None
 
     def __post_init__(self) -> None:
-        assert set(self.properties) == set(PROPERTIES), self.properties
+        assert set(PROPERTIES) <= set(self.properties) <= {*PROPERTIES, *FURTHER}, self.properties
         assert (REFUTED in self.properties.values()) == (self.counterexample is not None)
+
+    def and_also(self, name: str, found: Counterexample | None) -> Verdict:
+        """This verdict with property `name` judged too: refuted by `found`, proved if that is None.
+
+        If this one is not proved, it stays as it is and `name` is unknown.
+        """
+        if self.verdict != PROVED:
+            return replace(self, properties=self.properties | {name: UNKNOWN})
+        judged = PROVED if found is None else REFUTED
+        return replace(self, properties=self.properties | {name: judged}, counterexample=found)
 
     @property
     def verdict(self) -> str:

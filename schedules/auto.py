@@ -13,6 +13,7 @@ from math import ceil, log, log2
 from optcc.compiler import LATENCY_S, SLOTS, compile_schedule
 from optcc.passes.timetable import Ports
 from optcc.plan import Plan
+from optcc.schedule import Schedule
 from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
@@ -51,6 +52,7 @@ class Choice(Shown):
     """The plan that `choose` takes, and what it was compared with: the most promising candidate first."""
 
     plan: Plan
+    schedule: Schedule
     taken: Candidate
     candidates: tuple[Candidate, ...]
 
@@ -89,12 +91,13 @@ def choose(
     promising = [each for each in ranking if each.estimate_s <= WORTH_A_TRY * ranking[0].estimate_s]
     if len({each.name for each in promising}) == 1 and promising[0].segments >= CERTAIN:
         promising = promising[:1]  # bandwidth decides, and nothing else comes near
-    best: tuple[float, Plan, Candidate] | None = None
+    best: tuple[float, Plan, Schedule, Candidate] | None = None
     tried: list[Candidate] = []
     spent = 0
     for candidate in promising[:TRIES_MAX]:
+        schedule = SCHEDULES[candidate.name].build(timed, candidate.segments)
         plan = compile_schedule(
-            SCHEDULES[candidate.name].build(timed, candidate.segments),
+            schedule,
             size_bytes=size_bytes,
             dtype=dtype,
             reduction=reduction,
@@ -103,16 +106,16 @@ def choose(
             ports=ports,
         )
         if len(promising) == 1:
-            return Choice(plan, candidate, tuple(ranking))
+            return Choice(plan, schedule, candidate, tuple(ranking))
         seconds = simulate(plan, timed, model=ports).seconds
         spent += len(plan.transfers)
         tried.append(replace(candidate, seconds=seconds))
         if best is None or seconds < best[0]:
-            best = seconds, plan, tried[-1]
+            best = seconds, plan, schedule, tried[-1]
         if spent * topology.n_ranks >= ENOUGH:
             break
     assert best is not None
-    return Choice(best[1], best[2], (*tried, *(each for each in ranking if each not in promising[: len(tried)])))
+    return Choice(*best[1:], (*tried, *(each for each in ranking if each not in promising[: len(tried)])))
 
 
 def estimates(topology: Topology, size_bytes: int, slots: int) -> Iterator[Candidate]:

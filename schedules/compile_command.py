@@ -7,14 +7,12 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import AUTO, SizeType, TopologyType, build_plan, echo_card, echo_json, json_option, plan_options
+from optcc.cli import AUTO, SizeType, TopologyType, build, echo_card, echo_json, json_option, plan_options
 from optcc.codec import write_plan, write_transfers
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError
 from optcc.files import replace_file
-from optcc.passes.timetable import Ports
 from optcc.plan import Plan
-from optcc.schedules.auto import choose
 from optcc.topology import Topology
 
 FORMATS: dict[str, Callable[[Plan], bytes]] = {
@@ -54,13 +52,12 @@ def command(
         raise InputError(f"--format {form!r}: must be one of {', '.join(FORMATS)}")
     if explain and (name != AUTO or as_json):
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
-    plan = build_plan(
-        name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
-    )
+    built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports)
+    plan = built.plan
     replace_file(output, FORMATS[form](plan))
     if explain:
-        order: Ports = "fifo" if ports == "fifo" else "exclusive"
-        echo_card(choose(topology, size, dtype=dtype, reduction=reduction, slots=slots, ports=order))
+        assert built.choice is not None
+        echo_card(built.choice)
     if as_json:
         echo_json(
             {

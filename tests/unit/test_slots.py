@@ -1,0 +1,63 @@
+"""`least_slots`: the number below which a plan deadlocks, found for plans of which it is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from optcc.compiler import compile_schedule
+from optcc.dsl import Program, schedule
+from optcc.plan import Plan
+from optcc.schedules.registry import SCHEDULES
+from optcc.topology import Topology
+from optcc.verdict import PROVED, REFUTED
+from optcc.verify.plan import verify_plan
+from optcc.verify.slots import least_slots
+from tests.negative.edits import Draft
+
+
+def with_slots(plan: Plan, slots: int) -> Plan:
+    """The same instructions, other slots."""
+    return replace(plan, channels=tuple(replace(channel, slots=slots) for channel in plan.channels))
+
+
+def burst(messages: int) -> Plan:
+    """Two ranks; each sends all its messages and receives nothing before the last of them is done."""
+
+    @schedule
+    def exchange(program: Program) -> None:
+        segments = list(program.pipeline(messages, sections=2))
+        for segment in segments:
+            segment[0].reduce(src=0, dst=1)
+            segment[1].reduce(src=1, dst=0)
+        for segment in segments:
+            segment[0].copy(src=1, dst=0)
+            segment[1].copy(src=0, dst=1)
+
+    made = Draft.of(compile_schedule(exchange(n_ranks=2), size_bytes=8 * messages, slots=messages, fused=False))
+    for rank in (0, 1):
+        made.find(rank, "receive-reduce").after.append(made.find(rank, "send", messages - 1))
+    return made.build()
+
+
+@pytest.mark.parametrize("messages", [1, 2, 5, 16])
+def test_a_burst_needs_a_slot_for_each_message_but_the_last(messages: int) -> None:
+    """The first receive waits for the last send, which is done once it has a slot: all of them at once."""
+    plan = burst(messages)
+    assert verify_plan(plan).verdict == PROVED
+    assert least_slots(plan) == messages
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_one_slot_less_is_refuted(name: str) -> None:
+    """For every schedule of the library: proved with the least number of slots, and not below."""
+    topology = Topology.parse("6@50MB/s,5=25MB/s") if name != "hierarchical" else Topology.parse("3x2@50MB/s,1=1/2")
+    for ports in ("exclusive", "fifo"):
+        plan = compile_schedule(
+            SCHEDULES[name].build(topology, 4), size_bytes=4 * 6 * 64, topology=topology, slots=64, ports=ports
+        )
+        least = least_slots(plan)
+        assert verify_plan(with_slots(plan, least)).verdict == PROVED
+        if least > 1:
+            assert verify_plan(with_slots(plan, least - 1)).verdict == REFUTED
