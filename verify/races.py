@@ -12,7 +12,7 @@ race what is none, never the other way round.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,52 +23,81 @@ from optcc.verdict import Counterexample
 from optcc.verify.atoms import accesses
 from optcc.verify.wiring import Wiring
 
-_HOW = (
+HOW = (
     "reads what it writes at another place",
     "reads what the other writes",
     "overwrites what the other reads",
     "writes what the other writes",
 )
-_ITSELF, _READ, _OVERWRITE, _WRITE = range(len(_HOW))
+ITSELF, READ, OVERWRITE, WRITE = range(len(HOW))
+
+Span = tuple[Column, Column]
+"""For each instruction the first cell and the cell after the last; a cell is an atom of a rank."""
+
+
+class Causes(NamedTuple):
+    """What the issue and the done of instructions come after.
+
+    The issue of i: the done of each of its `after`, the issue of its `lane_before`. The done of i: its issue, the issue
+    of `sent_by`, and the event `freed_by` (2 * j: the issue of j; 2 * j + 1: its done). -1: none. `place` numbers
+    instructions in an order in which they can be done.
+    """
+
+    after_first: Column
+    after: Column
+    lane_before: Column
+    sent_by: Column
+    freed_by: Column
+    place: Column
 
 
 def check_races(plan: Plan, wiring: Wiring, order: Column) -> Counterexample | None:
-    """None if all conflicting accesses are ordered, else two that are not. `order`: events in an order that happens.
-
-    Checking each access against the last writer and the readers since is enough: orders compose.
-    """
-    n = len(plan)
-    place = np.empty(n, dtype=np.int64)
+    """None if all conflicting accesses are ordered, else two that are not. `order`: events in an order that happens."""
+    place = np.empty(len(plan), dtype=np.int64)
     done = order[order & 1 == 1] >> 1
-    place[done] = np.arange(n)
+    place[done] = np.arange(len(plan))
     reads, writes = accesses(plan)
-    cells = plan.n_ranks * reads.n_atoms
     freed_by = np.where(wiring.freed_by >= 0, 2 * wiring.freed_by + (plan.out_channel[wiring.freed_by] < 0), -1)
     shift = plan.instruction_rank * reads.n_atoms
-    found = np.zeros(3, dtype=np.int64)
-    if _kernels().find_race(
+    found = find_race(
         done,
-        reads.low + shift,
-        reads.high + shift,
-        writes.low + shift,
-        writes.high + shift,
-        np.full(cells, -1, dtype=np.int64),
-        np.full(cells, -1, dtype=np.int64),
-        np.empty((int((reads.high - reads.low).sum()), 2), dtype=np.int64),
+        (reads.low + shift, reads.high + shift),
+        (writes.low + shift, writes.high + shift),
+        plan.n_ranks * reads.n_atoms,
+        Causes(wiring.after_first, wiring.after, wiring.lane_before, wiring.sent_by, freed_by, place),
+    )
+    return None if found is None else _race(plan, *found[:2], HOW[found[2]])
+
+
+def find_race(sequence: Column, reads: Span, writes: Span, n_cells: int, causes: Causes) -> tuple[int, int, int] | None:
+    """Two instructions whose accesses to a common cell are not ordered, and which of `HOW`; None if all are.
+
+    `sequence` has the instructions in an order in which they can be done. Checking each access against the last writer
+    and the readers since is enough: orders compose.
+    """
+    n = len(sequence)
+    found = np.zeros(3, dtype=np.int64)
+    if _kernels().first_race(
+        sequence,
+        *reads,
+        *writes,
+        np.full(n_cells, -1, dtype=np.int64),
+        np.full(n_cells, -1, dtype=np.int64),
+        np.empty((int((reads[1] - reads[0]).sum()), 2), dtype=np.int64),
         np.full(n, -1, dtype=np.int64),
-        (wiring.after_first, wiring.after, wiring.lane_before, wiring.sent_by, freed_by, place),
+        tuple(causes),
         np.full(2 * n, -1, dtype=np.int64),
         np.empty(2 * n, dtype=np.int64),
         found,
     ):
         first, second, how = found.tolist()
-        return _race(plan, first, second, _HOW[how])
+        return first, second, how
     return None
 
 
 @cache
 def _kernels() -> Any:
-    return compiled((_push, _is_before, _find_race), globals())
+    return compiled((_push, _is_before, _first_race), globals())
 
 
 def _push(
@@ -120,7 +149,7 @@ def _is_before(before: int, behind: int, causes: Any, seen: Column, stack: Colum
     return False
 
 
-def _find_race(
+def _first_race(
     sequence: Column,
     read_low: Column,
     read_high: Column,
@@ -144,20 +173,20 @@ def _find_race(
     for i in sequence:
         low, high = read_low[i], read_high[i]
         if (low != write_low[i] or high != write_high[i]) and max(low, write_low[i]) < min(high, write_high[i]):
-            found[0], found[1], found[2] = i, i, _ITSELF
+            found[0], found[1], found[2] = i, i, ITSELF
             return True
         for cell in range(low, high):
             last = writer[cell]
             if last >= 0 and known[last] != i:
                 if not _is_before(last, i, causes, seen, stack):
-                    found[0], found[1], found[2] = last, i, _READ
+                    found[0], found[1], found[2] = last, i, READ
                     return True
                 known[last] = i
         for cell in range(write_low[i], write_high[i]):
             last = writer[cell]
             if readers[cell] < 0 and last >= 0 and known[last] != i:
                 if not _is_before(last, i, causes, seen, stack):
-                    found[0], found[1], found[2] = last, i, _WRITE
+                    found[0], found[1], found[2] = last, i, WRITE
                     return True
                 known[last] = i
             at = readers[cell]
@@ -165,7 +194,7 @@ def _find_race(
                 last = reader[at, 0]
                 if known[last] != i:
                     if not _is_before(last, i, causes, seen, stack):
-                        found[0], found[1], found[2] = last, i, _OVERWRITE
+                        found[0], found[1], found[2] = last, i, OVERWRITE
                         return True
                     known[last] = i
                 at = reader[at, 1]
