@@ -70,16 +70,17 @@ def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) 
     if straggler is None:
         raise InputError("--slowdown: the topology must have one endpoint that is slower than the others")
     low_text, colon, high_text = interval.partition(":")
-    low, high = _number("--slowdown", low_text), _number("--slowdown", high_text if colon else low_text)
+    low, high = read_number("--slowdown", low_text), read_number("--slowdown", high_text if colon else low_text)
     if eps is None:
         return Ratio(straggler, low, high, study_ratio([Part(plan, low, high)], straggler), None)
-    answer = prove_ratio(plan, straggler, low, high, _number("--eps", eps), solver=SOLVER_LIMIT)
+    answer = prove_ratio(plan, straggler, low, high, read_number("--eps", eps), solver=SOLVER_LIMIT)
     known = require_known(answer)
     assert isinstance(known, Proof | Refutation)
     return Ratio(straggler, low, high, known.study, known)
 
 
-def _number(flag: str, text: str) -> Fraction:
+def read_number(flag: str, text: str) -> Fraction:
+    """`text` as an exact number; raises InputError, which names `flag`, if it is none."""
     try:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):

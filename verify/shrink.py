@@ -35,7 +35,12 @@ class Smallest:
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
-        return {"ranks": self.topology.n_ranks, "segments": self.segments, "size_bytes": self.size_bytes}
+        return {
+            "ranks": self.topology.n_ranks,
+            "segments": self.segments,
+            "size_bytes": self.size_bytes,
+            "counterexample": self.counterexample.as_json(),
+        }
 
 
 def shrink(

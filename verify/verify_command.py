@@ -4,26 +4,57 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
-from optcc.cli import SizeType, TopologyType, build_plan, echo_card, echo_json, json_option, plan_options
-from optcc.codec import FILE_BYTES_MAX, read_plan
+from optcc.cli import (
+    Built,
+    SizeType,
+    TopologyType,
+    build,
+    echo_card,
+    echo_json,
+    find_schedule,
+    json_option,
+    plan_options,
+)
+from optcc.codec import FILE_BYTES_MAX, TRANSFERS_FORMAT, read_plan, read_transfers
+from optcc.collective import DTYPE_BYTES
+from optcc.compiler import compile_schedule
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, TopologyError
 from optcc.files import read_file
+from optcc.plan import Plan
 from optcc.topology import Topology
-from optcc.verdict import PROVED
-from optcc.verify.plan import verify_plan
-from optcc.verify.ratio import judge_ratio
+from optcc.units import parse_time
+from optcc.verdict import PROVED, Verdict
+from optcc.verify.limits import TARGETS
+from optcc.verify.neutral import verify_transfers
+from optcc.verify.ratio import judge_ratio, read_number
+from optcc.verify.report import Questions, judge
+from optcc.verify.shrink import Smallest, shrink
+from optcc.verify.slots import least_slots
+from optcc.verify.timing import Makespan
+
+_HEAD_BYTES = 256
 
 
 @click.command("verify", epilog="Example: optcc verify my_schedule.py:ring --topology 4@1GB/s --size 1MiB")
 @click.argument("name", required=False)
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan file instead of a schedule.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="A file with a plan or transfers instead of a schedule.",
+)
 @click.option("--topology", type=TopologyType(), default=None, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
+@click.option("--all-ranks", is_flag=True, help="Prove NAME for every number of ranks and segments, by induction.")
+@click.option("--failover", is_flag=True, help="Prove the failover protocol: nothing lost, nothing reduced twice.")
+@click.option("--eps", default=None, help="Prove that the time on the topology is at most (1 + EPS) times the bound.")
+@click.option("--promise", default=None, help="Prove that the time on the topology is at most this, such as 25ms.")
 @click.option("--slowdown", "interval", help="LOW:HIGH, such as 1:8: the slowest endpoint's slowdown, all at once.")
-@click.option("--eps", default=None, help="With --slowdown: prove that the time is at most (1 + EPS) times the bound.")
+@click.option("--target", default=None, help=f"Also the resource limits of {', '.join(TARGETS)}.")
 @plan_options
 @json_option
 def command(
@@ -31,8 +62,12 @@ def command(
     plan_file: Path | None,
     topology: Topology | None,
     size: int | None,
-    interval: str | None,
+    all_ranks: bool,
+    failover: bool,
     eps: str | None,
+    promise: str | None,
+    interval: str | None,
+    target: str | None,
     dtype: str,
     reduction: str,
     segments: int | str,
@@ -40,60 +75,145 @@ def command(
     ports: str | None,
     as_json: bool,
 ) -> int:
-    """Prove the compiled schedule NAME, or the plan in a file, right; or show a counterexample.
+    """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
 
-    With --slowdown, also the fluid time of its order of the ports against the bound, for every slowdown of the slowest
-    endpoint in the interval, exactly.
+    With --eps or --promise, also how long it takes in its port model, exactly; with --eps and --slowdown, against the
+    bound for every slowdown of the slowest endpoint in the interval.
     """
-    if eps is not None and interval is None:
-        raise InputError("--eps: needs --slowdown LOW:HIGH")
+    if all_ranks or failover:
+        rest = (plan_file, topology, size, eps, promise, interval, target)
+        flag, takes = ("--all-ranks", "the NAME of a schedule") if all_ranks else ("--failover", "no NAME")
+        if any(each is not None for each in rest) or (all_ranks and failover) or (name is None) == all_ranks:
+            raise InputError(f"verify {flag}: takes {takes}, and no other question")
+        return _all_ranks(name, as_json) if name is not None else _failover(as_json)
     if (name is None) == (plan_file is None):
         raise InputError("verify: give either the NAME of a schedule or --plan FILE")
+    for flag, value in (("--eps", eps), ("--promise", promise), ("--slowdown", interval)):
+        if value is not None and topology is None:
+            raise InputError(f"{flag}: needs --topology")
+    options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
+    built: Built | None = None
     if plan_file is not None:
-        plan = read_plan(read_file(plan_file, FILE_BYTES_MAX))
+        data = read_file(plan_file, FILE_BYTES_MAX)
+        if TRANSFERS_FORMAT.encode() in data[:_HEAD_BYTES]:
+            if any(each is not None for each in (eps, promise, interval, target)):
+                raise InputError(f"--plan {plan_file}: transfers have no plan to ask about time or limits")
+            return _transfers(data, as_json)
+        plan = read_plan(data)
         if topology is not None and topology.n_ranks != plan.n_ranks:
             raise TopologyError(f"--topology has {topology.n_ranks} ranks: the plan has {plan.n_ranks}")
     else:
         assert name is not None
         if topology is None or size is None:
             raise InputError(f"verify {name}: give --topology and --size")
-        plan = build_plan(
-            name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports
-        )
+        built = build(name, topology, size, segments=segments, **options)
+        plan = built.plan
+    questions = Questions(
+        None if built is None else built.schedule,
+        topology,
+        "fifo" if ports == "fifo" else "exclusive",
+        1 + read_number("--eps", eps) if eps is not None and interval is None else None,
+        None if promise is None else parse_time(promise),
+        target,
+    )
     started = time.perf_counter()
-    verdict = verify_plan(plan)
+    report = judge(plan, questions)
+    verdict = report.verdict
     seconds = time.perf_counter() - started
-    counterexample = verdict.counterexample
-    ratio = None
-    if interval is not None and verdict.verdict == PROVED:
-        if topology is None:
-            raise InputError("--slowdown: needs --topology, which says who is slowest")
-        ratio = judge_ratio(plan, topology, interval, eps)
+    smallest = _smallest(built, verdict, topology, plan.size_bytes, options) if built and topology else None
+    proved = verdict.verdict == PROVED
+    slots_needed = least_slots(plan) if proved else None
+    ratio = judge_ratio(plan, topology, interval, eps) if interval is not None and topology and proved else None
     if as_json:
+        shown = verdict.counterexample
         echo_json(
             {
                 "verdict": verdict.verdict,
                 "properties": verdict.properties,
-                "counterexample": None
-                if counterexample is None
-                else {
-                    "property": counterexample.property,
-                    "summary": counterexample.summary,
-                    "rank": counterexample.rank,
-                    "first_byte": counterexample.first_byte,
-                    "last_byte": counterexample.last_byte,
-                    "trace": list(counterexample.trace),
-                },
+                "counterexample": None if shown is None else shown.as_json(),
+                "smallest": None if smallest is None else smallest.as_json(),
                 "seconds": seconds,
                 "digest": plan.digest,
+                "slots": max((channel.slots for channel in plan.channels), default=0),
+                "least_slots": slots_needed,
+                "makespan": None if report.makespan is None else _makespan(report.makespan),
                 "ratio": None if ratio is None else ratio.as_json(),
             }
         )
     else:
         echo_card(verdict)
-        if counterexample is not None:
-            click.echo(str(counterexample))
+        if verdict.counterexample is not None:
+            click.echo("")
+            click.echo(str(verdict.counterexample) if smallest is None else f"{smallest}\n{smallest.counterexample}")
+        if slots_needed is not None:
+            click.echo(f"slots: {max((each.slots for each in plan.channels), default=0)}, at least {slots_needed}")
+        if report.makespan is not None:
+            click.echo(str(report.makespan))
         if ratio is not None:
             click.echo("")
             echo_card(ratio)
     return verdict.exit_code or (EXIT_DONE if ratio is None or ratio.holds else EXIT_REFUTED)
+
+
+def _makespan(makespan: Makespan) -> dict[str, object]:
+    exact = makespan.seconds
+    return {
+        "seconds": float(exact),
+        "seconds_exact": f"{exact.numerator}/{exact.denominator}",
+        "model": makespan.model,
+        "path": list(makespan.path),
+    }
+
+
+def _transfers(data: bytes, as_json: bool) -> int:
+    started = time.perf_counter()
+    verdict = verify_transfers(read_transfers(data))
+    if as_json:
+        found = verdict.counterexample
+        echo_json(
+            {
+                "verdict": verdict.verdict,
+                "properties": verdict.properties,
+                "counterexample": None if found is None else found.as_json(),
+                "seconds": time.perf_counter() - started,
+                "digest": verdict.digest,
+            }
+        )
+    else:
+        echo_card(verdict)
+        if verdict.counterexample is not None:
+            click.echo(f"\n{verdict.counterexample}")
+    return verdict.exit_code
+
+
+def _smallest(
+    built: Built, verdict: Verdict, topology: Topology, size_bytes: int, options: dict[str, Any]
+) -> Smallest | None:
+    """The smallest case in which the schedule that failed fails in the same way; None if it did not fail."""
+    if verdict.counterexample is None or verdict.counterexample.property in ("timing", "limits"):
+        return None
+    compiling = {key: value for key, value in options.items() if value is not None}
+
+    def make(smaller: Topology, segments: int, size: int) -> tuple[Plan, Verdict]:
+        schedule = built.definition.build(smaller, segments)
+        plan = compile_schedule(schedule, size_bytes=size, topology=smaller, **compiling)
+        return plan, judge(plan, Questions(schedule)).verdict
+
+    return shrink(make, verdict.counterexample, topology, built.segments, size_bytes, DTYPE_BYTES[options["dtype"]])
+
+
+def _all_ranks(name: str, as_json: bool) -> int:
+    from optcc.verify.all_ranks import prove_all_ranks
+
+    proof = prove_all_ranks(find_schedule(name))
+    if as_json:
+        echo_json(proof.as_json())
+    else:
+        echo_card(proof)
+        if proof.counterexample is not None:
+            click.echo(str(proof.counterexample))
+    return proof.exit_code
+
+
+def _failover(as_json: bool) -> int:
+    raise NotImplementedError

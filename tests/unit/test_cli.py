@@ -11,7 +11,7 @@ import pytest
 
 from optcc import cli
 from optcc.codec import read_plan, write_plan
-from optcc.verdict import PROPERTIES
+from optcc.verdict import LINES_MAX, PROPERTIES
 from tests.negative.edits import Draft
 
 FLAT = ["--topology", "3@50MB/s,2=25MB/s", "--size", "12KiB", "--segments", "2"]
@@ -59,6 +59,21 @@ def needy(program: Program, depth: int) -> None:
 
 number = 3
 '''
+
+SHORT = """
+from optcc.dsl import schedule
+
+@schedule
+def short(program):
+    p = program.n_ranks
+    for segment in program.pipeline(sections=p):
+        for step in range(p - 1 if p < 4 else p - 2):
+            for rank in program.ranks:
+                segment[(rank - step) % p].reduce(src=rank, dst=(rank + 1) % p)
+        for step in range(p - 1):
+            for rank in program.ranks:
+                segment[(rank + 1 - step) % p].copy(src=rank, dst=(rank + 1) % p)
+"""
 
 MISTAKEN = f"mine.py:{AUTHOR[: AUTHOR.index('dst=99')].count(chr(10)) + 1}: 0->99"
 
@@ -118,9 +133,10 @@ def test_verify(capsys: pytest.CaptureFixture[str], name: str) -> None:
     answer = done(capsys, "verify", name, *FLAT)
     assert {"verdict", "properties", "counterexample", "seconds"} <= set(answer)
     assert answer["verdict"] == "proved"
-    assert answer["properties"] == dict.fromkeys(PROPERTIES, "proved")
-    assert answer["counterexample"] is None
+    assert answer["properties"] == dict.fromkeys((*PROPERTIES, "translation"), "proved")
+    assert answer["counterexample"] is answer["smallest"] is answer["makespan"] is None
     assert answer["seconds"] >= 0
+    assert answer["slots"] >= answer["least_slots"] >= 1
 
 
 def test_verify_refutes(capsys: pytest.CaptureFixture[str], author: Path) -> None:
@@ -134,6 +150,60 @@ def test_verify_refutes(capsys: pytest.CaptureFixture[str], author: Path) -> Non
     assert cli.run(["verify", f"{author}:wrong", "--topology", "2@1GB/s", "--size", "8"]) == 1
     assert "contribution of rank 1 missing" in capsys.readouterr().out
     assert done(capsys, "verify", f"{author}:nothing", "--topology", "2@1GB/s", "--size", "1MiB", code=1)
+
+
+def test_verify_shows_the_smallest_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """JSON has both counterexamples, of the plan asked about and of the smallest case; people see the latter."""
+    path = tmp_path / "short.py"
+    path.write_text(SHORT, encoding="utf-8")
+    words = ("verify", f"{path}:short", "--topology", "9@1GB/s", "--size", "64KiB", "--segments", "4")
+    answer = done(capsys, *words, code=1)
+    assert answer["counterexample"]["last_byte"] > answer["smallest"]["counterexample"]["last_byte"]
+    smallest = {key: answer["smallest"][key] for key in ("ranks", "segments", "size_bytes")}
+    assert smallest == {"ranks": 4, "segments": 1, "size_bytes": 16}
+    assert cli.run([*words]) == 1
+    told = capsys.readouterr().out
+    assert "smallest case that fails: 4 ranks, 1 segment, 16 B" in told
+    assert "(line 10)" in told
+    assert len(told[told.index("result: ") :].splitlines()) <= LINES_MAX
+
+
+def test_verify_claims_about_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a ring over a port at half rate takes, exactly; a tick less, or a smaller factor, is refuted."""
+    words = ("verify", "ring", "--topology", "4@1GB/s,3=500MB/s", "--size", "12MB", "--segments", "1")
+    right = done(capsys, *words, "--promise", "36ms")
+    assert right["properties"]["timing"] == "proved"
+    assert Fraction(right["makespan"]["seconds_exact"]) == Fraction(36, 1000)
+    late = done(capsys, *words, "--promise", "35.999ms", code=1)
+    assert (late["verdict"], late["counterexample"]["property"]) == ("refuted", "timing")
+    assert "h3" in late["counterexample"]["summary"]
+    assert late["smallest"] is None
+    bound = 24  # l n / B = 2 * 12 ms
+    assert done(capsys, *words, "--eps", f"{Fraction(36, bound) - 1}")["verdict"] == "proved"
+    assert done(capsys, *words, "--eps", "0.499", code=1)["verdict"] == "refuted"
+
+
+def test_verify_limits_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    """Too many steps for a thread block are refuted for that target alone."""
+    words = ("verify", "ring", "--topology", "4@1GB/s", "--size", "1MiB", "--segments", "64")
+    assert done(capsys, *words)["verdict"] == "proved"
+    answer = done(capsys, *words, "--target", "msccl-xml", code=1)
+    assert answer["counterexample"]["property"] == "limits"
+    assert "'nope'" in refused(capsys, *words, "--target", "nope")
+
+
+def test_verify_a_file_of_transfers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The neutral form is recognised by its first line, and judged by what it means."""
+    path = tmp_path / "ring.jsonl"
+    done(capsys, "compile", "ring", *FLAT, "--format", "transfers", "-o", str(path))
+    answer = done(capsys, "verify", "--plan", str(path))
+    assert answer["properties"] == dict.fromkeys(PROPERTIES, "proved")
+    head, *rows = path.read_text(encoding="utf-8").splitlines()
+    rows[-1] = json.dumps(json.loads(rows[-1]) | {"after": []})
+    path.write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
+    answer = done(capsys, "verify", "--plan", str(path), code=1)
+    assert answer["counterexample"]["property"] == "races"
+    assert "no plan" in refused(capsys, "verify", "--plan", str(path), "--topology", "3@1GB/s", "--eps", "1")
 
 
 def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,5 +427,5 @@ def test_the_ratio_on_an_interval_of_slowdowns(capsys: pytest.CaptureFixture[str
     assert done(capsys, *words, "--slowdown", "1:8", "--eps", "23/60")["ratio"]["verdict"] == "proved"
     less = done(capsys, *words, "--slowdown", "1:8", "--eps", "22/60", code=1)
     assert (less["verdict"], less["ratio"]["verdict"]) == ("proved", "refuted")
-    for wrong in (("--slowdown", "x"), ("--eps", "1"), ("--slowdown", "1:8", "--eps", "1/0"), ("--slowdown", "8:1")):
+    for wrong in (("--slowdown", "x"), ("--eps", "x"), ("--slowdown", "1:8", "--eps", "1/0"), ("--slowdown", "8:1")):
         assert cli.run([*words, *wrong]) == 2
