@@ -8,6 +8,10 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 
+_ALLOCATES = {"copy", "empty", "full", "sort", "zeros"}
+"""What a kernel that makes arrays, or has them sorted, calls."""
+
+
 def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -> Any:
     """The functions `kernels` by their names without the leading underscore; each may call those before it.
 
@@ -23,8 +27,11 @@ def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -
         # A copy that sees the compiled versions of those before it: numba resolves names in the function's globals.
         copy = FunctionType(kernel.__code__, known, kernel.__name__)
         copy.__module__ = kernel.__module__
+        # Without memory of its own a kernel need not count references to the arrays that it is given, and two atomic
+        # additions for each of them in each call are most of what a short one costs.
+        options = {} if _ALLOCATES & set(kernel.__code__.co_names) else {"_nrt": False}
         try:
-            known[kernel.__name__] = numba.njit(copy, cache=True)
+            known[kernel.__name__] = numba.njit(copy, cache=True, **options)
         except RuntimeError:  # no place to write the cache to
-            known[kernel.__name__] = numba.njit(copy)
+            known[kernel.__name__] = numba.njit(copy, **options)
     return SimpleNamespace(**{kernel.__name__.removeprefix("_"): known[kernel.__name__] for kernel in kernels})

@@ -324,7 +324,7 @@ def test_without_a_place_for_the_cache_numba_compiles_all_the_same(monkeypatch: 
     numba = pytest.importorskip("numba")
     asked: list[bool] = []
 
-    def njit(function: object = None, *, cache: bool = False) -> object:
+    def njit(function: object = None, *, cache: bool = False, **_: object) -> object:
         asked.append(cache)
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
