@@ -8,20 +8,25 @@ from pathlib import Path
 import click
 
 from optcc.cli import (
+    AUTO,
     SizeType,
     TopologyType,
     build_plan,
     echo_card,
     echo_json,
+    find_schedule,
     json_option,
     latency_option,
     plan_options,
     with_latency,
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
+from optcc.collective import Collective, check_reduction
 from optcc.errors import InputError
 from optcc.files import read_file
 from optcc.simulate import MODELS, simulate
+from optcc.sweep import Sweep, sweep
+from optcc.timing import Timing
 from optcc.topology import Topology
 from optcc.verify.bounds import collective_bound
 
@@ -33,6 +38,7 @@ from optcc.verify.bounds import collective_bound
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
 @latency_option
 @click.option("--model", default="fifo", show_default=True, help=f"How ports share: {' or '.join(MODELS)}.")
+@click.option("--as-written", is_flag=True, help="In the order in which NAME is written, in one pass and no plan.")
 @plan_options
 @json_option
 def command(
@@ -42,6 +48,7 @@ def command(
     size: int | None,
     latency: str | None,
     model: str,
+    as_written: bool,
     dtype: str,
     reduction: str,
     segments: int | str,
@@ -49,12 +56,28 @@ def command(
     ports: str | None,
     as_json: bool,
 ) -> None:
-    """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound."""
+    """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
+
+    With --as-written for thousands of ranks: transfers are timed as they are written, and none is kept.
+    """
     if (name is None) == (plan_file is None):
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
     if model not in MODELS:
         raise InputError(f"--model {model!r}: must be {' or '.join(MODELS)}")
     topology = with_latency(topology, latency)
+    if as_written:
+        if name in (None, AUTO) or size is None or model == "fair" or slots is not None or ports is not None:
+            raise InputError("--as-written: takes the NAME of a schedule, --size, fifo or exclusive ports, no slots")
+        check_reduction(reduction)
+        definition = find_schedule(name)
+        count = 1 if isinstance(segments, str) else segments
+        started = time.perf_counter()
+        swept = sweep(definition, topology, size_bytes=size, segments=count, dtype=dtype, model=model)
+        spent = time.perf_counter() - started
+        _tell(
+            swept, Collective(definition.collective, topology.n_ranks), topology, size, swept.transfers, spent, as_json
+        )
+        return
     if plan_file is not None:
         plan = read_plan(read_file(plan_file, FILE_BYTES_MAX))
     else:
@@ -74,20 +97,33 @@ def command(
     started = time.perf_counter()
     timing = simulate(plan, topology, model=model)
     spent = time.perf_counter() - started
-    made = plan.collective
-    bound = float(collective_bound(topology, plan.size_bytes, made.name, made.root, fabric=False).seconds)
+    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json)
+
+
+def _tell(
+    result: Timing | Sweep,
+    made: Collective,
+    topology: Topology,
+    size_bytes: int,
+    transfers: int,
+    spent: float,
+    as_json: bool,
+) -> None:
+    """Prints `result` beside the bound; `spent` is how long it took to find, in seconds."""
+    bound = float(collective_bound(topology, size_bytes, made.name, made.root, fabric=False).seconds)
+    ratio = result.seconds / bound if bound else 1.0
     if not as_json:
-        echo_card(timing)
-        click.echo(f"bound {bound:.6g} s, ratio {timing.seconds / bound if bound else 1:.4f}")
+        echo_card(result)
+        click.echo(f"bound {bound:.6g} s, ratio {ratio:.4f}")
         return
     echo_json(
         {
-            "seconds": timing.seconds,
+            "seconds": result.seconds,
             "bound_seconds": bound,
-            "ratio": timing.seconds / bound if bound else 1.0,
-            "transfers": len(plan.transfers),
-            "transfers_per_second": len(plan.transfers) / spent,
-            "model": timing.model,
-            "utilisation": timing.utilisation(),
+            "ratio": ratio,
+            "transfers": transfers,
+            "transfers_per_second": transfers / spent,
+            "model": result.model,
+            "utilisation": result.utilisation(),
         }
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -38,6 +38,12 @@ from optcc.trees import Tree
 TRANSFERS_MAX = 50_000_000
 SEGMENTS_MAX = 1_000_000
 _COLUMNS = ("src", "dst", "op", "segment", "section", "src_slot", "dst_slot", "stage", "line")
+
+
+Sink = Callable[[Column, Sequence[SegmentShape]], None]
+"""Takes transfers as they are written: a block with a row for each of `src, dst, op, segment, section, src_slot,
+dst_slot, stage, line` and a column a transfer, and the segments asked for so far."""
+_SINK_ROWS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ class Program:
     _written: set[tuple[int, int, int, int]] = field(default_factory=set)
     _rows: list[tuple[int, ...]] = field(default_factory=list)
     _blocks: list[Column] = field(default_factory=list)
+    _sink: Sink | None = None
     _n_transfers: int = 0
 
     @property
@@ -221,6 +228,8 @@ class Program:
             self._written.add((dst, into.segment, into.section, into.slot))
         row = (int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, self._current_stage())
         self._rows.append((*row, self._line()))
+        if self._sink is not None and len(self._rows) == _SINK_ROWS:
+            self._flush()
         self._count(1)
 
     def _add_tree(self, op: int, chunk: Chunk, tree: Tree, src: Column, dst: Column) -> None:
@@ -238,7 +247,7 @@ class Program:
         block = np.empty((len(_COLUMNS), len(src)), dtype=np.int64)
         block[0], block[1] = src, dst
         block[2:] = np.array(row, dtype=np.int64)[:, None]
-        self._blocks.append(block)
+        self._emit(block)
         self._count(len(src))
 
     def _add_step(self, op: int, segment: Segment, section: Column, src: Column, dst: Column) -> None:
@@ -259,17 +268,23 @@ class Program:
         for row, value in ((2, op), (3, segment.index), (5, DATA), (6, DATA), (7, self._current_stage())):
             block[row] = value
         block[8] = self._line()
-        self._blocks.append(block)
+        self._emit(block)
         self._count(len(given[0]))
 
     def _flush(self) -> None:
         if self._rows:
-            self._blocks.append(np.array(self._rows, dtype=np.int64).T)
+            self._emit(np.array(self._rows, dtype=np.int64).T)
             self._rows = []
+
+    def _emit(self, block: Column) -> None:
+        if self._sink is None:
+            self._blocks.append(block)
+        else:
+            self._sink(block, self._shapes)
 
     def _count(self, more: int) -> None:
         self._n_transfers += more
-        if self._n_transfers > TRANSFERS_MAX:
+        if self._n_transfers > TRANSFERS_MAX and self._sink is None:
             raise self._error(f"more than {TRANSFERS_MAX} transfers: ask for fewer segments")
 
     def _current_stage(self) -> int:
@@ -331,14 +346,8 @@ class Definition:
 
         Raises ScheduleError at the author's line that makes a mistake, whatever exception that is.
         """
-        collective = Collective(self.collective, n_ranks, root)
-        program = Program(self.name, collective, segments, self.function.__code__.co_filename)
-        try:
-            self.function(program, **parameters)
-        except OptccError:
-            raise
-        except Exception as error:
-            raise ScheduleError(f"{_place(error, program.source)}{type(error).__name__}: {error}") from error
+        program = self._program(n_ranks, segments, root)
+        self._write(program, parameters)
         return program.finish()
 
     def build(self, topology: Topology, segments: int = 1) -> Schedule:
@@ -346,11 +355,36 @@ class Definition:
 
         Raises TopologyError if the schedule does not accept it.
         """
+        return self(topology.n_ranks, segments, **self._configured(topology))
+
+    def stream(self, topology: Topology, segments: int, sink: Sink) -> None:
+        """Hands the transfers of the schedule for `topology` to `sink` as they are written, and keeps none.
+
+        Raises what `build` raises, once the transfers before it were handed over.
+        """
+        parameters = self._configured(topology)
+        program = self._program(topology.n_ranks, segments, 0)
+        program._sink = sink
+        self._write(program, parameters)
+        program.finish()
+
+    def _program(self, n_ranks: int, segments: int, root: int) -> Program:
+        source = self.function.__code__.co_filename
+        return Program(self.name, Collective(self.collective, n_ranks, root), segments, source)
+
+    def _configured(self, topology: Topology) -> Mapping[str, Any]:
         try:
-            parameters = self.configure(topology)
+            return self.configure(topology)
         except TopologyError as error:
             raise TopologyError(f"schedule {self.name} accepts {self.accepts}: {error}") from None
-        return self(topology.n_ranks, segments, **parameters)
+
+    def _write(self, program: Program, parameters: Mapping[str, Any]) -> None:
+        try:
+            self.function(program, **parameters)
+        except OptccError:
+            raise
+        except Exception as error:
+            raise ScheduleError(f"{_place(error, program.source)}{type(error).__name__}: {error}") from error
 
 
 def _place(error: Exception, source: str) -> str:

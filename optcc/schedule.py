@@ -7,7 +7,7 @@ them, and executing them one by one in that order is the meaning of the schedule
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
@@ -155,15 +155,15 @@ class Layout:
     stop: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, schedule: Schedule, size_bytes: int, dtype: str) -> Layout:
-        """The layout of `schedule` for a message of `size_bytes` of `dtype`.
+    def of(cls, segments: Sequence[SegmentShape], size_bytes: int, dtype: str) -> Layout:
+        """The layout of `segments` for a message of `size_bytes` of `dtype`.
 
         Raises InputError if the size is no whole number of elements.
         """
         count, itemsize = check_count(size_bytes, dtype), check_dtype(dtype)
         first, stop = [], []
         share = Fraction(0)
-        for shape in schedule.segments:
+        for shape in segments:
             start = floor(count * share)
             share += shape.share
             length = floor(count * share) - start

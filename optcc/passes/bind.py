@@ -23,7 +23,7 @@ def bind(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Tra
     Raises InputError for a size, type or reduction that cannot be.
     """
     check_reduction(reduction)
-    layout = Layout.of(schedule, size_bytes, dtype)
+    layout = Layout.of(schedule.segments, size_bytes, dtype)
     sections = [len(each) for each in layout.first]
     base = np.concatenate(([0], np.cumsum(sections))).astype(np.int64)
     first = np.fromiter(chain.from_iterable(layout.first), np.int64) * layout.itemsize

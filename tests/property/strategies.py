@@ -107,7 +107,7 @@ def merged(
 def interpret(program: Schedule, count: int, seed: int) -> tuple[list[Buffer], list[Buffer]]:
     """(inputs, outputs) of every rank, running the transfers of `program` one by one, as they stand."""
     rng = np.random.default_rng(seed)
-    layout = Layout.of(program, 8 * count, "int64")
+    layout = Layout.of(program.segments, 8 * count, "int64")
     inputs = [rng.integers(-(10**6), 10**6, size=count, dtype=np.int64) for _ in range(program.n_ranks)]
     held = [np.zeros((program.scratch_slots + 1, count), dtype=np.int64) for _ in inputs]
     for buffer, own in zip(held, inputs, strict=True):

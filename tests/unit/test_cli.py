@@ -216,6 +216,18 @@ def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
     assert done(capsys, "simulate", "ring", "--topology", "1@1GB/s", "--size", "1M")["seconds"] == 0
 
 
+def test_simulate_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same keys, for as many ranks as one likes; a slow rank makes the ring take 2(p - 1) slow steps."""
+    words = ("simulate", "ring", "--as-written", "--topology", "1024@50GB/s,3=25GB/s", "--size", "1024MB")
+    answer = done(capsys, *words)
+    assert set(answer) == set(done(capsys, "simulate", "ring", *FLAT))
+    assert answer["transfers"] == 2 * 1024 * 1023
+    assert answer["seconds"] == pytest.approx(2 * 1023 * 1e6 / 25e9)
+    for extra in (("--model", "fair"), ("--slots", "2"), ("--ports", "fifo")):
+        assert "--as-written" in refused(capsys, *words, *extra)
+    assert "'nope'" in refused(capsys, *words, "--reduction", "nope")
+
+
 def test_compile_verify_and_simulate_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A plan goes through a file unchanged; the transfers are JSON lines of the contract."""
     plan_file, transfers_file = tmp_path / "plan", tmp_path / "transfers"

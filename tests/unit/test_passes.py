@@ -66,7 +66,7 @@ def test_layout_covers_ragged_sizes_exactly(count: int) -> None:
             for _ in program.pipeline(sections=sections, share=share):
                 pass
 
-    layout = Layout.of(parts(n_ranks=2, segments=3), 8 * count, "float64")
+    layout = Layout.of(parts(n_ranks=2, segments=3).segments, 8 * count, "float64")
     edges = [
         edge for first, stop in zip(layout.first, layout.stop, strict=True) for edge in zip(first, stop, strict=True)
     ]

@@ -167,7 +167,7 @@ def test_bruck_slices_are_those_of_the_collective(p: int) -> None:
     for segments in (1, 3):
         schedule = bruck(n_ranks=p, segments=segments)
         for count in (0, 1, p + 1, 101):
-            layout = Layout.of(schedule, 4 * count, "float32")
+            layout = Layout.of(schedule.segments, 4 * count, "float32")
             for rank, (first, stop) in enumerate(split(count, p)):
                 own = slice(rank * segments, (rank + 1) * segments)
                 assert (layout.first[own][0][0], layout.stop[own][-1][0]) == (first, stop)

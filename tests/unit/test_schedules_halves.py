@@ -69,7 +69,7 @@ def test_a_single_rank_has_nothing_to_send(definition: Definition) -> None:
 def test_each_pipeline_of_a_ring_lies_on_the_slice_of_its_rank(definition: Definition, count: int) -> None:
     """Slice r is what the collective says that rank r owns, although it is cut into segments."""
     p, k = 5, 3
-    layout = Layout.of(definition(p, k), 4 * count, "float32")
+    layout = Layout.of(definition(p, k).segments, 4 * count, "float32")
     lies = [(layout.first[rank * k][0], layout.stop[rank * k + k - 1][0]) for rank in range(p)]
     assert lies == list(split(count, p))
 
