@@ -142,6 +142,10 @@ class Query:
         """The real number of this meaning."""
         return self._variable(meaning, self.z3.Real)
 
+    def integer(self, *meaning: str | int) -> Term:
+        """The whole number of this meaning."""
+        return self._variable(meaning, self.z3.Int)
+
     def _variable(self, meaning: Key, make: Any) -> Term:
         if meaning not in self._variables:
             self._variables[meaning] = make(" ".join(map(str, meaning)), self.context)
@@ -162,6 +166,10 @@ class Query:
     def number(self, value: Fraction | int) -> Term:
         """An exact number."""
         return self.z3.RealVal(str(Fraction(value)), self.context)
+
+    def whole(self, value: int) -> Term:
+        """An exact whole number, for terms over `integer`s."""
+        return self.z3.IntVal(value, self.context)
 
     def all_of(self, terms: Iterable[Term]) -> Term:
         """Every one holds."""
@@ -235,7 +243,9 @@ class Query:
 def _value(term: Term) -> Value:
     """A number or truth value of a model, exact."""
     text = str(term)
-    return text == "True" if text in ("True", "False") else Fraction(term.as_fraction())
+    if text in ("True", "False"):
+        return text == "True"
+    return Fraction(term.as_long() if term.is_int() else term.as_fraction())
 
 
 def _import_z3() -> Any:

@@ -27,7 +27,7 @@ from optcc.files import read_file
 from optcc.plan import Plan
 from optcc.topology import Topology
 from optcc.units import parse_time
-from optcc.verdict import PROVED, REFUTED, UNKNOWN, Verdict
+from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
 from optcc.verify.limits import TARGETS
 from optcc.verify.neutral import verify_transfers
 from optcc.verify.ratio import judge_ratio, read_number
@@ -211,7 +211,11 @@ def _all_ranks(name: str, as_json: bool) -> int:
 
     proof = prove_all_ranks(find_schedule(name))
     if as_json:
-        echo_json(proof.as_json())
+        wrong = proof.counterexample
+        properties = dict.fromkeys(PROPERTIES, PROVED if proof.verdict == PROVED else UNKNOWN)
+        if wrong is not None:
+            properties[wrong.property] = REFUTED
+        echo_json(proof.as_json() | {"properties": properties})
     else:
         echo_card(proof)
         if proof.counterexample is not None:

@@ -192,6 +192,37 @@ def test_verify_limits_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'nope'" in refused(capsys, *words, "--target", "nope")
 
 
+def test_verify_for_all_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Proved by lemmas; refuted with the fewest ranks; unknown, with the line; nothing else may be asked."""
+    answer = done(capsys, "verify", "direct", "--all-ranks")
+    assert answer["properties"] == dict.fromkeys(PROPERTIES, "proved")
+    assert len(answer["lemmas"]) > 5
+    path = tmp_path / "short.py"
+    path.write_text(SHORT, encoding="utf-8")
+    answer = done(capsys, "verify", f"{path}:short", "--all-ranks", code=1)
+    assert (answer["verdict"], answer["properties"]["result"], answer["smallest_p"]) == ("refuted", "refuted", 4)
+    assert cli.run(["verify", f"{path}:short", "--all-ranks"]) == 1
+    assert "(line 10)" in capsys.readouterr().out
+    path.write_text(SHORT.replace("p < 4 else p - 2", "p < 999 else p - 2"), encoding="utf-8")
+    answer = done(capsys, "verify", f"{path}:short", "--all-ranks", code=3)
+    assert (answer["verdict"], answer["properties"]["result"]) == ("unknown", "unknown")
+    assert answer["reached"]
+    assert "no other question" in refused(capsys, "verify", "ring", "--all-ranks", "--size", "8")
+    assert "NAME" in refused(capsys, "verify", "--all-ranks")
+
+
+def test_verify_the_failover_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    """States, lemmas, and the encoding held against the table."""
+    answer = done(capsys, "verify", "--failover")
+    assert (answer["verdict"], answer["properties"]) == ("proved", {"replay": "proved"})
+    assert answer["states"] > 10**5
+    assert set(answer["lemmas"].values()) == {"proved"}
+    assert cli.run(["verify", "--failover"]) == 0
+    assert "26 of 26 lemmas" in capsys.readouterr().out
+    assert "no NAME" in refused(capsys, "verify", "ring", "--failover")
+    assert "--thorough" in refused(capsys, "verify", "ring", "--thorough")
+
+
 def test_verify_a_file_of_transfers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The neutral form is recognised by its first line, and judged by what it means."""
     path = tmp_path / "ring.jsonl"

@@ -1,0 +1,224 @@
+"""How fast the tools themselves are: verifying, simulating and sweeping large schedules, as a record.
+
+Every case runs in a process of its own, so that its peak memory is its own; what numba compiles is compiled before, on
+a small case, and is not counted. The record is a file of its own format, `optcc-tool-speed/1`. The one that comes with
+the package is made by
+
+    python -m optcc.experiments.tool_speed
+
+in about two minutes on one core. What others take is in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import msgspec
+
+from optcc.cli import echo_card
+from optcc.compiler import compile_schedule
+from optcc.errors import CodecError, InputError
+from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
+from optcc.files import read_file, replace_file
+from optcc.plan import Plan
+from optcc.schedules.registry import SCHEDULES
+from optcc.show import Card, Shown
+from optcc.simulate import simulate
+from optcc.sweep import Model, sweep
+from optcc.topology import Topology
+from optcc.verify.report import Questions, judge
+
+FORMAT = "optcc-tool-speed/1"
+PATH = Path(__file__).parent / "records" / "tool-speed.json"
+REPEATS = 3
+CASE_TIMEOUT_S = 600
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One case: what it works on, what it took in each repetition, and the peak memory of its process."""
+
+    case: str
+    transfers: int
+    seconds: list[float]
+    peak_bytes: int
+
+    @property
+    def median_s(self) -> float:
+        """The median of the repetitions."""
+        return statistics.median(self.seconds)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpeed(Shown):
+    """The rows, the machine and the versions."""
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        file = _File(FORMAT, self.machine, self.versions, list(self.rows))
+        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ToolSpeed:
+        """A record from a file; raises CodecError, its message starting with the path to the field."""
+        try:
+            file = msgspec.json.decode(data, type=_File)
+        except msgspec.DecodeError as error:
+            raise CodecError(f"$: {error}") from None
+        if file.format != FORMAT:
+            raise CodecError(f"$.format: {file.format!r}: must be {FORMAT!r}")
+        for number, row in enumerate(file.rows):
+            if not row.seconds or min(row.seconds) <= 0:
+                raise CodecError(f"$.rows[{number}].seconds: {row.seconds}: must be one or more, above zero")
+        return cls(file.machine, file.versions, tuple(file.rows))
+
+    @classmethod
+    def read(cls, path: Path = PATH) -> ToolSpeed:
+        """The record in the file `path`."""
+        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX))
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                row.case,
+                f"{row.transfers:,}",
+                f"{row.median_s:.2f} s",
+                f"{row.transfers / row.median_s / 1e6:.1f} M/s",
+                f"{row.peak_bytes / 2**20:.0f} MiB",
+            )
+            for row in self.rows
+        )
+        return Card("the tools' speed, one core", ("case", "transfers", "median", "transfers", "peak memory"), rows)
+
+
+def _slow_one(ranks: int) -> Topology:
+    return Topology.parse(f"{ranks}@50GB/s,3=25GB/s").with_latency(Fraction(5, 10**6))
+
+
+def _plan(name: str, ranks: int, segments: int, timetable: bool = True) -> Plan:
+    topology = _slow_one(ranks)
+    return compile_schedule(
+        SCHEDULES[name].build(topology, segments), size_bytes=2**30, topology=topology if timetable else None
+    )
+
+
+Work = Callable[[], int]
+
+
+def _verifying(name: str, ranks: int, segments: int) -> Work:
+    plan = _plan(name, ranks, segments, timetable=ranks <= 256)
+    questions = Questions(SCHEDULES[name].build(_slow_one(ranks), segments))
+
+    def work() -> int:
+        assert judge(plan, questions).verdict.exit_code == 0
+        return len(plan.transfers)
+
+    return work
+
+
+def _simulating(ranks: int, model: Any) -> Work:
+    plan = _plan("ring", ranks, 1, timetable=False)
+
+    def work() -> int:
+        simulate(plan, _slow_one(ranks), model=model)
+        return len(plan.transfers)
+
+    return work
+
+
+def _sweeping(ranks: int, model: Model) -> Work:
+    return lambda: sweep(SCHEDULES["ring"], _slow_one(ranks), size_bytes=2**30, model=model).transfers
+
+
+def _compiling(name: str, ranks: int, segments: int) -> Work:
+    return lambda: len(_plan(name, ranks, segments).transfers)
+
+
+CASES: dict[str, tuple[Callable[..., Work], tuple[Any, ...], tuple[Any, ...]]] = {
+    "verify ring, 256 ranks": (_verifying, ("ring", 256, 1), ("ring", 4, 1)),
+    "verify OptCC, 64 ranks, 16 segments": (_verifying, ("optcc", 64, 16), ("optcc", 4, 2)),
+    "verify optimal, 64 ranks, 512 segments": (_verifying, ("optimal", 64, 512), ("optimal", 4, 2)),
+    "verify ring, 1024 ranks": (_verifying, ("ring", 1024, 1), ("ring", 4, 1)),
+    "compile ring, 256 ranks": (_compiling, ("ring", 256, 1), ("ring", 4, 1)),
+    "compile optimal, 64 ranks, 512 segments": (_compiling, ("optimal", 64, 512), ("optimal", 4, 2)),
+    **{
+        f"simulate ring, 1024 ranks, {model}": (_simulating, (1024, model), (4, model))
+        for model in ("fifo", "exclusive")
+    },
+    "simulate ring, 256 ranks, fair": (_simulating, (256, "fair"), (4, "fair")),
+    **{
+        f"sweep ring with its DSL, {ranks} ranks, {model}": (_sweeping, (ranks, model), (4, model))
+        for ranks in (1024, 4096)
+        for model in get_args(Model)
+    },
+}
+"""For each case what makes its work, for which arguments, and those of a small one that has everything compiled."""
+
+
+def run_case(name: str) -> Row:
+    """Runs one case in this process."""
+    make, arguments, small = CASES[name]
+    make(*small)()
+    work = make(*arguments)
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        transfers = work()
+        seconds.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Row(name, transfers, seconds, peak)
+
+
+def measure(names: list[str]) -> ToolSpeed:
+    """Runs the cases, each in a process of its own.
+
+    Raises InputError for a case that does not exist, CodecError if one did not print its row.
+    """
+    rows = []
+    for name in names:
+        if name not in CASES:
+            raise InputError(f"case {name!r}: must be one of {', '.join(CASES)}")
+        command = [sys.executable, "-m", "optcc.experiments.tool_speed", "--one", name]
+        done = subprocess.run(command, check=True, capture_output=True, timeout=CASE_TIMEOUT_S)
+        rows.append(msgspec.json.decode(done.stdout, type=Row))
+        click.echo(f"{name}: {rows[-1].median_s:.3f} s", err=True)
+    return ToolSpeed(dict(this_machine()), dict(these_versions()), tuple(rows))
+
+
+@click.command()
+@click.option("--one", help="Run this case here and print its row.")
+@click.option("--case", "cases", multiple=True, help="Only these cases.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
+def command(one: str | None, cases: tuple[str, ...], output: Path) -> None:
+    """Measure the tools' speed and write the record."""
+    if one is not None:
+        click.echo(msgspec.json.encode(run_case(one)).decode())
+        return
+    record = measure(list(cases) or list(CASES))
+    replace_file(output, record.to_bytes())
+    echo_card(record)
+
+
+if __name__ == "__main__":
+    command()
