@@ -386,7 +386,11 @@ class _Retelling:
             summary = f"{where}: contribution of {_names(missing)} missing"
             trace += self._fate(missing, atom)
         history = [self._describe(each.transfer) for each in self.log if (each.rank, each.atom) == (rank, atom)]
-        trace += ["written there by:", *_shorten(history, 6)] if history else ["no transfer writes these bytes there"]
+        trace += (
+            [f"written at rank {rank} by:", *_shorten(history, 6)]
+            if history
+            else [f"no transfer writes these bytes at rank {rank}"]
+        )
         if atom in self.complete:
             holder, transfer = self.complete[atom]
             trace += [f"rank {holder} had all contributions after:", self._describe(transfer)]
