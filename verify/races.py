@@ -18,7 +18,7 @@ import numpy as np
 
 from optcc.arrays import Column
 from optcc.compiled import compiled
-from optcc.plan import Plan
+from optcc.plan import Instruction, Plan
 from optcc.verdict import Counterexample
 from optcc.verify.atoms import accesses
 from optcc.verify.wiring import Wiring
@@ -208,14 +208,20 @@ def _first_race(
     return False
 
 
+def _touched(row: Instruction) -> list[tuple[int, int, bool]]:
+    """(first byte, byte after the last, whether it is written) of what an instruction touches."""
+    ends = ((row.src_offset, False), (row.dst_offset, True))
+    return [(offset, offset + row.bytes, writes) for offset, writes in ends if offset >= 0]
+
+
 def _race(plan: Plan, first: int, second: int, how: str) -> Counterexample:
     a, b = plan[first], plan[second]
-    spans = [
-        (offset, offset + each.bytes)
-        for each in (a, b)
-        for offset in ((each.dst_offset if each.dst_offset >= 0 else each.src_offset),)
-    ]
-    low, high = max(span[0] for span in spans), min(span[1] for span in spans) - 1
+    low, high = next(
+        (max(low, begin), min(stop, end) - 1)
+        for low, stop, one_writes in _touched(a)
+        for begin, end, other_writes in _touched(b)
+        if max(low, begin) < min(stop, end) and (one_writes != other_writes or (one_writes and first != second))
+    )
     return Counterexample(
         "races",
         f"rank {a.rank} bytes {low}..{high}: nothing orders two accesses; the second {how}",

@@ -10,10 +10,28 @@ events: it is issued; a receive takes its message; a message arrives in its slot
              places before its own in the receiving lane has taken its message
     done     after all of these, at any later time (a sender may learn late that its message has arrived)
 
-A state is the set of events that have happened. All of them are visited, level by level. An instruction accesses its
-bytes from its issue to its done; a race is a state in which two instructions access the same bytes of a rank, one of
-them writing. Contents are trees of reductions over (rank, element), carried through every state when there are few of
-them, and through random interleavings when there are many.
+A state is the set of events that have happened. An instruction accesses its bytes from its issue to its done; a race is
+a state in which two instructions access the same bytes of a rank, one of them writing. Contents are trees of reductions
+over (rank, element), carried through every state when there are few of them, and through random interleavings when
+there are many.
+
+There are three ways of visiting states, and the tests hold them to each other:
+
+"levels"   plainly: all states with n events, then all with n + 1, until none is left
+"once"     every state too, but each by one path only: the one in which its events come in the order of their numbers.
+           Numbers follow some run, so what an event needs has smaller numbers. A state that can be reached holds what
+           its events need, so adding them by number is a path of this walk; and a path tells its state. No state is
+           left out and none is visited twice, so nothing has to be remembered, and that makes it fast.
+"least"    only the least state in which two conflicting instructions are both issued, for each such pair. An event that
+           can happen can still happen after any other (needs are only ever met), so states are closed under union, and
+           whatever is in the least such state is in every such state: if one of the two is done there, it is done in
+           all of them, and if neither is, that state is a race. For the same reason every run gets stuck with the same
+           events left, and one run decides about deadlock. It takes no time, but it is one argument further from the
+           plain truth: campaigns use it beside "once", and alone only where that takes too long.
+
+That states are closed under union also means that a plan without races has one result: of two conflicting accesses one
+is done before the other is issued, in the least state that has issued both and so in all. Random interleavings are
+then more than is needed.
 """
 
 from __future__ import annotations
@@ -21,11 +39,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from optcc.compiled import compiled
 from optcc.plan import KINDS, Plan
 
 ISSUE, TAKE, ARRIVE, DONE = range(4)
@@ -36,6 +56,9 @@ Value = Any
 """None: never written; (rank, element): an input; ("+", left, right): a reduction, its sides sorted."""
 Memory = tuple[tuple[Value, ...], ...]
 Messages = tuple[tuple[int, tuple[Value, ...]], ...]
+Way = Literal["levels", "once", "least"]
+WORD_BITS = 63
+"""Events in a word of a state: all of an int64 but its sign."""
 
 
 class TooManyStates(Exception):
@@ -44,11 +67,19 @@ class TooManyStates(Exception):
 
 @dataclass
 class Naive:
-    """What is wrong with a plan, by property; `states` says how many states were visited."""
+    """What is wrong with a plan, by property, and where exactly; `states` says how many states were visited."""
 
     problems: dict[str, str] = field(default_factory=dict)
     states: int = 0
     all_contents: bool = True
+    stuck: set[int] = field(default_factory=set)
+    """Instructions that are not done where nothing can happen any more."""
+    racing: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs of instructions, the smaller first, that touch the same bytes at once; an instruction with itself."""
+    wrong: set[tuple[int, int]] = field(default_factory=set)
+    """(rank, element) that end wrong, or that an instruction could not write for want of something to read."""
+    differing: set[int] = field(default_factory=set)
+    """Elements that ranks combine by different trees."""
 
     @property
     def first(self) -> str:
@@ -94,62 +125,66 @@ class Row:
 
 def rows_of(plan: Plan) -> list[Row]:
     """The instructions of `plan`, read from its columns."""
-    lane_of = {int(i): number for number, lane in enumerate(plan.lanes) for i in lane}
+    lane_of = {i: number for number, lane in enumerate(plan.lanes) for i in lane}
+    lane_rank = plan.lane_rank.tolist()
+    columns = (plan.kind, plan.in_channel, plan.out_channel, plan.src_offset, plan.dst_offset, plan.bytes)
     return [
-        Row(
-            i,
-            int(plan.lane_rank[lane_of[i]]),
-            KINDS[int(plan.kind[i])],
-            int(plan.in_channel[i]),
-            int(plan.out_channel[i]),
-            int(plan.src_offset[i]),
-            int(plan.dst_offset[i]),
-            int(plan.bytes[i]),
-            tuple(int(each) for each in plan.after[i]),
-        )
-        for i in range(len(plan.kind))
+        Row(i, lane_rank[lane_of[i]], KINDS[kind], into, out, src, dst, size, tuple(plan.after[i].tolist()))
+        for i, (kind, into, out, src, dst, size) in enumerate(zip(*(each.tolist() for each in columns), strict=True))
     ]
 
 
-def naive_verify(plan: Plan, *, windows: tuple[int | None, ...] = (1, None), limit: int = 200_000) -> Naive:
+def naive_verify(
+    plan: Plan,
+    *,
+    windows: tuple[int | None, ...] = (1, None),
+    limit: int = 200_000,
+    way: Way = "once",
+    contents_max: int = 1500,
+    runs: int = 6,
+) -> Naive:
     """Everything that is wrong with `plan` in some interleaving, with a run-time of each of the `windows`.
+
+    Contents are carried through every state if all are visited and there are at most `contents_max`, else through
+    `runs` interleavings.
+    Where instructions do not do what their transfers say, nothing else is asked.
 
     Raises TooManyStates where that takes more than `limit` states.
     """
     found = Naive()
     rows = rows_of(plan)
-    lanes = [[int(i) for i in lane] for lane in plan.lanes]
+    lanes = list(plan.lanes)
     found.problems |= _provenance(plan, rows)
     pairs = _pairs(plan, rows, lanes)
     if isinstance(pairs, str):
         found.problems["matching"] = pairs
-        return found
     item = ITEM_BYTES[plan.transfers.dtype]
     for row in rows:
         if any(first % item or stop % item for first, stop, _ in row.accesses()):
             found.problems["matching"] = f"{row}: cuts an element in two"
-            return found
+    if found.problems or isinstance(pairs, str):
+        return found
     for window in windows:
         system = _System(plan, rows, lanes, pairs, window)
-        few = system.explore(found, limit)
+        visited = system.visit(found, way, limit)
         if "deadlock" not in found.problems and "races" not in found.problems:
-            system.run(found, few)
+            system.run(found, way != "least" and visited <= contents_max, runs)
     return found
 
 
-def races_by_issue(plan: Plan, *, limit: int = 200_000) -> str:
-    """A race under a weaker rule than the plan's, or "": a message can be taken once its send is issued, even before
+def races_by_issue(plan: Plan, *, limit: int = 200_000, way: Way = "once") -> set[tuple[int, int]]:
+    """The races under a weaker rule than the plan's: a message can be taken once its send is issued, even before
     its slot is free, and a fused receive may free its slot once it is issued.
 
     This is all that `optcc.verify.races` uses of messages and slots, so it is exactly what it refuses.
     """
     rows = rows_of(plan)
-    lanes = [[int(i) for i in lane] for lane in plan.lanes]
+    lanes = list(plan.lanes)
     pairs = _pairs(plan, rows, lanes)
     assert isinstance(pairs, dict), pairs
     found = Naive()
-    _System(plan, rows, lanes, pairs, None, by_issue=True).explore(found, limit)
-    return found.problems.get("races", "")
+    _System(plan, rows, lanes, pairs, None, by_issue=True).visit(found, way, limit)
+    return found.racing
 
 
 def _pairs(plan: Plan, rows: list[Row], lanes: list[list[int]]) -> dict[int, int] | str:
@@ -170,29 +205,31 @@ def _pairs(plan: Plan, rows: list[Row], lanes: list[list[int]]) -> dict[int, int
 def _provenance(plan: Plan, rows: list[Row]) -> dict[str, str]:
     """Whether instructions do what the transfers they point back to say; not a matter of interleavings."""
     t = plan.transfers
+    outs, intos = plan.send_transfer.tolist(), plan.recv_transfer.tolist()
+    src, dst, op, size = t.src.tolist(), t.dst.tolist(), t.op.tolist(), t.bytes.tolist()
+    src_offset, dst_offset = t.src_offset.tolist(), t.dst_offset.tolist()
     sent, received = Counter[int](), Counter[int]()
     for row in rows:
-        out, into = int(plan.send_transfer[row.index]), int(plan.recv_transfer[row.index])
+        out, into = outs[row.index], intos[row.index]
         if row.sends:
             sent[out] += 1
             read = row.dst if row.receives else row.src
-            if (int(t.src[out]), int(t.src_offset[out]), int(t.bytes[out])) != (row.rank, read, row.size):
+            if (src[out], src_offset[out], size[out]) != (row.rank, read, row.size):
                 return {"provenance": f"{row} is not what transfer {out} sends"}
         if row.kind != "send":
             received[into] += 1
-            if (int(t.dst[into]), int(t.dst_offset[into]), int(t.bytes[into])) != (row.rank, row.dst, row.size):
+            if (dst[into], dst_offset[into], size[into]) != (row.rank, row.dst, row.size):
                 return {"provenance": f"{row} is not what transfer {into} writes"}
-            if (int(t.op[into]) == 0) != row.reduces:
+            if (op[into] == 0) != row.reduces:
                 return {"provenance": f"{row} is not the operation of transfer {into}"}
-            if not row.receives and (int(t.src[into]), int(t.src_offset[into])) != (row.rank, row.src):
+            if not row.receives and (src[into], src_offset[into]) != (row.rank, row.src):
                 return {"provenance": f"{row} is not what transfer {into} reads"}
-    for each in range(len(t.src)):
-        remote = int(t.src[each]) != int(t.dst[each])
-        if sent[each] != int(remote) or received[each] != 1:
+    for each in range(len(src)):
+        if sent[each] != int(src[each] != dst[each]) or received[each] != 1:
             return {"provenance": f"transfer {each} is sent {sent[each]} times, received {received[each]} times"}
     for channel in range(len(plan.channels)):
-        out_ = [int(plan.send_transfer[row.index]) for row in rows if row.sends and row.out == channel]
-        in_ = [int(plan.recv_transfer[row.index]) for row in rows if row.receives and row.into == channel]
+        out_ = [outs[row.index] for row in rows if row.sends and row.out == channel]
+        in_ = [intos[row.index] for row in rows if row.receives and row.into == channel]
         if out_ != in_:
             return {"provenance": f"channel {channel} carries transfers {out_} and gives {in_}"}
     return {}
@@ -265,13 +302,30 @@ class _System:
                     found.append((a.index, b.index))
         return found
 
-    def explore(self, found: Naive, limit: int) -> bool:
-        """Visits every state; notes deadlocks and races. True if the states are few."""
+    def visit(self, found: Naive, way: Way, limit: int) -> int:
+        """Looks for deadlocks and races in the way that is asked for; returns how many states were visited."""
         for row in self.rows:
             if not row.receives and not row.sends:
                 (x, y, _), (u, v, _) = row.accesses()
                 if x != u and max(x, u) < min(y, v):
                     found.problems["races"] = f"{row} reads beside what it writes"
+                    found.racing.add((row.index, row.index))
+        visit = {"levels": self._visit_levels, "once": self._visit_once, "least": self._visit_least}[way]
+        visited = visit(found, limit)
+        found.states += visited
+        return visited
+
+    def _note_race(self, found: Naive, a: int, b: int) -> None:
+        found.problems.setdefault("races", f"{self.rows[a]} and {self.rows[b]} at once")
+        found.racing.add((a, b))
+
+    def _note_deadlock(self, found: Naive, happened: set[int]) -> None:
+        waiting = [self.event[e] for e in range(self.count) if e not in happened]
+        found.stuck |= {row.index for row in self.rows if self.number[row.index, DONE] not in happened}
+        found.problems.setdefault("deadlock", f"stuck with {len(waiting)} events to come: {waiting[:4]}")
+
+    def _visit_levels(self, found: Naive, limit: int) -> int:
+        """Every state, level by level."""
         words = (self.count + 63) // 64 or 1
         needs = np.array([_words(mask, words) for mask in self.needs], dtype=np.uint64).reshape(self.count, words)
         bits = np.array([_words(1 << e, words) for e in range(self.count)], dtype=np.uint64).reshape(self.count, words)
@@ -289,7 +343,7 @@ class _System:
                 raise TooManyStates(f"more than {limit} states")
             for a, b, issued_only, both in suspects:
                 if ((states & both) == issued_only).all(axis=1).any():
-                    found.problems.setdefault("races", f"{self.rows[a]} and {self.rows[b]} at once")
+                    self._note_race(found, a, b)
             if level == self.count:
                 break
             moved = np.zeros(len(states), dtype=bool)
@@ -301,20 +355,78 @@ class _System:
                     following.append(states[can] | bits[e])
             if not moved.all():
                 stuck = states[np.flatnonzero(~moved)[0]]
-                waiting = [self.event[e] for e in range(self.count) if not (stuck & bits[e]).any()]
-                found.problems.setdefault("deadlock", f"stuck with {len(waiting)} events to come: {waiting[:4]}")
+                self._note_deadlock(found, {e for e in range(self.count) if (stuck & bits[e]).any()})
             if not following:
                 break
             states = _unique(np.concatenate(following))
-        found.states += visited
-        return visited <= 1500
+        return visited
 
-    def run(self, found: Naive, everything: bool) -> None:
+    def _some_run(self) -> list[int]:
+        """The events of one run, as far as it comes."""
+        happened, run, last = 0, list[int](), -1
+        while len(run) > last:
+            last = len(run)
+            for e in range(self.count):
+                if not happened >> e & 1 and happened & self.needs[e] == self.needs[e]:
+                    happened |= 1 << e
+                    run.append(e)
+        return run
+
+    def _visit_once(self, found: Naive, limit: int) -> int:
+        """Every state, each by the one path in which its events come by number."""
+        run = self._some_run()
+        numbered = [*run, *(set(range(self.count)) - set(run))]
+        place = {e: position for position, e in enumerate(numbered)}
+        words = self.count // WORD_BITS + 1
+        needs = np.zeros((self.count, words), dtype=np.int64)
+        for e in range(self.count):
+            rest = self.needs[e]
+            while rest:
+                at = place[(rest & -rest).bit_length() - 1]
+                needs[place[e], at // WORD_BITS] |= 1 << at % WORD_BITS
+                rest &= rest - 1
+        pairs = self._conflicts()
+        suspects = np.array(
+            [[place[self.number[i, what]] for what in (ISSUE, DONE) for i in pair] for pair in pairs], dtype=np.int64
+        ).reshape(len(pairs), 4)
+        racing = np.zeros(len(pairs), dtype=np.int64)
+        stuck = np.full(1 + self.count, -1, dtype=np.int64)
+        visited = int(_kernels().walk(needs, suspects, limit, racing, stuck))
+        if visited > limit:
+            raise TooManyStates(f"more than {limit} states")
+        for pair in np.flatnonzero(racing).tolist():
+            self._note_race(found, *pairs[pair])
+        if stuck[0] >= 0:
+            self._note_deadlock(found, {numbered[each] for each in stuck[1 : 1 + stuck[0]].tolist()})
+        return visited
+
+    def _visit_least(self, found: Naive, limit: int) -> int:
+        """For each conflicting pair the least state that has issued both, and the last state of one run."""
+        run = self._some_run()
+        if len(run) < self.count:
+            self._note_deadlock(found, set(run))
+        before: dict[int, int] = {}
+        for e in run:
+            before[e], rest = 1 << e, self.needs[e]
+            while rest:
+                before[e] |= before[(rest & -rest).bit_length() - 1]
+                rest &= rest - 1
+        visited = 1
+        for a, b in self._conflicts():
+            one, other = self.number[a, ISSUE], self.number[b, ISSUE]
+            if one in before and other in before:
+                visited += 1
+                state = before[one] | before[other]
+                if not state >> self.number[a, DONE] & 1 and not state >> self.number[b, DONE] & 1:
+                    self._note_race(found, a, b)
+        return visited
+
+    def run(self, found: Naive, everything: bool, runs: int) -> None:
         """Carries the contents through every state, or through some interleavings, and judges the ends."""
         start: tuple[Memory, Messages] = (self._initial(), ())
         if not everything:
             found.all_contents = False
-            ends = {self._random_run(seed, start, found) for seed in range(6)}
+            ends = {self._random_run(seed, start, found) for seed in range(runs)}
         else:
             full = (1 << self.count) - 1
             layer: dict[int, set[tuple[Memory, Messages]]] = {0: {start}}
@@ -377,6 +489,7 @@ class _System:
         for element, value in enumerate(incoming, start=row.dst // item):
             if value is None or (row.reduces and held[element] is None):
                 found.problems.setdefault("result", f"{row} uses what was never written")
+                found.wrong.add((row.rank, element))
                 held[element] = None
             elif row.reduces:
                 held[element] = ("+", *sorted((held[element], value), key=repr))
@@ -402,9 +515,82 @@ class _System:
                 leaves = Counter(_leaves(value))
                 if leaves != wanted:
                     found.problems.setdefault("result", f"rank {rank} element {element}: {dict(leaves)}")
+                    found.wrong.add((rank, element))
                 trees.add(value)
             if len(trees) > 1:
                 found.problems.setdefault("agreement", f"element {element}: {len(trees)} trees")
+                found.differing.add(element)
+
+
+@cache
+def _kernels() -> Any:
+    return compiled((_can_happen, _walk), globals())
+
+
+def _can_happen(state: npt.NDArray[np.int64], needs: npt.NDArray[np.int64], e: int) -> bool:
+    """True if event `e` can happen in `state`: it has not yet, and what it needs has."""
+    if state[e // WORD_BITS] >> (e % WORD_BITS) & 1:
+        return False
+    missing = 0
+    for word in range(len(state)):
+        missing |= needs[e, word] & ~state[word]
+    return missing == 0
+
+
+def _walk(
+    needs: npt.NDArray[np.int64],
+    suspects: npt.NDArray[np.int64],
+    limit: int,
+    racing: npt.NDArray[np.int64],
+    stuck: npt.NDArray[np.int64],
+) -> int:
+    """Visits every state once and returns how many there are, at most `limit` + 1. Needs have smaller numbers.
+
+    `racing[i]` becomes 1 if the pair `suspects[i]` (issue, issue, done, done) is at work at once. If nothing can happen
+    in some state though events are left, `stuck` becomes the number of events that have, followed by these events.
+    """
+    n, words = needs.shape
+    state = np.zeros(words, dtype=np.int64)
+    path = np.empty(n + 1, dtype=np.int64)
+    depth = 0
+    e = 0
+    visited = 1
+    arrived = True
+    while True:
+        if arrived:
+            for pair in range(len(suspects)):
+                one, other, one_done, other_done = suspects[pair]
+                if (
+                    state[one // WORD_BITS] >> (one % WORD_BITS) & 1
+                    and state[other // WORD_BITS] >> (other % WORD_BITS) & 1
+                    and not state[one_done // WORD_BITS] >> (one_done % WORD_BITS) & 1
+                    and not state[other_done // WORD_BITS] >> (other_done % WORD_BITS) & 1
+                ):
+                    racing[pair] = 1
+            each = 0
+            while each < n and not _can_happen(state, needs, each):
+                each += 1
+            if each == n and depth < n:
+                stuck[0] = depth
+                stuck[1 : depth + 1] = path[:depth]
+        while e < n and not _can_happen(state, needs, e):
+            e += 1
+        arrived = e < n
+        if arrived:
+            state[e // WORD_BITS] |= 1 << (e % WORD_BITS)
+            path[depth] = e
+            depth += 1
+            visited += 1
+            if visited > limit:
+                return visited
+            e += 1
+        elif depth == 0:
+            return visited
+        else:
+            depth -= 1
+            e = path[depth]
+            state[e // WORD_BITS] &= ~(1 << (e % WORD_BITS))
+            e += 1
 
 
 def _leaves(value: Value) -> list[tuple[int, int]]:
