@@ -160,7 +160,7 @@ def _check_races(transfers: Transfers, sequence: Column) -> Counterexample | Non
         (read + t.src * len(cuts), read_stop + t.src * len(cuts)),
         (write + t.dst * len(cuts), write_stop + t.dst * len(cuts)),
         t.n_ranks * len(cuts),
-        Causes(t.after.starts, t.after.values, none, none, none, place),
+        Causes(t.after.starts, t.after.values, none, none, none, none, place),
     )
     if found is None:
         return None

@@ -16,7 +16,7 @@ from optcc.verify.races import check_races
 from optcc.verify.semantics import check_result
 from optcc.verify.wiring import wire
 
-VERSION = "2"
+VERSION = "3"
 """Part of the key under which verdicts are cached: goes up whenever the verifier's judgement could change."""
 
 

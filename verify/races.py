@@ -4,9 +4,15 @@ Happens-before is that of the least patient run-time: lanes order only the *issu
 ordered by dependencies, by messages and by slots that were freed, never by standing in the same lane. An access takes
 from its instruction's issue to its done; A is before B if A's done happens before B's issue.
 
+An instruction has up to four events, each after those named:
+
+    issue   the issue of the one before it in its lane, the done of each of its `after`
+    taken   of a receive: its issue, and its message has come; its slot is free then
+    come    of a send: its issue (a fused one's taken), and the slot that its message lands in has been freed
+    done    a send's: its message has come, but nobody need be told at once; a plain receive's is its taken; a local
+            operation's: its issue
+
 Whether A is before B is asked where the answer matters, by walking back from B; the relation itself is never stored.
-A fused receive is taken to free its slot once it is issued, which may be earlier than it does: that can only call a
-race what is none, never the other way round.
 """
 
 from __future__ import annotations
@@ -36,17 +42,16 @@ Span = tuple[Column, Column]
 
 
 class Causes(NamedTuple):
-    """What the issue and the done of instructions come after.
+    """What events come after, one entry an instruction, -1 where there is none; see `Wiring` for the names.
 
-    The issue of i: the done of each of its `after`, the issue of its `lane_before`. The done of i: its issue, the issue
-    of `sent_by`, and the event `freed_by` (2 * j: the issue of j; 2 * j + 1: its done). -1: none. `place` numbers
-    instructions in an order in which they can be done.
+    `place` numbers instructions in an order in which they can be done.
     """
 
     after_first: Column
     after: Column
     lane_before: Column
     sent_by: Column
+    met: Column
     freed_by: Column
     place: Column
 
@@ -57,14 +62,15 @@ def check_races(plan: Plan, wiring: Wiring, order: Column) -> Counterexample | N
     done = order[order & 1 == 1] >> 1
     place[done] = np.arange(len(plan))
     reads, writes = accesses(plan)
-    freed_by = np.where(wiring.freed_by >= 0, 2 * wiring.freed_by + (plan.out_channel[wiring.freed_by] < 0), -1)
     shift = plan.instruction_rank * reads.n_atoms
     found = find_race(
         done,
         (reads.low + shift, reads.high + shift),
         (writes.low + shift, writes.high + shift),
         plan.n_ranks * reads.n_atoms,
-        Causes(wiring.after_first, wiring.after, wiring.lane_before, wiring.sent_by, freed_by, place),
+        Causes(
+            wiring.after_first, wiring.after, wiring.lane_before, wiring.sent_by, wiring.met, wiring.freed_by, place
+        ),
     )
     return None if found is None else _race(plan, *found[:2], HOW[found[2]])
 
@@ -86,8 +92,8 @@ def find_race(sequence: Column, reads: Span, writes: Span, n_cells: int, causes:
         np.empty((int((reads[1] - reads[0]).sum()), 2), dtype=np.int64),
         np.full(n, -1, dtype=np.int64),
         tuple(causes),
-        np.full(2 * n, -1, dtype=np.int64),
-        np.empty(2 * n, dtype=np.int64),
+        np.full(4 * n, -1, dtype=np.int64),
+        np.empty(4 * n, dtype=np.int64),
         found,
     ):
         first, second, how = found.tolist()
@@ -104,9 +110,9 @@ def _push(
     cause: int, before: int, horizon: int, query: int, place: Column, seen: Column, stack: Column, depth: int
 ) -> int:
     """Puts `cause` on the stack if it is new and late enough to come after `before`; -1 if it is `before`'s done."""
-    if cause == 2 * before + 1:
+    if cause == 4 * before + 3:
         return -1
-    if seen[cause] != query and place[cause >> 1] >= horizon:
+    if seen[cause] != query and place[cause >> 2] >= horizon:
         seen[cause] = query
         stack[depth] = cause
         depth += 1
@@ -116,34 +122,42 @@ def _push(
 def _is_before(before: int, behind: int, causes: Any, seen: Column, stack: Column) -> bool:
     """True if instruction `before` is done before instruction `behind` is issued, in every run.
 
-    Events: 2 * i the issue of instruction i, 2 * i + 1 its done. `seen` holds the number of the last
-    query: a pair is asked about once.
+    Events of instruction i: 4 * i its issue, then + 1 taken (of a fused receive; a plain one's is its done), + 2 come,
+    + 3 done. `seen` holds the number of the last query: a pair is asked about once.
     """
-    after_first, after, lane_before, sent_by, freed_by, place = causes
+    after_first, after, lane_before, sent_by, met, freed_by, place = causes
     for at in range(after_first[behind], after_first[behind + 1]):
         if after[at] == before:
             return True
     horizon = place[before]
     query = before * len(place) + behind
-    seen[2 * behind] = query
-    stack[0] = 2 * behind
+    seen[4 * behind] = query
+    stack[0] = 4 * behind
     depth = 1
     while depth:
         depth -= 1
         event = stack[depth]
-        i = event >> 1
-        if event & 1:
-            depth = _push(2 * i, before, horizon, query, place, seen, stack, depth)
-            if depth >= 0 and sent_by[i] >= 0:
-                depth = _push(2 * sent_by[i], before, horizon, query, place, seen, stack, depth)
-            if depth >= 0 and freed_by[i] >= 0:
-                depth = _push(freed_by[i], before, horizon, query, place, seen, stack, depth)
-        else:
+        i = event >> 2
+        what = event & 3
+        if what == 0:
             if lane_before[i] >= 0:
-                depth = _push(2 * lane_before[i], before, horizon, query, place, seen, stack, depth)
+                depth = _push(4 * lane_before[i], before, horizon, query, place, seen, stack, depth)
             for at in range(after_first[i], after_first[i + 1]):
                 if depth >= 0:
-                    depth = _push(2 * after[at] + 1, before, horizon, query, place, seen, stack, depth)
+                    depth = _push(4 * after[at] + 3, before, horizon, query, place, seen, stack, depth)
+        elif what == 2:
+            fused = sent_by[i] >= 0
+            depth = _push(4 * i + (1 if fused else 0), before, horizon, query, place, seen, stack, depth)
+            if depth >= 0 and freed_by[i] >= 0:
+                freeing = freed_by[i]
+                taken = 4 * freeing + (1 if met[freeing] >= 0 else 3)
+                depth = _push(taken, before, horizon, query, place, seen, stack, depth)
+        elif what == 3 and met[i] >= 0:
+            depth = _push(4 * i + 2, before, horizon, query, place, seen, stack, depth)
+        else:
+            depth = _push(4 * i, before, horizon, query, place, seen, stack, depth)
+            if depth >= 0 and sent_by[i] >= 0:
+                depth = _push(4 * sent_by[i] + 2, before, horizon, query, place, seen, stack, depth)
         if depth < 0:
             return True
     return False

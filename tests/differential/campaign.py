@@ -28,10 +28,7 @@ CHUNK = 100
 SEEDS_PER_CAMPAIGN = 10**8
 CHUNK_SECONDS_MAX = 600.0
 DIFFERENCES_SHOWN_MAX = 20
-OUTCOMES = (
-    *("matching", "deadlock", "races", "result", "agreement", "still right"),
-    *("race by the weaker rule only", "unknown", REFUSED, TOO_LARGE),
-)
+OUTCOMES = (*("matching", "deadlock", "races", "result", "agreement", "still right", "unknown", REFUSED, TOO_LARGE),)
 
 
 @dataclass

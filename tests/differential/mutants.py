@@ -41,7 +41,6 @@ from tests.differential.naive_verifier import (
     TooManyStates,
     Way,
     naive_verify,
-    races_by_issue,
     rows_of,
 )
 from tests.negative.edits import Draft, Row, edit_transfers, transfer_rows
@@ -779,7 +778,7 @@ def draw_mutant(seed: int) -> Mutant:
 
 # --- judging ---
 
-REFUSED, TOO_LARGE, STILL_RIGHT, WEAKER_RULE = "refused", "too large", "still right", "race by the weaker rule only"
+REFUSED, TOO_LARGE, STILL_RIGHT = "refused", "too large", "still right"
 
 
 @dataclass(frozen=True)
@@ -793,8 +792,7 @@ class Judgement:
 def judge(plan: Plan, limit: int, way: Way = "once", runs: int = 3) -> Judgement:
     """Compares the two verifiers on `plan`; `limit` bounds the states of the naive one.
 
-    They must name the same property, except that the verifier may call a race what only the weaker rule shows
-    (`races_by_issue`); and what the counterexample names must be wrong in the eyes of the naive one too.
+    They must name the same property, and what the counterexample names must be wrong in the eyes of the naive one too.
     """
     verdict = verify_plan(plan)
     try:
@@ -809,8 +807,6 @@ def judge(plan: Plan, limit: int, way: Way = "once", runs: int = 3) -> Judgement
                 return Judgement(ours, difference)
         if ours == theirs and verdict.verdict == (REFUTED if theirs else PROVED):
             return Judgement(ours or STILL_RIGHT)
-        if ours == "races" and theirs not in ("matching", "deadlock"):
-            return Judgement(WEAKER_RULE)  # `misleading` has found it among them
     except TooManyStates:
         return Judgement(TOO_LARGE)
     return Judgement(ours or verdict.verdict, f"verifier: {ours or verdict.verdict}; naive: {naive.problems or PROVED}")
@@ -838,7 +834,7 @@ def misleading(plan: Plan, example: Counterexample, naive: Naive, limit: int, wa
         return "" if named and set(named) <= naive.stuck else f"these are not stuck: {lines}"
     if example.property == "races" and naive.first in ("races", "result", "agreement", ""):
         pair = (min(named), max(named))
-        if pair not in naive.racing and pair not in races_by_issue(plan, limit=limit, way=way):
+        if pair not in naive.racing:
             return f"these do not race: {lines}"
         shared = _shared_bytes(plan, *pair)
         return "" if (example.first_byte, example.last_byte) in shared else f"they share {shared}: {lines}"

@@ -172,21 +172,6 @@ def naive_verify(
     return found
 
 
-def races_by_issue(plan: Plan, *, limit: int = 200_000, way: Way = "once") -> set[tuple[int, int]]:
-    """The races under a weaker rule than the plan's: a message can be taken once its send is issued, even before
-    its slot is free, and a fused receive may free its slot once it is issued.
-
-    This is all that `optcc.verify.races` uses of messages and slots, so it is exactly what it refuses.
-    """
-    rows = rows_of(plan)
-    lanes = list(plan.lanes)
-    pairs = _pairs(plan, rows, lanes)
-    assert isinstance(pairs, dict), pairs
-    found = Naive()
-    _System(plan, rows, lanes, pairs, None, by_issue=True).visit(found, way, limit)
-    return found.racing
-
-
 def _pairs(plan: Plan, rows: list[Row], lanes: list[list[int]]) -> dict[int, int] | str:
     """For each sending instruction the one that receives its message; or why some message is not received."""
     met: dict[int, int] = {}
@@ -245,8 +230,6 @@ class _System:
         lanes: list[list[int]],
         met: dict[int, int],
         window: int | None,
-        *,
-        by_issue: bool = False,
     ) -> None:
         self.plan, self.rows, self.met = plan, rows, met
         self.from_ = {receive: send for send, receive in met.items()}
@@ -273,12 +256,11 @@ class _System:
                 slots = plan.channels[rows[i].into].slots
                 if position >= slots:
                     earlier = rows[receives[position - slots]]
-                    freed = ISSUE if by_issue and earlier.sends else TAKE
-                    self._need(self.from_[i], ARRIVE, earlier.index, freed)
+                    self._need(self.from_[i], ARRIVE, earlier.index, TAKE)
         for row in rows:
             if row.receives:
                 self._need(row.index, TAKE, row.index, ISSUE)
-                self._need(row.index, TAKE, self.from_[row.index], ISSUE if by_issue else ARRIVE)
+                self._need(row.index, TAKE, self.from_[row.index], ARRIVE)
             if row.sends:
                 self._need(row.index, ARRIVE, row.index, TAKE if row.receives else ISSUE)
                 self._need(row.index, DONE, row.index, ARRIVE)

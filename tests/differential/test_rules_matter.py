@@ -180,12 +180,12 @@ RULES = (
     rule(
         "a lane orders what is issued, not what is done",
         "races",
-        "_push(2 * lane_before[i], before,",
-        "_push(2 * lane_before[i] + 1, before,",
+        "_push(4 * lane_before[i], before,",
+        "_push(4 * lane_before[i] + 3, before,",
     ),
     rule("a lane orders what is issued", "races", "if lane_before[i] >= 0:", "if lane_before[i] >= len(place):"),
     rule(
-        "a message comes after its send is issued",
+        "what is taken has come",
         "races",
         "if depth >= 0 and sent_by[i] >= 0:",
         "if depth >= 0 and sent_by[i] >= len(place):",
@@ -193,26 +193,32 @@ RULES = (
     rule(
         "a message comes, but its send may be done later",
         "races",
-        "_push(2 * sent_by[i], before,",
-        "_push(2 * sent_by[i] + 1, before,",
+        "_push(4 * sent_by[i] + 2, before,",
+        "_push(4 * sent_by[i] + 3, before,",
     ),
     rule(
-        "a freed slot orders what comes after it",
+        "what comes had a free slot",
         "races",
         "if depth >= 0 and freed_by[i] >= 0:",
-        "if depth >= 0 and freed_by[i] >= 2 * len(place):",
+        "if depth >= 0 and freed_by[i] >= len(place):",
     ),
     rule(
         "a plain receive is done when it frees its slot",
         "races",
-        "(plan.out_channel[wiring.freed_by] < 0)",
-        "0",
+        "4 * freeing + (1 if met[freeing] >= 0 else 3)",
+        "4 * freeing + 1",
     ),
     rule(
         "a fused receive is not done when it frees its slot",
         "races",
-        "(plan.out_channel[wiring.freed_by] < 0)",
-        "1",
+        "4 * freeing + (1 if met[freeing] >= 0 else 3)",
+        "4 * freeing + 3",
+    ),
+    rule(
+        "what a fused receive sends has been taken",
+        "races",
+        "4 * i + (1 if fused else 0), before,",
+        "4 * i, before,",
     ),
     rule(
         "a local operation reads",
@@ -342,6 +348,23 @@ def through_another_rank() -> Plan:
     )
 
 
+def passed_on_by_a_fused_receive() -> Plan:
+    """The same, but rank 1 passes the message on as it comes."""
+    return hand(
+        2,
+        """
+        0>1 copy 0:1
+        1>0 copy 0:1@1
+        0>0 copy 0:1@2
+        0>0 copy 1:2@2
+        """,
+        {0: "l2 s0<l2 | r1 | l3<r1", 1: "r0s1"},
+        elements=1,
+        scratch=2,
+        collective="broadcast",
+    )
+
+
 def a_reply_is_no_proof_that_the_message_is_gone() -> Plan:
     """A race: rank 0 overwrites what it has sent once it has the reply; its send may still not be done."""
     return hand(
@@ -388,7 +411,7 @@ def known_plans() -> tuple[Known, ...]:
     ]
     right += [
         Known(make.__name__, make(), PROVED)
-        for make in (behind_what_waits, through_another_rank, slots_of_two_channels)
+        for make in (behind_what_waits, through_another_rank, passed_on_by_a_fused_receive, slots_of_two_channels)
     ]
     wrong = [Known(case.what, case.make(), case.expected) for case in CASES if case.expected in PROPERTIES]
     reply = a_reply_is_no_proof_that_the_message_is_gone()
