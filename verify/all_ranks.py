@@ -6,7 +6,7 @@ rank has what the collective promises, every contribution exactly once and from 
 same bytes on all ranks, and scratch space is not read by this proof); and for allreduce the values of all ranks are
 copies of one, so that there is one tree of reductions (`agreement`).
 
-How. `optcc.verify.symbolic` reads the function's source as a symbolic program; `optcc.verify.induction` proves that by
+How. `optcc.verify.reading` reads the function's source as a symbolic program; `optcc.verify.induction` proves that by
 induction over its loops, with Z3. Neither is believed: the reading is compared with what the function itself writes,
 transfer by transfer, for many p and k, and the concrete verifier judges plans for many p. It comes first, so what is
 wrong for a small p is refuted with the smallest. If the two ever contradict each other, that is an assertion.
@@ -43,20 +43,9 @@ from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify.induction import Lemma, ProofStops, ask, check_along, chunk_of, prove_chunk, prove_moves, prove_tree
 from optcc.verify.plan import verify_plan
+from optcc.verify.reading import TAKEN_AT_THEIR_WORD, Opaque, read
 from optcc.verify.smt import Checked, Sat
-from optcc.verify.symbolic import (
-    FALSE,
-    TAKEN_AT_THEIR_WORD,
-    Along,
-    Case,
-    Opaque,
-    OutsideSubset,
-    Reading,
-    Term,
-    holds,
-    read,
-    transfers_of,
-)
+from optcc.verify.symbolic import FALSE, Along, Case, OutsideSubset, Reading, Term, holds, transfers_of
 
 P_FIRST = 16
 """Numbers of ranks that are checked one by one before anything is proved."""

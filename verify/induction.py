@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.schedule import COPY, REDUCE
+from optcc.verify.reading import digits
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown
 from optcc.verify.symbolic import (
     FALSE,
@@ -59,7 +60,6 @@ from optcc.verify.symbolic import (
     both,
     choose,
     code_of,
-    digits,
     either,
     eq,
     holds,

@@ -21,9 +21,8 @@ from optcc.plan import LOCAL_COPY, LOCAL_REDUCE, RECV, RECV_REDUCE, SEND, Channe
 from optcc.schedule import REDUCE
 from optcc.transfers import Transfers
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
-from optcc.verify.atoms import CutsUnknown
+from optcc.verify.plan import conclude
 from optcc.verify.races import HOW, ITSELF, OVERWRITE, READ, WRITE, Causes, find_race
-from optcc.verify.semantics import check_result
 from optcc.verify.wiring import wire
 
 
@@ -50,17 +49,7 @@ def verify_transfers(transfers: Transfers) -> Verdict:
     race = _check_races(transfers, sequence)
     if race is not None:
         return refuted(race)
-    properties["races"] = PROVED
-    try:
-        wrong, disagreement = check_result(plan, wire(plan), _events(plan, sequence))
-    except CutsUnknown:
-        return Verdict(plan.digest, properties)
-    if wrong is not None:
-        return refuted(wrong)
-    properties["result"] = PROVED
-    if disagreement is not None:
-        return refuted(disagreement)
-    return Verdict(plan.digest, properties | {"agreement": PROVED})
+    return conclude(plan, wire(plan), _events(plan, sequence), properties | {"races": PROVED})
 
 
 def free_plan(transfers: Transfers) -> Plan:

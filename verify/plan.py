@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from optcc.arrays import Column
 from optcc.plan import Plan
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
 from optcc.verify.atoms import CutsUnknown
@@ -14,7 +15,7 @@ from optcc.verify.deadlock import check_deadlock
 from optcc.verify.matching import check_matching
 from optcc.verify.races import check_races
 from optcc.verify.semantics import check_result
-from optcc.verify.wiring import wire
+from optcc.verify.wiring import Wiring, wire
 
 VERSION = "3"
 """Part of the key under which verdicts are cached: goes up whenever the verifier's judgement could change."""
@@ -45,14 +46,17 @@ def verify_plan(plan: Plan) -> Verdict:
     race = check_races(plan, wiring, order)
     if race is not None:
         return refuted(race)
-    properties["races"] = PROVED
+    return conclude(plan, wiring, order, properties | {"races": PROVED})
+
+
+def conclude(plan: Plan, wiring: Wiring, order: Column, properties: dict[str, str]) -> Verdict:
+    """The verdict on a plan without deadlocks and races, of which `properties` are known: its result and agreement."""
     try:
         wrong, disagreement = check_result(plan, wiring, order)
     except CutsUnknown:
         return Verdict(plan.digest, properties)
     if wrong is not None:
-        return refuted(wrong)
-    properties["result"] = PROVED
+        return Verdict(plan.digest, properties | {"result": REFUTED}, wrong)
     if disagreement is not None:
-        return refuted(disagreement)
-    return Verdict(plan.digest, properties | {"agreement": PROVED})
+        return Verdict(plan.digest, properties | {"result": PROVED, "agreement": REFUTED}, disagreement)
+    return Verdict(plan.digest, properties | {"result": PROVED, "agreement": PROVED})

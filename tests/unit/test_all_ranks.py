@@ -29,6 +29,7 @@ from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify import all_ranks, induction
 from optcc.verify.all_ranks import cases_of, instances_of, prove_all_ranks
 from optcc.verify.induction import Invariant, Proof, ProofStops, ask, chunk_of, learn, prove_moves, prove_tree
+from optcc.verify.reading import read
 from optcc.verify.smt import Checked, Claim, Sat
 from optcc.verify.symbolic import (
     FALSE,
@@ -51,7 +52,6 @@ from optcc.verify.symbolic import (
     mod,
     no,
     put,
-    read,
     transfers_of,
 )
 
