@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -11,14 +13,36 @@ from optcc.cli import AUTO, SizeType, TopologyType, build, echo_card, echo_json,
 from optcc.codec import write_plan, write_transfers
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError
+from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
 from optcc.files import replace_file
+from optcc.passes.timetable import Ports
 from optcc.plan import Plan
+from optcc.simulate import simulate
 from optcc.topology import Topology
 
-FORMATS: dict[str, Callable[[Plan], bytes]] = {
-    "plan": write_plan,
-    "transfers": lambda plan: write_transfers(plan_transfers(plan)),
+Files = Mapping[str, bytes]
+"""Files by what their names have behind the one that the user gave."""
+_IN_A_FOLDER = "trace"
+"""How the names of several files start if the user named a folder."""
+
+
+def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Ports], Files]:
+    """A format whose single file says nothing of the topology."""
+    return lambda plan, topology, ports: {"": write(plan)}
+
+
+FORMATS: dict[str, Callable[[Plan, Topology, Ports], Files]] = {
+    "plan": _one(write_plan),
+    "transfers": _one(lambda plan: write_transfers(plan_transfers(plan))),
+    "goal": lambda plan, topology, ports: {"": write_goal(plan, topology)},
+    "chakra": lambda plan, topology, ports: {f".{rank}.et": data for rank, data in enumerate(write_chakra(plan))},
+    "perfetto": lambda plan, topology, ports: {
+        "": write_perfetto(plan, topology, simulate(plan, topology, model=ports))
+    },
+    "msccl-xml": _one(write_msccl_xml),
+    "mscclpp-json": _one(write_mscclpp_json),
 }
+"""By name, what makes of a plan, its topology and the model of its ports the files that are written."""
 
 
 @click.command(
@@ -29,8 +53,14 @@ FORMATS: dict[str, Callable[[Plan], bytes]] = {
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), required=True, help="Bytes of the message, such as 64MiB.")
 @plan_options
-@click.option("--format", "form", default="plan", show_default=True, help=f"{' or '.join(FORMATS)}.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file.")
+@click.option("--format", "form", default="plan", show_default=True, help=f"{', '.join(FORMATS)}.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file; of chakra, which writes one for each rank, the start of NAME.0.et, NAME.1.et, ...",
+)
 @click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
@@ -54,7 +84,8 @@ def command(
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
     built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports)
     plan = built.plan
-    replace_file(output, FORMATS[form](plan))
+    model: Ports = "fifo" if ports == "fifo" else "exclusive"
+    _replace_files(output, FORMATS[form](plan, topology, model))
     if explain:
         assert built.choice is not None
         echo_card(built.choice)
@@ -71,3 +102,30 @@ def command(
         )
     else:
         echo_card(plan)
+
+
+def _replace_files(output: Path, files: Files) -> None:
+    """Writes the files whose names start with `output`; none of them is replaced before all of them are written.
+
+    Raises InputError, naming the path and the cause, if that fails; no temporary file is left.
+    """
+    if list(files) == [""]:
+        replace_file(output, files[""])
+        return
+    prefix = output / _IN_A_FOLDER if output.is_dir() else output
+    targets = [prefix.parent / f"{prefix.name}{ending}" for ending in files]
+    for target in targets:
+        if target.is_dir():
+            raise InputError(f"file {str(target)!r}: cannot be written: Is a directory")
+    written = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
+    try:
+        for path, data in zip(written, files.values(), strict=True):
+            replace_file(path, data)
+        for path, target in zip(written, targets, strict=True):
+            path.replace(target)
+    except OSError as error:
+        raise InputError(f"file {str(output)!r}: cannot be written: {error.strerror}") from None
+    finally:
+        for path in written:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)

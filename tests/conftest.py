@@ -28,6 +28,7 @@ settings.load_profile("ci" if ON_CI else "here")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run the long studies")
+    parser.addoption("--update-golden", action="store_true", help="write what tests/golden compares with, instead")
     parser.addoption("--seed", type=int, help="the seed that tests with the fixture `seed` start from")
 
 

@@ -121,19 +121,19 @@ def _limits(asked: ForTarget) -> Counterexample | None:
     return check_limits(asked.plan, asked.target)
 
 
-@case(24, "limits", "mscclpp-json: operations of a thread block: ", "must be at most 64", check=_limits, rank=0)
+@case(24, "limits", "mscclpp-json: operations of a thread block: ", "must be at most 64; rank 0", check=_limits)
 def sixty_five_operations() -> ForTarget:
     return ForTarget(compile_schedule(SCHEDULES["ring"](n_ranks=24), size_bytes=24 * 64), "mscclpp-json")
 
 
-@case(24, "limits", "msccl-xml: steps of a thread block: 258, must be at most 256", check=_limits, rank=0)
+@case(24, "limits", "msccl-xml: steps of a thread block: 258: must be at most 256; rank 0", check=_limits)
 def two_hundred_and_fifty_eight_steps() -> ForTarget:
-    """A broadcast of 258 segments from one thread block."""
-    plan = compile_schedule(SCHEDULES["chain-broadcast"](n_ranks=2, segments=258), size_bytes=258 * 4)
+    """A ring of two ranks and 129 segments, a send and a fused receive or a receive for each."""
+    plan = compile_schedule(SCHEDULES["ring"](n_ranks=2, segments=129), size_bytes=258 * 4, fused=False)
     return ForTarget(plan, "msccl-xml")
 
 
-@case(24, "limits", "msccl-xml: channels: 33, must be at most 32 (MAXCHANNELS)", check=_limits)
+@case(24, "limits", "msccl-xml: channels: 33: must be at most 32", check=_limits)
 def thirty_three_channels() -> ForTarget:
     """33 channels between two ranks, a lane for each."""
     count = 33
@@ -144,7 +144,6 @@ def thirty_three_channels() -> ForTarget:
             rows,
             {0: " ".join(f"s{i}" for i in range(count)), 1: " ".join(f"r{i}" for i in range(count))},
             elements=count,
-            collective="broadcast",
         )
     )
     sends, receives = draft.rows[:count], draft.rows[count:]
@@ -153,17 +152,18 @@ def thirty_three_channels() -> ForTarget:
         send.out_channel = receive.in_channel = i
     draft.lanes = [[row] for row in (*sends, *receives)]
     draft.lane_rank = [0] * count + [1] * count
-    return ForTarget(draft.build(), "msccl-xml")
+    return ForTarget(replace(draft.build(), name="channels"), "msccl-xml")
 
 
-@case(24, "limits", "messages on their way to a receive lane: 3, must be at most 2", check=_limits, rank=1)
-def three_slots_where_a_connection_has_two() -> ForTarget:
-    return ForTarget(library("chain-broadcast", 2, 8, segments=4, slots=3).build(), "msccl-xml")
+@case(24, "limits", "msccl-xml: chunks of a step: 72: must be at most 71", check=_limits)
+def a_size_that_does_not_divide() -> ForTarget:
+    """Chunks are of one element: sections are of 73 and 72."""
+    return ForTarget(compile_schedule(SCHEDULES["ring"](n_ranks=2), size_bytes=145 * 4), "msccl-xml")
 
 
-@case(24, "limits", "mscclpp-json: bytes past a multiple of 16: ", "must be at most 0", check=_limits)
+@case(24, "limits", "mscclpp-json: chunks of 4 B: must be multiples of 16 B", check=_limits)
 def a_ragged_size_for_a_run_time_of_whole_vectors() -> ForTarget:
-    return ForTarget(library("chain-reduce", 2, 7).build(), "mscclpp-json")
+    return ForTarget(library("ring", 2, 7).build(), "mscclpp-json")
 
 
 @case(24, "limits", "mpi: bytes of a message: 2147483648, must be at most 2147483647", check=_limits, rank=0)

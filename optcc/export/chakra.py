@@ -1,0 +1,171 @@
+"""Chakra execution traces (MLCommons): what ASTRA-sim replays, a file for each rank.
+
+A file is a sequence of protobuf messages, each with its length before it as a varint: a GlobalMetadata, then the rank's
+nodes. Protobuf's wire format is public and small, so no package is needed for it. The fields written here, by the
+numbers of the schema `et_def.proto`:
+
+    GlobalMetadata   1 version (string)
+    Node             1 id (uint64)   2 name (string)   3 type (enum)   5 data_deps (uint64s of the same file)   10 attr
+    AttributeProto   1 name (string), and one of   7 int32   9 int64   27 bool   29 string
+
+Types are COMP 4, SEND 5, RECV 6. The attributes of a SEND or RECV are comm_src, comm_dst, comm_tag (int32) and
+comm_size (int64, bytes); all nodes have is_cpu_op = false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optcc.errors import PlanError
+from optcc.plan import Plan
+from optcc.schedule import OPS
+
+VERSION = "0.0.4"
+COMP, SEND, RECV = 4, 5, 6
+TAGS = 2**31
+_VARINT, _BYTES = 0, 2
+
+
+def write_chakra(plan: Plan) -> tuple[bytes, ...]:
+    """For each rank its trace, for the files `NAME.0.et`, `NAME.1.et`, ...
+
+    A send is a SEND; a receive is a RECV, and a COMP behind it if it reduces; a local operation is a COMP. A COMP has
+    no duration. A node waits (`data_deps`) for what its instruction waits for; a SEND also for the one before it in its
+    lane and for what was waited for between the two; a fused send for its receive. The tag is the transfer's number.
+
+    >>> from optcc.compiler import compile_schedule
+    >>> from optcc.schedules.ring import ring
+    >>> len(write_chakra(compile_schedule(ring(n_ranks=4), size_bytes=16)))
+    4
+
+    Raises PlanError if there are more transfers than tags.
+    """
+    if len(plan.transfers) > TAGS:
+        raise PlanError(f"chakra: {len(plan.transfers)} transfers: must be at most {TAGS}, as each one has a tag")
+    traces: list[list[bytes]] = [[_delimited(_text(1, VERSION))] for _ in range(plan.n_ranks)]
+    for rank, node in _nodes(plan):
+        traces[rank].append(_delimited(node))
+    return tuple(b"".join(trace) for trace in traces)
+
+
+def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
+    """The nodes, each with its rank; the ids of a rank run from 0 in the order of its lanes."""
+    transfers = plan.transfers
+    recv, send, after = plan.recv_transfer.tolist(), plan.send_transfer.tolist(), list(plan.after)
+    size, src, dst = transfers.bytes.tolist(), transfers.src.tolist(), transfers.dst.tolist()
+    op, stage, segment = transfers.op.tolist(), transfers.stage.tolist(), transfers.segment.tolist()
+    reduces = OPS.index("reduce")
+    first, last = _ids(plan)
+
+    def name(index: int) -> str:
+        return (
+            f"#{index} {src[index]}->{dst[index]} {OPS[op[index]]} s{segment[index]} {transfers.stages[stage[index]]}"
+        )
+
+    for rank, lane in zip(plan.lane_rank.tolist(), plan.lanes, strict=True):
+        sent = -1
+        pending: list[int] = []
+        for index in lane:
+            waits = [last[earlier] for earlier in after[index]]
+            node, r, t = first[index], recv[index], send[index]
+            if r >= 0 and src[r] == dst[r]:
+                yield rank, _node(node, name(r), COMP, waits, b"")
+            elif r >= 0:
+                yield rank, _node(node, name(r), RECV, waits, _message(src[r], dst[r], r, size[r]))
+                if op[r] == reduces:
+                    node += 1
+                    yield rank, _node(node, name(r), COMP, [node - 1], b"")
+            if t < 0:
+                pending += waits
+                continue
+            before = dict.fromkeys((sent, node if r >= 0 else -1, *pending, *waits))
+            node = last[index]
+            yield (
+                rank,
+                _node(
+                    node, name(t), SEND, [each for each in before if each >= 0], _message(src[t], dst[t], t, size[t])
+                ),
+            )
+            sent, pending = node, []
+
+
+def _ids(plan: Plan) -> tuple[list[int], list[int]]:
+    """For each instruction the ids of the first and of the last of its nodes."""
+    reduces = OPS.index("reduce")
+    local, op = (plan.transfers.src == plan.transfers.dst).tolist(), plan.transfers.op.tolist()
+    free = [0] * plan.n_ranks
+    first, last = [], []
+    for rank, r, t in zip(
+        plan.instruction_rank.tolist(), plan.recv_transfer.tolist(), plan.send_transfer.tolist(), strict=True
+    ):
+        first.append(free[rank])
+        free[rank] += (r >= 0) + (r >= 0 and not local[r] and op[r] == reduces) + (t >= 0)
+        last.append(free[rank] - 1)
+    return first, last
+
+
+def _node(number: int, name: str, kind: int, waits: list[int], attributes: bytes) -> bytes:
+    packed = b"".join(map(_varint, waits))
+    return b"".join(
+        (
+            _number(1, number),
+            _text(2, name),
+            _number(3, kind),
+            _key(5, _BYTES) + _varint(len(packed)) + packed if waits else b"",
+            attributes,
+            _NOT_ON_CPU,
+        )
+    )
+
+
+def _message(src: int, dst: int, tag: int, size: int) -> bytes:
+    """The attributes of a SEND or RECV."""
+    return b"".join(map(_attribute, _MESSAGE, (src, dst, tag, size)))
+
+
+def _attribute(before: bytes, value: int) -> bytes:
+    """An attribute; `before` is what stands before its value."""
+    body = before + _varint(value)
+    return _ATTRIBUTE + _varint(len(body)) + body
+
+
+def _delimited(message: bytes) -> bytes:
+    return _varint(len(message)) + message
+
+
+def _text(field: int, value: str) -> bytes:
+    data = value.encode("utf-8", "replace")
+    return _key(field, _BYTES) + _varint(len(data)) + data
+
+
+def _number(field: int, value: int) -> bytes:
+    return _key(field, _VARINT) + _varint(value)
+
+
+def _key(field: int, wire: int) -> bytes:
+    return _varint(field << 3 | wire)
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest ones first; all but the last byte have their top bit set.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    if value < 128:
+        return _SHORT[value]
+    data = bytearray()
+    while value >= 128:
+        data.append(value & 127 | 128)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
+
+
+_SHORT = [bytes((value,)) for value in range(128)]
+_ATTRIBUTE = _key(10, _BYTES)
+_MESSAGE = [
+    _text(1, name) + _key(field, _VARINT)
+    for name, field in (("comm_src", 7), ("comm_dst", 7), ("comm_tag", 7), ("comm_size", 9))
+]
+_NOT_ON_CPU = _attribute(_text(1, "is_cpu_op") + _key(27, _VARINT), 0)

@@ -1,0 +1,138 @@
+"""GOAL: the schedule language of LogGOPSim (Hoefler, Schneider and Lumsdaine, HPDC 2010) and of ATLAHS (SC 2025).
+
+A rank of the file is an endpoint of the topology, that is a server: what its GPUs send to other servers goes through
+the server's ports; what they send each other and local operations are `calc 0`. For each endpoint, all that it does,
+and then what waits for what:
+
+    s7: send 4096b to 2 tag 7 cpu 3 nic 0     transfer 7 leaves
+    r7: recv 4096b from 1 tag 7 cpu 3 nic 0   transfer 7 arrives
+    c7: calc 0 cpu 3                          transfer 7 stays on the endpoint
+    s8 requires r7                            s8 starts when r7 is done
+    r9 irequires r7                           r9 is posted once r7 is
+
+What the simulators ask for (each of these rules broken costs a wrong time or a deadlock): a tag is used once; a chunk
+has a `cpu`, the same for its receive and for the send that passes it on, as time flows through the clocks of the CPUs;
+a lane's sends are chained by `requires`, its receives by `irequires`; labels are defined before they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from optcc.arrays import Column
+from optcc.errors import PlanError, TopologyError
+from optcc.plan import Plan
+from optcc.topology import Topology
+
+CPUS = 255
+"""A `cpu` is a byte, and 256 of them overflow it."""
+TAGS = 2**32
+
+
+def write_goal(plan: Plan, topology: Topology) -> bytes:
+    """`plan` as GOAL text, its ports those of `topology`.
+
+    The simulators know one time per byte. A byte between endpoints of lower rates counts as more bytes: the size of a
+    message is multiplied by the best rate of the topology over the lower one of its sender's out and its receiver's in
+    rate, and rounded up. With `-L 0 -o 0 -g 0 -O 0 -G 1 -S 2000000000` a tick is then a byte at the best rate. That is
+    exact while a port carries one message at a time and the products are whole.
+
+    >>> from optcc.compiler import compile_schedule
+    >>> from optcc.schedules.ring import ring
+    >>> plan = compile_schedule(ring(n_ranks=2), size_bytes=8)
+    >>> print(write_goal(plan, Topology.parse("2@1GB/s,1=500MB/s")).decode().partition("rank 1")[0])
+    num_ranks 2
+    rank 0 {
+    s0: send 8b to 1 tag 0 cpu 0 nic 0
+    r1: recv 8b from 1 tag 1 cpu 1 nic 0
+    s2: send 8b to 1 tag 2 cpu 1 nic 0
+    r3: recv 8b from 1 tag 3 cpu 0 nic 0
+    s2 requires s0
+    s2 requires r1
+    r3 irequires r1
+    r3 requires s0
+    }
+    <BLANKLINE>
+
+    Raises TopologyError if the topology has another number of ranks, PlanError if there are more transfers than tags.
+    """
+    if topology.n_ranks != plan.n_ranks:
+        raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {plan.n_ranks} ranks")
+    if len(plan.transfers) > TAGS:
+        raise PlanError(f"goal: {len(plan.transfers)} transfers: must be at most {TAGS}, as each one has a tag")
+    return "".join((f"num_ranks {len(topology.servers)}\n", *_endpoints(plan, topology))).encode()
+
+
+def _endpoints(plan: Plan, topology: Topology) -> Iterator[str]:
+    """The block of each endpoint."""
+    transfers, server_of = plan.transfers, np.array(topology.rank_server)
+    src, dst = server_of[transfers.src], server_of[transfers.dst]
+    stays = (src == dst).tolist()
+    leaves, arrives = _statements(plan, src, dst, topology)
+    recv, send = plan.recv_transfer.tolist(), plan.send_transfer.tolist()
+    # By what others know that an instruction has happened: a fused one has when its send has left.
+    label = [
+        f"{'c' if stays[t] else 's'}{t}" if t >= 0 else f"{'c' if stays[r] else 'r'}{r}"
+        for r, t in zip(recv, send, strict=True)
+    ]
+    after = list(plan.after)
+    blocks: list[tuple[list[str], list[str]]] = [([], []) for _ in topology.servers]
+    for rank, lane in zip(plan.lane_rank.tolist(), plan.lanes, strict=True):
+        lines, waits = blocks[server_of[rank]]
+        sent = received = ""
+        pending: list[str] = []  # what the instructions issued since the last send of the lane waited for
+        for index in lane:
+            wanted = [label[earlier] for earlier in after[index]]
+            r, t = recv[index], send[index]
+            own = ""
+            if r >= 0:
+                own = f"{'c' if stays[r] else 'r'}{r}"
+                lines.append(arrives[r])
+                if received:
+                    waits.append(f"{own} irequires {received}")
+                waits += [f"{own} requires {each}" for each in wanted]
+                received = own
+            if t < 0:
+                pending += wanted
+                continue
+            leaving = f"{'c' if stays[t] else 's'}{t}"
+            if not stays[t]:
+                lines.append(leaves[t])
+            before = dict.fromkeys((sent, own, *pending, *wanted))
+            waits += [f"{leaving} requires {each}" for each in before if each and each != leaving]
+            sent, pending = leaving, []
+    for index, (lines, waits) in enumerate(blocks):
+        yield "\n".join((f"rank {index} {{", *lines, *waits, "}\n"))
+
+
+def _statements(plan: Plan, src: Column, dst: Column, topology: Topology) -> tuple[list[str], list[str]]:
+    """For each transfer what the endpoint that it leaves does, and what the one does at which it arrives."""
+    transfers = plan.transfers
+    _, cpu = np.unique(np.concatenate((transfers.src_offset, transfers.dst_offset)), return_inverse=True)
+    cpus = (cpu % CPUS).tolist()
+    n = len(transfers)
+    columns = (_sizes(transfers.bytes, src, dst, topology), src.tolist(), dst.tolist(), cpus[:n], cpus[n:])
+    leaves, arrives = [], []
+    for t, (size, out, in_, cpu_out, cpu_in) in enumerate(zip(*columns, strict=True)):
+        leaves.append(f"s{t}: send {size}b to {in_} tag {t} cpu {cpu_out} nic 0")
+        arrives.append(
+            f"c{t}: calc 0 cpu {cpu_in}" if out == in_ else f"r{t}: recv {size}b from {out} tag {t} cpu {cpu_in} nic 0"
+        )
+    return leaves, arrives
+
+
+def _sizes(length: Column, src: Column, dst: Column, topology: Topology) -> list[int]:
+    """For each transfer what it counts, in bytes at the best rate."""
+    best = max(*topology.out, *topology.in_)
+    factor: dict[tuple[int, int], Fraction] = {}
+    sizes = []
+    for size, out, in_ in zip(length.tolist(), src.tolist(), dst.tolist(), strict=True):
+        pair = (out, in_)
+        if out != in_ and pair not in factor:
+            factor[pair] = best / min(topology.out[out], topology.in_[in_])
+        by = factor.get(pair, Fraction(1))
+        sizes.append(-(-size * by.numerator // by.denominator))
+    return sizes
