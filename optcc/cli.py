@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "bench": ("optcc.experiments.bench_command", "time schedules under mpirun, with nccl-tests' flags and columns"),
     "bound": ("optcc.verify.bound_command", "say how fast an AllReduce could possibly be, exactly"),
-    "compile": ("optcc.schedules.compile_command", "turn a schedule into a plan, transfers, or a file for another tool"),
+    "compile": ("optcc.schedules.compile_command", "make a plan, transfers, or a file for another tool of a schedule"),
     "demo": ("optcc.experiments.demo_command", "the whole story on emulated hosts: one server lost half its bandwidth"),
     "fabric": ("optcc.experiments.fabric_command", "emulate multi-NIC hosts as network namespaces"),
     "figures": ("optcc.paper_figures.figures_command", "draw every figure from the records"),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-
 _ALLOCATES = {"copy", "empty", "full", "sort", "zeros"}
 """What a kernel that makes arrays, or has them sorted, calls."""
 

@@ -78,7 +78,7 @@ def check_limits(plan: Plan, target: str) -> Counterexample | None:
     >>> print(check_limits(plan, "msccl-xml"))
     None
     >>> check_limits(plan, "mscclpp-json").summary
-    'mscclpp-json: operations of a thread block: 616: must be at most 64; rank 0 thread block 0'
+    'mscclpp-json: operations of a thread block: 521: must be at most 64; rank 0 thread block 0'
 
     Raises InputError for a target that is not in `TARGETS`.
     """
