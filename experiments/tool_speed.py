@@ -80,23 +80,24 @@ class ToolSpeed(Shown):
         return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> ToolSpeed:
-        """A record from a file; raises CodecError, its message starting with the path to the field."""
+    def from_bytes(cls, data: bytes, name: str = "") -> ToolSpeed:
+        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
         try:
             file = msgspec.json.decode(data, type=_File)
         except msgspec.DecodeError as error:
-            raise CodecError(f"$: {error}") from None
+            raise CodecError(f"record {name!r}: $: {error}") from None
         if file.format != FORMAT:
-            raise CodecError(f"$.format: {file.format!r}: must be {FORMAT!r}")
+            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
         for number, row in enumerate(file.rows):
             if not row.seconds or min(row.seconds) <= 0:
-                raise CodecError(f"$.rows[{number}].seconds: {row.seconds}: must be one or more, above zero")
+                rule = "must be one or more, above zero"
+                raise CodecError(f"record {name!r}: $.rows[{number}].seconds: {row.seconds}: {rule}")
         return cls(file.machine, file.versions, tuple(file.rows))
 
     @classmethod
     def read(cls, path: Path = PATH) -> ToolSpeed:
         """The record in the file `path`."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX))
+        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
 
     def card(self) -> Card:
         rows = tuple(

@@ -38,6 +38,7 @@ COMMANDS = {
     "replay": ("optcc.verify.replay_command", "check a certificate in exact arithmetic, without a solver"),
     "show": ("optcc.paper_figures.show_command", "print a schedule's timetable, or draw what every port does when"),
     "simulate": ("optcc.experiments.simulate_command", "predict how long a plan takes"),
+    "study": ("optcc.experiments.study_command", "draw failures from published rates, and say what they cost"),
     "verify": ("optcc.verify.verify_command", "prove a plan right, or show why it is wrong"),
 }
 SEGMENTS_MAX = 1_000_000

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.record import Record
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.files import replace_file
-from optcc.paper_figures import allreduce_bars, bound_curves, numbers, schedule_curves, sources, style
+from optcc.paper_figures import allreduce_bars, bound_curves, failure_curves, numbers, schedule_curves, sources, style
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
 from optcc.show import Card, Shown
@@ -76,7 +77,12 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> Written:
 def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
     """Every figure that the records give, drawn and not yet written."""
     style.require_matplotlib()
-    return (*_draw_bars(read, quick), *_draw_curves(read, quick), *_draw_schedules(read, quick))
+    return (
+        *_draw_bars(read, quick),
+        *_draw_curves(read, quick),
+        *_draw_schedules(read, quick),
+        *_draw_failures(read, quick),
+    )
 
 
 def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
@@ -122,6 +128,17 @@ def _draw_schedules(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
         figure = schedule_curves.draw(table)
         files = {f"{schedule_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
         yield Drawn(schedule_curves.NAME, files, schedule_curves.numbers(table), (source,))
+
+
+def _draw_failures(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """The figure of failures, if a record of them is there."""
+    found = [(source, source.record) for source in read if isinstance(source.record, FailureStudy)]
+    _require_one(failure_curves.NAME, [source for source, _ in found])
+    for source, record in found:
+        table = failure_curves.data(record)
+        figure = failure_curves.draw(table)
+        files = {f"{failure_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+        yield Drawn(failure_curves.NAME, files, failure_curves.numbers(table), (source,))
 
 
 def _require_one(figure: str, found: Sequence[Source]) -> None:

@@ -1,14 +1,15 @@
 """`Source`: a record with the file it came from, fit to be drawn.
 
-A record is a measurement (`Record`), curves of the bound (`BoundCurves`) or schedules in simulation (`ScheduleRatios`);
-its field `format` says which.
+A record is a measurement (`Record`), curves of the bound (`BoundCurves`), schedules in simulation (`ScheduleRatios`),
+failures (`FailureStudy`), training steps (`TrainingStudy`) or the tools' own speed (`ToolSpeed`); its field `format`
+says which. The last two are known and not drawn.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,23 @@ import msgspec
 
 from optcc import experiments
 from optcc.errors import CodecError, InputError
-from optcc.experiments import bound_record, schedule_record
+from optcc.experiments import bound_record, failure_study, schedule_record, tool_speed, training
 from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.record import RECORD_BYTES_MAX, Record, Samples
 from optcc.experiments.schedule_record import ScheduleRatios
+from optcc.experiments.tool_speed import ToolSpeed
+from optcc.experiments.training import TrainingStudy
 from optcc.files import read_file
+
+AnyRecord = Record | BoundCurves | ScheduleRatios | FailureStudy | TrainingStudy | ToolSpeed
+_READERS: dict[str, Callable[[bytes, str], AnyRecord]] = {
+    bound_record.FORMAT: BoundCurves.from_bytes,
+    schedule_record.FORMAT: ScheduleRatios.from_bytes,
+    failure_study.FORMAT: FailureStudy.from_bytes,
+    training.FORMAT: TrainingStudy.from_bytes,
+    tool_speed.FORMAT: ToolSpeed.from_bytes,
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class Source:
 
     name: str
     sha256: str
-    record: Record | BoundCurves | ScheduleRatios
+    record: AnyRecord
 
     def as_json(self) -> dict[str, str]:
         """How a manifest names it."""
@@ -57,12 +70,10 @@ def read(paths: Sequence[Path]) -> tuple[Source, ...]:
     sources: dict[Path, Source] = {}
     for path in paths:
         data = read_file(path, RECORD_BYTES_MAX)
-        record: Record | BoundCurves | ScheduleRatios
-        kind = _format(data)
-        if kind == bound_record.FORMAT:
-            record = BoundCurves.from_bytes(data, str(path))
-        elif kind == schedule_record.FORMAT:
-            record = ScheduleRatios.from_bytes(data, str(path))
+        record: AnyRecord
+        read_as = _READERS.get(_format(data))
+        if read_as is not None:
+            record = read_as(data, str(path))
         else:
             record = Record.read(path)
             require_drawable(record, str(path))

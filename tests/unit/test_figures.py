@@ -528,3 +528,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OptccError, match=r"folder '.*file/out': cannot be made: "):
         build.build(write(tmp_path, record()), tmp_path / "file" / "out", quick=True)
+
+
+def test_every_record_of_the_package_is_known() -> None:
+    """A new kind of record is either drawn or said not to be, or `optcc figures` refuses the folder."""
+    paths = sources.find(sources.records_folder())
+    assert [source.name for source in sources.read(paths)] == [path.name for path in paths]
