@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import click
@@ -23,12 +24,18 @@ from optcc.cli import (
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction
 from optcc.errors import InputError
+from optcc.faults import FaultPlan
 from optcc.files import read_file
-from optcc.simulate import MODELS, simulate
+from optcc.simulate import MODELS, Jitter, Policy, simulate
 from optcc.sweep import Sweep, sweep
 from optcc.timing import Timing
 from optcc.topology import Topology
+from optcc.units import parse_time
 from optcc.verify.bounds import collective_bound
+
+POLICIES = ("migrate", "wait")
+JITTER_S = 2e-6
+JITTER_SIGMA = 0.02
 
 
 @click.command("simulate", epilog="Example: optcc simulate optcc --topology 8@50GB/s,3=25GB/s --size 1G --latency 5us")
@@ -39,6 +46,10 @@ from optcc.verify.bounds import collective_bound
 @latency_option
 @click.option("--model", default="fifo", show_default=True, help=f"How ports share: {' or '.join(MODELS)}.")
 @click.option("--as-written", is_flag=True, help="In the order in which NAME is written, in one pass and no plan.")
+@click.option("--faults", default=None, help="NICs that fail meanwhile: 3/0@1ms, 3/0@1ms..4ms, 3/0@1ms=1/2:out, ...")
+@click.option("--policy", default=None, help="What happens then: migrate to surviving NICs, or wait for the repair.")
+@click.option("--detection", default=None, help="With --faults: how long until a dead NIC is noticed, such as 12ms.")
+@click.option("--jitter", type=int, default=None, metavar="SEED", help="Noise: of latency and rates.")
 @plan_options
 @json_option
 def command(
@@ -49,6 +60,10 @@ def command(
     latency: str | None,
     model: str,
     as_written: bool,
+    faults: str | None,
+    policy: str | None,
+    detection: str | None,
+    jitter: int | None,
     dtype: str,
     reduction: str,
     segments: int | str,
@@ -58,13 +73,24 @@ def command(
 ) -> None:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
 
-    With --as-written for thousands of ranks: transfers are timed as they are written, and none is kept.
+    With --faults also what each of them cost, against the run without. With --as-written for thousands of ranks:
+    transfers are timed as they are written, and none is kept.
     """
     if (name is None) == (plan_file is None):
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
     if model not in MODELS:
         raise InputError(f"--model {model!r}: must be {' or '.join(MODELS)}")
     topology = with_latency(topology, latency)
+    if policy is not None and policy not in POLICIES:
+        raise InputError(f"--policy {policy!r}: must be {' or '.join(POLICIES)}")
+    if faults is None and (policy is not None or detection is not None):
+        raise InputError("--policy and --detection: need --faults")
+    recovery = Policy(
+        "wait" if policy == "wait" else "migrate",
+        detection_s=Fraction(0) if detection is None else parse_time(detection),
+    )
+    if as_written and (faults is not None or jitter is not None):
+        raise InputError("--as-written: cannot have --faults or --jitter")
     if as_written:
         if name in (None, AUTO) or size is None or model == "fair" or slots is not None or ports is not None:
             raise InputError("--as-written: takes the NAME of a schedule, --size, fifo or exclusive ports, no slots")
@@ -95,7 +121,14 @@ def command(
             slots=slots,
         )
     started = time.perf_counter()
-    timing = simulate(plan, topology, model=model)
+    timing = simulate(
+        plan,
+        topology,
+        model=model,
+        faults=None if faults is None else FaultPlan.parse(faults),
+        policy=None if faults is None else recovery,
+        jitter=None if jitter is None else Jitter(jitter, latency_s=JITTER_S, rate_sigma=JITTER_SIGMA),
+    )
     spent = time.perf_counter() - started
     _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json)
 
@@ -125,5 +158,15 @@ def _tell(
             "transfers_per_second": transfers / spent,
             "model": result.model,
             "utilisation": result.utilisation(),
+            **(_recovery(result) if isinstance(result, Timing) and result.recovery is not None else {}),
         }
     )
+
+
+def _recovery(timing: Timing) -> dict[str, object]:
+    assert timing.recovery is not None
+    return {
+        "fault_free_seconds": timing.recovery.fault_free_s,
+        "overhead": timing.overhead,
+        "costs": [{"fault": each.fault, "seconds": each.cost_s} for each in timing.recovery.costs],
+    }

@@ -10,6 +10,9 @@ from typing import Any
 _ALLOCATES = {"copy", "empty", "full", "sort", "zeros"}
 """What a kernel that makes arrays, or has them sorted, calls."""
 
+_SHORT = 1500
+"""Bytes of code of a kernel that is put into those that call it."""
+
 
 def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -> Any:
     """The functions `kernels` by their names without the leading underscore; each may call those before it.
@@ -29,6 +32,8 @@ def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -
         # Without memory of its own a kernel need not count references to the arrays that it is given, and two atomic
         # additions for each of them in each call are most of what a short one costs.
         options = {} if _ALLOCATES & set(kernel.__code__.co_names) else {"_nrt": False}
+        if options and len(kernel.__code__.co_code) < _SHORT:  # else an array is passed on as seven numbers
+            options["forceinline"] = True
         try:
             known[kernel.__name__] = numba.njit(copy, cache=True, **options)
         except RuntimeError:  # no place to write the cache to

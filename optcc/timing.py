@@ -7,8 +7,32 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from optcc.arrays import Column
 from optcc.show import Card, Shown
 from optcc.units import show_time
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCost:
+    """A fault in words, and how much longer the run takes with it than with only the faults before it, seconds."""
+
+    fault: str
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recovery:
+    """What faults cost: the costs add up to the overhead over `fault_free_s`, the run without any.
+
+    If the run turned to a second plan, `kept` are the transfers of the first one that were still to be done, in the
+    order of the first plan's `Timing`, and `second` are the times of the second plan, on the same clock.
+    """
+
+    policy: str
+    fault_free_s: float
+    costs: tuple[FaultCost, ...]
+    kept: Column | None = None
+    second: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +42,8 @@ class Timing(Shown):
     A transfer takes its out port at `start_s`, its last byte leaves it at `sent_s`; it takes its in port at `taken_s`
     and is done at `end_s`.
     `critical` are transfers from the first to the last one, each of which waited for the one before it;
-    `port_names` and `port_busy_s` say how long each port was carrying bytes.
+    `port_names` and `port_busy_s` say how long each port was carrying bytes, at the rate that it has without faults.
+    `recovery` is what faults did to the run, if it had any.
     """
 
     model: str
@@ -29,11 +54,21 @@ class Timing(Shown):
     critical: tuple[int, ...]
     port_names: tuple[str, ...]
     port_busy_s: tuple[float, ...]
+    recovery: Recovery | None = None
 
     @property
     def seconds(self) -> float:
-        """The end of the last transfer."""
-        return float(self.end_s.max()) if len(self.end_s) else 0.0
+        """The end of the last transfer, be it the second plan's."""
+        last = float(self.end_s.max()) if len(self.end_s) else 0.0
+        second = self.recovery.second if self.recovery is not None else None
+        return last if second is None else max(last, second.seconds)
+
+    @property
+    def overhead(self) -> float:
+        """What faults add to the time, as a share of the time without them."""
+        if self.recovery is None or self.recovery.fault_free_s == 0:
+            return 0.0
+        return self.seconds / self.recovery.fault_free_s - 1
 
     def utilisation(self) -> dict[str, float]:
         """For each port, the share of the makespan in which it carried bytes."""
@@ -44,7 +79,17 @@ class Timing(Shown):
 
     def card(self) -> Card:
         rows = tuple((name, f"{100 * share:.1f} %") for name, share in self.utilisation().items())
-        return Card(f"{show_time(self.seconds)} ({self.model} ports)", ("port", "busy"), rows)
+        if self.recovery is None:
+            return Card(f"{show_time(self.seconds)} ({self.model} ports)", ("port", "busy"), rows)
+        costs = tuple(
+            (each.fault, f"{'-' if each.cost_s < 0 else '+'} {show_time(abs(each.cost_s))}")
+            for each in self.recovery.costs
+        )
+        title = (
+            f"{show_time(self.seconds)} ({self.model} ports), {100 * self.overhead:.1f} % over "
+            f"{show_time(self.recovery.fault_free_s)} without faults; policy {self.recovery.policy}"
+        )
+        return Card(title, ("fault, port", "cost, busy"), (*costs, *rows))
 
     def __repr__(self) -> str:
         return f"Timing({self.seconds:.6g} s, model={self.model!r}, transfers={len(self.end_s)})"

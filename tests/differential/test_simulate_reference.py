@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
@@ -13,26 +13,47 @@ from optcc.collective import Collective
 from optcc.errors import PlanError
 from optcc.plan import LOCAL_COPY, RECV, RECV_COPY_SEND, SEND, Channel, Plan
 from optcc.simulate import MODELS, Model, simulate
+from optcc.simulate.ports import Ports
+from optcc.simulate.rails import run_striped
+from optcc.simulate.rates import Change
+from optcc.simulate.run import Network, run_once
+from optcc.timing import Timing
 from optcc.topology import Nic, Server, Topology
 from optcc.transfers import Transfers
 
-SEEDS = range(150)
+SEEDS = range(100)
+RateChanges = Sequence[tuple[Fraction, str, Fraction, int]]
+"""Time, port, new rate (0: down), bytes to be sent again."""
 
 
 class Reference:
-    """Steps from instant to instant; at each one, does whatever the rules allow until nothing more is allowed."""
+    """Steps from instant to instant; at each one, does whatever the rules allow until nothing more is allowed.
 
-    def __init__(self, transfers: Transfers, topology: Topology, model: Model, overhead: Fraction) -> None:
+    What a port serves has `rest` bytes left there. `changes` are (time, port, rate, bytes lost).
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        topology: Topology,
+        model: Model,
+        overhead: Fraction,
+        changes: RateChanges = (),
+    ) -> None:
         self.transfers, self.topology, self.model, self.overhead = transfers, topology, model, overhead
+        self.changes = list(changes)
         self.rates: dict[str, Fraction] = {}
         self.ports = [self.ports_of(src, dst) for src, dst in zip(transfers.src, transfers.dst, strict=True)]
+        self.down = set[str]()
         self.ready = dict[int, Fraction]()
         self.start = dict[int, Fraction]()
         self.sent = dict[int, Fraction]()
+        self.come = dict[int, Fraction]()  # under fifo: when it came to its in port, was taken by it, and was through
+        self.taken = dict[int, Fraction]()
+        self.landed = dict[int, Fraction]()
         self.done = dict[int, Fraction]()
         self.turn = dict[int, int]()  # its place in its receive lane
-        self.comes = dict[int, Fraction]()  # under fifo: when it can be taken by its in port, and when it is through
-        self.landed = dict[int, Fraction]()
+        self.rest = [(self.size(t), self.size(t)) for t in range(len(transfers))]  # at its out and its in port
 
     def ports_of(self, src: int, dst: int) -> tuple[str, ...]:
         a, b = (self.topology.servers[self.topology.rank_server[rank]] for rank in (src, dst))
@@ -40,17 +61,38 @@ class Reference:
             return ()
         if a is b:
             assert a.fabric is not None
-            self.rates |= {f"{src}>": a.fabric, f">{dst}": a.fabric}
-            return f"{src}>", f">{dst}"
-        self.rates |= {f"{a.name}>": a.out, f">{b.name}": b.in_}
-        return f"{a.name}>", f">{b.name}"
+            names = f"out {a.name} gpu {src}", f"in {a.name} gpu {dst}"
+            self.rates |= dict.fromkeys(names, a.fabric)
+            return names
+        self.rates |= {f"out {a.name}": a.out, f"in {b.name}": b.in_}
+        return f"out {a.name}", f"in {b.name}"
 
-    def speeds(self, flowing: list[int]) -> dict[int, Fraction]:
-        """Max-min fair, or simply what the two ports can do where a transfer has them to itself."""
-        if self.model != "fair":
-            return {t: min(self.rates[port] for port in self.ports[t]) for t in flowing}
+    def size(self, t: int) -> Fraction:
+        return Fraction(int(self.transfers.bytes[t]))
+
+    def is_local(self, t: int) -> bool:
+        return bool(self.transfers.src[t] == self.transfers.dst[t])
+
+    def begins(self, t: int) -> Fraction:
+        """When the first byte of a transfer that has started leaves."""
+        return self.start[t] + (0 if self.is_local(t) else self.overhead)
+
+    def serving(self, side: int) -> list[int]:
+        """What flows out of ports, or is being taken by in ports."""
+        if side == 0:
+            return [t for t in self.start if self.ports[t] and t not in self.sent]
+        return [t for t in self.taken if t not in self.landed]
+
+    def speed(self, t: int, side: int, flowing: list[int]) -> Fraction:
+        """Bytes/s at which a transfer goes out of its out port or into its in port."""
+        if self.model == "fair":
+            return self.fair_speeds(flowing)[t]
+        ports = self.ports[t] if self.model == "exclusive" else (self.ports[t][side],)
+        return min(Fraction(0) if port in self.down else self.rates[port] for port in ports)
+
+    def fair_speeds(self, flowing: list[int]) -> dict[int, Fraction]:
         speed: dict[int, Fraction] = {}
-        left = dict(self.rates)
+        left = {port: Fraction(0) if port in self.down else rate for port, rate in self.rates.items()}
         while rest := [t for t in flowing if t not in speed]:
             users = {port: [t for t in rest if port in self.ports[t]] for port in left}
             full = min((port for port in left if users[port]), key=lambda port: left[port] / len(users[port]))
@@ -61,73 +103,110 @@ class Reference:
                     left[port] -= share
         return speed
 
-    def serve(self, now: Fraction) -> list[Fraction]:
-        """Fifo ports: takes what can be taken at `now`, and returns the instants at which something will happen."""
-        through = {t: self.start[t] + self.overhead + self.on(t, 0) for t in self.start if self.ports[t]}
-        for t in sorted(self.ready.keys() - self.start.keys(), key=lambda t: (self.ready[t], t)):
-            if all(end <= now or self.ports[other][0] != self.ports[t][0] for other, end in through.items()):
-                self.start[t] = now
-                through[t] = now + self.overhead + self.on(t, 0)
-                self.comes[t] = max(now + self.overhead, through[t] - self.on(t, 1))
-        for t in sorted(self.comes.keys() - self.landed.keys(), key=lambda t: (self.turn.get(t, 0), self.comes[t], t)):
-            free = all(end <= now or self.ports[other][1] != self.ports[t][1] for other, end in self.landed.items())
-            if self.comes[t] <= now and free:
-                self.landed[t] = now + self.on(t, 1)
-        latency = self.topology.latency_s
-        ends = [*through.values(), *self.comes.values(), *self.landed.values()]
-        return [at for at in (*ends, *(end + latency for end in self.landed.values())) if at > now]
+    def comes(self, t: int, now: Fraction) -> Fraction | None:
+        """When a transfer that is being sent has come so far that its in port can take it without a pause."""
+        out, in_ = self.ports[t]
+        if out in self.down:
+            return None
+        ends = max(now, self.begins(t)) + self.rest[t][0] / self.rates[out]
+        return max(self.begins(t), ends - self.size(t) / self.rates[in_])
 
-    def on(self, t: int, side: int) -> Fraction:
-        """Seconds that transfer `t` takes at its out port (0) or its in port (1)."""
-        return int(self.transfers.bytes[t]) / self.rates[self.ports[t][side]]
+    def change(self, port: str, rate: Fraction, lost: int) -> None:
+        for side in (0, 1):
+            serving = [t for t in self.serving(side) if self.ports[t][side if self.model == "fifo" else 0] == port]
+            if self.model != "fifo":
+                serving = [t for t in self.serving(0) if port in self.ports[t]] if side == 0 else []
+            if self.model == "fair":  # the first of each pair of ports
+                first: dict[tuple[str, ...], int] = {}
+                for t in sorted(serving, key=lambda t: (self.rest[t][0], self.begins(t), t)):
+                    first.setdefault(self.ports[t], t)
+                serving = list(first.values())
+            for t in serving:
+                rest = list(self.rest[t])
+                rest[side] = min(self.size(t), rest[side] + lost)
+                self.rest[t] = (rest[0], rest[1])
+        if rate:
+            self.rates[port] = rate
+            self.down.discard(port)
+        else:
+            self.down.add(port)
 
     def run(self, may_start: Callable[[int], bool], may_be_done: Callable[[int], bool]) -> bool:
         """False if some transfer never is done."""
-        t_all = range(len(self.transfers))
-        local = [self.transfers.src[t] == self.transfers.dst[t] for t in t_all]
-        begins = dict[int, Fraction]()
-        rest = {t: Fraction(int(self.transfers.bytes[t])) if self.ports[t] else Fraction(0) for t in t_all}
         latency, now = self.topology.latency_s, Fraction(0)
         while True:
-            before = -1
-            while before != len(self.ready) + len(self.start) + len(self.sent) + len(self.done):
-                before = len(self.ready) + len(self.start) + len(self.sent) + len(self.done)
-                for t in t_all:
-                    if t not in self.ready and may_start(t):
-                        self.ready[t] = now
-                    waits = self.model != "fair" and self.ports[t]
-                    if t in self.ready and t not in self.start and not waits:
-                        self.start[t] = now
-                        begins[t] = now + (0 if local[t] else self.overhead)
-                    if t in begins and t not in self.sent and begins[t] <= now and rest[t] == 0:
-                        self.sent[t] = now
-                    if t in self.comes and self.start[t] + self.overhead + self.on(t, 0) <= now:
-                        self.sent.setdefault(t, now)
-                    last = self.landed if t in self.comes else self.sent
-                    arrived = t in last and last[t] + (0 if local[t] else latency) <= now
-                    if arrived and t not in self.done and may_be_done(t):
-                        self.done[t] = now
-            instants = self.serve(now) if self.model == "fifo" else []
-            for t in sorted(self.ready.keys() - self.start.keys(), key=lambda t: (self.ready[t], t)):
-                if self.model == "fifo":
-                    break
-                taken = {port for other in self.start.keys() - self.sent.keys() for port in self.ports[other]}
-                if not taken & set(self.ports[t]):
-                    self.start[t], begins[t] = now, now + self.overhead
-            flowing = [t for t in begins if begins[t] <= now and t not in self.sent]
-            speed = self.speeds(flowing)
-            instants += [at for at in begins.values() if at > now]
-            instants += [at + latency for at in self.sent.values() if at + latency > now]
-            instants += [now + rest[t] / speed[t] for t in flowing]
+            self.finish(now, may_start, may_be_done)
+            for at, port, rate, lost in self.changes:
+                if at == now and port in self.rates:
+                    self.change(port, rate, lost)
+            self.begin(now)
+            instants = [at for at, *_ in self.changes] if len(self.done) < len(self.transfers) else []
+            instants += [self.begins(t) for t in self.start]
+            instants += [self.landed[t] + (0 if self.is_local(t) else latency) for t in self.landed]
+            flows = {side: [t for t in self.serving(side) if side or self.begins(t) <= now] for side in (0, 1)}
+            speeds = {(t, side): self.speed(t, side, flows[side]) for side in (0, 1) for t in flows[side]}
+            instants += [now + self.rest[t][side] / speed for (t, side), speed in speeds.items() if speed]
+            if self.model == "fifo":
+                coming = (self.comes(t, now) for t in self.serving(0) if t not in self.come)
+                instants += [at for at in coming if at is not None]
+            instants = [at for at in instants if at > now]
             if not instants:
                 return len(self.done) == len(self.transfers)
-            for t in flowing:
-                rest[t] -= speed[t] * (min(instants) - now)
+            for (t, side), speed in speeds.items():
+                rest = list(self.rest[t])
+                rest[side] = max(Fraction(0), rest[side] - speed * (min(instants) - now))
+                self.rest[t] = (rest[0], rest[1])
             now = min(instants)
 
+    def finish(self, now: Fraction, may_start: Callable[[int], bool], may_be_done: Callable[[int], bool]) -> None:
+        """All that ends at `now`, and what that allows."""
+        moments = self.ready, self.start, self.sent, self.come, self.landed, self.done
+        before = -1
+        while before != sum(map(len, moments)):
+            before = sum(map(len, moments))
+            for t in range(len(self.transfers)):
+                if t not in self.ready and may_start(t):
+                    self.ready[t] = now
+                if t in self.ready and t not in self.start and (self.model == "fair" or not self.ports[t]):
+                    self.start[t] = now
+                if t in self.start and t not in self.sent and self.begins(t) <= now:
+                    if self.model == "fifo" and self.ports[t] and t not in self.come:
+                        comes = self.comes(t, now)
+                        if comes is not None and comes <= now:
+                            self.come[t] = now
+                    if self.rest[t][0] == 0 or not self.ports[t]:
+                        self.sent[t] = now
+                through = self.model != "fifo" or not self.ports[t] or (t in self.taken and self.rest[t][1] == 0)
+                if t in self.sent and t not in self.landed and through:
+                    self.landed[t] = now
+                latency = 0 if self.is_local(t) else self.topology.latency_s
+                if t in self.landed and t not in self.done and self.landed[t] + latency <= now and may_be_done(t):
+                    self.done[t] = now
 
-def refer_transfers(transfers: Transfers, topology: Topology, model: Model, overhead: Fraction) -> Reference:
-    reference = Reference(transfers, topology, model, overhead)
+    def begin(self, now: Fraction) -> None:
+        """All that ports take at `now`."""
+        if self.model == "fair":
+            return
+        for t in sorted(self.ready.keys() - self.start.keys(), key=lambda t: (self.ready[t], t)):
+            held = {port for other in self.serving(0) for port in self.ports[other]} | self.down
+            if not held & set(self.ports[t] if self.model == "exclusive" else self.ports[t][:1]):
+                self.start[t] = now
+        if self.model == "exclusive":
+            return
+        for t in self.serving(0):
+            comes = self.comes(t, now) if t not in self.come else None
+            if comes is not None and comes <= now:
+                self.come[t] = now
+        for t in sorted(self.come.keys() - self.taken.keys(), key=lambda t: (self.turn.get(t, 0), self.come[t], t)):
+            held = {self.ports[other][1] for other in self.serving(1)} | self.down
+            if self.ports[t][1] not in held:
+                self.taken[t] = now
+
+
+def refer_transfers(
+    transfers: Transfers, topology: Topology, model: Model, overhead: Fraction, changes: RateChanges = ()
+) -> Reference:
+    reference = Reference(transfers, topology, model, overhead, changes)
     assert reference.run(
         lambda t: (
             all(int(u) in reference.done for u in transfers.after[t])
@@ -138,9 +217,11 @@ def refer_transfers(transfers: Transfers, topology: Topology, model: Model, over
     return reference
 
 
-def refer_plan(plan: Plan, topology: Topology, model: Model, overhead: Fraction) -> Reference | None:
+def refer_plan(
+    plan: Plan, topology: Topology, model: Model, overhead: Fraction, changes: RateChanges = ()
+) -> Reference | None:
     """The rules of a plan, read off its instructions; None if it never ends."""
-    reference = Reference(plan.transfers, topology, model, overhead)
+    reference = Reference(plan.transfers, topology, model, overhead, changes)
     rows = list(plan)
     sender = {row.send_transfer: row for row in rows if row.send_transfer >= 0}
     receiver = {row.recv_transfer: row for row in rows if row.recv_transfer >= 0}
@@ -264,11 +345,41 @@ def _numbered(lengths: list[int]) -> list[list[int]]:
     return [list(range(sum(lengths[:at]), sum(lengths[: at + 1]))) for at in range(len(lengths))]
 
 
-def check(plan: Plan | Transfers, topology: Topology, model: Model, overhead: Fraction, wanted: Reference) -> None:
-    timing = simulate(plan, topology, model=model, overhead_s=float(overhead))
-    for t in range(len(timing.start_s)):
-        assert timing.start_s[t] == pytest.approx(float(wanted.start[t]), rel=1e-9, abs=1e-12), t
-        assert timing.end_s[t] == pytest.approx(float(wanted.done[t]), rel=1e-9, abs=1e-12), t
+def random_changes(rng: random.Random, topology: Topology) -> RateChanges:
+    """Up to four of the rates of NIC ports; no port stays down for good."""
+    changes: list[tuple[Fraction, str, Fraction, int]] = []
+    for _ in range(rng.randint(1, 3)):
+        server = rng.choice(topology.servers)
+        port = f"{rng.choice(('out', 'in'))} {server.name}"
+        at = Fraction(rng.randint(0, 40), rng.choice((1, 2)))
+        if any(port == other and abs(at - when) < 4 for when, other, _, _ in changes):
+            continue
+        rate = Fraction(rng.choice((0, 0, 1, 2, 3, 4)), rng.choice((1, 1, 3)))
+        changes.append((at, port, rate, rng.choice((0, 0, 2, 6, 100))))
+        if rate == 0:
+            changes.append((at + rng.randint(1, 3), port, Fraction(rng.choice((1, 2, 3))), 0))
+    changes.sort()
+    return changes
+
+
+def run(
+    plan: Plan | Transfers, topology: Topology, model: Model, overhead: Fraction, changes: RateChanges = ()
+) -> Timing:
+    if not changes:
+        return simulate(plan, topology, model=model, overhead_s=float(overhead))
+    ports = Ports.of(topology)
+    mine = [Change(at, ports.names.index(port), rate, lost) for at, port, rate, lost in changes]
+    return run_once(plan, Network(ports, ports.rates, topology.latency_s, overhead, mine), model)
+
+
+def check(timing: Timing, wanted: Reference) -> None:
+    """To the last bit where the clock is exact."""
+    for found, moments in ((timing.start_s, wanted.start), (timing.sent_s, wanted.sent), (timing.end_s, wanted.done)):
+        exact = [float(moments[t]) for t in range(len(found))]
+        if timing.model == "fair":
+            assert found.tolist() == pytest.approx(exact, rel=1e-9, abs=1e-12)
+        else:
+            assert found.tolist() == exact
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -278,7 +389,7 @@ def test_random_transfers(seed: int, model: Model) -> None:
     topology = random_topology(rng)
     transfers = random_transfers(rng, topology.n_ranks)
     overhead = rng.choice((Fraction(0), Fraction(1, 2)))
-    check(transfers, topology, model, overhead, refer_transfers(transfers, topology, model, overhead))
+    check(run(transfers, topology, model, overhead), refer_transfers(transfers, topology, model, overhead))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -293,4 +404,74 @@ def test_random_plans(seed: int, model: Model) -> None:
         with pytest.raises(PlanError, match="never"):
             simulate(plan, topology, model=model, overhead_s=float(overhead))
     else:
-        check(plan, topology, model, overhead, wanted)
+        check(run(plan, topology, model, overhead), wanted)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", range(20))
+def test_striping_over_equal_rails_is_pooling(seed: int, model: Model) -> None:
+    """Where every transfer has bytes for each of the rails in proportion, and they keep step."""
+    rng = random.Random(3000 + seed)
+    n_rails = rng.choice((2, 4))
+    servers = tuple(
+        Server(f"h{index}", 1, tuple(Nic(rail, rate, rate) for rail in range(n_rails)))
+        for index in range(rng.randint(2, 5))
+        for rate in [Fraction(rng.choice((1, 2, 3)))]
+    )
+    topology = Topology(servers, rng.choice((Fraction(0), Fraction(1, 3))), rail_only=True)
+    plan = random_plan(rng, random_transfers(rng, topology.n_ranks))
+    overhead = rng.choice((Fraction(0), Fraction(1, 2)))
+    try:
+        pooled = simulate(plan, topology, model=model, overhead_s=float(overhead))
+    except PlanError:
+        with pytest.raises(PlanError, match="never"):
+            run_striped(plan, topology, overhead, model)
+        return
+    striped = run_striped(plan, topology, overhead, model)
+    assert striped.start_s.tolist() == pytest.approx(pooled.start_s.tolist(), rel=1e-9)
+    assert striped.sent_s.tolist() == pytest.approx(pooled.sent_s.tolist(), rel=1e-9)
+    assert striped.end_s.tolist() == pytest.approx(pooled.end_s.tolist(), rel=1e-9)
+
+
+def check_with_changes(seed: int, model: Model) -> None:
+    rng = random.Random(2000 + seed)
+    topology = random_topology(rng)
+    plan = random_plan(rng, random_transfers(rng, topology.n_ranks))
+    overhead = rng.choice((Fraction(0), Fraction(1, 2)))
+    changes = random_changes(rng, topology)
+    wanted = refer_plan(plan, topology, model, overhead, changes)
+    if wanted is None:
+        with pytest.raises(PlanError, match="never"):
+            run(plan, topology, model, overhead, changes)
+    else:
+        check(run(plan, topology, model, overhead, changes), wanted)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_plans_whose_rates_change(seed: int, model: Model) -> None:
+    check_with_changes(seed, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_thousand_random_plans_whose_rates_change(model: Model) -> None:
+    for seed in range(len(SEEDS), len(SEEDS) + 1000):
+        print(f"seed {seed}")
+        check_with_changes(seed, model)
+
+
+def test_the_changes_make_a_difference() -> None:
+    """Else the tests above would show nothing: most random changes move the end, and so do the bytes lost."""
+    later, lost = 0, 0
+    for seed in SEEDS:
+        rng = random.Random(2000 + seed)
+        topology = random_topology(rng)
+        transfers = random_transfers(rng, topology.n_ranks)
+        changes = random_changes(rng, topology)
+        ends = run(transfers, topology, "fifo", Fraction(0), changes).end_s.tolist()
+        later += ends != run(transfers, topology, "fifo", Fraction(0)).end_s.tolist()
+        kept = [(at, port, rate, 0) for at, port, rate, _ in changes]
+        lost += ends != run(transfers, topology, "fifo", Fraction(0), kept).end_s.tolist()
+    assert later > len(SEEDS) / 4
+    assert lost > len(SEEDS) / 20

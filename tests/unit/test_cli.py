@@ -259,6 +259,27 @@ def test_simulate_as_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'nope'" in refused(capsys, *words, "--reduction", "nope")
 
 
+def test_simulate_with_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of a NIC lost half-way costs half as much again in the half that is left; waiting costs the whole outage."""
+    words = ("simulate", "ring", "--topology", "4@1GB/s", "--size", "16MB", "--segments", "1", "--model", "exclusive")
+    whole = done(capsys, *words)["seconds"]
+    assert whole == pytest.approx(0.024)
+    answer = done(capsys, *words, "--faults", "3/0@12ms=1/2")
+    assert answer["fault_free_seconds"] == pytest.approx(whole)
+    assert answer["seconds"] == pytest.approx(0.036)
+    assert [each["seconds"] for each in answer["costs"]] == pytest.approx([0.012])
+    waited = done(capsys, *words, "--faults", "3/0@12ms..15ms", "--policy", "wait")
+    assert waited["overhead"] == pytest.approx(3 / 24)
+    noisy = [done(capsys, *words, "--jitter", seed)["seconds"] for seed in ("1", "1", "2")]
+    assert noisy[0] == noisy[1] != noisy[2]
+    assert cli.run([*words, "--faults", "3/0@12ms=1/2"]) == 0
+    assert "3/0@12.000 ms=1/2" in capsys.readouterr().out
+    assert "need --faults" in refused(capsys, *words, "--policy", "wait")
+    assert "'hope'" in refused(capsys, *words, "--faults", "3/0@1ms..2ms", "--policy", "hope")
+    assert "must look like" in refused(capsys, *words, "--faults", "everything")
+    assert "server" in refused(capsys, *words, "--faults", "9/0@1ms..2ms")
+
+
 def test_compile_verify_and_simulate_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A plan goes through a file unchanged; the transfers are JSON lines of the contract."""
     plan_file, transfers_file = tmp_path / "plan", tmp_path / "transfers"

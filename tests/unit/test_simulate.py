@@ -23,12 +23,12 @@ from optcc.simulate import (
     MODELS,
     SENT_START,
     Model,
-    _kernels,
-    _run_fifo,
     plan_edges,
     simulate,
     transfer_edges,
 )
+from optcc.simulate.fifo import run_fifo
+from optcc.simulate.kernels import kernels
 from optcc.topology import Nic, Server, Topology
 from optcc.transfers import Transfers
 
@@ -280,13 +280,52 @@ def test_refusals() -> None:
             simulate(plan, topology, overhead_s=overhead_s)
 
 
-def test_rails_that_differ_are_refused() -> None:
-    nics = tuple(Nic(rail, Fraction(10), Fraction(10)) for rail in range(2))
-    lost = (nics[0], Nic(1, Fraction(10), Fraction(10), failed=True))
-    even = Topology((Server("a", 1, nics), Server("b", 1, nics)), rail_only=True)
-    assert simulate(transfers_of(2, [(0, 1, 100)]), even).seconds == 5.0
-    with pytest.raises(TopologyError, match=r"rail-only.*not modelled yet"):
-        simulate(transfers_of(2, [(0, 1, 100)]), Topology((Server("a", 1, nics), Server("b", 1, lost)), rail_only=True))
+def rails(*kept: Sequence[int], rate: int = 10) -> Topology:
+    """Servers of one GPU, with a NIC on each of two rails, of which those in `kept` survive."""
+    servers = tuple(
+        Server(f"h{index}", 1, tuple(Nic(rail, Fraction(rate), Fraction(rate), rail not in own) for rail in range(2)))
+        for index, own in enumerate(kept)
+    )
+    return Topology(servers, rail_only=True)
+
+
+@both
+def test_rails_that_servers_share_carry_their_transfers(model: Model) -> None:
+    rows = [(0, 1, 100)]
+    assert simulate(transfers_of(2, rows), rails((0, 1), (0, 1)), model=model).seconds == 5.0
+    assert simulate(transfers_of(2, rows), rails((0, 1), (0,)), model=model).seconds == 10.0
+    # 0->1 needs rail 0 and 0->2 rail 1: they do not meet; 0->3 is striped over both.
+    topology = rails((0, 1), (0,), (1,), (0, 1))
+    apart = simulate(transfers_of(4, [(0, 1, 100), (0, 2, 100)]), topology, model=model)
+    assert apart.end_s.tolist() == [10.0, 10.0]
+    assert dict(zip(apart.port_names, apart.port_busy_s, strict=True))["out h0 rail 1"] == 10.0
+    after = simulate(transfers_of(4, [(0, 1, 100), (0, 3, 100)], after={1: [0]}), topology, model=model)
+    assert after.end_s.tolist() == [10.0, 15.0]
+    assert after.critical == (0, 1)
+
+
+def test_stripes_are_sent_and_done_together() -> None:
+    # Rail 0 of h0 is busy with 0->1 for 10 s; half of 0->3 waits for it, and what follows 0->3 waits for that half.
+    topology = rails((0, 1), (0,), (1,), (0, 1))
+    rows = [(0, 1, 100), (0, 3, 100), (3, 0, 100), (0, 2, 100)]
+    timing = simulate(transfers_of(4, rows, after={2: [1]}, order={3: [1]}), topology)
+    assert timing.start_s.tolist() == [0.0, 0.0, 15.0, 15.0]
+    assert timing.sent_s.tolist() == [10.0, 15.0, 20.0, 25.0]
+    assert timing.end_s.tolist() == [10.0, 15.0, 20.0, 25.0]
+
+
+@both
+def test_a_ring_on_rails_takes_what_its_weakest_pair_shares(model: Model) -> None:
+    topology = rails((0, 1), (0,), (0, 1), (0, 1), rate=10**9)
+    for plan in (ring(4, 8000), ring_plan(4, 8000, slots=2)):
+        whole = simulate(plan, Topology.parse("4@2GB/s,1=1GB/s"), model="fifo").seconds
+        assert simulate(plan, topology, model=model).seconds == pytest.approx(whole, rel=0.4)
+    assert simulate(ring(4, 8000), topology).seconds == pytest.approx(6 * 8e-6, rel=1e-9)
+
+
+def test_servers_that_share_no_rail_cannot_talk() -> None:
+    with pytest.raises(TopologyError, match=r"transfer #1 1->0 .*: h1 and h0 share no surviving rail"):
+        simulate(transfers_of(3, [(2, 0, 100), (1, 0, 100)]), rails((0,), (1,), (0, 1)))
 
 
 def test_a_transfer_without_its_instructions_is_refused() -> None:
@@ -300,9 +339,9 @@ def test_a_transfer_without_its_instructions_is_refused() -> None:
 
 @pytest.fixture
 def fresh_kernels() -> Iterator[None]:
-    _kernels.cache_clear()
+    kernels.cache_clear()
     yield
-    _kernels.cache_clear()
+    kernels.cache_clear()
 
 
 @both
@@ -310,9 +349,9 @@ def fresh_kernels() -> Iterator[None]:
 def test_without_numba_the_times_are_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     topology = Topology.parse("6@1GB/s,2=300MB/s").with_latency(Fraction(1, 10**6))
     compiled = simulate(ring_plan(6, 1000, slots=2), topology, model=model)
-    _kernels.cache_clear()
+    kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert _kernels().run_fifo is _run_fifo
+    assert kernels().run_fifo is run_fifo
     plain = simulate(ring_plan(6, 1000, slots=2), topology, model=model)
     assert np.allclose(plain.start_s, compiled.start_s, rtol=1e-12)
     assert np.allclose(plain.end_s, compiled.end_s, rtol=1e-12)

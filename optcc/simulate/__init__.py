@@ -1,0 +1,123 @@
+"""Times a plan on a topology: ports with rates, a latency, and two ways in which transfers share a port.
+
+A transfer between servers goes through the out port of one server and the in port of the other, its surviving NICs
+pooled. Inside a server it goes through the fabric ports of two GPUs, or through no port at all if the fabric is never
+the bottleneck. A local operation (src = dst) takes no time. On a rail-only network whose servers kept different rails,
+a transfer is striped over those that both its servers have (`optcc.simulate.rails`).
+
+    model      how a port serves the transfers that want it
+    fifo       one at a time at the port's own rate; the network between two ports stores what the sender is faster
+               with, and cuts through where it is not (LogGP's G at each end). An out port serves in the order in which
+               transfers became ready, an in port what has come: in the order of the plan's receive lane, as a receiver
+               that pulls, or else first come, first served
+    exclusive  one at a time, in the order in which they became ready; a transfer holds both of its ports at the rate of
+               the slower one: a rendezvous without a network that stores anything
+    fair       all at once, max-min fair: what long-lived TCP flows tend to
+
+Between ports of equal rates fifo and exclusive differ only where a receiver is busy: under fifo the message waits in
+the network and its sender goes on. How much the network stores is bounded by the slots of the plan's receive lanes.
+
+What waits for what is a list of `Edges` between transfers, read off a plan's instructions by `plan_edges` or off a
+neutral `Transfers` by `transfer_edges`. Two things happen to a transfer: its last byte leaves (it is *sent*), and
+`latency_s` later, or when the receiver is ready for it, it is *done*.
+
+Under fifo and exclusive the clock is an integer. Its tick divides every duration if 64 bits suffice for that, so that a
+tie is a tie; else durations are rounded to a tick of 2**-61 of the time that all transfers would take one after the
+other. Under fair the clock is a float. The inner loops are compiled by `optcc.compiled`.
+
+    edges      what waits for what          ports      which ports a transfer uses     rates      ticks and changes
+    gates      waiting, one event at a time agenda     what happens next               kernels    all inner loops
+    fifo, exclusive, fair                   the port models
+    run        one run                      recovery   policies                        with_faults   runs compared
+    jitter     seeded noise                 rails      striping over rails
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import isfinite
+
+from optcc.errors import InputError, TopologyError
+from optcc.faults import FaultPlan
+from optcc.plan import Plan
+from optcc.simulate.edges import DONE_DONE, DONE_START, SENT_DONE, SENT_START, Edges, plan_edges, transfer_edges
+from optcc.simulate.jitter import Jitter
+from optcc.simulate.ports import Ports
+from optcc.simulate.rails import keep_different_rails, run_striped
+from optcc.simulate.recovery import NewPlan, Policy, PolicyName
+from optcc.simulate.run import MODELS, Model, Network, run_once
+from optcc.simulate.with_faults import run_with_faults
+from optcc.timing import Timing
+from optcc.topology import Topology
+from optcc.transfers import Transfers
+
+
+def simulate(
+    plan: Plan | Transfers,
+    topology: Topology,
+    *,
+    model: Model = "fifo",
+    overhead_s: float = 0.0,
+    faults: FaultPlan | None = None,
+    policy: Policy | None = None,
+    jitter: Jitter | None = None,
+) -> Timing:
+    """The predicted time of every transfer of `plan` on `topology`.
+
+    `start_s` is when a transfer takes its out port, `sent_s` when its last byte has left it, `taken_s` when it takes
+    its in port, `end_s` when it is done. `overhead_s` is spent by every transfer between two ranks before its first
+    byte leaves; unless ports are fair it holds its out port meanwhile. In `critical`, each transfer waited for the one
+    before it: for its data, its turn in a lane, a free slot or (unless ports are fair) a port.
+
+    With `faults` the rates of ports change while the plan runs, in the way that `policy` says (`migrate` without any
+    cost, if none is given), and the result has a `recovery`. With `jitter` messages and ports are noisy; the run
+    without faults, to which the others are compared, is so in the same way.
+
+    Raises InputError for another model or a negative overhead, TopologyError if the topology has another number of
+    ranks or a transfer's servers share no rail, if a fault is of a NIC that is not there, or if a server loses its last
+    NIC and gets none back; PlanError if transfers wait for each other in a circle or have no instructions.
+    """
+    transfers = plan.transfers if isinstance(plan, Plan) else plan
+    if model not in MODELS:
+        raise InputError(f"model {model!r}: must be one of {', '.join(MODELS)}")
+    if not (isfinite(overhead_s) and overhead_s >= 0):
+        raise InputError(f"overhead {overhead_s} s: must not be negative")
+    if policy is not None and faults is None:
+        raise InputError(f"policy {policy.name}: there are no faults to recover from")
+    if topology.n_ranks != transfers.n_ranks:
+        raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {transfers.n_ranks} ranks")
+    if topology.rail_only and faults is not None:
+        raise TopologyError("faults on a rail-only topology: not modelled, servers would keep different rails")
+    overhead = Fraction(str(overhead_s))
+    if keep_different_rails(topology):
+        if jitter is not None:
+            raise TopologyError("jitter on a rail-only topology whose servers keep different rails: not modelled")
+        return run_striped(plan, topology, overhead, model)
+    ports = Ports.of(topology)
+    network = Network(ports, ports.rates, topology.latency_s, overhead)
+    if jitter is not None:
+        more = jitter.latencies(len(transfers)) if jitter.latency_s else None
+        network = replace(network, rates=jitter.rates(ports.rates), more_latency_s=more)
+    if faults is None:
+        return run_once(plan, network, model)
+    faults.check(topology)
+    return run_with_faults(plan, network, topology, model, faults, policy or Policy())
+
+
+__all__ = [
+    "DONE_DONE",
+    "DONE_START",
+    "MODELS",
+    "SENT_DONE",
+    "SENT_START",
+    "Edges",
+    "Jitter",
+    "Model",
+    "NewPlan",
+    "Policy",
+    "PolicyName",
+    "plan_edges",
+    "simulate",
+    "transfer_edges",
+]

@@ -1,0 +1,401 @@
+"""Fair ports: all transfers flow at once, at max-min fair rates. The clock is a float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column, sort_part
+from optcc.simulate.gates import (
+    FINISHED,
+    FRESH,
+    LEAVING,
+    LEFT,
+    OUT,
+    PAIR,
+    START,
+    TAKEN,
+    Net,
+    arrive,
+    leave,
+    next_arrival,
+    next_leaving,
+    seed,
+    settle,
+)
+from optcc.simulate.ports import FIRST_PAIR, N_PAIRS, Pairs, link, unlink
+
+Floats = npt.NDArray[np.float64]
+_TOLERANCE = 4e-15
+
+
+class Shares(NamedTuple):
+    """What the ports give, bytes/s, and how that changes: the columns of the changes to come, in order of time."""
+
+    rates: Floats
+    at: Floats
+    port: Column
+    new: Floats
+    lost: Floats
+
+
+class Flows(NamedTuple):
+    """What flows, by pair: transfers of one pair have one rate, so one counter serves them all.
+
+    `served` bytes have gone to each transfer of the pair since it last was idle, as of time `since`; a transfer is sent
+    when that reaches its `target`. `head` is the transfer with the least target, then along `behind`; `back` the last.
+    """
+
+    bytes: Floats
+    target: Floats
+    behind: Column
+    ahead: Column
+    head: Column
+    back: Column
+    active: Column
+    served: Floats
+    since: Floats
+    rate: Floats
+
+
+def join(flows: Flows, pairs: Pairs, pair: int, transfer: int, now: float) -> None:
+    """`transfer` begins to flow."""
+    if flows.active[pair] == 0:
+        flows.served[pair] = 0.0
+        flows.rate[pair] = 0.0
+        link(pairs, pair)
+    else:
+        flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
+    flows.since[pair] = now
+    flows.active[pair] += 1
+    flows.target[transfer] = flows.served[pair] + flows.bytes[transfer]
+    insert(flows, pair, transfer)
+
+
+def insert(flows: Flows, pair: int, transfer: int) -> None:
+    """Puts `transfer` into the list of its pair. Chunks are mostly of one size, so its place is looked for from the
+    back.
+    """
+    before = flows.back[pair]
+    while before >= 0 and flows.target[before] > flows.target[transfer]:
+        before = flows.ahead[before]
+    after = flows.behind[before] if before >= 0 else flows.head[pair]
+    flows.ahead[transfer] = before
+    flows.behind[transfer] = after
+    if before >= 0:
+        flows.behind[before] = transfer
+    else:
+        flows.head[pair] = transfer
+    if after >= 0:
+        flows.ahead[after] = transfer
+    else:
+        flows.back[pair] = transfer
+
+
+def lose(flows: Flows, pair: int, lost: float, now: float) -> None:
+    """Of what `pair` has sent of its first transfer, up to `lost` bytes must be sent again."""
+    flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
+    flows.since[pair] = now
+    transfer = flows.head[pair]
+    sent = flows.bytes[transfer] - (flows.target[transfer] - flows.served[pair])
+    flows.target[transfer] += min(lost, max(sent, 0.0))
+    following = flows.behind[transfer]
+    if following >= 0:
+        flows.head[pair] = following
+        flows.ahead[following] = -1
+        insert(flows, pair, transfer)
+
+
+class Scratch(NamedTuple):
+    """Working space of the fair model.
+
+    At `dirty` ports (marked in `is_dirty`) something changed. `reached` (marked in `seen`) are the ports that have
+    been looked at for it, `pairs` what flows through them, `level` its new rate. `free` is what a port has left for
+    those `weight` transfers whose rate is not fixed yet.
+    """
+
+    dirty: Column
+    is_dirty: npt.NDArray[np.bool_]
+    reached: Column
+    seen: npt.NDArray[np.bool_]
+    free: Floats
+    weight: Column
+    pairs: Column
+    level: Floats
+
+
+def mark(scratch: Scratch, n_dirty: int, port: int) -> int:
+    """Something changed at `port`."""
+    if not scratch.is_dirty[port]:
+        scratch.is_dirty[port] = True
+        scratch.dirty[n_dirty] = port
+        n_dirty += 1
+    return n_dirty
+
+
+def mark_pair(pairs: Pairs, scratch: Scratch, n_dirty: int, pair: int) -> int:
+    """Something changed at the two ports of `pair`."""
+    n_dirty = mark(scratch, n_dirty, pairs.ends[pair, 0])
+    return mark(scratch, n_dirty, pairs.ends[pair, 1])
+
+
+def reach(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, begin: int, n_pairs: int) -> tuple[int, int]:
+    """Adds to `reached` and `pairs` all that shares a port, be it through others, with the port `reached[begin]`."""
+    end = begin + 1
+    at = begin
+    while at < end:
+        port = scratch.reached[at]
+        at += 1
+        scratch.free[port] = rates[port]
+        scratch.weight[port] = 0
+        for place in range(pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]):
+            pair = pairs.members[place]
+            scratch.weight[port] += flows.active[pair]
+            if pairs.ends[pair, 0] == port:
+                scratch.pairs[n_pairs] = pair
+                scratch.level[pair] = -1.0
+                n_pairs += 1
+            for side in range(2):
+                other = pairs.ends[pair, side]
+                if not scratch.seen[other]:
+                    scratch.seen[other] = True
+                    scratch.reached[end] = other
+                    end += 1
+    return end, n_pairs
+
+
+def fill(flows: Flows, pairs: Pairs, scratch: Scratch, begin: int, end: int, rest: int) -> None:
+    """Max-min fair rates of the `rest` pairs at the ports `reached[begin:end]`, by progressive filling.
+
+    The port that can give each of its transfers least is full first; it fixes their rates, and what they take at their
+    other port is no longer free there.
+    """
+    level = 0.0
+    while rest:
+        full = -1
+        least = 0.0
+        for at in range(begin, end):
+            port = scratch.reached[at]
+            if scratch.weight[port] > 0:
+                each = scratch.free[port] / scratch.weight[port]
+                if full < 0 or each < least:
+                    full, least = port, each
+        level = max(level, least)  # it rises from port to port, up to rounding
+        for place in range(pairs.lists[full, FIRST_PAIR], pairs.lists[full, FIRST_PAIR] + pairs.lists[full, N_PAIRS]):
+            pair = pairs.members[place]
+            if scratch.level[pair] < 0:
+                scratch.level[pair] = level
+                rest -= 1
+                for side in range(2):
+                    port = pairs.ends[pair, side]
+                    scratch.free[port] -= level * flows.active[pair]
+                    scratch.weight[port] -= flows.active[pair]
+
+
+def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: int) -> int:
+    """New rates in `level` for the pairs in `pairs`, whose number is returned."""
+    end = 0
+    n_pairs = 0
+    for at in range(n_dirty):
+        port = scratch.dirty[at]
+        scratch.is_dirty[port] = False
+        if not scratch.seen[port]:
+            begin = end
+            before = n_pairs
+            scratch.seen[port] = True
+            scratch.reached[begin] = port
+            end, n_pairs = reach(flows, pairs, scratch, rates, begin, before)
+            fill(flows, pairs, scratch, begin, end, n_pairs - before)
+    for at in range(end):
+        scratch.seen[scratch.reached[at]] = False
+    return n_pairs
+
+
+def sift(heap: Column, position: Column, key: Floats, size: int, at: int) -> None:
+    """Moves the entry at `at` to its place in a binary heap of `size`; `position[heap[at]] == at` throughout."""
+    item = heap[at]
+    while at > 0 and key[item] < key[heap[(at - 1) >> 1]]:
+        heap[at] = heap[(at - 1) >> 1]
+        position[heap[at]] = at
+        at = (at - 1) >> 1
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        if child + 1 < size and key[heap[child + 1]] < key[heap[child]]:
+            child += 1
+        if key[item] <= key[heap[child]]:
+            break
+        heap[at] = heap[child]
+        position[heap[at]] = at
+        at = child
+    heap[at] = item
+    position[item] = at
+
+
+def remove(heap: Column, position: Column, key: Floats, size: int, item: int) -> int:
+    """Takes `item` out of the heap and returns its new size."""
+    at = position[item]
+    position[item] = -1
+    size -= 1
+    if at < size:
+        heap[at] = heap[size]
+        position[heap[at]] = at
+        sift(heap, position, key, size, at)
+    return size
+
+
+def run_fair(
+    net: Net,
+    times: Floats,
+    shares: Shares,
+    pairs: Pairs,
+    flows: Flows,
+    scratch: Scratch,
+    heap: Column,
+    position: Column,
+    key: Floats,
+    latency: float,
+    overhead: float,
+) -> None:
+    """Transfers flow as soon as they are ready, at max-min fair rates, which change when one begins or ends.
+
+    Only the rates of those pairs change that share a port, be it through others, with the one that began or ended.
+    """
+    size, changes, now = 0, 0, 0.0
+    n_dirty = 0
+    depth = seed(net)
+    while True:
+        settle(net, times, now, latency, overhead, depth)
+        depth = 0
+        if net.tail[FRESH] > 1:
+            sort_part(net.queues[FRESH], 0, net.tail[FRESH])
+        for at in range(net.tail[FRESH]):
+            transfer = net.queues[FRESH, at]
+            if overhead > 0:
+                net.queues[LEAVING, net.tail[LEAVING]] = transfer
+                net.tail[LEAVING] += 1
+            else:
+                join(flows, pairs, net.rows[transfer, PAIR], transfer, now)
+                n_dirty = mark_pair(pairs, scratch, n_dirty, net.rows[transfer, PAIR])
+        net.tail[FRESH] = 0
+        n_changed = share(flows, pairs, scratch, shares.rates, n_dirty)
+        n_dirty = 0
+        for at in range(n_changed):
+            pair = scratch.pairs[at]
+            if flows.rate[pair] != scratch.level[pair]:
+                flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
+                flows.since[pair] = now
+                flows.rate[pair] = scratch.level[pair]
+            key[pair] = ends(flows, pair)
+            if position[pair] < 0:
+                heap[size] = pair
+                position[pair] = size
+                size += 1
+            sift(heap, position, key, size, position[pair])
+        later = np.inf
+        if size:
+            later = max(key[heap[0]], now)
+        arrival = next_arrival(net, times, latency)
+        if arrival >= 0:
+            later = min(later, arrival)
+        left = next_leaving(net, times, overhead)
+        if left >= 0:
+            later = min(later, left)
+        changing = changes < len(shares.at) and net.tail[FINISHED] < len(times)
+        if changing:
+            later = min(later, shares.at[changes])
+        if later == np.inf:
+            return
+        now = later
+        depth = arrive(net, times, now, latency, depth)
+        while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) <= now:
+            transfer = net.queues[LEAVING, net.tail[LEFT]]
+            net.tail[LEFT] += 1
+            if net.rows[transfer, OUT] >= 0:
+                join(flows, pairs, net.rows[transfer, PAIR], transfer, now)
+                n_dirty = mark_pair(pairs, scratch, n_dirty, net.rows[transfer, PAIR])
+            else:
+                times[transfer, TAKEN] = times[transfer, START]
+                depth = leave(net, times, transfer, now, latency, depth)
+        while size and key[heap[0]] <= now * (1 + _TOLERANCE):
+            pair = heap[0]
+            n_dirty = mark_pair(pairs, scratch, n_dirty, pair)
+            flows.served[pair] = flows.target[flows.head[pair]]
+            flows.since[pair] = now
+            reached = flows.served[pair] * (1 + _TOLERANCE)
+            while flows.head[pair] >= 0 and flows.target[flows.head[pair]] <= reached:
+                transfer = flows.head[pair]
+                flows.head[pair] = flows.behind[transfer]
+                flows.active[pair] -= 1
+                times[transfer, TAKEN] = times[transfer, START]
+                depth = leave(net, times, transfer, now, latency, depth)
+            if flows.head[pair] < 0:
+                flows.back[pair] = -1
+                unlink(pairs, pair)
+                size = remove(heap, position, key, size, pair)
+            else:
+                flows.ahead[flows.head[pair]] = -1
+                key[pair] = ends(flows, pair)
+                sift(heap, position, key, size, 0)
+        while changing and changes < len(shares.at) and shares.at[changes] <= now:
+            port = shares.port[changes]
+            shares.rates[port] = shares.new[changes]
+            n_dirty = mark(scratch, n_dirty, port)
+            if shares.lost[changes] > 0:
+                for place in range(
+                    pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
+                ):
+                    lose(flows, pairs.members[place], shares.lost[changes], now)
+            changes += 1
+
+
+def ends(flows: Flows, pair: int) -> float:
+    """When the first transfer of `pair` will be through at its present rate."""
+    if flows.rate[pair] == 0.0:
+        return np.inf
+    rest: float = flows.target[flows.head[pair]] - flows.served[pair]
+    return float(flows.since[pair] + rest / flows.rate[pair])
+
+
+def make_flows(sizes: Floats, n_pairs: int) -> Flows:
+    """Nothing flows."""
+    n = len(sizes)
+    behind, ahead = (np.full(n, -1, dtype=np.int64) for _ in range(2))
+    head, back = (np.full(n_pairs, -1, dtype=np.int64) for _ in range(2))
+    active = np.zeros(n_pairs, dtype=np.int64)
+    served, since, rate = (np.zeros(n_pairs) for _ in range(3))
+    return Flows(sizes, np.zeros(n), behind, ahead, head, back, active, served, since, rate)
+
+
+def make_scratch(n_pairs: int, n_ports: int) -> Scratch:
+    """Nothing has changed."""
+    return Scratch(
+        np.zeros(n_ports, dtype=np.int64),
+        np.zeros(n_ports, dtype=np.bool_),
+        np.zeros(n_ports, dtype=np.int64),
+        np.zeros(n_ports, dtype=np.bool_),
+        np.zeros(n_ports),
+        np.zeros(n_ports, dtype=np.int64),
+        np.zeros(n_pairs, dtype=np.int64),
+        np.zeros(n_pairs),
+    )
+
+
+KERNELS: tuple[Callable[..., Any], ...] = (
+    insert,
+    join,
+    lose,
+    ends,
+    mark,
+    mark_pair,
+    reach,
+    fill,
+    share,
+    sift,
+    remove,
+    run_fair,
+)

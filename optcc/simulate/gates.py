@@ -1,0 +1,422 @@
+"""What transfers wait for, in the form in which the inner loops of all port models use it.
+
+Two things happen to transfer t: it is sent (event 2t) and it is done (event 2t + 1). It has two gates: it may start
+(gate 2t), and it may be done (gate 2t + 1). A gate counts the events that it still waits for and opens with the last.
+
+Each transfer is a row of integers in one line of cache: which gates its events count down, what its own gates wait for,
+and its ports. Most events count down a gate of the next transfer in a lane, and those have columns of their own; the
+rest is a list.
+
+Names of times: `START`, `SENT`, `TAKEN` and `DONE` are columns of `times`. Until a moment has come, its place holds the
+one before it: `START` when the transfer became ready, `TAKEN` when it came to its in port, `DONE` when it was through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column
+
+Small = npt.NDArray[np.int32]
+Times = npt.NDArray[Any]
+
+START, SENT, TAKEN, DONE = range(4)
+(
+    NEXT_SEND,  # may start when this one is sent
+    NEXT_RECEIVE,  # may be done when this one is done
+    PASSED_ON,  # may start when this one is done: it sends what this one has brought
+    FREED,  # may start when this one is done and has freed its slot
+    FIRST,  # where the list of the other gates begins: first those of its event 2t, then those of 2t + 1
+    AT_SENT,  # how many gates of the list wait for event 2t
+    AT_DONE,  # and for event 2t + 1
+    START_WAITS,  # how many events gate 2t still waits for
+    START_OPENER,  # the last of them; -1: none
+    DONE_WAITS,  # the same of gate 2t + 1
+    DONE_OPENER,
+    OUT,  # its out port; NO_PORT or LOCAL
+    IN,  # its in port
+    PAIR,  # the pair of the two ports, where a model asks for it
+    BEHIND,  # the next in a queue
+    LATE,  # the event without which it would have been through its in port earlier: 2t, or 2n + u if u held the port
+) = range(16)
+COLUMNS = 16
+NO_PORT, LOCAL = -1, -2
+"""Inside a server whose fabric never is the bottleneck; a local operation, which has no latency either."""
+FRESH, ARRIVING, LEAVING, ARRIVED, LEFT, FINISHED = range(6)
+"""The first three are queues; `Net.tail` says where they end, how far the last two have been worked off, and how many
+transfers are done."""
+LANDED = 2
+"""Event 2n + t: transfer t is through its in port. It has no gates; it is a link of the critical path."""
+
+
+class Net(NamedTuple):
+    """All transfers, and the queues of those that wait for the clock.
+
+    `rows[t, column]` as above; `gates` are the lists. `due` is empty, or the latency that transfer t has beyond the
+    others', and once it is on its way the time at which it is there.
+    """
+
+    rows: Small
+    gates: Small
+    stack: Small
+    queues: Small
+    due: Times
+    tail: Column
+
+
+def make_net(rows: Small, gates: Small, due: Times) -> Net:
+    """Empty queues for the transfers of `rows`."""
+    stack, queues = np.empty(2 * len(rows), dtype=np.int32), np.empty((3, len(rows)), dtype=np.int32)
+    return Net(rows, gates, stack, queues, due, np.zeros(6, dtype=np.int64))
+
+
+def blank_rows(n: int) -> Small:
+    """Transfers that wait for nothing but their own bytes."""
+    rows = np.empty((n, COLUMNS), dtype=np.int32)
+    rows[:] = [-1, -1, -1, -1, 0, 0, 0, 0, -1, 1, -1, NO_PORT, NO_PORT, -1, -1, -1]
+    return rows
+
+
+def index_lanes(
+    lane_first: Column,
+    after_first: Column,
+    after: Column,
+    send: Column,
+    receive: Column,
+    in_channel: Column,
+    slots: Column,
+    rows: Small,
+    seen: npt.NDArray[np.int8],
+    turn: Small,
+) -> None:
+    """What the lanes of a plan say, all but the lists, for which it leaves room: `AT_SENT` and `AT_DONE`.
+
+    The same constraints as `optcc.simulate.edges.plan_edges`, but for those that others imply: a fused instruction
+    sends when its receive is done, and that has already waited for everything that the instruction is after.
+    `seen[t, side]` counts the instructions that send and receive t, `turn[t]` is its place in its receive lane.
+    """
+    for lane in range(len(lane_first) - 1):
+        begin = lane_first[lane]
+        last_send, last_receive, last_local = -1, -1, -1
+        oldest, ahead = begin, 0  # the first receive whose slot is not offered again yet, and those from there on
+        since_send, since_receive, since_local = begin, begin, begin
+        for index in range(begin, lane_first[lane + 1]):
+            take, give = receive[index], send[index]
+            until = after_first[index + 1]
+            if take >= 0 and in_channel[index] >= 0:
+                seen[take, 1] += 1 if seen[take, 1] < 2 else 0
+                if last_receive >= 0:
+                    rows[last_receive, NEXT_RECEIVE] = take
+                    rows[take, DONE_WAITS] += 1
+                last_receive = take
+                turn[take] = index - begin
+                if ahead == slots[in_channel[index]]:
+                    while in_channel[oldest] < 0:
+                        oldest += 1
+                    rows[receive[oldest], FREED] = take
+                    rows[take, START_WAITS] += 1
+                    oldest += 1
+                else:
+                    ahead += 1
+                for at in range(after_first[since_receive], until):
+                    count_gate(rows, send[after[at]], receive[after[at]], take, DONE_WAITS)
+                since_receive = index + 1
+            elif take >= 0:
+                if last_local >= 0:
+                    rows[last_local, PASSED_ON] = take
+                    rows[take, START_WAITS] += 1
+                last_local = take
+                for at in range(after_first[since_local], until):
+                    count_gate(rows, send[after[at]], receive[after[at]], take, START_WAITS)
+                since_local = index + 1
+            if give >= 0:
+                seen[give, 0] += 1 if seen[give, 0] < 2 else 0
+                if last_send >= 0:
+                    rows[last_send, NEXT_SEND] = give
+                    rows[give, START_WAITS] += 1
+                last_send = give
+                if take >= 0:
+                    rows[take, PASSED_ON] = give
+                    rows[give, START_WAITS] += 1
+                else:
+                    for at in range(after_first[since_send], until):
+                        count_gate(rows, send[after[at]], receive[after[at]], give, START_WAITS)
+                since_send = index + 1
+
+
+def list_lanes(
+    lane_first: Column,
+    after_first: Column,
+    after: Column,
+    send: Column,
+    receive: Column,
+    in_channel: Column,
+    rows: Small,
+    gates: Small,
+) -> None:
+    """The lists of what `index_lanes` has counted."""
+    for lane in range(len(lane_first) - 1):
+        since_send, since_receive, since_local = lane_first[lane], lane_first[lane], lane_first[lane]
+        for index in range(lane_first[lane], lane_first[lane + 1]):
+            take, give = receive[index], send[index]
+            until = after_first[index + 1]
+            if take >= 0 and in_channel[index] >= 0:
+                for at in range(after_first[since_receive], until):
+                    list_gate(rows, gates, send[after[at]], receive[after[at]], 2 * take + 1)
+                since_receive = index + 1
+            elif take >= 0:
+                for at in range(after_first[since_local], until):
+                    list_gate(rows, gates, send[after[at]], receive[after[at]], 2 * take)
+                since_local = index + 1
+            if give >= 0:
+                if take < 0:
+                    for at in range(after_first[since_send], until):
+                        list_gate(rows, gates, send[after[at]], receive[after[at]], 2 * give)
+                since_send = index + 1
+
+
+def count_gate(rows: Small, sends: int, receives: int, transfer: int, waits: int) -> None:
+    """One event more that a gate of `transfer` waits for: that an instruction which `sends` and `receives` happens.
+
+    What sends has happened when its bytes have left: it has received before.
+    """
+    if sends >= 0:
+        rows[sends, AT_SENT] += 1
+    else:
+        rows[receives, AT_DONE] += 1
+    rows[transfer, waits] += 1
+
+
+def list_gate(rows: Small, gates: Small, sends: int, receives: int, gate: int) -> None:
+    """Puts `gate` into the list of that event; `AT_SENT` and `AT_DONE` count up to what they were."""
+    if sends >= 0:
+        gates[rows[sends, FIRST] + rows[sends, AT_SENT]] = gate
+        rows[sends, AT_SENT] += 1
+    else:
+        gates[rows[receives, FIRST] + rows[receives, AT_DONE]] = gate
+        rows[receives, AT_DONE] += 1
+
+
+def make_room(rows: Small) -> int:
+    """`FIRST` from the counts, and the length of all lists together.
+
+    The counts become 0 and the length of the first part, from where `list_gate` and `list_edges` count up.
+    """
+    total = 0
+    for transfer in range(len(rows)):
+        sent, done = rows[transfer, AT_SENT], rows[transfer, AT_DONE]
+        rows[transfer, FIRST] = total
+        rows[transfer, AT_SENT] = 0
+        rows[transfer, AT_DONE] = sent
+        total += sent + done
+    return total
+
+
+def settle_counts(rows: Small) -> None:
+    """After the lists are written: `AT_DONE` counts its own part again."""
+    for transfer in range(len(rows)):
+        rows[transfer, AT_DONE] -= rows[transfer, AT_SENT]
+
+
+def count_edges(before: Column, after: Column, kind: Column, rows: Small) -> None:
+    """Counts what the edges (`optcc.simulate.edges`) put into the lists."""
+    for edge in range(len(kind)):
+        rows[before[edge], AT_SENT if kind[edge] & 1 else AT_DONE] += 1
+        rows[after[edge], DONE_WAITS if kind[edge] & 2 else START_WAITS] += 1
+
+
+def list_edges(before: Column, after: Column, kind: Column, rows: Small, gates: Small) -> None:
+    """The lists of what `count_edges` has counted."""
+    for edge in range(len(kind)):
+        which = AT_SENT if kind[edge] & 1 else AT_DONE
+        gates[rows[before[edge], FIRST] + rows[before[edge], which]] = 2 * after[edge] + (kind[edge] >> 1)
+        rows[before[edge], which] += 1
+
+
+def odd_one(src: Column, dst: Column, seen: npt.NDArray[np.int8]) -> int:
+    """The first transfer between two ranks that is not sent once and received once; -1: there is none."""
+    for transfer in range(len(src)):
+        if (seen[transfer, 0] != 1 or seen[transfer, 1] != 1) and src[transfer] != dst[transfer]:
+            return transfer
+    return -1
+
+
+def to_seconds(times: Times, per_s: float, seconds: npt.NDArray[np.float64]) -> None:
+    """`seconds[moment, t]` from `times[t, moment]`."""
+    for transfer in range(len(times)):
+        for moment in range(4):
+            seconds[moment, transfer] = times[transfer, moment] / per_s
+
+
+def open_gate(net: Net, gate: int, event: int, depth: int) -> int:
+    """One event fewer that `gate` waits for; an open gate goes on the stack, whose new depth is returned."""
+    at = START_WAITS + 2 * (gate & 1)
+    net.rows[gate >> 1, at] -= 1
+    net.rows[gate >> 1, at + 1] = event
+    if net.rows[gate >> 1, at] == 0:
+        net.stack[depth] = gate
+        depth += 1
+    return depth
+
+
+def fire_sent(net: Net, transfer: int, depth: int) -> int:
+    """Tells every gate that waits for the last byte of `transfer` to leave."""
+    following = net.rows[transfer, NEXT_SEND]
+    if following >= 0:
+        depth = open_gate(net, 2 * following, 2 * transfer, depth)
+    first = net.rows[transfer, FIRST]
+    for at in range(first, first + net.rows[transfer, AT_SENT]):
+        depth = open_gate(net, net.gates[at], 2 * transfer, depth)
+    return depth
+
+
+def fire_done(net: Net, transfer: int, depth: int) -> int:
+    """Tells every gate that waits for `transfer` to be done."""
+    event = 2 * transfer + 1
+    following = net.rows[transfer, NEXT_RECEIVE]
+    if following >= 0:
+        depth = open_gate(net, 2 * following + 1, event, depth)
+    following = net.rows[transfer, PASSED_ON]
+    if following >= 0:
+        depth = open_gate(net, 2 * following, event, depth)
+    following = net.rows[transfer, FREED]
+    if following >= 0:
+        depth = open_gate(net, 2 * following, event, depth)
+    first = net.rows[transfer, FIRST] + net.rows[transfer, AT_SENT]
+    for at in range(first, first + net.rows[transfer, AT_DONE]):
+        depth = open_gate(net, net.gates[at], event, depth)
+    return depth
+
+
+def land(net: Net, times: Times, transfer: int, now: Any, latency: Any, depth: int) -> int:
+    """The last byte of `transfer` is through its in port."""
+    times[transfer, DONE] = now
+    more = 0 * now
+    if len(net.due) and net.rows[transfer, OUT] != LOCAL:
+        more = net.due[transfer]
+    if latency + more == 0 or net.rows[transfer, OUT] == LOCAL:
+        return open_gate(net, 2 * transfer + 1, LANDED * len(net.rows) + transfer, depth)
+    if len(net.due) == 0:
+        net.queues[ARRIVING, net.tail[ARRIVING]] = transfer
+        net.tail[ARRIVING] += 1
+        return depth
+    net.due[transfer] = now + latency + more
+    at = net.tail[ARRIVING]
+    net.tail[ARRIVING] += 1
+    while at > 0 and net.due[net.queues[ARRIVING, (at - 1) >> 1]] > net.due[transfer]:
+        net.queues[ARRIVING, at] = net.queues[ARRIVING, (at - 1) >> 1]
+        at = (at - 1) >> 1
+    net.queues[ARRIVING, at] = transfer
+    return depth
+
+
+def next_arrival(net: Net, times: Times, latency: Any) -> Any:
+    """When the next transfer that has landed is there; below zero: none is on its way."""
+    if len(net.due):
+        return net.due[net.queues[ARRIVING, 0]] if net.tail[ARRIVING] else latency - latency - 1
+    if net.tail[ARRIVED] < net.tail[ARRIVING]:
+        return times[net.queues[ARRIVING, net.tail[ARRIVED]], DONE] + latency
+    return latency - latency - 1
+
+
+def arrive(net: Net, times: Times, now: Any, latency: Any, depth: int) -> int:
+    """Everything that is there at `now` may be done."""
+    landed = LANDED * len(net.rows)
+    if len(net.due) == 0:
+        while net.tail[ARRIVED] < net.tail[ARRIVING]:
+            transfer = net.queues[ARRIVING, net.tail[ARRIVED]]
+            if times[transfer, DONE] + latency > now:
+                break
+            net.tail[ARRIVED] += 1
+            depth = open_gate(net, 2 * transfer + 1, landed + transfer, depth)
+        return depth
+    while net.tail[ARRIVING] and net.due[net.queues[ARRIVING, 0]] <= now:
+        depth = open_gate(net, 2 * net.queues[ARRIVING, 0] + 1, landed + net.queues[ARRIVING, 0], depth)
+        net.tail[ARRIVING] -= 1
+        size = net.tail[ARRIVING]
+        moved, at = net.queues[ARRIVING, size], 0
+        while 2 * at + 1 < size:
+            child = 2 * at + 1
+            if child + 1 < size and net.due[net.queues[ARRIVING, child + 1]] < net.due[net.queues[ARRIVING, child]]:
+                child += 1
+            if net.due[moved] <= net.due[net.queues[ARRIVING, child]]:
+                break
+            net.queues[ARRIVING, at] = net.queues[ARRIVING, child]
+            at = child
+        net.queues[ARRIVING, at] = moved
+    return depth
+
+
+def leave(net: Net, times: Times, transfer: int, now: Any, latency: Any, depth: int) -> int:
+    """The last byte of `transfer` has left, and is through its in port at once."""
+    times[transfer, SENT] = now
+    depth = fire_sent(net, transfer, depth)
+    return land(net, times, transfer, now, latency, depth)
+
+
+def settle(net: Net, times: Times, now: Any, latency: Any, overhead: Any, depth: int) -> None:
+    """All that follows at `now` from the open gates on the stack; transfers that want ports are left in `fresh`."""
+    while depth:
+        depth -= 1
+        gate = net.stack[depth]
+        transfer = gate >> 1
+        if gate & 1:
+            times[transfer, DONE] = now
+            net.tail[FINISHED] += 1
+            depth = fire_done(net, transfer, depth)
+            continue
+        times[transfer, START] = now
+        if net.rows[transfer, OUT] >= 0:
+            net.queues[FRESH, net.tail[FRESH]] = transfer
+            net.tail[FRESH] += 1
+        elif overhead == 0 or net.rows[transfer, OUT] == LOCAL:
+            times[transfer, TAKEN] = now
+            depth = leave(net, times, transfer, now, latency, depth)
+        else:
+            net.queues[LEAVING, net.tail[LEAVING]] = transfer
+            net.tail[LEAVING] += 1
+
+
+def next_leaving(net: Net, times: Times, overhead: Any) -> Any:
+    """When the overhead of the next transfer without a port is over; below zero: there is none."""
+    if net.tail[LEFT] < net.tail[LEAVING]:
+        return times[net.queues[LEAVING, net.tail[LEFT]], START] + overhead
+    return overhead - overhead - 1
+
+
+def seed(net: Net) -> int:
+    """Puts on the stack what waits for nothing."""
+    depth = 0
+    for transfer in range(len(net.rows)):
+        if net.rows[transfer, START_WAITS] == 0:
+            net.stack[depth] = 2 * transfer
+            depth += 1
+    return depth
+
+
+KERNELS: tuple[Callable[..., Any], ...] = (
+    count_gate,
+    list_gate,
+    index_lanes,
+    list_lanes,
+    make_room,
+    settle_counts,
+    count_edges,
+    list_edges,
+    odd_one,
+    to_seconds,
+    open_gate,
+    fire_sent,
+    fire_done,
+    land,
+    next_arrival,
+    arrive,
+    leave,
+    settle,
+    next_leaving,
+    seed,
+)

@@ -1,0 +1,23 @@
+"""The inner loops of all port models, compiled together: they share the smaller ones."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from optcc.compiled import compiled
+from optcc.simulate import agenda, exclusive, fair, fifo, gates, ports, rates
+
+_MODULES = (gates, ports, rates, agenda, fifo, exclusive, fair)
+
+
+@cache
+def kernels() -> Any:
+    """The functions in the `KERNELS` of these modules by name, compiled if numba is there."""
+    namespace: dict[str, Any] = {}
+    for module in _MODULES:
+        for name, value in vars(module).items():
+            # They are compiled in one namespace, so a constant may not mean two things.
+            assert not isinstance(value, int) or namespace.get(name, value) == value, name
+            namespace[name] = value
+    return compiled([kernel for module in _MODULES for kernel in module.KERNELS], namespace)

@@ -1,0 +1,171 @@
+"""Which ports a topology has and which two of them each transfer uses.
+
+A transfer between servers goes through the out port of one server and the in port of the other, its surviving NICs
+pooled. Inside a server it goes through the fabric ports of two GPUs, or through none if the fabric is never the
+bottleneck. A local operation (src = dst) uses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column
+from optcc.simulate.gates import IN, LOCAL, NO_PORT, OUT, PAIR
+from optcc.topology import Topology
+from optcc.transfers import Transfers
+
+Small = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Out ports have even numbers; the in port that belongs to one comes next. Rates in bytes/s.
+
+    `server_port[s]` is the out port of server s, `gpu_port[r]` that of rank r inside its server; -1: there is none.
+    """
+
+    names: tuple[str, ...]
+    rates: tuple[Fraction, ...]
+    server_of: Column
+    server_port: Column
+    gpu_port: Column
+
+    @classmethod
+    def of(cls, topology: Topology) -> Ports:
+        """The ports of `topology`."""
+        names: list[str] = []
+        rates: list[Fraction] = []
+        server_port = np.full(len(topology.servers), -1, dtype=np.int64)
+        gpu_port = np.full(topology.n_ranks, -1, dtype=np.int64)
+        pooled: dict[int, tuple[Fraction, Fraction]] = {}  # servers mostly share one tuple of NICs
+        rank = 0
+        for index, server in enumerate(topology.servers):
+            if len(topology.servers) > 1:
+                server_port[index] = len(names)
+                names += [f"out {server.name}", f"in {server.name}"]
+                if id(server.nics) not in pooled:
+                    pooled[id(server.nics)] = server.out, server.in_
+                rates += pooled[id(server.nics)]
+            for gpu in range(server.gpus):
+                if server.fabric is not None:
+                    gpu_port[rank] = len(names)
+                    names += [f"out {server.name} gpu {gpu}", f"in {server.name} gpu {gpu}"]
+                    rates += [server.fabric, server.fabric]
+                rank += 1
+        return cls(tuple(names), tuple(rates), np.array(topology.rank_server), server_port, gpu_port)
+
+    def used_by(self, transfers: Transfers) -> tuple[Column, Column]:
+        """For each transfer its out port and its in port; below zero: it uses none."""
+        src, dst = transfers.src, transfers.dst
+        from_, to = self.server_of[src], self.server_of[dst]
+        out = np.where(from_ != to, self.server_port[from_], self.gpu_port[src])
+        in_ = np.where(from_ != to, self.server_port[to], self.gpu_port[dst]) + 1
+        used = (src != dst) & (out >= 0)
+        return np.where(used, out, NO_PORT), np.where(used, in_, NO_PORT)
+
+
+def assign(
+    src: Column,
+    dst: Column,
+    sizes: Column,
+    server_of: Column,
+    server_port: Column,
+    gpu_port: Column,
+    rows: Small,
+    carried: Column,
+) -> None:
+    """Writes the ports of each transfer into its row, and adds its bytes to what they carry."""
+    for transfer in range(len(src)):
+        a, b = src[transfer], dst[transfer]
+        if a == b:
+            rows[transfer, OUT] = LOCAL
+            continue
+        outside = server_of[a] != server_of[b]
+        out = server_port[server_of[a]] if outside else gpu_port[a]
+        in_ = server_port[server_of[b]] if outside else gpu_port[b]
+        if out < 0:
+            rows[transfer, OUT] = NO_PORT
+            continue
+        rows[transfer, OUT] = out
+        rows[transfer, IN] = in_ + 1
+        carried[out] += sizes[transfer]
+        carried[in_ + 1] += sizes[transfer]
+
+
+FIRST_PAIR, N_PAIRS = range(2)
+
+
+class Pairs(NamedTuple):
+    """Pairs of an out and an in port, and for each port those of its pairs that are waiting (exclusive) or flowing
+    (fair).
+
+    `ends[pair]` are its out port, its in port, and its places in their lists. That of port q is
+    `members[first:first + count]`, where `lists[q]` are its `FIRST_PAIR` and `N_PAIRS`.
+    """
+
+    ends: Small
+    members: Small
+    lists: Small
+
+
+def make_pairs(rows: Small, number: Callable[..., int], n_ports: int) -> Pairs:
+    """The pairs of ports that the transfers in `rows` use; each transfer's is written into its row.
+
+    `number` is `number_pairs`, compiled.
+    """
+    bound = min(n_ports * n_ports // 4, len(rows))
+    table = np.full(1 << max(4, int(np.ceil(np.log2(1 + 2 * bound)))), -1, dtype=np.int32)
+    ends = np.zeros((bound, 4), dtype=np.int32)
+    ends = ends[: number(rows, table, ends)].copy()
+    lists = np.zeros((n_ports, 2), dtype=np.int32)
+    lists[1:, FIRST_PAIR] = np.cumsum(np.bincount(ends[:, :2].ravel(), minlength=n_ports))[: max(n_ports - 1, 0)]
+    return Pairs(ends, np.zeros(2 * len(ends), dtype=np.int32), lists)
+
+
+def number_pairs(rows: Small, table: Small, ends: Small) -> int:
+    """Numbers the pairs and returns how many there are. `table` is a hash table of them, more than half of it empty."""
+    n_pairs = 0
+    for transfer in range(len(rows)):
+        out, in_ = rows[transfer, OUT], rows[transfer, IN]
+        if out < 0:
+            continue
+        slot = (out * 40503 + in_ * 9973) % len(table)
+        while table[slot] >= 0 and (ends[table[slot], 0] != out or ends[table[slot], 1] != in_):
+            slot = slot + 1 if slot + 1 < len(table) else 0
+        if table[slot] < 0:
+            table[slot] = n_pairs
+            ends[n_pairs, 0] = out
+            ends[n_pairs, 1] = in_
+            n_pairs += 1
+        rows[transfer, PAIR] = table[slot]
+    return n_pairs
+
+
+def link(pairs: Pairs, pair: int) -> None:
+    """Adds `pair` to the lists of its two ports."""
+    for side in range(2):
+        port = pairs.ends[pair, side]
+        at = pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
+        pairs.members[at] = pair
+        pairs.ends[pair, 2 + side] = at
+        pairs.lists[port, N_PAIRS] += 1
+
+
+def unlink(pairs: Pairs, pair: int) -> None:
+    """Takes `pair` out of the lists of its two ports."""
+    for side in range(2):
+        port = pairs.ends[pair, side]
+        pairs.lists[port, N_PAIRS] -= 1
+        moved = pairs.members[pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]]
+        at = pairs.ends[pair, 2 + side]
+        pairs.members[at] = moved
+        pairs.ends[moved, 2 + side] = at
+
+
+KERNELS: tuple[Callable[..., Any], ...] = (assign, number_pairs, link, unlink)

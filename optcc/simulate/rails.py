@@ -1,0 +1,189 @@
+"""Rail-only networks whose servers kept different rails: every transfer is striped over the rails that both ends share.
+
+A server's NICs on one rail are ports of their own. The stripes of a transfer start together, carry bytes in proportion
+to what each rail gives that pair of servers (the lesser of what one end sends and the other receives there), and the
+transfer is sent, or done, when all its stripes are. So a rail that others keep busy holds up the whole transfer, as it
+does where a channel spreads its chunks over rails by fixed weights. Where all servers keep the same rails, pooling
+their NICs says the same with fewer events, and is what `simulate` does.
+
+A stripe is a transfer between ranks of a larger cluster, one for every rank and rail, and `slot` 0 for what stays
+inside a server; that all stripes are sent, or done, is a local operation there, which takes no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby, pairwise
+from math import floor
+
+import numpy as np
+
+from optcc.arrays import Column, column
+from optcc.errors import TopologyError
+from optcc.plan import Plan
+from optcc.simulate.edges import DONE_START, SENT_START, Edges, plan_edges, transfer_edges
+from optcc.simulate.gates import DONE, SENT, START, TAKEN
+from optcc.simulate.ports import Ports
+from optcc.simulate.run import Model, Network, Work, check_finished, edges_work, plan_work, run_work, timing_of
+from optcc.timing import Timing
+from optcc.topology import Server, Topology
+from optcc.transfers import Transfers
+
+
+def keep_different_rails(topology: Topology) -> bool:
+    """True if rails must be told apart."""
+    rails = {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in topology.servers}
+    return topology.rail_only and len(rails) > 1
+
+
+def run_striped(plan: Plan | Transfers, topology: Topology, overhead_s: Fraction, model: Model) -> Timing:
+    """The times of all transfers of `plan`, striped over the rails that their servers share.
+
+    Raises TopologyError for a transfer between servers that share none, and what `optcc.simulate.run.run_once` raises.
+    """
+    transfers = plan.transfers if isinstance(plan, Plan) else plan
+    ports, slots = _rail_ports(topology)
+    stripes = _Stripes.of(transfers, topology, slots)
+    edges = plan_edges(plan) if isinstance(plan, Plan) else transfer_edges(plan)
+    turn = plan_work(plan).turn[stripes.owner]
+    work: Work = edges_work(stripes.src, stripes.dst, stripes.sizes, stripes.edges(edges), turn)
+    result = run_work(work, Network(ports, ports.rates, topology.latency_s, overhead_s), model)
+    check_finished(transfers, work.rows[stripes.is_done], result.down)
+    seconds = np.empty((4, len(transfers)))
+    n_stripes = int(stripes.count.sum())
+    for moment, pick in ((START, np.minimum), (SENT, np.maximum), (TAKEN, np.minimum)):
+        seconds[moment] = pick.reduceat(result.seconds[moment, :n_stripes], stripes.first) if len(transfers) else 0
+    seconds[DONE] = result.seconds[DONE, stripes.is_done]
+    seconds.setflags(write=False)
+    critical = tuple(owner for owner, _ in groupby(int(stripes.owner[node]) for node in result.critical))
+    return timing_of(result, seconds, critical, ports, model)
+
+
+def _rail_ports(topology: Topology) -> tuple[Ports, dict[int, int]]:
+    """The ports, and for each rail its slot: rank r on that rail is rank `r * (rails + 1) + slot`."""
+    rails = sorted({nic.rail for server in topology.servers for nic in server.nics})
+    slots = {rail: 1 + index for index, rail in enumerate(rails)}
+    width = len(rails) + 1
+    names: list[str] = []
+    rates: list[Fraction] = []
+    server_port = np.full(len(topology.servers) * width, -1, dtype=np.int64)
+    gpu_port = np.full(topology.n_ranks * width, -1, dtype=np.int64)
+    rank = 0
+    for index, server in enumerate(topology.servers):
+        for rail, slot in slots.items():
+            out, in_ = _on_rail(server, rail)
+            if out:
+                server_port[index * width + slot] = len(names)
+                names += [f"out {server.name} rail {rail}", f"in {server.name} rail {rail}"]
+                rates += [out, in_]
+        for gpu in range(server.gpus):
+            if server.fabric is not None:
+                gpu_port[rank * width] = len(names)
+                names += [f"out {server.name} gpu {gpu}", f"in {server.name} gpu {gpu}"]
+                rates += [server.fabric, server.fabric]
+            rank += 1
+    server_of = np.array(topology.rank_server)[:, None] * width + np.arange(width)
+    return Ports(tuple(names), tuple(rates), server_of.ravel(), server_port, gpu_port), slots
+
+
+def _on_rail(server: Server, rail: int) -> tuple[Fraction, Fraction]:
+    """What the surviving NICs of `server` on `rail` send and receive together, bytes/s."""
+    nics = [nic for nic in server.nics if nic.rail == rail and not nic.failed]
+    return sum((nic.out for nic in nics), Fraction(0)), sum((nic.in_ for nic in nics), Fraction(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stripes:
+    """The stripes of all transfers, in their order, then for each transfer with several the two local operations that
+    say that all are sent and that all are done.
+
+    The stripes of transfer t are nodes `first[t]` up to `first[t] + count[t]`; `is_sent[t]` and `is_done[t]` are the
+    nodes that say so, the stripe itself if there is one.
+    """
+
+    src: Column
+    dst: Column
+    sizes: Column
+    owner: Column
+    first: Column
+    count: Column
+    is_sent: Column
+    is_done: Column
+
+    @classmethod
+    def of(cls, transfers: Transfers, topology: Topology, slots: dict[int, int]) -> _Stripes:
+        width = len(slots) + 1
+        weights: dict[tuple[int, int], dict[int, Fraction]] = {}
+        server_of = topology.rank_server
+        rows: list[tuple[int, int, int, int]] = []
+        first: list[int] = []
+        for t, (src, dst, size) in enumerate(
+            zip(transfers.src.tolist(), transfers.dst.tolist(), transfers.bytes.tolist(), strict=True)
+        ):
+            first.append(len(rows))
+            a, b = server_of[src], server_of[dst]
+            if a == b:
+                rows.append((src * width, dst * width, size, t))
+                continue
+            if (a, b) not in weights:
+                weights[a, b] = _weights(topology.servers[a], topology.servers[b], slots)
+            if not weights[a, b]:
+                names = f"{topology.servers[a].name} and {topology.servers[b].name}"
+                raise TopologyError(f"transfer {transfers.describe(t)}: {names} share no surviving rail")
+            parts = divide(size, list(weights[a, b].values()))
+            for slot, part in zip(weights[a, b], parts, strict=True):
+                if part:
+                    rows.append((src * width + slot, dst * width + slot, part, t))
+        begins = np.array(first, dtype=np.int64)
+        count = np.diff(np.append(begins, len(rows)))
+        split = np.flatnonzero(count > 1)
+        is_sent, is_done = begins.copy(), begins.copy()
+        is_sent[split] = len(rows) + 2 * np.arange(len(split))
+        is_done[split] = is_sent[split] + 1
+        local = transfers.src[split] * width
+        rows += [(rank, rank, 1, int(t)) for rank, t in zip(local.tolist(), split.tolist(), strict=True) for _ in "sd"]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        return cls(*(column(each) for each in (*columns, begins, count, is_sent, is_done)))
+
+    def edges(self, edges: Edges) -> Edges:
+        """The edges between stripes that say what `edges` say of their transfers."""
+        split = self.count > 1
+        before_sent, holds_done = (edges.kind & 1) == 1, edges.kind >= 2
+        before = np.where(before_sent, self.is_sent[edges.before], self.is_done[edges.before])
+        # That all stripes are sent, or done, is a local operation: it is done.
+        kind = edges.kind - (before_sent & split[edges.before]) - 2 * (holds_done & split[edges.after])
+        to_all = ~holds_done & split[edges.after]
+        after = np.where(holds_done, self.is_done[edges.after], self.first[edges.after])
+        copies = np.where(to_all, self.count[edges.after], 1)
+        place = np.arange(int(copies.sum())) - np.repeat(np.cumsum(copies) - copies, copies)
+        own = np.flatnonzero(split[self.owner] & (np.arange(len(self.owner)) < int(self.count.sum())))
+        owner = self.owner[own]
+        kinds = np.repeat([SENT_START, DONE_START], len(own))
+        return Edges(
+            len(self.owner),
+            column(np.concatenate((np.repeat(before, copies), own, own))),
+            column(np.concatenate((np.repeat(after, copies) + place, self.is_sent[owner], self.is_done[owner]))),
+            column(np.concatenate((np.repeat(kind, copies), kinds))),
+            np.concatenate((np.repeat(edges.is_credit, copies), np.zeros(len(kinds), dtype=np.bool_))),
+        )
+
+
+def _weights(src: Server, dst: Server, slots: dict[int, int]) -> dict[int, Fraction]:
+    """For each slot whose rail both servers keep, what goes there at most from `src` to `dst`, bytes/s."""
+    rates = {slot: min(_on_rail(src, rail)[0], _on_rail(dst, rail)[1]) for rail, slot in slots.items()}
+    return {slot: rate for slot, rate in rates.items() if rate}
+
+
+def divide(size: int, weights: list[Fraction]) -> list[int]:
+    """`size` bytes in proportion to `weights`, rounded so that they add up: no part is off by a byte.
+
+    >>> divide(10, [Fraction(1), Fraction(1), Fraction(2)])
+    [2, 3, 5]
+    """
+    total, done = sum(weights, Fraction(0)), Fraction(0)
+    ends = [0]
+    for weight in weights:
+        done += weight
+        ends.append(floor(size * done / total))
+    return [end - begin for begin, end in pairwise(ends)]

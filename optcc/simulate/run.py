@@ -1,0 +1,257 @@
+"""One run of a port model: the times of all transfers of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column
+from optcc.errors import PlanError, TopologyError
+from optcc.plan import Plan
+from optcc.simulate.agenda import make_agenda
+from optcc.simulate.edges import Edges, plan_edges, transfer_edges
+from optcc.simulate.exclusive import make_holders
+from optcc.simulate.fair import Shares, make_flows, make_scratch
+from optcc.simulate.fifo import make_fifo_ports
+from optcc.simulate.gates import (
+    DONE,
+    DONE_OPENER,
+    DONE_WAITS,
+    LATE,
+    SENT,
+    START,
+    START_OPENER,
+    START_WAITS,
+    TAKEN,
+    blank_rows,
+    make_net,
+)
+from optcc.simulate.kernels import kernels
+from optcc.simulate.ports import Ports, make_pairs
+from optcc.simulate.rates import Change, at_start, make_clock
+from optcc.timing import Timing
+from optcc.transfers import Transfers
+
+Model = Literal["fifo", "exclusive", "fair"]
+MODELS: tuple[Model, ...] = ("fifo", "exclusive", "fair")
+Small = npt.NDArray[np.int32]
+TRANSFERS_MAX = 2**31 // 3 - 1
+"""Events are numbered in 32 bits."""
+_NAMED_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The ports with their rates, how those change, and what a message costs besides its bytes.
+
+    A port of rate 0 stands still until a change. `more_latency_s[t]` is what transfer t has beyond `latency_s`.
+    """
+
+    ports: Ports
+    rates: tuple[Fraction, ...]
+    latency_s: Fraction
+    overhead_s: Fraction
+    changes: Sequence[Change] = ()
+    more_latency_s: npt.NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Transfers as the inner loops see them: ranks, bytes, what they wait for, and their places in receive lanes."""
+
+    src: Column
+    dst: Column
+    sizes: Column
+    rows: Small
+    gates: Small
+    turn: Small
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The moments of every transfer in seconds (`START`, `SENT`, `TAKEN`, `DONE`), what the ports have carried, which
+    of them are down in the end, and the transfers that decide the time.
+    """
+
+    seconds: npt.NDArray[np.float64]
+    carried: Column
+    down: tuple[str, ...]
+    critical: tuple[int, ...]
+
+
+def run_once(plan: Plan | Transfers, network: Network, model: Model) -> Timing:
+    """The times of all transfers of `plan`.
+
+    Raises PlanError if transfers wait for each other in a circle or have no instructions, TopologyError if a port that
+    stands still for ever holds some back.
+    """
+    work = plan_work(plan)
+    result = run_work(work, network, model)
+    check_finished(plan.transfers if isinstance(plan, Plan) else plan, work.rows, result.down)
+    return timing_of(result, result.seconds, result.critical, network.ports, model)
+
+
+def run_work(work: Work, network: Network, model: Model) -> Result:
+    """The times of all transfers of `work`, whose `rows` are used up."""
+    n, ports = len(work.src), network.ports
+    if n > TRANSFERS_MAX:
+        raise PlanError(f"{n} transfers: must be at most {TRANSFERS_MAX}")
+    carried = np.zeros(len(ports.names), dtype=np.int64)
+    where = ports.server_of, ports.server_port, ports.gpu_port
+    kernels().assign(work.src, work.dst, work.sizes, *where, work.rows, carried)
+    if model == "fair":
+        times, per_s, down = _run_fair(work, network)
+    else:
+        times, per_s, down = _run_serial(work, carried.tolist(), network, model)
+    seconds = np.empty((4, n))
+    kernels().to_seconds(times, float(per_s), seconds)
+    seconds.setflags(write=False)
+    names = tuple(name for name, is_down in zip(ports.names, down, strict=True) if is_down)
+    return Result(seconds, carried, names, _critical(times[:, DONE], work.rows))
+
+
+def timing_of(
+    result: Result, seconds: npt.NDArray[np.float64], critical: tuple[int, ...], ports: Ports, model: Model
+) -> Timing:
+    """`result` with these times and critical transfers."""
+    busy_s = tuple(
+        size * rate.denominator / rate.numerator
+        for size, rate in zip(result.carried.tolist(), ports.rates, strict=True)
+    )
+    return Timing(model, seconds[START], seconds[SENT], seconds[TAKEN], seconds[DONE], critical, ports.names, busy_s)
+
+
+def plan_work(plan: Plan | Transfers) -> Work:
+    """What a run of `plan` works on; raises PlanError for a transfer without its instructions."""
+    if not isinstance(plan, Plan):
+        turn = np.zeros(len(plan), dtype=np.int32)
+        return edges_work(plan.src, plan.dst, plan.bytes, transfer_edges(plan), turn)
+    transfers, n = plan.transfers, len(plan.transfers)
+    rows, turn = blank_rows(n), np.zeros(n, dtype=np.int32)
+    slots = np.array([channel.slots for channel in plan.channels], dtype=np.int64)
+    seen = np.zeros((n, 2), dtype=np.int8)
+    lanes = plan.lanes.starts, plan.after.starts, plan.after.values
+    does = plan.send_transfer, plan.recv_transfer, plan.in_channel
+    kernels().index_lanes(*lanes, *does, slots, rows, seen, turn)
+    if kernels().odd_one(transfers.src, transfers.dst, seen) >= 0:
+        plan_edges(plan)
+        raise AssertionError("plan_edges refuses what is not sent and received once")
+    gates = np.empty(kernels().make_room(rows), dtype=np.int32)
+    kernels().list_lanes(*lanes, *does, rows, gates)
+    kernels().settle_counts(rows)
+    return Work(transfers.src, transfers.dst, transfers.bytes, rows, gates, turn)
+
+
+def edges_work(src: Column, dst: Column, sizes: Column, edges: Edges, turn: Small) -> Work:
+    """What a run of transfers with these edges works on."""
+    rows = blank_rows(len(src))
+    columns = edges.before, edges.after, edges.kind
+    kernels().count_edges(*columns, rows)
+    gates = np.empty(kernels().make_room(rows), dtype=np.int32)
+    kernels().list_edges(*columns, rows, gates)
+    kernels().settle_counts(rows)
+    return Work(src, dst, sizes, rows, gates, turn)
+
+
+def _rates(work: Work, network: Network) -> tuple[list[Fraction], list[bool], list[Change]]:
+    """`at_start`, with no more bytes lost than a transfer has."""
+    largest = int(work.sizes.max(initial=0))
+    changes = [replace(each, lost_bytes=min(each.lost_bytes, largest)) for each in network.changes]
+    return at_start(network.rates, changes)
+
+
+def _run_serial(work: Work, carried: list[int], network: Network, model: Model) -> tuple[Any, int, Any]:
+    """The times in ticks, how many of them are a second, and which ports are down in the end."""
+    n, n_ports = len(work.rows), len(network.ports.names)
+    more = network.more_latency_s
+    slack_s = None if more is None else Fraction(float(more.sum()))
+    rates, down, changes = _rates(work, network)
+    clock = make_clock(rates, down, carried, n, network.latency_s, network.overhead_s, changes, slack_s)
+    due = np.empty(0, dtype=np.int64) if more is None else np.rint(more * float(clock.per_s)).astype(np.int64)
+    net = make_net(work.rows, work.gates, due)
+    times = np.full((n, 4), -1, dtype=np.int64)
+    agenda = make_agenda(n_ports)
+    costs = clock.latency, clock.overhead
+    if model == "fifo":
+        state = make_fifo_ports(n_ports)
+        kernels().run_fifo(net, times, work.sizes, work.turn, clock.paces, clock.changes, state, agenda, *costs)
+    else:
+        pairs = make_pairs(work.rows, kernels().number_pairs, n_ports)
+        holders = make_holders(n, len(pairs.ends), n_ports)
+        kernels().run_exclusive(net, times, work.sizes, clock.paces, clock.changes, pairs, holders, agenda, *costs)
+    return times, clock.per_s, clock.paces.down
+
+
+def _run_fair(work: Work, network: Network) -> tuple[Any, int, Any]:
+    """The times in seconds, 1, and which ports are down in the end."""
+    n, n_ports = len(work.rows), len(network.ports.names)
+    more = network.more_latency_s
+    net = make_net(work.rows, work.gates, np.empty(0) if more is None else more.copy())
+    times = np.full((n, 4), -1.0)
+    pairs = make_pairs(work.rows, kernels().number_pairs, n_ports)
+    n_pairs = len(pairs.ends)
+    rates, down, changes = _rates(work, network)
+    shares = Shares(
+        np.array([0.0 if is_down else float(rate) for rate, is_down in zip(rates, down, strict=True)]),
+        np.array([float(each.at_s) for each in changes]),
+        np.array([each.port for each in changes], dtype=np.int64),
+        np.array([float(each.rate) for each in changes]),
+        np.array([float(each.lost_bytes) for each in changes]),
+    )
+    heap = np.zeros(n_pairs, dtype=np.int64), np.full(n_pairs, -1, dtype=np.int64), np.zeros(n_pairs)
+    flows, scratch = make_flows(work.sizes.astype(np.float64), n_pairs), make_scratch(n_pairs, n_ports)
+    costs = float(network.latency_s), float(network.overhead_s)
+    kernels().run_fair(net, times, shares, pairs, flows, scratch, *heap, *costs)
+    return times, 1, shares.rates == 0
+
+
+def _critical(done: Any, rows: Any) -> tuple[int, ...]:
+    """From the last event back through what opened each gate, then in order of time."""
+    n = len(done)
+    if n == 0:
+        return ()
+    event = 2 * int(done.argmax()) + 1
+    chain: list[int] = []
+    while event >= 0:
+        transfer = event - 2 * n if event >= 2 * n else event >> 1
+        if not chain or chain[-1] != transfer:
+            chain.append(transfer)
+        if event >= 2 * n:
+            event = int(rows[transfer, LATE])
+            event = 2 * transfer if event < 0 else event
+        else:
+            event = int(rows[transfer, DONE_OPENER if event & 1 else START_OPENER])
+    return tuple(reversed(chain))
+
+
+def check_finished(transfers: Transfers, rows: Any, down: Sequence[str]) -> None:
+    """Raises PlanError for transfers that wait for each other in a circle, TopologyError for those that wait for a
+    port in `down`.
+    """
+    unfinished = np.flatnonzero(rows[:, DONE_WAITS] > 0)
+    if len(unfinished) == 0:
+        return
+    if down:
+        names = _names(transfers, unfinished)
+        raise TopologyError(
+            f"{', '.join(down)}: stands still and nothing brings it back: {len(unfinished)} of {len(transfers)} "
+            f"transfers are never done: {names}"
+        )
+    never, verb = np.flatnonzero(rows[:, START_WAITS] > 0), "start"
+    if len(never) == 0:
+        never, verb = unfinished, "are done"
+    names = _names(transfers, never)
+    raise PlanError(
+        f"{len(never)} of {len(transfers)} transfers never {verb}: {names}: they must not wait for each other"
+    )
+
+
+def _names(transfers: Transfers, indices: Column) -> str:
+    """The first few of them in words."""
+    shown = ", ".join(transfers.describe(int(index)) for index in indices[:_NAMED_MAX])
+    return shown + (", ..." if len(indices) > _NAMED_MAX else "")
