@@ -31,10 +31,12 @@ from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
 from optcc.runtime.engine import Executor
 from optcc.runtime.kernels import divide
+from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.mpi import MpiTransport
+from optcc.runtime.transports.tcp import TcpTransport
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_time
@@ -141,7 +143,7 @@ class MpiPeer:
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
 )
 @click.option("--mode", default="both", show_default=True, help="out of place, in place, or both.")
-@click.option("--transport", default="mpi", show_default=True, help="mpi, or loopback: threads on shaped ports.")
+@click.option("--transport", default="mpi", show_default=True, help="mpi, tcp, or loopback: threads on shaped ports.")
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--deadline", type=float, default=120.0, show_default=True, help="Seconds a single run may take.")
@@ -175,7 +177,8 @@ def command(
 ) -> int:
     """Time AllReduce schedules and peers, interleaved, and check every element.
 
-    One process a rank under mpirun; or `--transport loopback`, where the ranks are threads of this process on ports
+    One process a rank under mpirun, whose messages MPI carries, or with `--transport tcp` our own TCP over the NICs
+    that OPTCC_SOCKET_IFNAME leaves; or `--transport loopback`, where the ranks are threads of this process on ports
     shaped to the topology. Times are medians over the timed runs, of the slowest rank each; sizes are rounded down to
     whole elements.
     """
@@ -202,10 +205,10 @@ def command(
     )
     for peer in peers:
         _one_of("--peer", peer, _PEERS)
-    _one_of("--transport", transport, ("mpi", "loopback"))
+    _one_of("--transport", transport, ("mpi", "tcp", "loopback"))
     if transport == "loopback":
         return _report(_on_loopback(settings), settings, output, as_json)
-    return _under_mpi(settings, output, as_json)
+    return _under_mpi(settings, output, as_json, over_tcp=transport == "tcp")
 
 
 def _on_loopback(settings: Settings) -> list[Row]:
@@ -214,7 +217,7 @@ def _on_loopback(settings: Settings) -> list[Row]:
     if wired is None:
         raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
     if settings.peers:
-        raise InputError(f"--peer {settings.peers[0]}: needs --transport mpi")
+        raise InputError(f"--peer {settings.peers[0]}: needs --transport mpi or tcp")
     cache = VerdictCache(cache_directory(os.environ), VERSION)
     n_ranks = wired.n_ranks
     timeout_s = settings.deadline_s * len(settings.sizes) * 2 * (settings.iterations + settings.warmup)
@@ -226,30 +229,44 @@ def _on_loopback(settings: Settings) -> list[Row]:
     )[0]
 
 
-def _under_mpi(settings: Settings, output: Path | None, as_json: bool) -> int:
+def _under_mpi(settings: Settings, output: Path | None, as_json: bool, *, over_tcp: bool) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
-    transport = MpiTransport()
+    mpi = MpiTransport()
     try:
-        _check_ranks(settings.topology, transport.n_ranks)
+        _check_ranks(settings.topology, mpi.n_ranks)
         cache = VerdictCache(cache_directory(os.environ), VERSION)
-        rows = _bench(settings, transport, transport.comm, cache, _progress(transport.rank))
+        with _carrier(mpi, over_tcp) as transport:
+            rows = _bench(settings, transport, mpi.comm, cache, _progress(mpi.rank))
     except MismatchError:
         raise
     except RuntimeFault as fault:
-        click.echo(f"optcc: rank {transport.rank}: {fault}", err=True)
+        click.echo(f"optcc: rank {mpi.rank}: {fault}", err=True)
         sys.stderr.flush()
-        transport.comm.Abort(fault.exit_code)
+        mpi.comm.Abort(fault.exit_code)
         raise
     except OptccError as error:
-        if transport.rank == 0:
+        if mpi.rank == 0:
             raise
         sys.exit(error.exit_code)
-    if transport.rank == 0:
+    if mpi.rank == 0:
         code = _report(rows, settings, output, as_json)
     else:
         code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
-    transport.close()
+    mpi.close()
     return code
+
+
+@contextmanager
+def _carrier(mpi: MpiTransport, over_tcp: bool) -> Iterator[Transport]:
+    """What carries the messages: MPI, or TCP between the ranks that MPI has brought together."""
+    if not over_tcp:
+        yield mpi
+        return
+    tcp = TcpTransport(over_mpi(mpi.comm), nics_of(os.environ))
+    try:
+        yield tcp
+    finally:
+        tcp.close()
 
 
 def _bench(

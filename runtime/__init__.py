@@ -6,9 +6,12 @@
     kernels     reductions and copies on typed arrays
     check       inputs whose result is exact in every order, and the count of wrong elements
     transport   the two small protocols `Transport` and `Clock`
-    transports  `loopback` (threads in one process, shaped ports) and `mpi`
+    transports  `loopback` (threads in one process, shaped ports), `mpi`, `tcp` (several NICs, failover), and `railed`
+                (unreliable rails in one process, to try failover)
+    launch      how ranks meet over MPI, a file or an address, and which NICs they use
     conformance the suite that every transport passes
     samples     small plans made by hand, to try transports and executors with
 
-`Executor` runs a plan; `run_ranks` gives it the ranks of a loopback, `MpiTransport` a process of `mpirun`.
+`Executor` runs a plan; `run_ranks` gives it the ranks of a loopback, `MpiTransport` or `TcpTransport` a process of
+`mpirun`.
 """

@@ -1,0 +1,571 @@
+"""How the ranks of a job find each other: which NICs a rank has, and where the ranks meet once before they connect.
+
+A `Meet` publishes the record of this rank and returns those of all, with the secret of the job:
+
+    over_mpi(comm)                       the ranks were started by mpirun
+    in_file(path, rank, n_ranks)         a file that all can write to, of a name that no other job has
+    at_address(address, rank, n_ranks, secret)   rank 0 listens there; all know a secret
+
+`read_secret` takes the last one's secret from a file of mode 0600: a command line or an environment is read by others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError
+from optcc.runtime.transports.tcp_wire import (
+    ANSWER_BYTES,
+    HELLO_BYTES,
+    JOB_BYTES,
+    PROOF_BYTES,
+    SECRET_BYTES,
+    Caller,
+    Doorman,
+    Hello,
+    WireError,
+)
+from optcc.units import parse_rate
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+IFNAME_VARIABLE = "OPTCC_SOCKET_IFNAME"
+RATES_VARIABLE = "OPTCC_NIC_RATES"
+MEET_S = 60.0
+RECORD_BYTES_MAX = 4096
+RANKS_MAX = 65536
+_HELLO_S = 5.0
+_CALLERS_SPARE = 16
+_LOOK_S = 0.01
+_RETRY_S = 0.05
+_LENGTH = struct.Struct("!I")
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
+_IFREQ_BYTES = 40
+_EQUAL_RATE = 1
+_MBIT_BYTES = 125_000
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A NIC of this machine: its name, its IPv4 address, and the rates it can send and receive at, bytes/s.
+
+    Only the proportion of the rates matters, to those of this rank's other NICs. Raises InputError for a rate below 1.
+    """
+
+    name: str
+    address: str
+    out_rate: int = _EQUAL_RATE
+    in_rate: int = _EQUAL_RATE
+
+    def __post_init__(self) -> None:
+        if self.out_rate < 1 or self.in_rate < 1:
+            raise InputError(f"NIC {self.name}: {self.out_rate} and {self.in_rate} B/s: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What the ranks of a job know once they have met: the job, its secret, and each rank's record."""
+
+    rank: int
+    n_ranks: int
+    job: bytes
+    secret: bytes
+    records: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Meeting(rank {self.rank} of {self.n_ranks})"
+
+
+Meet = Callable[[bytes], Meeting]
+"""Publishes this rank's record, of at most `RECORD_BYTES_MAX`, and waits for those of the others; collective."""
+
+
+# --- NICs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface of this machine that is up and has an IPv4 address; `rate` in bytes/s, 0 if it does not say."""
+
+    name: str
+    address: str
+    is_loopback: bool
+    rate: int = 0
+
+
+def interfaces() -> list[Interface]:
+    """The interfaces of this machine that are up and have an IPv4 address, in the system's order."""
+    found: list[Interface] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_IFREQ_BYTES}s", name.encode()[:15])
+            try:
+                flags: int = struct.unpack_from("=H", fcntl.ioctl(sock, _SIOCGIFFLAGS, request), 16)[0]
+                address = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
+            except OSError:
+                continue
+            if flags & _IFF_UP:
+                found.append(Interface(name, address, bool(flags & _IFF_LOOPBACK), _speed(name)))
+    return found
+
+
+def _speed(name: str) -> int:
+    """What the driver says, bytes/s; 0 if it does not."""
+    try:
+        return max(0, int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))) * _MBIT_BYTES
+    except (OSError, ValueError):
+        return 0
+
+
+def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> list[Nic]:
+    """The NICs to use, in the order of their names, by the grammar of NCCL_SOCKET_IFNAME.
+
+    `wanted` is a list of prefixes ("eth,ib"); after `=` of whole names ("=eth0,eth1"); after `^` what to leave out
+    ("^docker", "^=eth3"). Empty: everything but loopback and docker's bridges, and loopback if that leaves nothing.
+    Rates are taken from the drivers if all NICs have one, else they count as equal.
+
+    Raises InputError if nothing fits, or a list is empty.
+
+    >>> here = [Interface("lo", "127.0.0.1", True), *(Interface(f"eth{i}", f"10.0.{i}.1", False) for i in range(2))]
+    >>> [nic.name for nic in choose_nics("", here)], [nic.name for nic in choose_nics("^=eth0,lo", here)]
+    (['eth0', 'eth1'], ['eth1'])
+    """
+    found = interfaces() if found is None else found
+    if wanted:
+        rule = wanted
+        leave_out, rule = rule.startswith("^"), rule.removeprefix("^")
+        exact, rule = rule.startswith("="), rule.removeprefix("=")
+        names = rule.split(",")
+        if not all(names):
+            raise InputError(f"{IFNAME_VARIABLE} {wanted!r}: must be names between commas, after ^, = or ^= if wanted")
+        fits = (lambda name: name in names) if exact else (lambda name: name.startswith(tuple(names)))
+        chosen = [each for each in found if fits(each.name) != leave_out]
+        if not chosen:
+            here = ", ".join(each.name for each in found) or "none"
+            raise InputError(f"{IFNAME_VARIABLE} {wanted!r}: must leave an interface that is up; there is {here}")
+    else:
+        chosen = [each for each in found if not each.is_loopback and not each.name.startswith("docker")]
+        chosen = chosen or [each for each in found if each.is_loopback]
+        if not chosen:
+            raise EnvironmentMissing("no network interface is up with an IPv4 address")
+    chosen.sort(key=lambda each: each.name)
+    rated = all(each.rate for each in chosen)
+    return [
+        Nic(each.name, each.address, each.rate, each.rate) if rated else Nic(each.name, each.address) for each in chosen
+    ]
+
+
+def nics_of(environment: Mapping[str, str]) -> list[Nic]:
+    """The NICs that OPTCC_SOCKET_IFNAME leaves, with the rates that OPTCC_NIC_RATES declares, if any, for this host.
+
+    See `choose_nics` and `declare_rates`.
+    """
+    nics = choose_nics(environment.get(IFNAME_VARIABLE, ""))
+    rates = environment.get(RATES_VARIABLE, "")
+    return declare_rates(nics, rates, socket.gethostname()) if rates else nics
+
+
+def declare_rates(nics: Sequence[Nic], rates: str, host: str) -> list[Nic]:
+    """The NICs with declared rates: first that of every NIC, then those of some, out and in if they differ.
+
+    All ranks may be given the same text: what is said of another host does not count. Raises InputError for a text
+    that says something else.
+
+    >>> nics = [Nic("eth0", "10.0.0.1"), Nic("eth1", "10.0.1.1")]
+    >>> [nic.out_rate for nic in declare_rates(nics, "200MB/s,eth1=100MB/s,h3.eth0=1MB/s", "h2")]
+    [200000000, 100000000]
+    """
+    first, *others = rates.split(",")
+    everyone = _rate_pair(first)
+    declared = {nic.name: everyone for nic in nics}
+    for other in others:
+        target, equals, rate = other.partition("=")
+        where, _, name = target.rpartition(".")
+        if not equals or not name:
+            raise InputError(f"{RATES_VARIABLE} {other!r}: must be NIC=RATE or HOST.NIC=RATE")
+        pair = _rate_pair(rate)
+        if where in ("", host) and name in declared:
+            declared[name] = pair
+    return [Nic(nic.name, nic.address, *declared[nic.name]) for nic in nics]
+
+
+def _rate_pair(text: str) -> tuple[int, int]:
+    """Rate out and rate in, whole bytes/s."""
+    out, colon, in_ = text.partition(":")
+    return int(parse_rate(out)), int(parse_rate(in_ if colon else out))
+
+
+# --- meeting over MPI -------------------------------------------------------------------------------------------------
+
+
+def over_mpi(comm: MPI.Intracomm) -> Meet:
+    """The ranks of a communicator. MPI's own start-up has joined them, and carries the secret."""
+
+    def meet(record: bytes) -> Meeting:
+        _check_record(record)
+        rank, n_ranks = comm.Get_rank(), comm.Get_size()
+        keys = np.frombuffer(os.urandom(SECRET_BYTES + JOB_BYTES), np.uint8).copy()
+        comm.Bcast(keys, 0)
+        mine = np.zeros(_LENGTH.size + RECORD_BYTES_MAX, np.uint8)
+        framed = _LENGTH.pack(len(record)) + record
+        mine[: len(framed)] = np.frombuffer(framed, np.uint8)
+        everyone = np.empty((n_ranks, len(mine)), np.uint8)
+        comm.Allgather(mine, everyone)
+        records = tuple(
+            row.tobytes()[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(row.tobytes())[0]] for row in everyone
+        )
+        secret = keys.tobytes()
+        return Meeting(rank, n_ranks, secret[SECRET_BYTES:], secret[:SECRET_BYTES], records)
+
+    return meet
+
+
+# --- meeting in a file ------------------------------------------------------------------------------------------------
+
+
+class _Sheet(msgspec.Struct, forbid_unknown_fields=True):
+    """What the file says."""
+
+    n_ranks: int
+    secret: bytes
+    job: bytes
+    records: dict[int, bytes]
+    seen: list[int]
+
+
+def in_file(path: str | Path, rank: int, n_ranks: int, *, timeout_s: float = MEET_S) -> Meet:
+    """The ranks that can write to `path`, which must not exist before; the last one that has read it removes it.
+
+    The file has mode 0600 and carries the secret. Whoever finds one of another owner or mode, or that is full, says so.
+    Raises InputError for a rank that cannot be or such a file, DeadlineExceeded after `timeout_s` seconds.
+    """
+    _check_ranks(rank, n_ranks)
+    path = Path(path)
+
+    def meet(record: bytes) -> Meeting:
+        _check_record(record)
+        deadline_s = time.monotonic() + timeout_s
+        with _locked(path) as file:
+            sheet = _read_sheet(file, path)
+            if sheet is None:
+                sheet = _Sheet(n_ranks, os.urandom(SECRET_BYTES), os.urandom(JOB_BYTES), {}, [])
+            if sheet.n_ranks != n_ranks:
+                raise MismatchError(f"{path}: for {sheet.n_ranks} ranks; rank {rank} is one of {n_ranks}")
+            if rank in sheet.records:
+                raise InputError(f"{path}: rank {rank} is there already: must be a file of this job alone")
+            sheet.records[rank] = record
+            _write_sheet(file, sheet)
+        while True:
+            with _locked(path) as file:
+                sheet = _read_sheet(file, path)
+                if sheet is None:
+                    raise InputError(f"{path}: somebody has emptied it: must be left to the ranks of this job")
+                if len(sheet.records) == n_ranks:
+                    sheet.seen.append(rank)
+                    _write_sheet(file, sheet)
+                    if len(sheet.seen) == n_ranks:
+                        path.unlink()
+                    records = tuple(sheet.records[other] for other in range(n_ranks))
+                    return Meeting(rank, n_ranks, sheet.job, sheet.secret, records)
+            if time.monotonic() >= deadline_s:
+                absent = _absent(sheet.records, n_ranks)
+                raise DeadlineExceeded(f"{path}: waited {timeout_s:g} s in vain for ranks {absent} to meet")
+            time.sleep(_LOOK_S)
+
+    return meet
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file, open and locked; made if it is not there. Follows no link."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: must be a file that this user can write") from error
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise InputError(f"{path}: must be a file of this user alone (mode 0600): it carries the secret of the job")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _read_sheet(file: int, path: Path) -> _Sheet | None:
+    data = os.pread(file, os.fstat(file).st_size, 0)
+    if not data:
+        return None
+    try:
+        return msgspec.json.decode(data, type=_Sheet)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}: {error}: must be a file of this job alone") from error
+
+
+def _write_sheet(file: int, sheet: _Sheet) -> None:
+    data = msgspec.json.encode(sheet)
+    os.ftruncate(file, 0)
+    os.pwrite(file, data, 0)
+
+
+# --- meeting at rank 0 ------------------------------------------------------------------------------------------------
+
+
+class _Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What rank 0 tells everyone."""
+
+    job: bytes
+    records: list[bytes]
+
+
+def read_secret(path: str | Path) -> bytes:
+    """The first 32 bytes of a file that only this user can read; raises InputError for any other."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: must hold the secret of the job") from error
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise InputError(f"{path}: must be a file that this user alone can read (mode 0600)")
+        secret = os.read(file, SECRET_BYTES)
+    finally:
+        os.close(file)
+    _check_secret(secret)
+    return secret
+
+
+def at_address(address: tuple[str, int], rank: int, n_ranks: int, secret: bytes, *, timeout_s: float = MEET_S) -> Meet:
+    """The ranks that know `secret` and can reach rank 0 at `address`, a host and a port.
+
+    Each proves that it knows the secret, as for any connection; whoever does not, or takes longer than five seconds to
+    say so, is sent away, and does not keep the others. Raises InputError for a rank or secret that cannot be or an
+    address that rank 0 does not have, DeadlineExceeded after `timeout_s` seconds.
+    """
+    _check_ranks(rank, n_ranks)
+    _check_secret(secret)
+
+    def meet(record: bytes) -> Meeting:
+        _check_record(record)
+        deadline_s = time.monotonic() + timeout_s
+        if rank == 0:
+            reply = _Host(address, n_ranks, secret, record, deadline_s, timeout_s).gather()
+        else:
+            reply = _visit(address, rank, n_ranks, secret, record, deadline_s, timeout_s)
+        return Meeting(rank, n_ranks, reply.job, secret, tuple(reply.records))
+
+    return meet
+
+
+_MEETING_RAIL = 0xFFFF
+_NO_JOB = bytes(JOB_BYTES)
+
+
+class _Guest:
+    """Somebody at the door of rank 0: what has come of what is expected next, and who it is once that is proved."""
+
+    __slots__ = ("deadline_s", "doorman", "got", "rank", "sock", "stage", "wanted_bytes")
+
+    def __init__(self, sock: socket.socket, secret: bytes, deadline_s: float) -> None:
+        self.sock, self.deadline_s = sock, deadline_s
+        self.doorman = Doorman(secret, nonce=os.urandom(32))
+        self.got, self.stage, self.wanted_bytes, self.rank = b"", 0, HELLO_BYTES, -1
+
+
+class _Host:
+    """Rank 0 while it gathers the records."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        n_ranks: int,
+        secret: bytes,
+        record: bytes,
+        deadline_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._address, self._n_ranks, self._secret = address, n_ranks, secret
+        self._deadline_s, self._timeout_s = deadline_s, timeout_s
+        self._records = {0: record}
+        self._guests: dict[_Guest, None] = {}
+        self._present: dict[int, socket.socket] = {}
+
+    def gather(self) -> _Reply:
+        """Waits for everyone, and tells everyone."""
+        with contextlib.ExitStack() as stack:
+            try:
+                listener = stack.enter_context(
+                    socket.create_server(self._address, backlog=self._n_ranks + _CALLERS_SPARE)
+                )
+            except OSError as error:
+                host, port = self._address
+                raise InputError(f"{host}:{port}: {error.strerror}: must be a free port of rank 0's machine") from error
+            listener.setblocking(False)
+            stack.callback(self._close)
+            selector = stack.enter_context(selectors.DefaultSelector())
+            selector.register(listener, selectors.EVENT_READ, None)
+            while len(self._records) < self._n_ranks:
+                now_s = time.monotonic()
+                if now_s >= self._deadline_s:
+                    absent = _absent(self._records, self._n_ranks)
+                    raise DeadlineExceeded(f"rank 0: waited {self._timeout_s:g} s in vain for ranks {absent} to meet")
+                for key, _ in selector.select(min(self._deadline_s - now_s, 0.1)):
+                    if key.data is None:
+                        self._greet(listener, selector)
+                    elif key.data in self._guests:
+                        self._hear(key.data, selector)
+                for guest in [each for each in self._guests if time.monotonic() >= each.deadline_s]:
+                    self._send_away(guest, selector)
+            reply = _Reply(os.urandom(JOB_BYTES), [self._records[rank] for rank in range(self._n_ranks)])
+            data = msgspec.json.encode(reply)
+            for sock in self._present.values():
+                sock.settimeout(max(_LOOK_S, self._deadline_s - time.monotonic()))
+                with contextlib.suppress(OSError):
+                    sock.sendall(_LENGTH.pack(len(data)) + data)
+            return reply
+
+    def _greet(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        if len(self._guests) >= 2 * self._n_ranks + _CALLERS_SPARE:
+            self._send_away(next(iter(self._guests)), selector)
+        guest = _Guest(sock, self._secret, min(self._deadline_s, time.monotonic() + _HELLO_S))
+        self._guests[guest] = None
+        selector.register(sock, selectors.EVENT_READ, guest)
+
+    def _send_away(self, guest: _Guest, selector: selectors.BaseSelector) -> None:
+        del self._guests[guest]
+        selector.unregister(guest.sock)
+        guest.sock.close()
+
+    def _hear(self, guest: _Guest, selector: selectors.BaseSelector) -> None:
+        """Hello, proof, length and record, one after another."""
+        try:
+            data = guest.sock.recv(guest.wanted_bytes - len(guest.got))
+            if not data:
+                raise WireError("gone")
+            guest.got += data
+            if len(guest.got) < guest.wanted_bytes:
+                return
+            got, guest.got = guest.got, b""
+            guest.stage += 1
+            if guest.stage == 1:
+                guest.sock.send(guest.doorman.take_hello(got))
+                guest.wanted_bytes = PROOF_BYTES
+            elif guest.stage == 2:
+                guest.doorman.take_proof(got)
+                guest.wanted_bytes = _LENGTH.size
+            elif guest.stage == 3:
+                (guest.wanted_bytes,) = _LENGTH.unpack(got)
+                if not 1 <= guest.wanted_bytes <= RECORD_BYTES_MAX:
+                    raise WireError("record too long")
+            else:
+                self._seat(guest, got, selector)
+        except BlockingIOError:
+            return
+        except (OSError, WireError):
+            self._send_away(guest, selector)
+
+    def _seat(self, guest: _Guest, record: bytes, selector: selectors.BaseSelector) -> None:
+        hello = guest.doorman.hello
+        assert hello is not None
+        if hello.dst != self._n_ranks or hello.rail != _MEETING_RAIL or not 0 < hello.src < self._n_ranks:
+            raise MismatchError(f"rank {hello.src} of {hello.dst} has come to a meeting of {self._n_ranks} ranks")
+        former = self._present.pop(hello.src, None)
+        if former is not None:
+            # It has dialled again: its first connection broke.
+            former.close()
+        del self._guests[guest]
+        selector.unregister(guest.sock)
+        self._records[hello.src], self._present[hello.src] = record, guest.sock
+
+    def _close(self) -> None:
+        for sock in [*(guest.sock for guest in self._guests), *self._present.values()]:
+            sock.close()
+
+
+def _visit(
+    address: tuple[str, int],
+    rank: int,
+    n_ranks: int,
+    secret: bytes,
+    record: bytes,
+    deadline_s: float,
+    timeout_s: float,
+) -> _Reply:
+    """A rank above 0: tries until rank 0 is there, and waits for what it says."""
+    why = "nobody there"
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"rank {rank}: waited {timeout_s:g} s for rank 0 at {address[0]}:{address[1]}: {why}"
+            )
+        try:
+            with socket.create_connection(address, timeout=left_s) as sock:
+                caller = Caller(secret, Hello(rank, n_ranks, _MEETING_RAIL, _NO_JOB), nonce=os.urandom(32))
+                sock.sendall(caller.opening)
+                sock.sendall(caller.take(_receive(sock, ANSWER_BYTES, deadline_s)))
+                sock.sendall(_LENGTH.pack(len(record)) + record)
+                (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size, deadline_s))
+                if length > 2 * n_ranks * RECORD_BYTES_MAX:
+                    raise WireError("reply too long")
+                reply = msgspec.json.decode(_receive(sock, length, deadline_s), type=_Reply)
+                if len(reply.records) != n_ranks or len(reply.job) != JOB_BYTES:
+                    raise WireError("reply of another job")
+                return reply
+        except (OSError, WireError, msgspec.DecodeError) as error:
+            why = str(error)
+        time.sleep(_RETRY_S)
+
+
+def _receive(sock: socket.socket, n_bytes: int, deadline_s: float) -> bytes:
+    """Exactly `n_bytes`."""
+    parts: list[bytes] = []
+    while n_bytes:
+        sock.settimeout(max(_LOOK_S, deadline_s - time.monotonic()))
+        data = sock.recv(min(n_bytes, 1 << 16))
+        if not data:
+            raise WireError("rank 0 has closed the connection")
+        parts.append(data)
+        n_bytes -= len(data)
+    return b"".join(parts)
+
+
+def _absent(records: Mapping[int, bytes], n_ranks: int) -> str:
+    return ", ".join(str(rank) for rank in range(n_ranks) if rank not in records)
+
+
+def _check_record(record: bytes) -> None:
+    if len(record) > RECORD_BYTES_MAX:
+        raise InputError(f"record of {len(record)} B: must be at most {RECORD_BYTES_MAX} B (too many NICs?)")
+
+
+def _check_ranks(rank: int, n_ranks: int) -> None:
+    if not 1 <= n_ranks <= RANKS_MAX or not 0 <= rank < n_ranks:
+        raise InputError(f"rank {rank} of {n_ranks}: must be below the number of ranks, at most {RANKS_MAX}")
+
+
+def _check_secret(secret: bytes) -> None:
+    if len(secret) != SECRET_BYTES:
+        raise InputError(f"secret of {len(secret)} B: must be {SECRET_BYTES} B")

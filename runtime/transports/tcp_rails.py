@@ -1,0 +1,532 @@
+"""The sockets of the TCP transport: connections that read and write frames, and notice when nobody answers.
+
+Nothing here waits, and nothing here knows the failover table. The bytes of a chunk go from the view that was posted to
+the socket and from the socket into the view that was posted, without a copy in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from optcc.runtime.transports.tcp_wire import (
+    ANSWER_BYTES,
+    BYE_FRAME,
+    CHANGE_FRAME,
+    CHECKED,
+    DATA_FRAME,
+    FAILED,
+    HEADER_BYTES,
+    HELLO_BYTES,
+    PROOF_BYTES,
+    STATE_FRAME,
+    Caller,
+    Doorman,
+    Hello,
+    WireError,
+    bye_header,
+    change_header,
+    data_header,
+    decode,
+    state_header,
+)
+
+_READ_BYTES_MAX = 8 << 20
+"""Read from one connection before the others have their turn."""
+_VIEWS_AT_ONCE = 8
+_CONTROL_BYTES = 1 << 14
+_INFO_BYTES = 128
+_INFO_UNACKED = struct.Struct("=I")
+_INFO_UNACKED_AT = 24
+_INFO_ACKED = struct.Struct("=Q")
+_INFO_ACKED_AT = 120
+_KEEPALIVE_S = 1
+_KEEPALIVE_PROBES = 3
+_RATE_WINDOW_S = 0.02
+_RATE_WEIGHT = 0.25
+
+_sink = memoryview(bytearray(1 << 18))
+"""Where bytes go that nobody wants; its content means nothing."""
+
+
+class Broken(Exception):
+    """The connection is closed, reset, silent, or what came over it is damaged (`is_damage`)."""
+
+    def __init__(self, why: str, *, is_damage: bool = False) -> None:
+        super().__init__(why)
+        self.is_damage = is_damage
+
+
+@dataclass(slots=True)
+class RailCount:
+    """What has gone over one NIC of this rank: bytes with headers, failures of connections, and how fast it is.
+
+    `sent_bytes_per_s` is a running estimate over the times at which the NIC had more to send than it took; 0 before
+    the first. It is an estimate per connection: a NIC that carries several at once is faster.
+    """
+
+    name: str
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    failures: int = 0
+    sent_bytes_per_s: float = 0.0
+
+
+def open_socket(address: str, buffer_bytes: int) -> socket.socket:
+    """A non-blocking TCP socket bound to the NIC's address; `buffer_bytes` 0 leaves its buffers to the system."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        tune(sock, buffer_bytes)
+        # The port is chosen when it connects, so that many connections may share one.
+        if hasattr(socket, "IP_BIND_ADDRESS_NO_PORT"):
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_BIND_ADDRESS_NO_PORT, 1)
+        sock.bind((address, 0))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(address: str, backlog: int, buffer_bytes: int) -> socket.socket:
+    """A non-blocking listener on a free port of the NIC's address."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if buffer_bytes:
+            # The window of an accepted connection is scaled after this, before anybody accepts it.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        sock.bind((address, 0))
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket, buffer_bytes: int) -> None:
+    """No delay, sized buffers, and the kernel's own probes against a host that has vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_S),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class Line:
+    """A socket, and for how long the other kernel has left unanswered what was sent on it."""
+
+    __slots__ = ("_acked_bytes", "_silent_s", "sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._acked_bytes = -1
+        self._silent_s = 0.0
+
+    def is_silent(self, elapsed_s: float, limit_s: float) -> bool:
+        """True if bytes have been on their way for `limit_s` of watched time and none of them was acknowledged.
+
+        This asks the kernel (TCP_INFO), not the peer: a peer that is busy elsewhere is not silent, and neither is one
+        whose window is full. `elapsed_s` is how long ago the last call was.
+        """
+        try:
+            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except OSError:
+            return False
+        if len(info) < _INFO_ACKED_AT + _INFO_ACKED.size:
+            return False
+        (unacked,) = _INFO_UNACKED.unpack_from(info, _INFO_UNACKED_AT)
+        (acked_bytes,) = _INFO_ACKED.unpack_from(info, _INFO_ACKED_AT)
+        if not unacked or acked_bytes != self._acked_bytes:
+            self._acked_bytes, self._silent_s = acked_bytes, 0.0
+            return False
+        self._silent_s += elapsed_s
+        return self._silent_s >= limit_s
+
+    def close(self) -> None:
+        """Closes the socket; what the kernel has taken still goes out."""
+        self.sock.close()
+
+
+# --- before the hello is over -----------------------------------------------------------------------------------------
+
+
+class Dialing(Line):
+    """A connection that this rank opens: connecting, then saying hello."""
+
+    __slots__ = ("_caller", "_got", "established")
+
+    def __init__(self, sock: socket.socket, address: tuple[str, int], caller: Caller) -> None:
+        super().__init__(sock)
+        self._caller, self._got, self.established = caller, b"", False
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, "connect")
+
+    def greet(self) -> None:
+        """The connection is there, or has failed: says hello. Raises OSError as connecting failed."""
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, "connect")
+        if self.sock.send(self._caller.opening) != HELLO_BYTES:
+            raise OSError(errno.ENOBUFS, "hello")
+        self.established = True
+
+    def advance(self) -> int | None:
+        """Reads the answer; the session if the hello is over. Raises OSError or WireError."""
+        if not _read_more(self, ANSWER_BYTES):
+            return None
+        self.sock.send(self._caller.take(self._got))
+        return self._caller.session
+
+
+class Answering(Line):
+    """A connection that somebody has opened to this rank, who has until `deadline_s` to say who it is.
+
+    `nic` is the NIC of this rank to which it came.
+    """
+
+    __slots__ = ("_doorman", "_got", "_greeted", "deadline_s", "nic")
+
+    def __init__(self, sock: socket.socket, nic: int, doorman: Doorman, deadline_s: float) -> None:
+        super().__init__(sock)
+        self._doorman, self._got, self._greeted = doorman, b"", False
+        self.nic, self.deadline_s = nic, deadline_s
+
+    @property
+    def hello(self) -> Hello | None:
+        """What the caller says; not proved before `advance` has returned a session."""
+        return self._doorman.hello
+
+    def advance(self, check: Callable[[Hello], None]) -> int | None:
+        """Reads the hello, which `check` may reject unanswered, and the proof; the session once it is proved.
+
+        Raises OSError or WireError.
+        """
+        if not self._greeted:
+            if _read_more(self, HELLO_BYTES):
+                answer = self._doorman.take_hello(self._got)
+                assert self._doorman.hello is not None
+                check(self._doorman.hello)
+                self.sock.send(answer)
+                self._got, self._greeted = b"", True
+            return None
+        if not _read_more(self, PROOF_BYTES):
+            return None
+        self._doorman.take_proof(self._got)
+        return self._doorman.session
+
+
+def _read_more(line: Dialing | Answering, n_bytes: int) -> bool:
+    """Reads towards exactly `n_bytes`; True when they are there."""
+    try:
+        data = line.sock.recv(n_bytes - len(line._got))
+    except BlockingIOError:
+        return False
+    if not data:
+        raise ConnectionResetError(errno.ECONNRESET, "closed during the hello")
+    line._got += data
+    return len(line._got) == n_bytes
+
+
+# --- the sending end --------------------------------------------------------------------------------------------------
+
+
+class Owner(Protocol):
+    """The sending end of a channel, as far as a connection must know it."""
+
+    k: int
+
+    def is_stale(self, number: int, epoch: int) -> bool:
+        """True if chunk `number` need not be sent any more: it is acknowledged, or its epoch is over."""
+        ...
+
+
+class Outgoing(Line):
+    """The sender's end of a connection whose hello is over: writes chunks, reads states.
+
+    The queue holds views, not bytes; the failover table bounds it by the window of each channel.
+    """
+
+    __slots__ = (
+        *("_busy_bytes", "_busy_since_s", "_controls", "_count", "_pending", "_queue", "_with_crc"),
+        *("blocked", "is_registered_for_writing", "left", "rail", "session"),
+    )
+
+    def __init__(self, sock: socket.socket, rail: int, session: int, count: RailCount, with_crc: bool) -> None:
+        super().__init__(sock)
+        self.rail, self.session = rail, session
+        self._count, self._with_crc = count, with_crc
+        self._queue: deque[tuple[Owner, int, int, memoryview | None]] = deque()
+        self._pending: deque[bytes | memoryview] = deque()
+        self._controls = bytearray()
+        self.blocked = self.is_registered_for_writing = False
+        self.left: bool | None = None
+        self._busy_since_s = -1.0
+        self._busy_bytes = 0
+
+    def put(self, owner: Owner, number: int, epoch: int, view: memoryview | None) -> None:
+        """Queues a chunk, or without a view the proposal of `epoch`."""
+        self._queue.append((owner, number, epoch, view))
+
+    def holds(self, owner: Owner) -> bool:
+        """True if something of this channel waits here for the socket."""
+        return any(each[0] is owner for each in self._queue)
+
+    def flush(self, now_s: float) -> None:
+        """Writes what the socket takes; `blocked` tells whether something is left. Raises Broken."""
+        pending, sock = self._pending, self.sock
+        while True:
+            self._refill()
+            if not pending:
+                self.blocked = False
+                self._busy_since_s = -1.0
+                return
+            try:
+                n_bytes = sock.sendmsg(pending)
+            except BlockingIOError:
+                n_bytes = 0
+            except OSError as error:
+                raise Broken(error.strerror or str(error)) from error
+            self._count.sent_bytes += n_bytes
+            self._busy_bytes += n_bytes
+            left = n_bytes
+            while pending and left >= len(pending[0]):
+                left -= len(pending.popleft())
+            if pending:
+                pending[0] = memoryview(pending[0])[left:]
+                self.blocked = True
+                self._estimate(now_s)
+                return
+
+    def _refill(self) -> None:
+        """Takes chunks from the queue, as many as one call writes; those that are stale fall away."""
+        pending, queue = self._pending, self._queue
+        while queue and len(pending) < _VIEWS_AT_ONCE:
+            owner, number, epoch, view = queue.popleft()
+            if view is None:
+                pending.append(change_header(self.session, epoch, owner.k))
+                continue
+            if owner.is_stale(number, epoch):
+                continue
+            crc = zlib.crc32(view) if self._with_crc else None
+            pending.append(data_header(self.session, epoch, owner.k, number, len(view), crc))
+            if len(view):
+                pending.append(view)
+
+    def _estimate(self, now_s: float) -> None:
+        """While the socket is full, what it takes over time is the rate."""
+        if self._busy_since_s < 0:
+            self._busy_since_s, self._busy_bytes = now_s, 0
+            return
+        elapsed_s = now_s - self._busy_since_s
+        if elapsed_s < _RATE_WINDOW_S:
+            return
+        rate, before = self._busy_bytes / elapsed_s, self._count.sent_bytes_per_s
+        self._count.sent_bytes_per_s = before + (rate - before) * _RATE_WEIGHT if before else rate
+        self._busy_since_s, self._busy_bytes = now_s, 0
+
+    def read(self) -> list[tuple[int, int, int, int]]:
+        """The states that have come, as (channel, epoch, number, slots). A bye sets `left`. Raises Broken."""
+        try:
+            data = self.sock.recv(_CONTROL_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise Broken(error.strerror or str(error)) from error
+        if not data:
+            raise Broken("closed by the other end")
+        self._count.received_bytes += len(data)
+        controls = self._controls
+        controls += data
+        states: list[tuple[int, int, int, int]] = []
+        n_whole = len(controls) // HEADER_BYTES
+        for i in range(n_whole):
+            header = bytes(controls[i * HEADER_BYTES : (i + 1) * HEADER_BYTES])
+            try:
+                kind, flags, epoch, channel, number, slots, _ = decode(header, self.session)
+            except WireError as error:
+                raise Broken(str(error), is_damage=True) from error
+            if kind == STATE_FRAME:
+                states.append((channel, epoch, number, slots))
+            elif kind == BYE_FRAME:
+                self.left = bool(flags & FAILED)
+            else:
+                raise Broken(f"frame of kind {kind} to a sender", is_damage=True)
+        del controls[: n_whole * HEADER_BYTES]
+        return states
+
+    def say_bye(self, failed: bool) -> None:
+        """The last frame, if the socket takes it now and is not in the middle of a chunk; then nothing may follow."""
+        if not self._pending:
+            _send_last(self.sock, bye_header(self.session, failed))
+
+
+# --- the receiving end ------------------------------------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """The receiving ends of the channels of a connection."""
+
+    def begin(self, line: Incoming, epoch: int, channel: int, number: int, length: int) -> memoryview | None:
+        """Where the chunk goes whose header has come; None if its bytes are not wanted. Raises Broken."""
+        ...
+
+    def wants(self, epoch: int, channel: int, number: int) -> bool:
+        """True if the chunk has not come in any other way meanwhile."""
+        ...
+
+    def complete(self, line: Incoming, epoch: int, channel: int, number: int, chunk: memoryview) -> None:
+        """The chunk is whole in the memory that `begin` gave."""
+        ...
+
+    def change(self, line: Incoming, epoch: int, channel: int) -> None:
+        """The proposal of an epoch has come."""
+        ...
+
+    def state_of(self, channel: int) -> tuple[int, int, int]:
+        """(epoch, number, slots) to tell the sender."""
+        ...
+
+
+class Incoming(Line):
+    """The receiver's end of a connection whose hello is over: reads chunks into their slots, writes states."""
+
+    __slots__ = (
+        *("_at", "_chunk", "_count", "_crc", "_header", "_left", "_out", "_reader", "_slot", "_states"),
+        *("blocked", "is_registered_for_writing", "left", "rail", "session"),
+    )
+
+    def __init__(self, sock: socket.socket, rail: int, session: int, count: RailCount, reader: Reader) -> None:
+        super().__init__(sock)
+        self.rail, self.session = rail, session
+        self._count, self._reader = count, reader
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        # Of the header that comes, or of the chunk: how many bytes are there; then how many of the chunk are missing.
+        self._at = self._left = 0
+        self._slot: memoryview | None = None
+        self._chunk = (0, 0, 0)
+        self._crc: int | None = None
+        self._states: dict[int, None] = {}
+        self._out = bytearray()
+        self.blocked = self.is_registered_for_writing = False
+        self.left: bool | None = None
+
+    def turn_away(self) -> None:
+        """The chunk that is coming has come elsewhere: its other bytes go into the sink, and it is no event."""
+        self._slot = None
+
+    def read(self) -> None:
+        """Reads what is there, up to a limit. Raises Broken."""
+        sock, header, budget = self.sock, self._header, _READ_BYTES_MAX
+        while budget > 0:
+            if self._left:
+                done = 0 if self._slot is None else len(self._slot) - self._left
+                rest = _sink[: self._left] if self._slot is None else self._slot[done:]
+                # The header behind the chunk comes with its rest, in one call.
+                into = [rest, header] if len(rest) == self._left else [rest]
+            else:
+                rest, into = _sink[:0], [header[self._at :]]
+            wanted = sum(map(len, into))
+            try:
+                n_bytes = sock.recvmsg_into(into)[0]
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise Broken(error.strerror or str(error)) from error
+            if not n_bytes:
+                raise Broken("closed by the other end")
+            self._count.received_bytes += n_bytes
+            budget -= n_bytes
+            if self._left:
+                into_chunk = min(n_bytes, len(rest))
+                self._left -= into_chunk
+                if not self._left:
+                    self._finish_chunk()
+                n_bytes, wanted = n_bytes - into_chunk, wanted - into_chunk
+            self._at += n_bytes
+            if self._at == HEADER_BYTES:
+                self._at = 0
+                self._take_header()
+            if n_bytes < wanted:
+                return
+
+    def _take_header(self) -> None:
+        try:
+            kind, flags, epoch, channel, number, length, crc = decode(self._header, self.session)
+        except WireError as error:
+            raise Broken(str(error), is_damage=True) from error
+        if kind == DATA_FRAME:
+            self._slot = self._reader.begin(self, epoch, channel, number, length)
+            self._chunk, self._left = (epoch, channel, number), length
+            self._crc = crc if flags & CHECKED else None
+            if not length:
+                self._finish_chunk()
+        elif kind == CHANGE_FRAME:
+            self._reader.change(self, epoch, channel)
+        elif kind == BYE_FRAME:
+            self.left = bool(flags & FAILED)
+        else:
+            raise Broken(f"frame of kind {kind} to a receiver", is_damage=True)
+
+    def _finish_chunk(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return
+        if self._crc is not None and zlib.crc32(slot) != self._crc:
+            # The sender's view may change under a second copy once the first has been delivered.
+            if self._reader.wants(*self._chunk):
+                raise Broken("chunk: wrong checksum", is_damage=True)
+            return
+        self._reader.complete(self, *self._chunk, slot)
+
+    def tell(self, channel: int) -> None:
+        """The state of a channel has changed: it goes out with the next `flush`, as it is then."""
+        self._states[channel] = None
+
+    def flush(self) -> None:
+        """Writes the states that wait; `blocked` tells whether something is left. Raises Broken."""
+        if self._states and not self._out:
+            for channel in self._states:
+                epoch, number, slots = self._reader.state_of(channel)
+                self._out += state_header(self.session, epoch, channel, number, slots)
+            self._states.clear()
+        if self._out:
+            try:
+                n_bytes = self.sock.send(self._out)
+            except BlockingIOError:
+                n_bytes = 0
+            except OSError as error:
+                raise Broken(error.strerror or str(error)) from error
+            self._count.sent_bytes += n_bytes
+            del self._out[:n_bytes]
+        self.blocked = bool(self._out or self._states)
+
+    def say_bye(self, failed: bool) -> None:
+        """The last frame, if the socket takes it now; then nothing may follow."""
+        if not self._out:
+            _send_last(self.sock, bye_header(self.session, failed))
+
+
+def _send_last(sock: socket.socket, frame: bytes) -> None:
+    """Sends a frame and reads away what is there: a close with unread bytes would be a reset, and cut the frame off."""
+    try:
+        sock.send(frame)
+        for _ in range(_READ_BYTES_MAX // len(_sink)):
+            if not sock.recv_into(_sink):
+                return
+    except OSError:
+        return

@@ -1,0 +1,289 @@
+"""The wire of the TCP transport: its frames, the hello of a connection, and how messages are cut. No I/O.
+
+A connection carries the messages of one direction of one pair of ranks over one rail. Towards the receiver go
+
+    data    chunk `number` of a channel, in an epoch, and its bytes
+    change  the proposal of an epoch
+
+and back comes only
+
+    state   how many chunks of a channel the application has, in which epoch, and for how many it has given slots
+
+and either way `bye`, the last frame of a rank that closes. A header is 36 bytes, big-endian:
+
+    data, change, bye   kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
+                        crc of the chunk u32, crc of the header u32
+    state               kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, slots u64,
+                        crc of the header u32
+
+crc is CRC-32 (zlib); that of a chunk is 0 unless the flag CHECKED is set. A length is only compared with that of the
+slot. CRC-32 is no protection against intent; the hello is, and only for who is at the other end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+from optcc.errors import InputError
+from optcc.failover import RAILS_MAX
+
+VERSION = 1
+DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = 1, 2, 3, 4
+CHECKED = 1
+"""Flag of a data frame: the chunk has a checksum."""
+FAILED = 1
+"""Flag of a bye: the rank closes because of a failure."""
+CHANNELS_MAX = 1 << 20
+"""Channels of one direction of a pair; no number beyond is believed."""
+EXCHANGE = 1 << 31
+"""The channel of the small exchanges, beside those of the plans."""
+
+_DATA = struct.Struct("!BBHIIIQII")
+_STATE = struct.Struct("!BBHIIIQQ")
+_CRC = struct.Struct("!I")
+HEADER_BYTES = _DATA.size + _CRC.size
+_STATE_AT = _STATE.size
+
+SECRET_BYTES = 32
+JOB_BYTES = 16
+_NONCE_BYTES = 32
+_MAC_BYTES = 32
+_MAGIC = b"optcc-tc"
+_HELLO = struct.Struct(f"!8sHHII{JOB_BYTES}s{_NONCE_BYTES}s")
+HELLO_BYTES = _HELLO.size
+ANSWER_BYTES = _NONCE_BYTES + _MAC_BYTES
+PROOF_BYTES = _MAC_BYTES
+
+TURN_TOLERANCE = Fraction(1, 10)
+PIECE_BYTES_MIN = 1 << 16
+"""A message is not cut into pieces below this only to use more rails."""
+_CUT_ALIGNMENT = 64
+
+
+class WireError(Exception):
+    """What has come over a connection is not what it must be; the connection is of no more use."""
+
+
+def data_header(session: int, epoch: int, channel: int, number: int, length: int, crc: int | None) -> bytes:
+    """The header of a chunk; with its checksum unless that is None.
+
+    >>> decode(data_header(7, 1, 2, 3, 5, None), 7)
+    (1, 0, 1, 2, 3, 5, 0)
+    """
+    flags, crc = (0, 0) if crc is None else (CHECKED, crc)
+    return _sealed(_DATA.pack(DATA_FRAME, flags, 0, session, epoch, channel, number, length, crc))
+
+
+def change_header(session: int, epoch: int, channel: int) -> bytes:
+    """The proposal of an epoch."""
+    return _sealed(_DATA.pack(CHANGE_FRAME, 0, 0, session, epoch, channel, 0, 0, 0))
+
+
+def bye_header(session: int, failed: bool) -> bytes:
+    """The end of a connection, and of all others from this rank."""
+    return _sealed(_DATA.pack(BYE_FRAME, FAILED if failed else 0, 0, session, 0, 0, 0, 0, 0))
+
+
+def state_header(session: int, epoch: int, channel: int, number: int, slots: int) -> bytes:
+    """What a receiver has, and for how much it has room.
+
+    >>> decode(state_header(7, 1, 2, 3, 9), 7)
+    (3, 0, 1, 2, 3, 9, 0)
+    """
+    return _sealed(_STATE.pack(STATE_FRAME, 0, 0, session, epoch, channel, number, slots))
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+Header = tuple[int, int, int, int, int, int, int]
+"""(kind, flags, epoch, channel, number, length or slots, crc of the chunk)."""
+
+
+def decode(header: bytes | bytearray | memoryview, session: int) -> Header:
+    """What a header says; raises WireError if it is damaged or of another connection."""
+    body = header[:_STATE_AT]
+    if _CRC.unpack_from(header, _STATE_AT)[0] != zlib.crc32(body):
+        raise WireError("header: wrong checksum")
+    kind, flags, zero, its_session, epoch, channel, number, last, crc = _DATA.unpack(body)
+    if kind == STATE_FRAME:
+        kind, flags, zero, its_session, epoch, channel, number, last = _STATE.unpack(body)
+        crc = 0
+    if its_session != session:
+        raise WireError("header: of another connection")
+    if not DATA_FRAME <= kind <= BYE_FRAME or zero or flags > 1:
+        raise WireError(f"header: kind {kind}, flags {flags}: unknown")
+    return kind, flags, epoch, channel, number, last, crc
+
+
+# --- the hello --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a connection is for: from `src` to `dst`, over the `rail`-th rail that they have in common, in `job`."""
+
+    src: int
+    dst: int
+    rail: int
+    job: bytes
+
+
+class Caller:
+    """The end that opens the connection: sends `opening`, takes the answer, and sends what `take` returns.
+
+    Both ends prove that they know the secret, over both nonces and all that the hello says, each under a label of its
+    own, so that an answer sent back is no proof.
+
+    >>> secret, hello = bytes(32), Hello(0, 1, 0, bytes(16))
+    >>> caller = Caller(secret, hello, nonce=bytes(32))
+    >>> doorman = Doorman(secret, nonce=bytes(range(32)))
+    >>> doorman.take_proof(caller.take(doorman.take_hello(caller.opening)))
+    >>> doorman.hello == hello, doorman.session == caller.session
+    (True, True)
+    """
+
+    def __init__(self, secret: bytes, hello: Hello, *, nonce: bytes) -> None:
+        self._secret = secret
+        self.opening = _HELLO.pack(_MAGIC, VERSION, hello.rail, hello.src, hello.dst, hello.job, nonce)
+        self.session = 0
+
+    def take(self, answer: bytes) -> bytes:
+        """The proof that answers the answer; raises WireError if the other end does not know the secret."""
+        transcript = self.opening + answer[:_NONCE_BYTES]
+        if not hmac.compare_digest(answer[_NONCE_BYTES:], _mac(self._secret, b"answer", transcript)):
+            raise WireError("hello: the other end does not know the secret of this job")
+        self.session = _session(self._secret, transcript)
+        return _mac(self._secret, b"proof", transcript)
+
+
+class Doorman:
+    """The end that is called: takes the hello, answers it, and takes the proof."""
+
+    def __init__(self, secret: bytes, *, nonce: bytes) -> None:
+        self._secret, self._nonce = secret, nonce
+        self._transcript = b""
+        self.hello: Hello | None = None
+        self.session = 0
+
+    def take_hello(self, opening: bytes) -> bytes:
+        """The answer; raises WireError if this is no hello of this version."""
+        magic, version, rail, src, dst, job, _ = _HELLO.unpack(opening)
+        if magic != _MAGIC:
+            raise WireError("hello: not one of optcc")
+        if version != VERSION:
+            raise WireError(f"hello: version {version}: must be {VERSION}")
+        self.hello = Hello(src, dst, rail, job)
+        self._transcript = opening + self._nonce
+        return self._nonce + _mac(self._secret, b"answer", self._transcript)
+
+    def take_proof(self, proof: bytes) -> None:
+        """Raises WireError unless the caller knows the secret; then `session` is that of both."""
+        if not hmac.compare_digest(proof, _mac(self._secret, b"proof", self._transcript)):
+            raise WireError("hello: the caller does not know the secret of this job")
+        self.session = _session(self._secret, self._transcript)
+
+
+def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(secret, label + b"\0" + transcript, hashlib.sha256)
+
+
+def _session(secret: bytes, transcript: bytes) -> int:
+    return int.from_bytes(_mac(secret, b"session", transcript)[:4], "big")
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """How the chunks of a channel fall on rails of unequal rates.
+
+    The failover table gives chunk n to its rail n mod R. Its rails are the *turns* here: each stands for a real rail, a
+    faster one for more turns, so that R turns in a row come within a tenth of the proportion of the rates; `weights`
+    are the relative lengths of the pieces of one message that make it exact.
+
+    >>> Stripes.of([200, 100]).turns
+    (0, 1, 0)
+    >>> Stripes.of([1, 1, 1]).turns
+    (0, 1, 2)
+    """
+
+    turns: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rates: Sequence[int]) -> Stripes:
+        """The stripes for rails of these rates; raises InputError for none, too many, or a rate that is not above 0."""
+        if not 1 <= len(rates) <= RAILS_MAX:
+            raise InputError(f"{len(rates)} rails: must be from 1 to {RAILS_MAX}")
+        for rate in rates:
+            if rate < 1:
+                raise InputError(f"rate {rate} B/s: must be at least 1")
+        candidates = [_counts(rates, n_turns) for n_turns in range(len(rates), RAILS_MAX + 1)]
+        counts = next((each for each in candidates if _error(rates, each) <= TURN_TOLERANCE), None)
+        if counts is None:
+            counts = min(candidates, key=lambda each: _error(rates, each))
+        common = lcm(*counts)
+        turns = _interleave(counts)
+        return cls(turns, tuple(rates[rail] * (common // counts[rail]) for rail in turns))
+
+    def cut(self, n_bytes: int, first: int, chunk_bytes: int) -> list[tuple[int, int]]:
+        """Where the pieces of a message begin and end, the first of which is chunk `first` of its channel.
+
+        A message of no bytes is one piece. Both ends cut alike, from the length that the plan gives.
+
+        >>> Stripes.of([200, 100]).cut(3 << 20, 0, 1 << 20)
+        [(0, 1048576), (1048576, 2097152), (2097152, 3145728)]
+        >>> Stripes.of([3, 1]).cut(100, 5, 1 << 20)
+        [(0, 100)]
+        """
+        n_turns = len(self.turns)
+        count = -(-n_bytes // chunk_bytes)
+        if len(set(self.turns)) > 1:
+            count = max(count, min(n_turns, n_bytes // PIECE_BYTES_MIN))
+            if count >= n_turns:
+                count = -(-count // n_turns) * n_turns
+        count = max(1, count)
+        if count % n_turns:
+            weights = [1] * count
+        else:
+            weights = [self.weights[(first + i) % n_turns] for i in range(count)]
+        total, so_far, at = sum(weights), 0, 0
+        pieces: list[tuple[int, int]] = []
+        for weight in weights:
+            so_far += weight
+            end = n_bytes if so_far == total else n_bytes * so_far // total // _CUT_ALIGNMENT * _CUT_ALIGNMENT
+            pieces.append((at, max(at, end)))
+            at = pieces[-1][1]
+        return pieces
+
+
+def _counts(rates: Sequence[int], n_turns: int) -> list[int]:
+    """Turns of each rail, at least one, the rest where they are missed most."""
+    total = sum(rates)
+    counts = [1] * len(rates)
+    for _ in range(n_turns - len(rates)):
+        missed = [Fraction(rate * n_turns, total) - count for rate, count in zip(rates, counts, strict=True)]
+        counts[missed.index(max(missed))] += 1
+    return counts
+
+
+def _error(rates: Sequence[int], counts: Sequence[int]) -> Fraction:
+    """The largest relative deviation from the proportion of the rates."""
+    total, n_turns = sum(rates), sum(counts)
+    return max(abs(Fraction(count * total, rate * n_turns) - 1) for rate, count in zip(rates, counts, strict=True))
+
+
+def _interleave(counts: Sequence[int]) -> tuple[int, ...]:
+    """Each rail as often as `counts` says, spread evenly."""
+    places = [(Fraction(2 * turn + 1, 2 * count), rail) for rail, count in enumerate(counts) for turn in range(count)]
+    return tuple(rail for _, rail in sorted(places))

@@ -1,0 +1,230 @@
+"""The TCP transport on emulated hosts: two NICs each, rates, blackholes, and processes that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optcc.experiments.fabric import RUN_ROOT, Fabric, FabricSpec, control_address, nic_address
+
+netns = pytest.mark.netns
+_NUMBERS = itertools.count()
+ROOT = Path(__file__).resolve().parents[2]
+DONE_S = 60.0
+PORT = 5100
+
+# Rank i on host i: AllReduces until rank 0 has made `n_runs`, or for `for_s` seconds; what it saw as JSON.
+PROGRAM = """
+import json, os, sys, time
+import numpy as np
+from optcc.errors import OptccError
+from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.engine import Executor
+from optcc.runtime.launch import Nic, at_address, read_secret
+from optcc.runtime.samples import ring
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.verdict import PROPERTIES, PROVED, Verdict
+
+given = json.loads(sys.argv[1])
+rank, n, size = given["rank"], given["n_ranks"], given["size"]
+nics = [Nic(*nic) for nic in given["nics"]]
+secret = read_secret(given["secret"])
+transport = TcpTransport(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20), nics, **given["settings"])
+plan = ring(n, size, segments=2)
+executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
+data, recv = make_input(rank, size // 4, "float32", "sum"), np.empty(size // 4, np.float32)
+seconds, wrong, error = [], 0, ""
+print("ready", flush=True)
+began = time.monotonic()
+try:
+    stop = 0
+    while not stop:
+        at = time.monotonic()
+        executor.all_reduce(data, recv)
+        seconds.append(time.monotonic() - at)
+        wrong += wrong_elements(plan, rank, recv)
+        over = time.monotonic() - began >= given["for_s"] and len(seconds) >= 2
+        stop = transport.allgather(bytes([over]))[0][0]
+except OptccError as fault:
+    error = f"{type(fault).__name__}: {fault}"
+failed_s = time.monotonic() - at
+rails = [[rail.name, rail.sent_bytes, rail.failures] for rail in transport.rails]
+transport.close()
+left = len(os.listdir("/proc/self/fd"))
+print(json.dumps({"seconds": seconds, "wrong": wrong, "error": error, "failed_s": failed_s, "rails": rails, "resent":
+    transport.counts.resent, "files": left}), flush=True)
+"""
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name that no other fabric has; whatever stands under it goes at the end."""
+    unique = f"tcp-{os.getpid()}-{next(_NUMBERS)}"
+    try:
+        yield unique
+    finally:
+        Fabric(unique).down()
+    assert not list(RUN_ROOT.glob(f"{unique}*"))
+
+
+class Job:
+    """A rank on every host; `kill`, and `results` by rank once they are over."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        folder: Path,
+        *,
+        hosts: int,
+        size: int,
+        for_s: float,
+        rates: dict[tuple[int, int], int] | None = None,
+        **settings: object,
+    ) -> None:
+        secret = folder / "secret"
+        secret.touch(0o600)
+        secret.write_bytes(os.urandom(32))
+        self.ranks: list[subprocess.Popen[str]] = []
+        for rank in range(hosts):
+            nics = [(f"eth{nic}", nic_address(rank, nic), *[(rates or {}).get((rank, nic), 1)] * 2) for nic in range(2)]
+            given = {
+                "rank": rank,
+                "n_ranks": hosts,
+                "size": size,
+                "for_s": for_s,
+                "nics": nics,
+                "secret": str(secret),
+                "at": (control_address(0), PORT),
+                "settings": settings,
+            }
+            argv = [sys.executable, "-c", PROGRAM, json.dumps(given)]
+            self.ranks.append(
+                subprocess.Popen(
+                    fabric.host_command(rank, argv),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=os.environ | {"PYTHONPATH": str(ROOT)},
+                )
+            )
+        for process in self.ranks:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if line != "ready\n":
+                self.end()
+                raise AssertionError(line + (process.stderr.read() if process.stderr else ""))
+
+    def results(self) -> list[dict[str, object]]:
+        """What each rank saw; nothing of one that was killed."""
+        seen: list[dict[str, object]] = []
+        try:
+            for process in self.ranks:
+                out, err = process.communicate(timeout=DONE_S)
+                assert out or process.returncode < 0, err
+                seen.append(json.loads(out) if out else {})
+        finally:
+            self.end()
+        print(json.dumps(seen))
+        return seen
+
+    def end(self) -> None:
+        """Nothing of it goes on."""
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.communicate()
+
+
+@netns
+def test_both_nics_carry_what_they_are_said_to(name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        rates = {(rank, nic): (2, 1)[nic] for rank in range(3) for nic in range(2)}
+        seen = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=2.0, rates=rates).results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+        rails = each["rails"]
+        assert isinstance(rails, list)
+        assert rails[0][1] / (rails[0][1] + rails[1][1]) == pytest.approx(2 / 3, rel=0.1)
+        # Standard streams, what Python has open, and the folder that is being listed.
+        assert isinstance(each["files"], int) and each["files"] <= 8
+
+
+@netns
+@pytest.mark.parametrize("how", ["down", "carrier", "blackhole", "blackhole-out", "blackhole-in"])
+def test_a_nic_that_fails_in_the_middle_costs_no_bit(name: str, how: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=4.0)
+        time.sleep(1.0)
+        fabric.fail("h1.eth1", how=how)
+        time.sleep(2.0)
+        fabric.heal("h1.eth1")
+        seen = job.results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+    rails = seen[1]["rails"]
+    assert isinstance(rails, list) and rails[1][2] > 0, "the NIC's connections were given up"
+
+
+@netns
+def test_a_host_without_nics_is_a_named_error_everywhere(name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=20.0, stall_s=2.0)
+        time.sleep(1.0)
+        fabric.fail("h1", how="blackhole")
+        seen = job.results()
+    for each in seen:
+        error, failed_s = each["error"], each["failed_s"]
+        assert isinstance(error, str) and error.startswith(("AllRailsFailed", "RankLost")), error
+        assert isinstance(failed_s, float) and failed_s < 2.0 + 4.0 + 2.0
+    assert any("AllRailsFailed" in str(each["error"]) for each in seen)
+
+
+@netns
+def test_a_rank_that_is_killed_is_noticed_everywhere(name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=20.0)
+        time.sleep(1.0)
+        # The launcher becomes the rank: its process is the one to kill.
+        job.ranks[2].kill()
+        seen = job.results()
+    for each in seen[:2]:
+        assert str(each["error"]).startswith("RankLost: rank ")
+        failed_s = each["failed_s"]
+        assert isinstance(failed_s, float) and failed_s < 4.0
+
+
+@pytest.mark.mpi
+def test_bench_over_tcp_is_exact(tmp_path: Path) -> None:
+    beside = Path(sys.executable).parent / "mpirun"
+    environment = os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "OPTCC_SOCKET_IFNAME": "=lo",
+    }
+    words = ("bench", "--transport", "tcp", "-b", "0", "-e", "4M", "-f", "64", "-n", "2", "-d", "int32", "--json")
+    done = subprocess.run(
+        [
+            *(str(beside) if beside.exists() else "mpirun", "-n", "4", sys.executable, "-m", "optcc", *words),
+            *("--schedule", "ring", "--schedule", "optcc", "--peer", "mpi"),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DONE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["results"]
+    assert [row["schedule"] for row in rows] == ["ring", "optcc", "mpi"] * (len(rows) // 3) and len(rows) >= 12
+    assert all(row[side]["nwrong"] == 0 for row in rows for side in ("out_of_place", "in_place"))
