@@ -75,3 +75,25 @@ def test_the_slow_server_stays_in_if_only_that_fails() -> None:
     found = smallest(lame, Topology.parse("8@1GB/s,7=500MB/s"), 1, 64)
     assert found.topology.n_ranks == 2
     assert len(set(found.topology.out)) == 2
+
+
+def test_a_smaller_case_that_fails_otherwise_is_not_it() -> None:
+    """Two ranks lose a contribution; three add in different orders, which is what was asked about."""
+
+    @schedule
+    def orders(program: Program) -> None:
+        for segment in program.pipeline(sections=1, scratch=2):
+            if program.n_ranks < 3:
+                segment[0].copy(src=0, dst=1)
+                continue
+            for src in program.ranks:
+                for dst in program.ranks:
+                    others = [rank for rank in program.ranks if rank != dst]
+                    if src != dst:
+                        segment[0].copy(src=src, dst=dst, into=segment.scratch(0, others.index(src)))
+            for rank in program.ranks:
+                for slot in range(2):
+                    segment.scratch(0, slot).reduce(src=rank, dst=rank, into=segment[0])
+
+    found = smallest(orders, Topology.parse("3@1GB/s"), 2, 64)
+    assert (found.topology.n_ranks, found.counterexample.property) == (3, "agreement")

@@ -14,6 +14,7 @@ from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED
 from optcc.verify.plan import verify_plan
 from optcc.verify.slots import least_slots
+from tests.negative.cases import hand
 from tests.negative.edits import Draft
 
 
@@ -61,3 +62,35 @@ def test_one_slot_less_is_refuted(name: str) -> None:
         assert verify_plan(with_slots(plan, least)).verdict == PROVED
         if least > 1:
             assert verify_plan(with_slots(plan, least - 1)).verdict == REFUTED
+
+
+def test_a_race_that_more_slots_prevent_counts() -> None:
+    """One slot deadlocks; with two nothing orders the local copy after what transfer 0 writes; with three the message
+    of transfer 3 comes only once that is taken."""
+    plan = hand(
+        5,
+        """
+        1>0 copy 0:1@4
+        1>0 copy 0:1@5
+        1>0 copy 0:1@6
+        2>0 copy 0:1@7
+        2>3 copy 0:1@4
+        3>0 copy 4:5@8
+        0>0 copy 8:9@4
+        1>4 copy 0:1@4
+        4>0 copy 4:5@9
+        """,
+        {
+            0: "r0<r8 r1 r2 r3 | r5 | r8 | l6<r5",
+            1: "s0 s1 s2 | s7<s1",
+            2: "s3 | s4<s3",
+            3: "r4 | s5<r4",
+            4: "r7 | s8<r7",
+        },
+        elements=4,
+        scratch=6,
+        slots=4,
+    )
+    wrong = [verify_plan(with_slots(plan, slots)).counterexample for slots in (1, 2, 3)]
+    assert [each.property for each in wrong if each is not None] == ["deadlock", "races", "result"]
+    assert least_slots(with_slots(plan, 3)) == 3

@@ -80,6 +80,26 @@ def test_servers_pool_their_nics_and_share_a_fabric() -> None:
     assert result.port_busy_s["out h1 gpu 0"] == pytest.approx(0.25)
 
 
+def test_receives_are_done_in_turn() -> None:
+    """The second copy waits for what it overwrites, a second long; so the third is not done before it, and what is sent
+    on from there leaves only then."""
+
+    @schedule(configure=lambda _: {})
+    def held(program: Program) -> None:
+        for segment in program.pipeline(sections=2):
+            segment[0].copy(src=2, dst=0)
+            segment[0].copy(src=1, dst=0)
+            segment[1].copy(src=1, dst=0)
+            segment[1].copy(src=0, dst=2)
+
+    nic = (Nic(0, Fraction(500), Fraction(500)),)
+    topology = Topology(tuple(Server(f"h{i}", 2, nic) for i in (0, 1)))
+    plan = compile_schedule(held.build(topology), size_bytes=1000, slots=2**16, fused=False)
+    for model in MODELS:
+        assert sweep(held, topology, size_bytes=1000, model=model).seconds == 2
+        assert exact_makespan(plan, topology, model=model).seconds == 2
+
+
 def test_nothing_takes_no_time() -> None:
     """One rank, and no bytes."""
     assert sweep(ring, Topology.parse("1@1GB/s"), size_bytes=100).seconds == 0
