@@ -41,11 +41,11 @@ _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
 _VIEWS_AT_ONCE = 8
 _CONTROL_BYTES = 1 << 14
-_INFO_BYTES = 128
-_INFO_UNACKED = struct.Struct("=I")
-_INFO_UNACKED_AT = 24
-_INFO_ACKED = struct.Struct("=Q")
-_INFO_ACKED_AT = 120
+_INFO_BYTES = 256
+# Of struct tcp_info (linux/tcp.h): segment size, segments not acknowledged; bytes acknowledged; bytes that were never
+# sent; the window that the other end gives. The last is there since Linux 5.4.
+_INFO = struct.Struct("=16xI4xI92xQ16xI80xI")
+_INFO_OLD = struct.Struct("=16xI4xI92xQ")
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
 _RATE_WINDOW_S = 0.02
@@ -140,17 +140,22 @@ class Line:
         """True if bytes have been on their way for `limit_s` of watched time and none of them was acknowledged.
 
         This asks the kernel (TCP_INFO), not the peer: a peer that is busy elsewhere is not silent, and neither is one
-        whose window is full. `elapsed_s` is how long ago the last call was.
+        whose window is full. Bytes for which there is a window and that the kernel cannot send, as over an interface
+        that is down, are on their way too. `elapsed_s` is how long ago the last call was.
         """
         try:
             info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         except OSError:
             return False
-        if len(info) < _INFO_ACKED_AT + _INFO_ACKED.size:
+        if len(info) >= _INFO.size:
+            segment, unacked, acked_bytes, unsent, window = _INFO.unpack_from(info)
+        elif len(info) >= _INFO_OLD.size:
+            _, unacked, acked_bytes = _INFO_OLD.unpack_from(info)
+            segment = unsent = window = 0
+        else:
             return False
-        (unacked,) = _INFO_UNACKED.unpack_from(info, _INFO_UNACKED_AT)
-        (acked_bytes,) = _INFO_ACKED.unpack_from(info, _INFO_ACKED_AT)
-        if not unacked or acked_bytes != self._acked_bytes:
+        is_waiting = unacked or (unsent and min(unsent, segment) <= window)
+        if not is_waiting or acked_bytes != self._acked_bytes:
             self._acked_bytes, self._silent_s = acked_bytes, 0.0
             return False
         self._silent_s += elapsed_s

@@ -51,6 +51,9 @@ try:
         at = time.monotonic()
         executor.all_reduce(data, recv)
         seconds.append(time.monotonic() - at)
+        if len(seconds) == 1:
+            print("idle", flush=True)
+            time.sleep(given["idle_s"])
         wrong += wrong_elements(plan, rank, recv)
         over = time.monotonic() - began >= given["for_s"] and len(seconds) >= 2
         stop = transport.allgather(bytes([over]))[0][0]
@@ -87,6 +90,7 @@ class Job:
         hosts: int,
         size: int,
         for_s: float,
+        idle_s: float = 0.0,
         rates: dict[tuple[int, int], int] | None = None,
         **settings: object,
     ) -> None:
@@ -101,6 +105,7 @@ class Job:
                 "n_ranks": hosts,
                 "size": size,
                 "for_s": for_s,
+                "idle_s": idle_s,
                 "nics": nics,
                 "secret": str(secret),
                 "at": (control_address(0), PORT),
@@ -116,10 +121,14 @@ class Job:
                     env=os.environ | {"PYTHONPATH": str(ROOT)},
                 )
             )
+        self.await_line("ready")
+
+    def await_line(self, word: str) -> None:
+        """Until each rank has said so."""
         for process in self.ranks:
             assert process.stdout is not None
             line = process.stdout.readline()
-            if line != "ready\n":
+            if line != f"{word}\n":
                 self.end()
                 raise AssertionError(line + (process.stderr.read() if process.stderr else ""))
 
@@ -130,7 +139,7 @@ class Job:
             for process in self.ranks:
                 out, err = process.communicate(timeout=DONE_S)
                 assert out or process.returncode < 0, err
-                seen.append(json.loads(out) if out else {})
+                seen.append(json.loads(out.splitlines()[-1]) if process.returncode >= 0 else {})
         finally:
             self.end()
         print(json.dumps(seen))
@@ -167,6 +176,23 @@ def test_a_nic_that_fails_in_the_middle_costs_no_bit(name: str, how: str, tmp_pa
         fabric.fail("h1.eth1", how=how)
         time.sleep(2.0)
         fabric.heal("h1.eth1")
+        seen = job.results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+    rails = seen[1]["rails"]
+    assert isinstance(rails, list) and rails[1][2] > 0, "the NIC's connections were given up"
+
+
+@netns
+@pytest.mark.parametrize("how", ["down", "carrier"])
+def test_a_nic_that_fails_while_nothing_is_under_way_is_noticed_by_the_next_collective(
+    name: str, how: str, tmp_path: Path
+) -> None:
+    # Of an interface that is down, the kernel takes bytes and sends none: nothing is ever unacknowledged.
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=0.0, idle_s=1.5)
+        job.await_line("idle")
+        fabric.fail("h1.eth1", how=how)
         seen = job.results()
     for each in seen:
         assert (each["wrong"], each["error"]) == (0, "")

@@ -714,10 +714,16 @@ class FakeInfo:
     """A socket that says what TCP_INFO says of it."""
 
     def __init__(self) -> None:
-        self.unacked, self.acked = 0, 0
+        self.unacked = self.acked = self.unsent = self.window = 0
+        self.n_bytes = 232
 
     def getsockopt(self, *_: object) -> bytes:
-        return bytes(24) + struct.pack("=I", self.unacked) + bytes(92) + struct.pack("=Q", self.acked)
+        fields = {16: ("=I", 1000), 24: ("=I", self.unacked), 120: ("=Q", self.acked)}
+        fields |= {144: ("=I", self.unsent), 228: ("=I", self.window)}
+        info = bytearray(232)
+        for at, (form, value) in fields.items():
+            struct.pack_into(form, info, at, value)
+        return bytes(info[: self.n_bytes])
 
 
 def test_only_unanswered_bytes_make_a_connection_silent() -> None:
@@ -731,6 +737,21 @@ def test_only_unanswered_bytes_make_a_connection_silent() -> None:
     assert [line.is_silent(0.1, 0.3) for _ in range(3)] == [False, False, True]
     info.acked += 1
     assert not line.is_silent(10.0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("unsent", "window", "is_silent"), [(5000, 0, False), (5000, 999, False), (5000, 1000, True), (10, 10, True)]
+)
+def test_bytes_that_cannot_leave_are_silent_unless_the_window_is_full(
+    unsent: int, window: int, is_silent: bool
+) -> None:
+    info = FakeInfo()
+    info.unsent, info.window = unsent, window
+    line = Line(info)  # type: ignore[arg-type]
+    assert any(line.is_silent(0.1, 0.3) for _ in range(10)) == is_silent
+    info.n_bytes = 144
+    line = Line(info)  # type: ignore[arg-type]
+    assert not any(line.is_silent(0.1, 0.3) for _ in range(10)), "an old kernel does not tell"
 
 
 # --- the wire, and who may come in
