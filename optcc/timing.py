@@ -25,7 +25,8 @@ class Recovery:
     """What faults cost: the costs add up to the overhead over `fault_free_s`, the run without any.
 
     If the run turned to a second plan, `kept` are the transfers of the first one that were still to be done, in the
-    order of the first plan's `Timing`, and `second` are the times of the second plan, on the same clock.
+    order of the first plan's `Timing`, and `second` are the times of the second plan, on the same clock; if it turned
+    again, `second` has a `recovery` that says so.
     """
 
     policy: str

@@ -1,7 +1,8 @@
 """`Topology`: servers, their GPUs and NICs, and what each NIC can carry each way.
 
 A rank is a GPU; ranks are numbered through the servers in order. An endpoint is a server with its surviving NICs
-pooled: what it can send and receive at once over a non-blocking core. Rates are exact (`Fraction`, bytes/s).
+pooled: what it can send and receive at once. The core between servers never blocks, unless they are grouped in pods
+whose uplinks carry less than their servers together. Rates are exact (`Fraction`, bytes/s).
 
 The text form fits in one argument:
 
@@ -9,6 +10,7 @@ The text form fits in one argument:
     8@50GB/s,3=25GB/s,5=10GB/s   endpoints 3 and 5 degraded
     8@50GB/s,3=25GB/s:50GB/s     endpoint 3 sends at 25, receives at 50
     4x8@50GB/s,2=3/8             four servers of eight GPUs and eight NICs; server 2 keeps 3 of its 8 NICs
+    16@50GB/s/4:2                pods of four servers; a pod's uplink carries half of what its four send and receive
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from optcc.show import Card, Shown
 from optcc.units import parse_rate, parse_time, show_rate, show_time
 
 RANKS_MAX = 65536
-_HEAD = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,4}))?@(.+)")
+_HEAD = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,4}))?@(.+?)(?:/([0-9]{1,6}):([0-9]{1,4}(?:\.[0-9]{1,4})?))?")
 _SHARE = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 
 
@@ -80,19 +82,42 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Pod:
+    """Servers, by number, behind one leaf switch: what they send to others goes up its uplink, what they receive from
+    others comes down, `up` and `down` bytes/s at most. What they send each other does not use it.
+
+    On a rail-only network a pod has a leaf switch, and an uplink of these rates, for every rail.
+    """
+
+    name: str
+    servers: tuple[int, ...]
+    up: Fraction
+    down: Fraction
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise TopologyError(f"pod {self.name}: must have at least one server")
+        if self.up <= 0 or self.down <= 0:
+            raise TopologyError(f"pod {self.name}: uplink {self.up} up, {self.down} down: must be above zero")
+
+
+@dataclass(frozen=True, slots=True)
 class Topology(Shown):
-    """The cluster: servers on a non-blocking core (or rail by rail), and the latency of a message in seconds.
+    """The cluster: servers on a core (or rail by rail), and the latency of a message in seconds.
+
+    The core is not blocking but for the uplinks of `pods`; a server without a pod is on it directly.
 
     >>> t = Topology.parse("4x8@50GB/s,2=3/8")
     >>> t.n_ranks, len(t.servers), show_rate(t.servers[2].out)
     (32, 4, '150GB/s')
 
-    Raises TopologyError from the constructor if a server is cut off or a name is used twice.
+    Raises TopologyError from the constructor if a server is cut off or in two pods, or a name is used twice.
     """
 
     servers: tuple[Server, ...]
     latency_s: Fraction = Fraction(0)
     rail_only: bool = False
+    pods: tuple[Pod, ...] = ()
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +134,20 @@ class Topology(Shown):
             for server in self.servers:
                 if server.out == 0:
                     raise TopologyError(f"server {server.name}: no NIC is left, so it cannot reach any other server")
+        if self.pods:
+            self._check_pods()
+
+    def _check_pods(self) -> None:
+        seen: dict[int, str] = {}
+        for number, pod in enumerate(self.pods):
+            if pod.name in {other.name for other in self.pods[:number]}:
+                raise TopologyError(f"pod {pod.name}: the name is used twice")
+            for server in pod.servers:
+                if not 0 <= server < len(self.servers):
+                    raise TopologyError(f"pod {pod.name}: server {server}: must be below {len(self.servers)}")
+                if server in seen:
+                    raise TopologyError(f"pod {pod.name}: server {server} is in {seen[server]}: must be in one pod")
+                seen[server] = pod.name
 
     @property
     def n_ranks(self) -> int:
@@ -135,25 +174,47 @@ class Topology(Shown):
         """Bytes/s that each endpoint receives at most."""
         return tuple(server.in_ for server in self.servers)
 
+    @property
+    def rails_kept(self) -> set[tuple[int, ...]]:
+        """The rails that a server has NICs left on, each such set once: several if servers lost different ones."""
+        return {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in self.servers}
+
+    @property
+    def server_pod(self) -> tuple[int, ...]:
+        """For each server, the index of its pod; -1: it is in none."""
+        of = {server: index for index, pod in enumerate(self.pods) for server in pod.servers}
+        return tuple(of.get(server, -1) for server in range(len(self.servers)))
+
+    @property
+    def pooled_pods(self) -> tuple[Pod, ...]:
+        """The pods, and on a rail-only network all uplinks of a pod as one: of the rails that some server keeps."""
+        rails = {nic.rail for server in self.servers for nic in server.nics if not nic.failed}
+        count = len(rails) if self.rail_only else 1
+        return tuple(replace(pod, up=count * pod.up, down=count * pod.down) for pod in self.pods)
+
     def with_latency(self, latency_s: Fraction) -> Topology:
         """The same cluster with another latency."""
         return replace(self, latency_s=latency_s)
 
     def healthy(self) -> Topology:
-        """The cluster before anything failed: every endpoint at the best rate that any of them has each way."""
+        """The cluster before anything failed: every endpoint at the best rate that any of them has each way.
+
+        The NICs of a server become one, and so do the uplinks of a pod on a rail-only network.
+        """
         out, in_ = max(self.out), max(self.in_)
         servers = tuple(
             replace(server, nics=(Nic(0, out, in_),)) if len(self.servers) > 1 else server for server in self.servers
         )
-        return replace(self, servers=servers, text="")
+        return replace(self, servers=servers, pods=self.pooled_pods, text="")
 
     def scaled(self, factor: Fraction) -> Topology:
-        """Every NIC's rate times `factor`: how bytes on a wire become payload once headers are paid for."""
+        """The rate of every NIC and uplink times `factor`: how bytes on a wire become payload once headers are paid."""
         servers = tuple(
             replace(server, nics=tuple(replace(nic, out=nic.out * factor, in_=nic.in_ * factor) for nic in server.nics))
             for server in self.servers
         )
-        return replace(self, servers=servers)
+        pods = tuple(replace(pod, up=pod.up * factor, down=pod.down * factor) for pod in self.pods)
+        return replace(self, servers=servers, pods=pods)
 
     @classmethod
     def parse(cls, text: str) -> Topology:
@@ -194,11 +255,16 @@ class Topology(Shown):
             for server in self.servers
         )
         latency = f", latency {show_time(float(self.latency_s))}" if self.latency_s else ""
-        title = f"{len(self.servers)} servers, {self.n_ranks} ranks{', rail-only' if self.rail_only else ''}{latency}"
-        return Card(title, ("server", "GPUs", "NICs", "out", "in"), rows)
+        per = "-" if not self.rail_only else "- a rail"
+        rows += tuple((pod.name, per, "-", show_rate(pod.up), show_rate(pod.down)) for pod in self.pods)
+        pods = f" in {len(self.pods)} pods" if self.pods else ""
+        rails = ", rail-only" if self.rail_only else ""
+        title = f"{len(self.servers)} servers{pods}, {self.n_ranks} ranks{rails}{latency}"
+        return Card(title, ("server or pod" if self.pods else "server", "GPUs", "NICs", "out", "in"), rows)
 
     def __repr__(self) -> str:
-        return f"Topology({self.text or endpoint_text(self.out, self.in_)!r})"
+        pods = f", {len(self.pods)} pods" if self.pods and not self.text else ""
+        return f"Topology({self.text or endpoint_text(self.out, self.in_)!r}{pods})"
 
 
 def endpoint_text(out: Sequence[Fraction], in_: Sequence[Fraction]) -> str:
@@ -249,7 +315,21 @@ def _parse_text(text: str) -> Topology:
         seen.add(index)
         nics[index] = _override(text, nics[index], value.strip())
     servers = tuple(Server(f"h{index}", per_server, own) for index, own in enumerate(nics))
-    return Topology(servers, text=text)
+    return Topology(servers, pods=_pods(text, match, per_server * out, per_server * in_), text=text)
+
+
+def _pods(text: str, match: re.Match[str], out: Fraction, in_: Fraction) -> tuple[Pod, ...]:
+    """The pods that `/4:2` makes of servers which send `out` and receive `in_` bytes/s; none without it."""
+    if match[4] is None:
+        return ()
+    n_servers, size, over = int(match[1]), int(match[4]), Fraction(match[5])
+    if size < 1 or n_servers % size or size == n_servers:
+        raise InputError(f"topology {text!r}: pods of {size}: must divide the {n_servers} servers into two or more")
+    if over <= 0:
+        raise InputError(f"topology {text!r}: oversubscribed {match[5]}: must be above zero")
+    firsts = range(0, n_servers, size)
+    members = (tuple(range(first, first + size)) for first in firsts)
+    return tuple(Pod(f"pod{index}", own, size * out / over, size * in_ / over) for index, own in enumerate(members))
 
 
 def _override(text: str, nics: tuple[Nic, ...], value: str) -> tuple[Nic, ...]:
@@ -278,42 +358,71 @@ class _FileServer(msgspec.Struct, forbid_unknown_fields=True):
     gpus: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     name: str | None = None
     fabric: str | None = None
+    pod: str | None = None
+
+
+class _FilePod(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    rate: str | None = None
+    up: str | None = None
+    down: str | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     servers: list[_FileServer]
+    pods: list[_FilePod] = []
     latency: str = "0s"
     rail_only: bool = False
 
 
 def _from_file(file: _File, path: str) -> Topology:
     servers: list[Server] = []
+    members: dict[str, list[int]] = {pod.name: [] for pod in file.pods}
     for position, entry in enumerate(file.servers):
         where = f"topology {path!r}: servers[{position}]"
         if entry.count > 1 and entry.name is not None:
             raise InputError(f"{where}.name: {entry.name!r}: must be absent when count is above 1")
+        if entry.pod is not None and entry.pod not in members:
+            raise InputError(f"{where}.pod: {entry.pod!r}: must be the name of one of pods")
         try:
             nics = tuple(_file_nic(nic) for nic in entry.nics)
             fabric = parse_rate(entry.fabric) if entry.fabric is not None else None
             for _ in range(entry.count):
+                if entry.pod is not None:
+                    members[entry.pod].append(len(servers))
                 servers.append(Server(entry.name or f"h{len(servers)}", entry.gpus, nics, fabric))
         except (InputError, TopologyError) as error:
             raise InputError(f"{where}: {error}") from None
+    pods: list[Pod] = []
+    for position, pod in enumerate(file.pods):
+        try:
+            up, down = _both_ways(f"pod {pod.name}", pod.rate, "up", pod.up, "down", pod.down)
+            pods.append(Pod(pod.name, tuple(members[pod.name]), up, down))
+        except (InputError, TopologyError) as error:
+            raise InputError(f"topology {path!r}: pods[{position}]: {error}") from None
     try:
         latency_s = parse_time(file.latency)
     except InputError as error:
         raise InputError(f"topology {path!r}: latency: {error}") from None
     try:
-        return Topology(tuple(servers), latency_s, file.rail_only, text=path)
+        return Topology(tuple(servers), latency_s, file.rail_only, tuple(pods), text=path)
     except TopologyError as error:
         raise TopologyError(f"topology {path!r}: {error}") from None
 
 
 def _file_nic(nic: _FileNic) -> Nic:
-    if nic.rate is not None and (nic.out is not None or nic.in_ is not None):
-        raise InputError(f"NIC on rail {nic.rail}: give either rate, or out and in")
-    if nic.rate is None and (nic.out is None or nic.in_ is None):
-        raise InputError(f"NIC on rail {nic.rail}: give rate, or both out and in")
-    out, in_ = nic.rate or nic.out, nic.rate or nic.in_
-    assert out is not None and in_ is not None
-    return Nic(nic.rail, parse_rate(out), parse_rate(in_), nic.failed)
+    out, in_ = _both_ways(f"NIC on rail {nic.rail}", nic.rate, "out", nic.out, "in", nic.in_)
+    return Nic(nic.rail, out, in_, nic.failed)
+
+
+def _both_ways(
+    what: str, rate: str | None, there: str, there_rate: str | None, back: str, back_rate: str | None
+) -> tuple[Fraction, Fraction]:
+    """The rates of something for which a file gives either `rate`, or one for each way."""
+    if rate is not None and (there_rate is not None or back_rate is not None):
+        raise InputError(f"{what}: give either rate, or {there} and {back}")
+    if rate is None and (there_rate is None or back_rate is None):
+        raise InputError(f"{what}: give rate, or both {there} and {back}")
+    first, second = rate or there_rate, rate or back_rate
+    assert first is not None and second is not None
+    return parse_rate(first), parse_rate(second)

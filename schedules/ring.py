@@ -22,13 +22,14 @@ def ring(program: Program) -> None:
     """
     p = program.n_ranks
     ranks = np.arange(p)
+    right = (ranks + 1) % p
     for segment in program.pipeline(sections=p):
         with program.stage("reduce-scatter"):
             for step in range(p - 1):
-                segment.reduce((ranks - step) % p, src=ranks, dst=(ranks + 1) % p)
+                segment.reduce((ranks - step) % p, src=ranks, dst=right)
         with program.stage("all-gather"):
             for step in range(p - 1):
-                segment.copy((ranks + 1 - step) % p, src=ranks, dst=(ranks + 1) % p)
+                segment.copy((right - step) % p, src=ranks, dst=right)
 
 
 @schedule(

@@ -53,7 +53,7 @@ def command(
     told = _explanation(topology, size, wanted, segments)
 
     def solve() -> Certificate:
-        with_fabric = told is not None and told.bound.model == FABRIC
+        with_fabric = told is not None and told.bound.model.startswith(FABRIC)
         return _solve(topology, wanted, size, time_limit, with_fabric, achievable or told is None)
 
     certificate = _certify(told, topology, root, solve) if told is not None and not achievable else solve()

@@ -67,6 +67,20 @@ into 1 + y pieces, each joined to the others through NICs; y = 0 where the fabri
 lacks, half of them for the in-tree and half for the out-tree. Elsewhere it is a lower bound; no instance is known in
 which it is not reached as well.
 
+Pods with uplinks
+-----------------
+What a pod sends to servers outside goes up its uplink, what it receives from them comes down. For any set W of pods,
+look at each pod in W, and at every server outside of W, as a party: all that was said of endpoints holds for parties,
+whatever happens inside them. With p_W = p - sum_W (servers of the pod - 1) parties,
+
+    up and down of a pod  n / up, n / down: the others cannot do without its contributions, nor it without theirs
+    out and up of W       2(p_W - 1) n / (sum of out_v outside of W + sum of up in W), and with in and down
+
+For a given time t the demand is hardest for W = {pods: (sum of out_v in it - up) t > 2 (its servers - 1) n}, so that
+only those W matter that take the pods with the least 2 (servers - 1)/(sum of out_v - up) first. For the other
+collectives a pod has the share of its servers together, and (b) one p_W - 1. Whether these bounds are reached is open,
+and `Bound.tight` is false where an uplink carries less than its servers.
+
 Latency
 -------
 If each message takes at least a seconds, every bound above becomes T + a: the last byte that counts has left by
@@ -85,11 +99,13 @@ from fractions import Fraction
 from optcc.collective import Collective
 from optcc.errors import InputError, TopologyError
 from optcc.show import Card, Shown
-from optcc.topology import Topology
+from optcc.topology import Pod, Topology
 from optcc.units import show_rate, show_size, show_time
 
 POOLED = "pooled endpoints, non-blocking core"
 FABRIC = "pooled endpoints and GPU fabrics, non-blocking core"
+PODS = ", but for uplinks of pods"
+"""Comes after one of them."""
 TITLES = {
     "allreduce": "AllReduce",
     "reducescatter": "ReduceScatter",
@@ -201,14 +217,21 @@ def collective_bound(
     require_pooled(topology)
     parties = _parties(topology, collective, root, fabric)
     model = FABRIC if any(each.fabric for each in parties) else POOLED
+    if topology.pods:
+        model += PODS
     if topology.n_ranks == 1 or size_bytes == 0:
         return Bound(model, size_bytes, (), collective)
+    pods = _slow_pods(topology, parties)
     terms = tuple(
         replace(term, bytes=term.bytes * size_bytes)
-        for term in (*_nic_terms(parties, collective), *_fabric_terms(parties, collective))
+        for term in (
+            *_nic_terms(parties, collective),
+            *_fabric_terms(parties, collective),
+            *_pod_terms(parties, pods, collective),
+        )
     )
     bound = Bound(model, size_bytes, terms, collective)
-    return replace(bound, tight=_is_tight(parties, bound))
+    return replace(bound, tight=_is_tight(parties, bound) and not pods)
 
 
 _Side = Callable[[Sequence["_Party"]], tuple[tuple[str, ...], Fraction]]
@@ -344,6 +367,42 @@ def _chain(
         if len(names) > 3 and len(names) < len(slow):
             fabrics = f"fabric {names[0]} and {len(names) - 1} more"
         yield Term(f"{fabrics} and {label}" if label else fabrics, amount, rate, ports)
+
+
+def _slow_pods(topology: Topology, parties: Sequence[_Party]) -> list[tuple[Pod, list[_Party]]]:
+    """The pods, with their servers, that carry less one way than these send or receive together, and are not all."""
+    found = []
+    for pod in topology.pooled_pods:
+        inside = [parties[server] for server in pod.servers]
+        is_slow = pod.up < _out(inside)[1] or pod.down < _in(inside)[1]
+        if is_slow and len(inside) < len(parties):
+            found.append((pod, inside))
+    return found
+
+
+def _pod_terms(parties: Sequence[_Party], pods: Sequence[tuple[Pod, list[_Party]]], collective: str) -> Iterator[Term]:
+    """The terms with uplinks in them; see the head of this file."""
+    rounds = _rounds(collective)
+    for pod, inside in pods:
+        share = sum((each.share for each in inside), Fraction(0))
+        whole = _Party(pod.name, 0, pod.up, pod.down, share, Fraction(0))
+        for way, direction, rate in (("up", "out", pod.up), ("down", "in", pod.down)):
+            amount = _least(whole, collective, direction)
+            if amount:
+                yield Term(f"{way} {pod.name}", amount, rate, (f"{way} {pod.name}",))
+    for direction, side in _sides(collective):
+        way = "up" if direction == "out" else "down"
+        spared = [(side(inside)[1] - (pod.up if way == "up" else pod.down), pod, inside) for pod, inside in pods]
+        taken = sorted((each for each in spared if each[0] > 0), key=lambda each: (len(each[2]) - 1) / each[0])
+        ports, rate = side(parties)
+        amount, left = Fraction(rounds * (len(parties) - 1)), set(ports)
+        for number, (less, pod, inside) in enumerate(taken, start=1):
+            amount, rate = amount - rounds * (len(inside) - 1), rate - less
+            left = left - set(side(inside)[0]) | {f"{way} {pod.name}"}
+            if amount:
+                names = ", ".join(each.name for _, each, _ in taken[:number]) if number <= 3 else f"{number} pods"
+                label = f"{way} {names} and {direction} of all others" if len(left) > number else f"{way} {names}"
+                yield Term(label, amount, rate, tuple(sorted(left)))
 
 
 def _is_tight(parties: Sequence[_Party], bound: Bound) -> bool:

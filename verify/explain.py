@@ -9,7 +9,7 @@ from fractions import Fraction
 from optcc.show import Card, Shown
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_rate, show_size, show_time
-from optcc.verify.bounds import TITLES, Bound, LatencyBound, Term, collective_bound, latency_bound
+from optcc.verify.bounds import PODS, TITLES, Bound, LatencyBound, Term, collective_bound, latency_bound
 from optcc.verify.predictions import Prediction, predictions
 
 MORE = Fraction(1, 10)
@@ -163,8 +163,8 @@ class _Buyer:
         self.terms = sorted(bound.terms, key=lambda term: term.seconds, reverse=True)
         self.members = [frozenset(term.ports) for term in self.terms]
         self.n_binding = len(bound.binding_terms)
-        # Listed terms are all there are, unless fabrics choose among sets of servers.
-        self.complete = all(each.fabric is None or each.gpus == 1 for each in topology.servers)
+        # Listed terms are all there are, unless fabrics or uplinks choose among sets of servers.
+        self.complete = not topology.pods and all(each.fabric is None or each.gpus == 1 for each in topology.servers)
 
     def at(self, index: int) -> Iterator[Gain]:
         server = self.topology.servers[index]
@@ -233,7 +233,7 @@ class _Buyer:
         nics = tuple(_wider(nic, out, in_) if at == place else nic for at, nic in enumerate(server.nics))
         changed = replace(server, nics=nics, fabric=server.fabric + fabric if server.fabric is not None else None)
         servers = (*self.topology.servers[:index], changed, *self.topology.servers[index + 1 :])
-        topology = replace(self.topology, servers=servers, rail_only=False)
+        topology = replace(self.topology, servers=servers, rail_only=False, pods=self.topology.pooled_pods)
         return collective_bound(topology, self.bound.size_bytes, self.bound.collective, self.root).seconds
 
 
@@ -251,7 +251,8 @@ def _words(told: Explanation) -> Iterator[str]:
     if bound.tight:
         yield "A pipelined mixture of trees comes as close to it as one likes: no bound can be higher."
     else:
-        yield "It is not proved that a schedule reaches it: out and in differ, and a fabric is in the way."
+        why = "pods have slow uplinks" if PODS in bound.model else "out and in differ, and a fabric is in the way"
+        yield f"It is not proved that a schedule reaches it: {why}."
     best = told.gains[0]
     if best.both_s:
         same = [each.where for each in told.gains if each.both_s == best.both_s and each.kind == best.kind]

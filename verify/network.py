@@ -8,7 +8,7 @@ a network of servers around one core that joins the rails, or around one switch 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from optcc.collective import Collective
@@ -122,6 +122,8 @@ class Network(Shown):
     def from_topology(cls, topology: Topology, *, fabric: bool = False) -> Network:
         """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail.
 
+        Those of a pod are around a switch of its own, which its uplink joins to the core or to the rail's.
+
         A rail on which a server is alone leads nowhere and is left out. With `fabric`, a server of several GPUs whose
         fabric has a finite rate is taken apart: its GPUs are the endpoints, they share the NICs, and each has the
         fabric's rate each way to the others.
@@ -140,6 +142,7 @@ class Network(Shown):
                     hubs.setdefault(hub, {}).setdefault(server, []).append(nic)
         hubs = {hub: servers for hub, servers in hubs.items() if len(servers) > 1}
         order = sorted(hubs, key=lambda hub: (len(hub), hub))
+        n_ends = len(endpoints)
         apart = [server for server, names in enumerate(inside) if len(names) > 1]
         switches = [*order, *(f"fabric {topology.servers[server].name}" for server in apart)]
         ports: list[Port] = []
@@ -155,20 +158,35 @@ class Network(Shown):
         for number, hub in enumerate(order, start=len(endpoints)):
             taking: dict[int, tuple[int, ...]] = {}
             leaving: list[tuple[int, int]] = []
+            leaf: dict[int, int] = {}
+            for each_pod in topology.pods:
+                inside_pod = [server for server in each_pod.servers if server in hubs[hub]]
+                if inside_pod:
+                    where = each_pod.name + (f" {hub}" if topology.rail_only else "")
+                    leaf |= dict.fromkeys(inside_pod, len(endpoints) + len(switches))
+                    switches.append(f"pod {where}")
+                    links.append(Link(leaf[inside_pod[0]], number, port(f"up {where}", each_pod.up)))
+                    links.append(Link(number, leaf[inside_pod[0]], port(f"down {where}", each_pod.down)))
             for server, nics in hubs[hub].items():
                 where = topology.servers[server].name + (f" {hub}" if topology.rail_only else "")
                 out = port(f"out {where}", sum((nic.out for nic in nics), Fraction(0)))
                 taking[server] = port(f"in {where}", sum((nic.in_ for nic in nics), Fraction(0)))
-                switch = number
+                switch = leaf.get(server, number)
                 if server in apart:  # what its GPUs send each other takes the fabric: it may not turn round at the hub
                     switch = len(endpoints) + len(switches)
                     switches.append(f"{hub} from {topology.servers[server].name}")
                     leaving.append((server, switch))
                 links.extend(Link(node, switch, out) for node in nodes(server))
-                links.extend(Link(number, node, taking[server]) for node in nodes(server))
+                links.extend(Link(leaf.get(server, number), node, taking[server]) for node in nodes(server))
             for source, switch in leaving:
+                near = leaf.get(source, number)
                 for server in taking:
-                    links.extend(Link(switch, node, taking[server]) for node in nodes(server) if server != source)
+                    if server != source and leaf.get(server, number) == near:
+                        links.extend(Link(switch, node, taking[server]) for node in nodes(server))
+                # On the other side of an uplink a byte may turn round: it gains nothing that the NICs do not pay for.
+                links.extend(
+                    replace(link, tail=switch) for link in links[:] if link.tail == near and link.head >= n_ends
+                )
         for number, server in enumerate(apart, start=len(endpoints) + len(order)):
             rate = topology.servers[server].fabric
             assert rate is not None

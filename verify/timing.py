@@ -103,8 +103,8 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: Model) -> Makespan:
     '16'
 
     Raises InputError for another model; TopologyError for a topology of another number of ranks, a transfer between
-    servers that share no rail, or rails that must be told apart; PlanError for a plan that `plan_edges` refuses or
-    whose transfers wait for each other once the ports keep their order.
+    servers that share no rail, rails that must be told apart, or pods with uplinks; PlanError for a plan that
+    `plan_edges` refuses or whose transfers wait for each other once the ports keep their order.
     """
     if model not in get_args(Model):
         raise InputError(f"model {model!r}: must be one of {', '.join(get_args(Model))}")
@@ -171,8 +171,9 @@ def _check_topology(plan: Plan, topology: Topology) -> None:
 
 
 def _check_rails(topology: Topology) -> None:
-    rails = {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in topology.servers}
-    if topology.rail_only and len(rails) > 1:
+    if topology.pods:
+        raise TopologyError(f"{topology!r}: pods with uplinks: no lane fixes the order of an uplink, so no exact time")
+    if topology.rail_only and len(topology.rails_kept) > 1:
         raise TopologyError("rail-only topology whose servers keep different rails: not supported, NICs are pooled")
 
 

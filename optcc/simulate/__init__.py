@@ -44,7 +44,7 @@ from optcc.plan import Plan
 from optcc.simulate.edges import DONE_DONE, DONE_START, SENT_DONE, SENT_START, Edges, plan_edges, transfer_edges
 from optcc.simulate.jitter import Jitter
 from optcc.simulate.ports import Ports
-from optcc.simulate.rails import keep_different_rails, run_striped
+from optcc.simulate.rails import keep_different_rails, run_rails_with_faults, run_striped
 from optcc.simulate.recovery import NewPlan, Policy, PolicyName
 from optcc.simulate.run import MODELS, Model, Network, run_once
 from optcc.simulate.with_faults import run_with_faults
@@ -75,8 +75,9 @@ def simulate(
     without faults, to which the others are compared, is so in the same way.
 
     Raises InputError for another model or a negative overhead, TopologyError if the topology has another number of
-    ranks or a transfer's servers share no rail, if a fault is of a NIC that is not there, or if a server loses its last
-    NIC and gets none back; PlanError if transfers wait for each other in a circle or have no instructions.
+    ranks or a transfer's servers share no rail, if a fault is of a NIC that is not there or would have to move stripes
+    from rail to rail, or if a server loses its last NIC and gets none back; PlanError if transfers wait for each other
+    in a circle or have no instructions.
     """
     transfers = plan.transfers if isinstance(plan, Plan) else plan
     if model not in MODELS:
@@ -87,13 +88,16 @@ def simulate(
         raise InputError(f"policy {policy.name}: there are no faults to recover from")
     if topology.n_ranks != transfers.n_ranks:
         raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {transfers.n_ranks} ranks")
-    if topology.rail_only and faults is not None:
-        raise TopologyError("faults on a rail-only topology: not modelled, servers would keep different rails")
+    if topology.pods and policy is not None and policy.name == "replan":
+        raise TopologyError("policy replan and pods: not modelled, both plans would share the uplinks for a while")
     overhead = Fraction(str(overhead_s))
-    if keep_different_rails(topology):
+    if keep_different_rails(topology) or (topology.rail_only and faults is not None):
         if jitter is not None:
-            raise TopologyError("jitter on a rail-only topology whose servers keep different rails: not modelled")
-        return run_striped(plan, topology, overhead, model)
+            raise TopologyError("jitter on a rail-only topology whose rails are apart: not modelled")
+        if faults is None:
+            return run_striped(plan, topology, overhead, model)
+        faults.check(topology)
+        return run_rails_with_faults(plan, topology, overhead, model, faults, policy or Policy())
     ports = Ports.of(topology)
     network = Network(ports, ports.rates, topology.latency_s, overhead)
     if jitter is not None:

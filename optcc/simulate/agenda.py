@@ -73,6 +73,11 @@ def put(agenda: Agenda, item: int, time: int, now: int) -> None:
     agenda.heap[at, QUEUE] = queue
 
 
+def next_event(agenda: Agenda) -> int:
+    """The time of the earliest event; -1: there is none."""
+    return agenda.heap[0, KEY] if agenda.size[0] else -1
+
+
 def take(agenda: Agenda) -> int:
     """Removes the earliest event and returns its item."""
     time, queue = agenda.heap[0, KEY], agenda.heap[0, QUEUE]
@@ -108,4 +113,4 @@ def clear(agenda: Agenda) -> None:
     agenda.size[0] = 0
 
 
-KERNELS: tuple[Callable[..., Any], ...] = (put, take, clear)
+KERNELS: tuple[Callable[..., Any], ...] = (put, next_event, take, clear)

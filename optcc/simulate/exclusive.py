@@ -1,4 +1,9 @@
-"""Exclusive ports: a transfer holds both of its ports for as long as the slower one needs."""
+"""Exclusive ports: a transfer holds both of its ports for as long as the slower one needs.
+
+Where pods have uplinks, a transfer goes at the pace of the slowest on its way. It takes up an uplink for its bytes over
+the uplink's rate; it begins when what has started before it on both of its uplinks has had its time there, and holds
+its ports meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
-from optcc.simulate.agenda import KEY, Agenda, clear, put, take
+from optcc.compiled import fetch
+from optcc.simulate.agenda import Agenda, clear, next_event, put, take
 from optcc.simulate.gates import (
     BEHIND,
-    FINISHED,
     FRESH,
     LEAVING,
     LEFT,
+    NEXT_SEND,
     PAIR,
     SENT,
     START,
@@ -24,29 +30,31 @@ from optcc.simulate.gates import (
     Net,
     arrive,
     leave,
-    next_arrival,
+    look_ahead,
     next_leaving,
+    next_moment,
     seed,
     settle,
 )
 from optcc.simulate.ports import FIRST_PAIR, N_PAIRS, Pairs, link, unlink
-from optcc.simulate.rates import Changes, Paces, change_rate, rescale, resent
+from optcc.simulate.rates import Changes, Paces, change_rate, cost, rescale, resent
 
 Ids = npt.NDArray[np.int32]
 HOLDER, HELD_BEFORE, STILL = range(3)
-PAIR_HEAD, PAIR_BACK = range(2)
+PAIR_HEAD, PAIR_BACK, IS_LINKED = range(3)
 TICKET, OF_TICKET = range(2)
-PACE, HELD_UNTIL, LEFT_OVER, LOST = range(4)
+PACE, HELD_UNTIL, LEFT_OVER, LOST, BEGINS = range(5)
 _WANTED, _FREED = range(2)
 
 
 class Holders(NamedTuple):
     """A port has its `HOLDER` and had another, `HELD_BEFORE`; from `PAIR_HEAD` to `PAIR_BACK` the transfers of a pair
-    wait for theirs.
+    wait for theirs. While that is so from one moment to a later one, the pair `IS_LINKED` to its ports.
 
     The `TICKET` of t numbers the transfers in the order in which they became ready, `OF_TICKET` is the other way round.
     Of what holds out port q, `PACE` are the ticks for a byte (`pace_float` where they are not whole) and `HELD_UNTIL`
-    says when it is through; while it is `STILL`, `LEFT_OVER` ticks are left. `LOST` bytes are to be sent again by what
+    says when it is through; its bytes flow when it `BEGINS`; while it is `STILL`, `LEFT_OVER` ticks are left. An uplink
+    q is `HELD_UNTIL` what has started there has had its time. `LOST` bytes are to be sent again by what
     holds q.
     `lists[i, :filled[i]]` are tickets that may start, and ports that may be held.
     """
@@ -66,9 +74,9 @@ def make_holders(n: int, n_pairs: int, n_ports: int) -> Holders:
     ids[:, STILL] = 0
     return Holders(
         ids,
-        np.full((n_pairs, 2), -1, dtype=np.int32),
+        np.array([-1, -1, 0], dtype=np.int32) + np.zeros((n_pairs, 1), dtype=np.int32),
         np.empty((n, 2), dtype=np.int32),
-        np.zeros((n_ports, 4), dtype=np.int64),
+        np.zeros((n_ports, 5), dtype=np.int64),
         np.zeros(n_ports),
         np.zeros((2, max(5 * n_pairs, 2 * n_ports)), dtype=np.int32),
         np.zeros(2, dtype=np.int64),
@@ -81,6 +89,13 @@ def want(pairs: Pairs, ports: Holders, paces: Paces, pair: int) -> None:
     if ports.ids[out, HOLDER] < 0 and ports.ids[in_, HOLDER] < 0 and not paces.down[out] and not paces.down[in_]:
         ports.lists[_WANTED, ports.filled[_WANTED]] = ports.tickets[ports.queues[pair, PAIR_HEAD], TICKET]
         ports.filled[_WANTED] += 1
+
+
+def keep_linked(pairs: Pairs, ports: Holders, pair: int) -> None:
+    """Transfers of `pair` are left waiting: its ports must know it when they become free."""
+    if not ports.queues[pair, IS_LINKED]:
+        link(pairs, pair)
+        ports.queues[pair, IS_LINKED] = True
 
 
 def queue_pairs(net: Net, pairs: Pairs, ports: Holders, paces: Paces, tickets: int) -> int:
@@ -99,8 +114,10 @@ def queue_pairs(net: Net, pairs: Pairs, ports: Holders, paces: Paces, tickets: i
         tickets += 1
         if ports.queues[pair, PAIR_HEAD] < 0:
             ports.queues[pair, PAIR_HEAD] = transfer
-            link(pairs, pair)
+            n_wanted = ports.filled[_WANTED]
             want(pairs, ports, paces, pair)
+            if ports.filled[_WANTED] == n_wanted:
+                keep_linked(pairs, ports, pair)
         else:
             net.rows[ports.queues[pair, PAIR_BACK], BEHIND] = transfer
         ports.queues[pair, PAIR_BACK] = transfer
@@ -133,6 +150,8 @@ def hold(
         pair = net.rows[transfer, PAIR]
         out, in_ = pairs.ends[pair, 0], pairs.ends[pair, 1]
         if ports.ids[out, HOLDER] >= 0 or ports.ids[in_, HOLDER] >= 0:
+            if ports.queues[pair, PAIR_HEAD] == transfer:  # else it has started already, and was there twice
+                keep_linked(pairs, ports, pair)
             continue
         if times[transfer, START] < now:  # it waited for a port, and for the one that became free last
             last = ports.ids[out, HELD_BEFORE]
@@ -142,21 +161,41 @@ def hold(
                 net.rows[transfer, START_OPENER] = 2 * last
         times[transfer, START] = now
         times[transfer, TAKEN] = now
+        look_ahead(net, times, sizes, transfer)
+        fetch(ports.tickets, net.rows[transfer, NEXT_SEND])
         ports.ids[out, HOLDER] = transfer
         ports.ids[in_, HOLDER] = transfer
         ports.queues[pair, PAIR_HEAD] = net.rows[transfer, BEHIND]
-        if ports.queues[pair, PAIR_HEAD] < 0:
+        if ports.queues[pair, PAIR_HEAD] >= 0:
+            keep_linked(pairs, ports, pair)
+        elif ports.queues[pair, IS_LINKED]:
             unlink(pairs, pair)
-        set_pace(paces, ports, out, in_)
-        ports.clock[out, HELD_UNTIL] = now + overhead + busy_for(paces, ports, out, sizes[transfer])
+            ports.queues[pair, IS_LINKED] = False
+        set_pace(paces, pairs, ports, pair)
+        begins = now + overhead
+        for side in range(2, pairs.ends.shape[1] >> 1):
+            if pairs.ends[pair, side] >= 0:
+                begins = max(begins, ports.clock[pairs.ends[pair, side], HELD_UNTIL])
+        for side in range(2, pairs.ends.shape[1] >> 1):
+            if pairs.ends[pair, side] >= 0:
+                uplink = pairs.ends[pair, side]
+                ports.clock[uplink, HELD_UNTIL] = begins + cost(paces, sizes[transfer], uplink)
+        ports.clock[out, BEGINS] = begins
+        ports.clock[out, HELD_UNTIL] = begins + busy_for(paces, ports, out, sizes[transfer])
         put(agenda, out, ports.clock[out, HELD_UNTIL], now)
 
 
-def set_pace(paces: Paces, ports: Holders, out: int, in_: int) -> None:
-    """The slower of the two ports."""
-    ports.clock[out, PACE] = max(paces.ticks[out], paces.ticks[in_])
-    ports.pace_float[out] = max(paces.ticks_float[out], paces.ticks_float[in_])
-    ports.ids[out, STILL] = paces.down[out] or paces.down[in_]
+def set_pace(paces: Paces, pairs: Pairs, ports: Holders, pair: int) -> None:
+    """The slowest of the ports of `pair`."""
+    out = pairs.ends[pair, 0]
+    pace, pace_float = paces.ticks[out], paces.ticks_float[out]
+    for side in range(1, pairs.ends.shape[1] >> 1):
+        port = pairs.ends[pair, side]
+        if port >= 0:
+            pace, pace_float = max(pace, paces.ticks[port]), max(pace_float, paces.ticks_float[port])
+    ports.clock[out, PACE] = pace
+    ports.pace_float[out] = pace_float
+    ports.ids[out, STILL] = paces.down[out] or paces.down[pairs.ends[pair, 1]]
 
 
 def busy_for(paces: Paces, ports: Holders, out: int, size: int) -> int:
@@ -168,7 +207,6 @@ def busy_for(paces: Paces, ports: Holders, out: int, size: int) -> int:
 
 def change_exclusive(
     net: Net,
-    times: Any,
     sizes: Column,
     paces: Paces,
     changes: Changes,
@@ -178,7 +216,6 @@ def change_exclusive(
     first: int,
     stop: int,
     now: int,
-    overhead: int,
 ) -> None:
     """The changes from `first` to `stop`: what transfers have left to do goes on at the new rates."""
     for index in range(first, stop):
@@ -192,11 +229,12 @@ def change_exclusive(
         transfer = ports.ids[out, HOLDER]
         if transfer < 0:
             continue
-        in_ = pairs.ends[net.rows[transfer, PAIR], 1]
-        begins = max(now, times[transfer, START] + overhead)
+        pair = net.rows[transfer, PAIR]
+        in_ = pairs.ends[pair, 1]
+        begins = max(now, ports.clock[out, BEGINS])
         old, old_float = ports.clock[out, PACE], ports.pace_float[out]
         rest = ports.clock[out, LEFT_OVER] if ports.ids[out, STILL] else ports.clock[out, HELD_UNTIL] - begins
-        set_pace(paces, ports, out, in_)
+        set_pace(paces, pairs, ports, pair)
         rest += resent(paces, sizes[transfer], rest, ports.clock[out, LOST] + ports.clock[in_, LOST], old, old_float)
         if ports.ids[out, STILL]:
             # The rest stays in ticks of the pace that it had.
@@ -237,25 +275,16 @@ def run_exclusive(
             tickets = queue_pairs(net, pairs, ports, paces, tickets)
         if ports.filled[_WANTED] or ports.filled[_FREED]:
             hold(net, times, sizes, paces, pairs, ports, agenda, now, overhead)
-        later = next_arrival(net, times, latency)
-        if agenda.size[0] and (later < 0 or agenda.heap[0, KEY] < later):
-            later = agenda.heap[0, KEY]
-        left = next_leaving(net, times, overhead)
-        if left >= 0 and (later < 0 or left < later):
-            later = left
-        changing = happened < len(changes.at) and net.tail[FINISHED] < len(times)
-        if changing and (later < 0 or changes.at[happened] < later):
-            later = changes.at[happened]
-        if later < 0:
+        now = next_moment(net, times, next_event(agenda), changes.at, happened, latency, overhead)
+        if now < 0:
             return
-        now = later
         depth = arrive(net, times, now, latency, depth)
         while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) == now:
             transfer = net.queues[LEAVING, net.tail[LEFT]]
             net.tail[LEFT] += 1
             times[transfer, TAKEN] = times[transfer, START]
             depth = leave(net, times, transfer, now, latency, depth)
-        while agenda.size[0] and agenda.heap[0, KEY] == now:
+        while next_event(agenda) == now:
             out = take(agenda)
             transfer = ports.ids[out, HOLDER]
             for side in range(2):
@@ -266,14 +295,15 @@ def run_exclusive(
                 ports.filled[_FREED] += 1
             depth = leave(net, times, transfer, now, latency, depth)
         changed = happened
-        while changing and happened < len(changes.at) and changes.at[happened] <= now:
+        while happened < len(changes.at) and changes.at[happened] <= now:
             happened += 1
         if happened > changed:
-            change_exclusive(net, times, sizes, paces, changes, pairs, ports, agenda, changed, happened, now, overhead)
+            change_exclusive(net, sizes, paces, changes, pairs, ports, agenda, changed, happened, now)
 
 
 KERNELS: tuple[Callable[..., Any], ...] = (
     want,
+    keep_linked,
     queue_pairs,
     set_pace,
     busy_for,

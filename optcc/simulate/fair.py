@@ -47,6 +47,7 @@ class Flows(NamedTuple):
 
     `served` bytes have gone to each transfer of the pair since it last was idle, as of time `since`; a transfer is sent
     when that reaches its `target`. `head` is the transfer with the least target, then along `behind`; `back` the last.
+    `active` transfers flow; the present `rate` is for `counted` of them.
     """
 
     bytes: Floats
@@ -56,6 +57,7 @@ class Flows(NamedTuple):
     head: Column
     back: Column
     active: Column
+    counted: Column
     served: Floats
     since: Floats
     rate: Floats
@@ -65,8 +67,8 @@ def join(flows: Flows, pairs: Pairs, pair: int, transfer: int, now: float) -> No
     """`transfer` begins to flow."""
     if flows.active[pair] == 0:
         flows.served[pair] = 0.0
-        flows.rate[pair] = 0.0
-        link(pairs, pair)
+        if flows.counted[pair] == 0:
+            link(pairs, pair)
     else:
         flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
     flows.since[pair] = now
@@ -112,11 +114,14 @@ def lose(flows: Flows, pair: int, lost: float, now: float) -> None:
 class Scratch(NamedTuple):
     """Working space of the fair model.
 
-    At `dirty` ports (marked in `is_dirty`) something changed. `reached` (marked in `seen`) are the ports that have
-    been looked at for it, `pairs` what flows through them, `level` its new rate. `free` is what a port has left for
-    those `weight` transfers whose rate is not fixed yet.
+    Of the `touched` pairs (marked in `is_touched`) transfers began or ended, or go at another rate. At `dirty` ports
+    (marked in `is_dirty`) something changed. `reached` (marked in `seen`) are the ports that have been looked at for
+    it, `pairs` what flows through them, `level` its new rate. `free` is what a port has left for those `weight`
+    transfers whose rate is not fixed yet.
     """
 
+    touched: Column
+    is_touched: npt.NDArray[np.bool_]
     dirty: Column
     is_dirty: npt.NDArray[np.bool_]
     reached: Column
@@ -136,10 +141,13 @@ def mark(scratch: Scratch, n_dirty: int, port: int) -> int:
     return n_dirty
 
 
-def mark_pair(pairs: Pairs, scratch: Scratch, n_dirty: int, pair: int) -> int:
-    """Something changed at the two ports of `pair`."""
-    n_dirty = mark(scratch, n_dirty, pairs.ends[pair, 0])
-    return mark(scratch, n_dirty, pairs.ends[pair, 1])
+def touch(scratch: Scratch, n_touched: int, pair: int) -> int:
+    """A transfer of `pair` began or ended."""
+    if not scratch.is_touched[pair]:
+        scratch.is_touched[pair] = True
+        scratch.touched[n_touched] = pair
+        n_touched += 1
+    return n_touched
 
 
 def reach(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, begin: int, n_pairs: int) -> tuple[int, int]:
@@ -158,9 +166,9 @@ def reach(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, begin: in
                 scratch.pairs[n_pairs] = pair
                 scratch.level[pair] = -1.0
                 n_pairs += 1
-            for side in range(2):
+            for side in range(pairs.ends.shape[1] >> 1):
                 other = pairs.ends[pair, side]
-                if not scratch.seen[other]:
+                if other >= 0 and not scratch.seen[other]:
                     scratch.seen[other] = True
                     scratch.reached[end] = other
                     end += 1
@@ -171,28 +179,35 @@ def fill(flows: Flows, pairs: Pairs, scratch: Scratch, begin: int, end: int, res
     """Max-min fair rates of the `rest` pairs at the ports `reached[begin:end]`, by progressive filling.
 
     The port that can give each of its transfers least is full first; it fixes their rates, and what they take at their
-    other port is no longer free there.
+    other ports is no longer free there.
     """
     level = 0.0
     while rest:
         full = -1
         least = 0.0
-        for at in range(begin, end):
+        at = begin
+        while at < end:
             port = scratch.reached[at]
             if scratch.weight[port] > 0:
-                each = scratch.free[port] / scratch.weight[port]
-                if full < 0 or each < least:
-                    full, least = port, each
+                at += 1
+                # It gives less than the least so far; a division for each port would be most of the time.
+                if full < 0 or scratch.free[port] < least * scratch.weight[port]:
+                    full, least = port, scratch.free[port] / scratch.weight[port]
+            else:  # it has nothing more to give, and goes behind those that have
+                end -= 1
+                scratch.reached[at] = scratch.reached[end]
+                scratch.reached[end] = port
         level = max(level, least)  # it rises from port to port, up to rounding
         for place in range(pairs.lists[full, FIRST_PAIR], pairs.lists[full, FIRST_PAIR] + pairs.lists[full, N_PAIRS]):
             pair = pairs.members[place]
             if scratch.level[pair] < 0:
                 scratch.level[pair] = level
                 rest -= 1
-                for side in range(2):
+                for side in range(pairs.ends.shape[1] >> 1):
                     port = pairs.ends[pair, side]
-                    scratch.free[port] -= level * flows.active[pair]
-                    scratch.weight[port] -= flows.active[pair]
+                    if port >= 0:
+                        scratch.free[port] -= level * flows.active[pair]
+                        scratch.weight[port] -= flows.active[pair]
 
 
 def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: int) -> int:
@@ -263,10 +278,11 @@ def run_fair(
 ) -> None:
     """Transfers flow as soon as they are ready, at max-min fair rates, which change when one begins or ends.
 
-    Only the rates of those pairs change that share a port, be it through others, with the one that began or ended.
+    Only the rates of those pairs change that share a port, be it through others, with the one that began or ended; and
+    none where as many began as ended.
     """
     size, changes, now = 0, 0, 0.0
-    n_dirty = 0
+    n_dirty, n_touched = 0, 0
     depth = seed(net)
     while True:
         settle(net, times, now, latency, overhead, depth)
@@ -280,8 +296,18 @@ def run_fair(
                 net.tail[LEAVING] += 1
             else:
                 join(flows, pairs, net.rows[transfer, PAIR], transfer, now)
-                n_dirty = mark_pair(pairs, scratch, n_dirty, net.rows[transfer, PAIR])
+                n_touched = touch(scratch, n_touched, net.rows[transfer, PAIR])
         net.tail[FRESH] = 0
+        for at in range(n_touched):
+            pair = scratch.touched[at]
+            if flows.active[pair] != flows.counted[pair]:
+                for side in range(pairs.ends.shape[1] >> 1):
+                    if pairs.ends[pair, side] >= 0:
+                        n_dirty = mark(scratch, n_dirty, pairs.ends[pair, side])
+                flows.counted[pair] = flows.active[pair]
+                if flows.active[pair] == 0:
+                    unlink(pairs, pair)
+                    flows.rate[pair] = 0.0
         n_changed = share(flows, pairs, scratch, shares.rates, n_dirty)
         n_dirty = 0
         for at in range(n_changed):
@@ -290,12 +316,20 @@ def run_fair(
                 flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
                 flows.since[pair] = now
                 flows.rate[pair] = scratch.level[pair]
-            key[pair] = ends(flows, pair)
-            if position[pair] < 0:
-                heap[size] = pair
-                position[pair] = size
-                size += 1
-            sift(heap, position, key, size, position[pair])
+                n_touched = touch(scratch, n_touched, pair)
+        for at in range(n_touched):
+            pair = scratch.touched[at]
+            scratch.is_touched[pair] = False
+            if flows.rate[pair] > 0.0:
+                key[pair] = flows.since[pair] + (flows.target[flows.head[pair]] - flows.served[pair]) / flows.rate[pair]
+                if position[pair] < 0:
+                    heap[size] = pair
+                    position[pair] = size
+                    size += 1
+                sift(heap, position, key, size, position[pair])
+            elif position[pair] >= 0:
+                size = remove(heap, position, key, size, pair)
+        n_touched = 0
         later = np.inf
         if size:
             later = max(key[heap[0]], now)
@@ -317,13 +351,13 @@ def run_fair(
             net.tail[LEFT] += 1
             if net.rows[transfer, OUT] >= 0:
                 join(flows, pairs, net.rows[transfer, PAIR], transfer, now)
-                n_dirty = mark_pair(pairs, scratch, n_dirty, net.rows[transfer, PAIR])
+                n_touched = touch(scratch, n_touched, net.rows[transfer, PAIR])
             else:
                 times[transfer, TAKEN] = times[transfer, START]
                 depth = leave(net, times, transfer, now, latency, depth)
         while size and key[heap[0]] <= now * (1 + _TOLERANCE):
             pair = heap[0]
-            n_dirty = mark_pair(pairs, scratch, n_dirty, pair)
+            n_touched = touch(scratch, n_touched, pair)
             flows.served[pair] = flows.target[flows.head[pair]]
             flows.since[pair] = now
             reached = flows.served[pair] * (1 + _TOLERANCE)
@@ -335,12 +369,9 @@ def run_fair(
                 depth = leave(net, times, transfer, now, latency, depth)
             if flows.head[pair] < 0:
                 flows.back[pair] = -1
-                unlink(pairs, pair)
-                size = remove(heap, position, key, size, pair)
             else:
                 flows.ahead[flows.head[pair]] = -1
-                key[pair] = ends(flows, pair)
-                sift(heap, position, key, size, 0)
+            size = remove(heap, position, key, size, pair)
         while changing and changes < len(shares.at) and shares.at[changes] <= now:
             port = shares.port[changes]
             shares.rates[port] = shares.new[changes]
@@ -349,16 +380,10 @@ def run_fair(
                 for place in range(
                     pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
                 ):
-                    lose(flows, pairs.members[place], shares.lost[changes], now)
+                    if flows.active[pairs.members[place]] > 0:
+                        lose(flows, pairs.members[place], shares.lost[changes], now)
+                        n_touched = touch(scratch, n_touched, pairs.members[place])
             changes += 1
-
-
-def ends(flows: Flows, pair: int) -> float:
-    """When the first transfer of `pair` will be through at its present rate."""
-    if flows.rate[pair] == 0.0:
-        return np.inf
-    rest: float = flows.target[flows.head[pair]] - flows.served[pair]
-    return float(flows.since[pair] + rest / flows.rate[pair])
 
 
 def make_flows(sizes: Floats, n_pairs: int) -> Flows:
@@ -366,14 +391,16 @@ def make_flows(sizes: Floats, n_pairs: int) -> Flows:
     n = len(sizes)
     behind, ahead = (np.full(n, -1, dtype=np.int64) for _ in range(2))
     head, back = (np.full(n_pairs, -1, dtype=np.int64) for _ in range(2))
-    active = np.zeros(n_pairs, dtype=np.int64)
+    active, counted = (np.zeros(n_pairs, dtype=np.int64) for _ in range(2))
     served, since, rate = (np.zeros(n_pairs) for _ in range(3))
-    return Flows(sizes, np.zeros(n), behind, ahead, head, back, active, served, since, rate)
+    return Flows(sizes, np.zeros(n), behind, ahead, head, back, active, counted, served, since, rate)
 
 
 def make_scratch(n_pairs: int, n_ports: int) -> Scratch:
     """Nothing has changed."""
     return Scratch(
+        np.zeros(n_pairs, dtype=np.int64),
+        np.zeros(n_pairs, dtype=np.bool_),
         np.zeros(n_ports, dtype=np.int64),
         np.zeros(n_ports, dtype=np.bool_),
         np.zeros(n_ports, dtype=np.int64),
@@ -389,9 +416,8 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     insert,
     join,
     lose,
-    ends,
     mark,
-    mark_pair,
+    touch,
     reach,
     fill,
     share,

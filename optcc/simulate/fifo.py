@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
-from optcc.simulate.agenda import KEY, Agenda, clear, put, take
+from optcc.simulate.agenda import Agenda, clear, next_event, put, take
 from optcc.simulate.gates import (
     BEHIND,
-    FINISHED,
     FRESH,
     IN,
     LATE,
@@ -28,8 +27,9 @@ from optcc.simulate.gates import (
     fire_sent,
     land,
     leave,
-    next_arrival,
+    look_ahead,
     next_leaving,
+    next_moment,
     seed,
     settle,
 )
@@ -123,6 +123,7 @@ def start_sending(
         if times[transfer, START] < now and ports.ids[out, PREVIOUS] >= 0:
             net.rows[transfer, START_OPENER] = 2 * ports.ids[out, PREVIOUS]
         times[transfer, START] = now
+        look_ahead(net, times, sizes, transfer)
         begins = now + overhead
         ports.clock[out, ENDS] = begins + cost(paces, sizes[transfer], out)
         landing = cost(paces, sizes[transfer], net.rows[transfer, IN])
@@ -268,25 +269,16 @@ def run_fifo(
             queue_in(net, times, turn, ports, now)
         if ports.filled[_FREE]:
             start_taking(net, times, sizes, paces, ports, agenda, now)
-        later = next_arrival(net, times, latency)
-        if agenda.size[0] and (later < 0 or agenda.heap[0, KEY] < later):
-            later = agenda.heap[0, KEY]
-        left = next_leaving(net, times, overhead)
-        if left >= 0 and (later < 0 or left < later):
-            later = left
-        changing = happened < len(changes.at) and net.tail[FINISHED] < len(times)
-        if changing and (later < 0 or changes.at[happened] < later):
-            later = changes.at[happened]
-        if later < 0:
+        now = next_moment(net, times, next_event(agenda), changes.at, happened, latency, overhead)
+        if now < 0:
             return
-        now = later
         depth = arrive(net, times, now, latency, depth)
         while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) == now:
             transfer = net.queues[LEAVING, net.tail[LEFT]]
             net.tail[LEFT] += 1
             times[transfer, TAKEN] = now
             depth = leave(net, times, transfer, now, latency, depth)
-        while agenda.size[0] and agenda.heap[0, KEY] == now:
+        while next_event(agenda) == now:
             port = take(agenda)
             transfer = ports.ids[port, SERVES]
             if port & 1:
@@ -310,7 +302,7 @@ def run_fifo(
             if ports.ids[in_, HELD] and ports.ids[in_, SERVES] == transfer:
                 depth = be_through(net, times, ports, in_, now, latency, depth)
         changed = happened
-        while changing and happened < len(changes.at) and changes.at[happened] <= now:
+        while happened < len(changes.at) and changes.at[happened] <= now:
             change_fifo(times, sizes, paces, changes, ports, happened, now, overhead)
             happened += 1
         if happened > changed:

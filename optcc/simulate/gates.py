@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column
+from optcc.compiled import fetch
 
 Small = npt.NDArray[np.int32]
 Times = npt.NDArray[Any]
@@ -32,7 +33,7 @@ START, SENT, TAKEN, DONE = range(4)
     FREED,  # may start when this one is done and has freed its slot
     FIRST,  # where the list of the other gates begins: first those of its event 2t, then those of 2t + 1
     AT_SENT,  # how many gates of the list wait for event 2t
-    AT_DONE,  # and for event 2t + 1
+    AT_DONE,  # and together with those for event 2t + 1
     START_WAITS,  # how many events gate 2t still waits for
     START_OPENER,  # the last of them; -1: none
     DONE_WAITS,  # the same of gate 2t + 1
@@ -216,12 +217,6 @@ def make_room(rows: Small) -> int:
     return total
 
 
-def settle_counts(rows: Small) -> None:
-    """After the lists are written: `AT_DONE` counts its own part again."""
-    for transfer in range(len(rows)):
-        rows[transfer, AT_DONE] -= rows[transfer, AT_SENT]
-
-
 def count_edges(before: Column, after: Column, kind: Column, rows: Small) -> None:
     """Counts what the edges (`optcc.simulate.edges`) put into the lists."""
     for edge in range(len(kind)):
@@ -245,11 +240,15 @@ def odd_one(src: Column, dst: Column, seen: npt.NDArray[np.int8]) -> int:
     return -1
 
 
-def to_seconds(times: Times, per_s: float, seconds: npt.NDArray[np.float64]) -> None:
-    """`seconds[moment, t]` from `times[t, moment]`."""
+def to_seconds(times: Times, per_s: float, seconds: npt.NDArray[np.float64]) -> int:
+    """`seconds[moment, t]` from `times[t, moment]`; returns the first of those that are done last."""
+    last = 0
     for transfer in range(len(times)):
+        if times[transfer, DONE] > times[last, DONE]:
+            last = transfer
         for moment in range(4):
             seconds[moment, transfer] = times[transfer, moment] / per_s
+    return last
 
 
 def open_gate(net: Net, gate: int, event: int, depth: int) -> int:
@@ -286,8 +285,8 @@ def fire_done(net: Net, transfer: int, depth: int) -> int:
     following = net.rows[transfer, FREED]
     if following >= 0:
         depth = open_gate(net, 2 * following, event, depth)
-    first = net.rows[transfer, FIRST] + net.rows[transfer, AT_SENT]
-    for at in range(first, first + net.rows[transfer, AT_DONE]):
+    first = net.rows[transfer, FIRST]
+    for at in range(first + net.rows[transfer, AT_SENT], first + net.rows[transfer, AT_DONE]):
         depth = open_gate(net, net.gates[at], event, depth)
     return depth
 
@@ -312,6 +311,21 @@ def land(net: Net, times: Times, transfer: int, now: Any, latency: Any, depth: i
         at = (at - 1) >> 1
     net.queues[ARRIVING, at] = transfer
     return depth
+
+
+def look_ahead(net: Net, times: Times, sizes: Column, transfer: int) -> None:
+    """`transfer` starts: what it is going to count down, and what starts after it, is wanted soon, and in no cache yet.
+
+    Where there is none (-1) nothing that matters is fetched.
+    """
+    freed, following = net.rows[transfer, FREED], net.rows[transfer, NEXT_SEND]
+    fetch(net.rows, freed)
+    fetch(times, freed)
+    fetch(sizes, following)
+    fetch(net.gates, net.rows[following, FIRST])
+    first = net.rows[transfer, FIRST]
+    for at in range(first, first + net.rows[transfer, AT_DONE]):
+        fetch(net.rows, net.gates[at] >> 1)
 
 
 def next_arrival(net: Net, times: Times, latency: Any) -> Any:
@@ -388,6 +402,25 @@ def next_leaving(net: Net, times: Times, overhead: Any) -> Any:
     return overhead - overhead - 1
 
 
+def next_moment(
+    net: Net, times: Times, event: int, changes_at: Column, happened: int, latency: int, overhead: int
+) -> int:
+    """When something happens next, if ports have their next `event` then; below zero: nothing does.
+
+    Changes of rates happen while there are transfers left.
+    """
+    later: int = next_arrival(net, times, latency)
+    if event >= 0 and (later < 0 or event < later):
+        later = event
+    left = next_leaving(net, times, overhead)
+    if left >= 0 and (later < 0 or left < later):
+        later = left
+    changing = happened < len(changes_at) and net.tail[FINISHED] < len(times)
+    if changing and (later < 0 or changes_at[happened] < later):
+        later = changes_at[happened]
+    return later
+
+
 def seed(net: Net) -> int:
     """Puts on the stack what waits for nothing."""
     depth = 0
@@ -404,7 +437,6 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     index_lanes,
     list_lanes,
     make_room,
-    settle_counts,
     count_edges,
     list_edges,
     odd_one,
@@ -413,10 +445,12 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     fire_sent,
     fire_done,
     land,
+    look_ahead,
     next_arrival,
     arrive,
     leave,
     settle,
     next_leaving,
+    next_moment,
     seed,
 )

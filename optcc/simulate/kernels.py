@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from optcc.compiled import compiled
-from optcc.simulate import agenda, exclusive, fair, fifo, gates, ports, rates
+from optcc.simulate import agenda, exclusive, fair, fifo, gates, ports, rates, uplinks
 
-_MODULES = (gates, ports, rates, agenda, fifo, exclusive, fair)
+_MODULES = (gates, ports, rates, agenda, fifo, exclusive, fair, uplinks)
 
 
 @cache

@@ -1,8 +1,9 @@
 """Which ports a topology has and which two of them each transfer uses.
 
 A transfer between servers goes through the out port of one server and the in port of the other, its surviving NICs
-pooled. Inside a server it goes through the fabric ports of two GPUs, or through none if the fabric is never the
-bottleneck. A local operation (src = dst) uses none.
+pooled; if they are in different pods, also up the uplink of one and down that of the other. Inside a server it goes
+through the fabric ports of two GPUs, or through none if the fabric is never the bottleneck. A local operation (src =
+dst) uses none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Small = npt.NDArray[np.int32]
 class Ports:
     """Out ports have even numbers; the in port that belongs to one comes next. Rates in bytes/s.
 
-    `server_port[s]` is the out port of server s, `gpu_port[r]` that of rank r inside its server; -1: there is none.
+    `server_port[s]` is the out port of server s, `gpu_port[r]` that of rank r inside its server, `pod_port[s]` the
+    uplink of the pod of server s, with its way down next; -1: there is none.
     """
 
     names: tuple[str, ...]
@@ -35,6 +37,7 @@ class Ports:
     server_of: Column
     server_port: Column
     gpu_port: Column
+    pod_port: Column
 
     @classmethod
     def of(cls, topology: Topology) -> Ports:
@@ -58,7 +61,17 @@ class Ports:
                     names += [f"out {server.name} gpu {gpu}", f"in {server.name} gpu {gpu}"]
                     rates += [server.fabric, server.fabric]
                 rank += 1
-        return cls(tuple(names), tuple(rates), np.array(topology.rank_server), server_port, gpu_port)
+        up = len(names) + 2 * np.array(topology.server_pod)
+        pod_port = np.where(up >= len(names), up, -1)
+        for pod in topology.pods:
+            names += [f"up {pod.name}", f"down {pod.name}"]
+            rates += [pod.up, pod.down]
+        return cls(tuple(names), tuple(rates), np.array(topology.rank_server), server_port, gpu_port, pod_port)
+
+    @property
+    def has_pods(self) -> bool:
+        """True if some transfers may use an uplink."""
+        return bool((self.pod_port >= 0).any())
 
     def used_by(self, transfers: Transfers) -> tuple[Column, Column]:
         """For each transfer its out port and its in port; below zero: it uses none."""
@@ -68,6 +81,16 @@ class Ports:
         in_ = np.where(from_ != to, self.server_port[to], self.gpu_port[dst]) + 1
         used = (src != dst) & (out >= 0)
         return np.where(used, out, NO_PORT), np.where(used, in_, NO_PORT)
+
+    def uplinks(self, transfers: Transfers) -> tuple[Column, Column]:
+        """For each transfer the uplink that it goes up and the one that it comes down; below zero: none."""
+        return self.uplinks_between(self.server_of[transfers.src], self.server_of[transfers.dst])
+
+    def uplinks_between(self, src: Column, dst: Column) -> tuple[Column, Column]:
+        """The same for transfers between servers."""
+        up, down = self.pod_port[src], self.pod_port[dst]
+        leaves = up != down
+        return np.where(leaves, up, NO_PORT), np.where(leaves & (down >= 0), down + 1, NO_PORT)
 
 
 def assign(
@@ -105,8 +128,9 @@ class Pairs(NamedTuple):
     """Pairs of an out and an in port, and for each port those of its pairs that are waiting (exclusive) or flowing
     (fair).
 
-    `ends[pair]` are its out port, its in port, and its places in their lists. That of port q is
-    `members[first:first + count]`, where `lists[q]` are its `FIRST_PAIR` and `N_PAIRS`.
+    `ends[pair]` are its out port, its in port, where there are pods the two uplinks between them (-1: none), and then
+    its places in their lists. That of port q is `members[first:first + count]`, where `lists[q]` are its `FIRST_PAIR`
+    and `N_PAIRS`.
     """
 
     ends: Small
@@ -114,28 +138,42 @@ class Pairs(NamedTuple):
     lists: Small
 
 
-def make_pairs(rows: Small, number: Callable[..., int], n_ports: int) -> Pairs:
+def make_pairs(rows: Small, number: Callable[..., int], ports: Ports) -> Pairs:
     """The pairs of ports that the transfers in `rows` use; each transfer's is written into its row.
 
     `number` is `number_pairs`, compiled.
     """
+    n_ports = len(ports.names)
     bound = min(n_ports * n_ports // 4, len(rows))
     table = np.full(1 << max(4, int(np.ceil(np.log2(1 + 2 * bound)))), -1, dtype=np.int32)
-    ends = np.zeros((bound, 4), dtype=np.int32)
-    ends = ends[: number(rows, table, ends)].copy()
+    ends = np.zeros((bound, 2), dtype=np.int32)
+    ends = ends[: number(rows, table, ends)]
+    if ports.has_pods:
+        server = np.full(n_ports, -1)
+        has_port = np.flatnonzero(ports.server_port >= 0)
+        server[ports.server_port[has_port]] = has_port
+        src = server[ends[:, 0]]
+        outside = np.flatnonzero(src >= 0)
+        between = np.full_like(ends, -1)
+        between[outside] = np.column_stack(ports.uplinks_between(src[outside], server[ends[outside, 1] - 1]))
+        ends = np.hstack((ends, between))
+    used = ends[ends >= 0].ravel()
+    places = np.zeros_like(ends)
     lists = np.zeros((n_ports, 2), dtype=np.int32)
-    lists[1:, FIRST_PAIR] = np.cumsum(np.bincount(ends[:, :2].ravel(), minlength=n_ports))[: max(n_ports - 1, 0)]
-    return Pairs(ends, np.zeros(2 * len(ends), dtype=np.int32), lists)
+    lists[1:, FIRST_PAIR] = np.cumsum(np.bincount(used, minlength=n_ports))[: max(n_ports - 1, 0)]
+    return Pairs(np.hstack((ends, places)).astype(np.int32), np.zeros(len(used), dtype=np.int32), lists)
 
 
 def number_pairs(rows: Small, table: Small, ends: Small) -> int:
-    """Numbers the pairs and returns how many there are. `table` is a hash table of them, more than half of it empty."""
+    """Numbers the pairs and returns how many there are. `table` is a hash table of them, more than half of it empty and
+    its length a power of two.
+    """
     n_pairs = 0
     for transfer in range(len(rows)):
         out, in_ = rows[transfer, OUT], rows[transfer, IN]
         if out < 0:
             continue
-        slot = (out * 40503 + in_ * 9973) % len(table)
+        slot = (out * 40503 + in_ * 9973) & (len(table) - 1)
         while table[slot] >= 0 and (ends[table[slot], 0] != out or ends[table[slot], 1] != in_):
             slot = slot + 1 if slot + 1 < len(table) else 0
         if table[slot] < 0:
@@ -148,24 +186,28 @@ def number_pairs(rows: Small, table: Small, ends: Small) -> int:
 
 
 def link(pairs: Pairs, pair: int) -> None:
-    """Adds `pair` to the lists of its two ports."""
-    for side in range(2):
+    """Adds `pair` to the lists of its ports."""
+    sides = pairs.ends.shape[1] >> 1
+    for side in range(sides):
         port = pairs.ends[pair, side]
-        at = pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
-        pairs.members[at] = pair
-        pairs.ends[pair, 2 + side] = at
-        pairs.lists[port, N_PAIRS] += 1
+        if port >= 0:
+            at = pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
+            pairs.members[at] = pair
+            pairs.ends[pair, sides + side] = at
+            pairs.lists[port, N_PAIRS] += 1
 
 
 def unlink(pairs: Pairs, pair: int) -> None:
-    """Takes `pair` out of the lists of its two ports."""
-    for side in range(2):
+    """Takes `pair` out of the lists of its ports."""
+    sides = pairs.ends.shape[1] >> 1
+    for side in range(sides):
         port = pairs.ends[pair, side]
-        pairs.lists[port, N_PAIRS] -= 1
-        moved = pairs.members[pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]]
-        at = pairs.ends[pair, 2 + side]
-        pairs.members[at] = moved
-        pairs.ends[moved, 2 + side] = at
+        if port >= 0:
+            pairs.lists[port, N_PAIRS] -= 1
+            moved = pairs.members[pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]]
+            at = pairs.ends[pair, sides + side]
+            pairs.members[at] = moved
+            pairs.ends[moved, sides + side] = at
 
 
 KERNELS: tuple[Callable[..., Any], ...] = (assign, number_pairs, link, unlink)

@@ -12,6 +12,7 @@ inside a server; that all stripes are sent, or done, is a local operation there,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby, pairwise
@@ -21,24 +22,70 @@ import numpy as np
 
 from optcc.arrays import Column, column
 from optcc.errors import TopologyError
+from optcc.faults import FaultPlan
 from optcc.plan import Plan
 from optcc.simulate.edges import DONE_START, SENT_START, Edges, plan_edges, transfer_edges
 from optcc.simulate.gates import DONE, SENT, START, TAKEN
 from optcc.simulate.ports import Ports
+from optcc.simulate.rates import Change
+from optcc.simulate.recovery import WAYS, Policy, changes_of
 from optcc.simulate.run import Model, Network, Work, check_finished, edges_work, plan_work, run_work, timing_of
+from optcc.simulate.with_faults import with_costs
 from optcc.timing import Timing
 from optcc.topology import Server, Topology
 from optcc.transfers import Transfers
 
 
 def keep_different_rails(topology: Topology) -> bool:
-    """True if rails must be told apart."""
-    rails = {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in topology.servers}
-    return topology.rail_only and len(rails) > 1
+    """True if rails must be told apart: servers keep different ones, or each has an uplink of its own."""
+    return topology.rail_only and (len(topology.rails_kept) > 1 or bool(topology.pods))
 
 
-def run_striped(plan: Plan | Transfers, topology: Topology, overhead_s: Fraction, model: Model) -> Timing:
-    """The times of all transfers of `plan`, striped over the rails that their servers share.
+def run_rails_with_faults(
+    plan: Plan | Transfers, topology: Topology, overhead_s: Fraction, model: Model, faults: FaultPlan, policy: Policy
+) -> Timing:
+    """The same with `faults`, and what each of them adds to those before it.
+
+    Stripes keep their rails and their shares of the bytes: a rail on which a NIC is slower holds them up, and one on
+    which it is down does so until that is back.
+
+    Raises TopologyError for a NIC that is down and whose stripes `policy` would have to move to other rails, while
+    they are under way; and what `run_striped` raises.
+    """
+    for fault in faults:
+        if fault.share == 0 and policy.name != "wait":
+            raise TopologyError(
+                f"fault {fault}: the topology is rail-only and the policy {policy.name}: must be wait, since stripes "
+                "that are under way do not move to another rail"
+            )
+    if policy.name == "replan":
+        raise TopologyError("policy replan on a rail-only topology: not modelled: must be wait or migrate")
+
+    def run(some: FaultPlan) -> Timing:
+        return run_striped(plan, topology, overhead_s, model, _rail_changes(topology, some, policy))
+
+    return with_costs(run, faults, policy)
+
+
+def _rail_changes(topology: Topology, faults: FaultPlan, policy: Policy) -> list[Change]:
+    """How the rates of the ports of rails change by `faults`, in order of time."""
+    ports, slots = _rail_ports(topology)
+    changes: list[Change] = []
+    for server, slot, rail in (
+        (s, slot, rail) for s in {each.server for each in faults} for rail, slot in slots.items()
+    ):
+        numbers = [number for number, nic in enumerate(topology.servers[server].nics) if nic.rail == rail]
+        port = int(ports.server_port[server * (len(slots) + 1) + slot])
+        for side, way in enumerate(WAYS):
+            if port >= 0:
+                changes += changes_of(port + side, server, numbers, way, topology, faults, policy)
+    return sorted(changes, key=lambda each: (each.at_s, each.port))
+
+
+def run_striped(
+    plan: Plan | Transfers, topology: Topology, overhead_s: Fraction, model: Model, changes: Sequence[Change] = ()
+) -> Timing:
+    """The times of all transfers of `plan`, striped over the rails that their servers share, with these `changes`.
 
     Raises TopologyError for a transfer between servers that share none, and what `optcc.simulate.run.run_once` raises.
     """
@@ -48,7 +95,7 @@ def run_striped(plan: Plan | Transfers, topology: Topology, overhead_s: Fraction
     edges = plan_edges(plan) if isinstance(plan, Plan) else transfer_edges(plan)
     turn = plan_work(plan).turn[stripes.owner]
     work: Work = edges_work(stripes.src, stripes.dst, stripes.sizes, stripes.edges(edges), turn)
-    result = run_work(work, Network(ports, ports.rates, topology.latency_s, overhead_s), model)
+    result = run_work(work, Network(ports, ports.rates, topology.latency_s, overhead_s, changes), model)
     check_finished(transfers, work.rows[stripes.is_done], result.down)
     seconds = np.empty((4, len(transfers)))
     n_stripes = int(stripes.count.sum())
@@ -83,8 +130,14 @@ def _rail_ports(topology: Topology) -> tuple[Ports, dict[int, int]]:
                 names += [f"out {server.name} gpu {gpu}", f"in {server.name} gpu {gpu}"]
                 rates += [server.fabric, server.fabric]
             rank += 1
+    pod_port = np.full(len(topology.servers) * width, -1, dtype=np.int64)
+    for pod in topology.pods:
+        for rail, slot in slots.items():
+            pod_port[np.array(pod.servers) * width + slot] = len(names)
+            names += [f"up {pod.name} rail {rail}", f"down {pod.name} rail {rail}"]
+            rates += [pod.up, pod.down]
     server_of = np.array(topology.rank_server)[:, None] * width + np.arange(width)
-    return Ports(tuple(names), tuple(rates), server_of.ravel(), server_port, gpu_port), slots
+    return Ports(tuple(names), tuple(rates), server_of.ravel(), server_port, gpu_port, pod_port), slots
 
 
 def _on_rail(server: Server, rail: int) -> tuple[Fraction, Fraction]:

@@ -5,9 +5,9 @@
               back
     migrate   the port stands still for detection and migration, then goes on with what the surviving NICs have together
               (R2CCL's hot repair: the same plan, less bandwidth); when the NIC is back it is used again at once
-    replan    as migrate; and after detection and agreement, counted from the first fault, the segments that have not
-              begun run under another plan, made for the bandwidth that is left then, each port turning to it when it is
-              through with the first plan
+    replan    as migrate; and after each fault, and detection and agreement, the segments that have not begun run under
+              another plan, made for the bandwidth that is left then, each port turning to it when it is through with
+              the plan before
 
 A NIC that only loses a share of its rate takes it from the port's sum at once, under any policy. When one goes down,
 bytes that had left and were not acknowledged are sent again: of the transfer that the port is serving (under fair
@@ -17,7 +17,7 @@ server with the fault carries them again; under fifo that is all, since the netw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -36,7 +36,7 @@ from optcc.transfers import Transfers
 
 PolicyName = Literal["wait", "migrate", "replan"]
 NewPlan = Callable[[Topology, int], "Plan | Transfers"]
-_WAYS: tuple[Direction, Direction] = ("out", "in")
+WAYS: tuple[Direction, Direction] = ("out", "in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +79,47 @@ class Policy:
         over = fault.at_s + self.detection_s + self.migration_s
         return over if fault.until_s is None else min(over, fault.until_s)
 
-    def switch_s(self, faults: FaultPlan) -> Fraction:
-        """When a run that replans turns to its second plan."""
-        return faults.faults[0].at_s + self.detection_s + self.agreement_s
+    def switches(self, faults: FaultPlan) -> tuple[Fraction, ...]:
+        """When a run turns to another plan, in order of time: never, unless it replans."""
+        if self.new_plan is None:
+            return ()
+        return tuple(sorted({fault.at_s + self.detection_s + self.agreement_s for fault in faults}))
 
 
 def port_changes(ports: Ports, topology: Topology, faults: FaultPlan, policy: Policy) -> tuple[Change, ...]:
     """How the rates of ports change by `faults`, in order of time."""
     changes: list[Change] = []
     for server in sorted({fault.server for fault in faults}):
-        for side, way in enumerate(_WAYS):
+        for side, way in enumerate(WAYS):
             port = int(ports.server_port[server]) + side
             if ports.server_port[server] >= 0:
-                changes += _changes_of(port, server, way, topology, faults, policy)
+                everything = range(len(topology.servers[server].nics))
+                changes += changes_of(port, server, everything, way, topology, faults, policy)
     return tuple(sorted(changes, key=lambda each: (each.at_s, each.port)))
 
 
-def _changes_of(
-    port: int, server: int, way: Direction, topology: Topology, faults: FaultPlan, policy: Policy
+def changes_of(
+    port: int,
+    server: int,
+    numbers: Collection[int],
+    way: Direction,
+    topology: Topology,
+    faults: FaultPlan,
+    policy: Policy,
 ) -> list[Change]:
-    mine = [fault for fault in faults if fault.server == server and fault.goes(way)]
+    """How the rate of `port` changes, which is that of the NICs `numbers` of a server together, one way."""
+    mine = [fault for fault in faults if fault.server == server and fault.nic in numbers and fault.goes(way)]
     moments = {at for each in mine for at in (each.at_s, each.until_s, policy.still_until(each)) if at is not None}
-    nics = topology.servers[server].nics
+    nics = {number: topology.servers[server].nics[number] for number in numbers}
     changes: list[Change] = []
-    last = sum((_rate(nic, way) for nic in nics if not nic.failed), Fraction(0))
+    last = sum((_rate(nic, way) for nic in nics.values() if not nic.failed), Fraction(0))
     for at in sorted(moments):
         still = any(
             each.at_s <= at and (until is None or at < until) for each in mine for until in [policy.still_until(each)]
         )
         rate = Fraction(0)
         if not still:
-            for number, nic in enumerate(nics):
+            for number, nic in nics.items():
                 rate += 0 if nic.failed else _rate(nic, way) * faults.share(server, number, way, at)
         lost = policy.unacknowledged_bytes * sum(each.at_s == at and each.share == 0 for each in mine)
         if rate != last or lost:

@@ -22,6 +22,7 @@ from optcc.simulate.gates import (
     DONE,
     DONE_OPENER,
     DONE_WAITS,
+    FINISHED,
     LATE,
     SENT,
     START,
@@ -34,6 +35,7 @@ from optcc.simulate.gates import (
 from optcc.simulate.kernels import kernels
 from optcc.simulate.ports import Ports, make_pairs
 from optcc.simulate.rates import Change, at_start, make_clock
+from optcc.simulate.uplinks import make_line
 from optcc.timing import Timing
 from optcc.transfers import Transfers
 
@@ -75,13 +77,14 @@ class Work:
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """The moments of every transfer in seconds (`START`, `SENT`, `TAKEN`, `DONE`), what the ports have carried, which
-    of them are down in the end, and the transfers that decide the time.
+    of them are down in the end, the transfers that decide the time, and how many are done.
     """
 
     seconds: npt.NDArray[np.float64]
     carried: Column
     down: tuple[str, ...]
     critical: tuple[int, ...]
+    finished: int
 
 
 def run_once(plan: Plan | Transfers, network: Network, model: Model) -> Timing:
@@ -92,7 +95,8 @@ def run_once(plan: Plan | Transfers, network: Network, model: Model) -> Timing:
     """
     work = plan_work(plan)
     result = run_work(work, network, model)
-    check_finished(plan.transfers if isinstance(plan, Plan) else plan, work.rows, result.down)
+    if result.finished < len(work.rows):
+        check_finished(plan.transfers if isinstance(plan, Plan) else plan, work.rows, result.down)
     return timing_of(result, result.seconds, result.critical, network.ports, model)
 
 
@@ -104,15 +108,17 @@ def run_work(work: Work, network: Network, model: Model) -> Result:
     carried = np.zeros(len(ports.names), dtype=np.int64)
     where = ports.server_of, ports.server_port, ports.gpu_port
     kernels().assign(work.src, work.dst, work.sizes, *where, work.rows, carried)
+    for uplink in _ways(work, ports).T if ports.has_pods else ():
+        np.add.at(carried, uplink[uplink >= 0], work.sizes[uplink >= 0])
     if model == "fair":
-        times, per_s, down = _run_fair(work, network)
+        times, per_s, down, finished = _run_fair(work, network)
     else:
-        times, per_s, down = _run_serial(work, carried.tolist(), network, model)
+        times, per_s, down, finished = _run_serial(work, carried.tolist(), network, model)
     seconds = np.empty((4, n))
-    kernels().to_seconds(times, float(per_s), seconds)
+    last = kernels().to_seconds(times, float(per_s), seconds)
     seconds.setflags(write=False)
     names = tuple(name for name, is_down in zip(ports.names, down, strict=True) if is_down)
-    return Result(seconds, carried, names, _critical(times[:, DONE], work.rows))
+    return Result(seconds, carried, names, _critical(last, work.rows), finished)
 
 
 def timing_of(
@@ -143,7 +149,6 @@ def plan_work(plan: Plan | Transfers) -> Work:
         raise AssertionError("plan_edges refuses what is not sent and received once")
     gates = np.empty(kernels().make_room(rows), dtype=np.int32)
     kernels().list_lanes(*lanes, *does, rows, gates)
-    kernels().settle_counts(rows)
     return Work(transfers.src, transfers.dst, transfers.bytes, rows, gates, turn)
 
 
@@ -154,7 +159,6 @@ def edges_work(src: Column, dst: Column, sizes: Column, edges: Edges, turn: Smal
     kernels().count_edges(*columns, rows)
     gates = np.empty(kernels().make_room(rows), dtype=np.int32)
     kernels().list_edges(*columns, rows, gates)
-    kernels().settle_counts(rows)
     return Work(src, dst, sizes, rows, gates, turn)
 
 
@@ -165,8 +169,8 @@ def _rates(work: Work, network: Network) -> tuple[list[Fraction], list[bool], li
     return at_start(network.rates, changes)
 
 
-def _run_serial(work: Work, carried: list[int], network: Network, model: Model) -> tuple[Any, int, Any]:
-    """The times in ticks, how many of them are a second, and which ports are down in the end."""
+def _run_serial(work: Work, carried: list[int], network: Network, model: Model) -> tuple[Any, int, Any, int]:
+    """The times in ticks, how many of them are a second, which ports are down in the end, and how many are done."""
     n, n_ports = len(work.rows), len(network.ports.names)
     more = network.more_latency_s
     slack_s = None if more is None else Fraction(float(more.sum()))
@@ -177,23 +181,32 @@ def _run_serial(work: Work, carried: list[int], network: Network, model: Model) 
     times = np.full((n, 4), -1, dtype=np.int64)
     agenda = make_agenda(n_ports)
     costs = clock.latency, clock.overhead
-    if model == "fifo":
+    if model == "fifo" and network.ports.has_pods:
+        line = make_line(_ways(work, network.ports), n_ports)
+        kernels().run_uplinks(net, times, work.sizes, work.turn, clock.paces, clock.changes, line, *costs)
+    elif model == "fifo":
         state = make_fifo_ports(n_ports)
         kernels().run_fifo(net, times, work.sizes, work.turn, clock.paces, clock.changes, state, agenda, *costs)
     else:
-        pairs = make_pairs(work.rows, kernels().number_pairs, n_ports)
+        pairs = make_pairs(work.rows, kernels().number_pairs, network.ports)
         holders = make_holders(n, len(pairs.ends), n_ports)
         kernels().run_exclusive(net, times, work.sizes, clock.paces, clock.changes, pairs, holders, agenda, *costs)
-    return times, clock.per_s, clock.paces.down
+    return times, clock.per_s, clock.paces.down, int(net.tail[FINISHED])
 
 
-def _run_fair(work: Work, network: Network) -> tuple[Any, int, Any]:
-    """The times in seconds, 1, and which ports are down in the end."""
+def _ways(work: Work, ports: Ports) -> Small:
+    """For each transfer the uplinks that it goes up and comes down; below zero: none."""
+    ways = ports.uplinks_between(ports.server_of[work.src], ports.server_of[work.dst])
+    return np.column_stack(ways).astype(np.int32)
+
+
+def _run_fair(work: Work, network: Network) -> tuple[Any, int, Any, int]:
+    """The times in seconds, 1, which ports are down in the end, and how many transfers are done."""
     n, n_ports = len(work.rows), len(network.ports.names)
     more = network.more_latency_s
     net = make_net(work.rows, work.gates, np.empty(0) if more is None else more.copy())
     times = np.full((n, 4), -1.0)
-    pairs = make_pairs(work.rows, kernels().number_pairs, n_ports)
+    pairs = make_pairs(work.rows, kernels().number_pairs, network.ports)
     n_pairs = len(pairs.ends)
     rates, down, changes = _rates(work, network)
     shares = Shares(
@@ -207,15 +220,15 @@ def _run_fair(work: Work, network: Network) -> tuple[Any, int, Any]:
     flows, scratch = make_flows(work.sizes.astype(np.float64), n_pairs), make_scratch(n_pairs, n_ports)
     costs = float(network.latency_s), float(network.overhead_s)
     kernels().run_fair(net, times, shares, pairs, flows, scratch, *heap, *costs)
-    return times, 1, shares.rates == 0
+    return times, 1, shares.rates == 0, int(net.tail[FINISHED])
 
 
-def _critical(done: Any, rows: Any) -> tuple[int, ...]:
-    """From the last event back through what opened each gate, then in order of time."""
-    n = len(done)
+def _critical(last: int, rows: Any) -> tuple[int, ...]:
+    """From the completion of transfer `last` back through what opened each gate, then in order of time."""
+    n = len(rows)
     if n == 0:
         return ()
-    event = 2 * int(done.argmax()) + 1
+    event = 2 * last + 1
     chain: list[int] = []
     while event >= 0:
         transfer = event - 2 * n if event >= 2 * n else event >> 1

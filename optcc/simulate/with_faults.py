@@ -1,7 +1,8 @@
-"""A run with faults: the same plan with more and more of them, and the turn to a second plan."""
+"""A run with faults: the same plan with more and more of them, and the turn to other plans."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -24,10 +25,18 @@ def run_with_faults(
     plan: Plan | Transfers, network: Network, topology: Topology, model: Model, faults: FaultPlan, policy: Policy
 ) -> Timing:
     """The times with all faults, and what each adds to those before it: as many runs as there are faults, and one."""
-    runs = [run_once(plan, network, model)]
-    runs += [
-        _run_with(plan, network, topology, model, faults.first(count), policy) for count in range(1, len(faults) + 1)
-    ]
+
+    def run(some: FaultPlan) -> Timing:
+        if len(some) == 0:
+            return run_once(plan, network, model)
+        return _Run(network, topology, model, some, policy).follow(plan, None, Fraction(0), policy.switches(some))
+
+    return with_costs(run, faults, policy)
+
+
+def with_costs(run: Callable[[FaultPlan], Timing], faults: FaultPlan, policy: Policy) -> Timing:
+    """`run` with all `faults`, and what each of them costs: run with none of them, the first, the first two, ..."""
+    runs = [run(faults.first(count)) for count in range(len(faults) + 1)]
     costs = tuple(
         FaultCost(str(fault), after.seconds - before.seconds)
         for fault, (before, after) in zip(faults, pairwise(runs), strict=True)
@@ -37,35 +46,55 @@ def run_with_faults(
     return replace(runs[-1], recovery=Recovery(policy.name, runs[0].seconds, costs, kept, second))
 
 
-def _run_with(
-    plan: Plan | Transfers, network: Network, topology: Topology, model: Model, faults: FaultPlan, policy: Policy
-) -> Timing:
-    changes = _noisy(port_changes(network.ports, topology, faults, policy), network)
-    timing = run_once(plan, replace(network, changes=changes), model)
-    if policy.new_plan is None:
-        return timing
-    transfers = plan.transfers if isinstance(plan, Plan) else plan
-    switch_s = policy.switch_s(faults)
-    begun = np.unique(transfers.segment[timing.start_s <= float(switch_s)])
-    is_kept = np.isin(transfers.segment, begun)
-    dropped = np.flatnonzero(~is_kept)
-    if len(dropped) == 0:
-        return timing
-    kept = np.flatnonzero(is_kept)
-    rest = without(plan, dropped)
-    first = run_once(rest, replace(_of(network, kept), changes=changes), model)
-    following = policy.new_plan(faults.left(topology, switch_s), message_bytes(transfers, dropped))
-    opens = _through(rest, first, network.ports, network.latency_s)
-    shifted = [replace(each, at_s=each.at_s - switch_s) for each in changes]
-    opens_s = [max(Fraction(0), Fraction(at) - switch_s) for at in opens]
-    later = replace(
-        network,
-        rates=(Fraction(0),) * len(network.rates),
-        changes=opening(network.rates, shifted, opens_s),
-        more_latency_s=None,
-    )
-    second = _shift(run_once(following, later, model), float(switch_s))
-    return replace(first, recovery=Recovery(policy.name, 0.0, (), kept, second))
+class _Run:
+    """One run with faults: a plan, and those that follow it."""
+
+    def __init__(self, network: Network, topology: Topology, model: Model, faults: FaultPlan, policy: Policy) -> None:
+        self.network, self.topology, self.model = network, topology, model
+        self.faults, self.policy = faults, policy
+        self.changes = _noisy(port_changes(network.ports, topology, faults, policy), network)
+
+    def follow(
+        self, plan: Plan | Transfers, opens_s: Sequence[Fraction] | None, from_s: Fraction, switches: Sequence[Fraction]
+    ) -> Timing:
+        """The times of `plan`, whose ports open at `opens_s` (None: at once), and of what the run turns to after it.
+
+        It begins at `from_s`, and at the first of `switches` the run turns to another plan for the segments that have
+        not begun.
+        """
+        network = self._from(opens_s, from_s)
+        timing = _shift(run_once(plan, network, self.model), float(from_s))
+        if not switches:
+            return timing
+        transfers = plan.transfers if isinstance(plan, Plan) else plan
+        switch_s = switches[0]
+        is_kept = np.isin(transfers.segment, np.unique(transfers.segment[timing.start_s <= float(switch_s)]))
+        dropped = np.flatnonzero(~is_kept)
+        if len(dropped) == 0:
+            return timing
+        kept = np.flatnonzero(is_kept)
+        rest = without(plan, dropped)
+        first = _shift(run_once(rest, _of(network, kept), self.model), float(from_s))
+        through = _through(rest, first, network.ports, network.latency_s)
+        before = opens_s or (Fraction(0),) * len(through)
+        opens = [max(switch_s, own, Fraction(at)) for own, at in zip(before, through, strict=True)]
+        assert self.policy.new_plan is not None
+        following = self.policy.new_plan(self.faults.left(self.topology, switch_s), message_bytes(transfers, dropped))
+        second = self.follow(following, opens, switch_s, switches[1:])
+        return replace(first, recovery=Recovery(self.policy.name, 0.0, (), kept, second))
+
+    def _from(self, opens_s: Sequence[Fraction] | None, from_s: Fraction) -> Network:
+        """The network of a plan that begins at `from_s`, on a clock of its own."""
+        if opens_s is None:
+            return replace(self.network, changes=self.changes)
+        shifted = [replace(each, at_s=each.at_s - from_s) for each in self.changes]
+        opens = [at - from_s for at in opens_s]
+        return replace(
+            self.network,
+            rates=(Fraction(0),) * len(self.network.rates),
+            changes=opening(self.network.rates, shifted, opens),
+            more_latency_s=None,
+        )
 
 
 def _noisy(changes: tuple[Change, ...], network: Network) -> tuple[Change, ...]:
@@ -76,6 +105,7 @@ def _noisy(changes: tuple[Change, ...], network: Network) -> tuple[Change, ...]:
 
 
 def _of(network: Network, kept: Column) -> Network:
+    """The network for the transfers `kept`."""
     more = network.more_latency_s
     return network if more is None else replace(network, more_latency_s=more[kept])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -18,10 +19,11 @@ from optcc.simulate.rails import run_striped
 from optcc.simulate.rates import Change
 from optcc.simulate.run import Network, run_once
 from optcc.timing import Timing
-from optcc.topology import Nic, Server, Topology
+from optcc.topology import Nic, Pod, Server, Topology
 from optcc.transfers import Transfers
 
 SEEDS = range(100)
+POD_SEEDS = range(15)
 RateChanges = Sequence[tuple[Fraction, str, Fraction, int]]
 """Time, port, new rate (0: down), bytes to be sent again."""
 
@@ -54,6 +56,32 @@ class Reference:
         self.done = dict[int, Fraction]()
         self.turn = dict[int, int]()  # its place in its receive lane
         self.rest = [(self.size(t), self.size(t)) for t in range(len(transfers))]  # at its out and its in port
+        self.ways = [self.uplinks(src, dst) for src, dst in zip(transfers.src, transfers.dst, strict=True)]
+        self.passed = [dict[str, tuple[Fraction, Fraction]]() for _ in self.ways]  # under fifo: taken, and for how long
+        self.waits = dict[int, Fraction]()  # under exclusive: until uplinks are free for it
+        if model != "fifo":
+            self.ports = [(*ports, *way) for ports, way in zip(self.ports, self.ways, strict=True)]
+
+    def uplinks(self, src: int, dst: int) -> tuple[str, ...]:
+        """What a transfer goes up and comes down between two servers of different pods."""
+        a, b = (self.topology.server_pod[self.topology.rank_server[rank]] for rank in (src, dst))
+        pods = self.topology.pods
+        self.rates |= {f"up {pod.name}": pod.up for pod in pods} | {f"down {pod.name}": pod.down for pod in pods}
+        up = (f"up {pods[a].name}",) if a >= 0 else ()
+        down = (f"down {pods[b].name}",) if b >= 0 else ()
+        return () if a == b else (*up, *down)
+
+    def next_uplink(self, t: int) -> str | None:
+        """The first one that has not taken it."""
+        return next((uplink for uplink in self.ways[t] if uplink not in self.passed[t]), None)
+
+    def reaches(self, t: int) -> Fraction:
+        """When the first byte comes to the next uplink, or has passed all."""
+        return max([self.begins(t), *(begins for begins, _ in self.passed[t].values())])
+
+    def is_over(self, t: int) -> Fraction:
+        """When the uplinks have nothing more to do for it."""
+        return max([end for _, end in self.passed[t].values()], default=Fraction(0))
 
     def ports_of(self, src: int, dst: int) -> tuple[str, ...]:
         a, b = (self.topology.servers[self.topology.rank_server[rank]] for rank in (src, dst))
@@ -75,7 +103,8 @@ class Reference:
 
     def begins(self, t: int) -> Fraction:
         """When the first byte of a transfer that has started leaves."""
-        return self.start[t] + (0 if self.is_local(t) else self.overhead)
+        at = self.start[t] + (0 if self.is_local(t) else self.overhead)
+        return max(at, self.waits.get(t, at))
 
     def serving(self, side: int) -> list[int]:
         """What flows out of ports, or is being taken by in ports."""
@@ -104,12 +133,29 @@ class Reference:
         return speed
 
     def comes(self, t: int, now: Fraction) -> Fraction | None:
-        """When a transfer that is being sent has come so far that its in port can take it without a pause."""
+        """When a transfer has come so far that its in port can take it without a pause."""
         out, in_ = self.ports[t]
-        if out in self.down:
+        if self.next_uplink(t) is not None or (t not in self.sent and out in self.down):
             return None
-        ends = max(now, self.begins(t)) + self.rest[t][0] / self.rates[out]
-        return max(self.begins(t), ends - self.size(t) / self.rates[in_])
+        ends = self.sent[t] if t in self.sent else max(now, self.begins(t)) + self.rest[t][0] / self.rates[out]
+        return max(self.reaches(t), max(ends, self.is_over(t)) - self.size(t) / self.rates[in_])
+
+    def coming(self) -> list[int]:
+        """What has left, or is leaving, and has not come to its in port."""
+        return [t for t in self.start if self.ports[t] and t not in self.come]
+
+    def pass_uplinks(self, now: Fraction) -> None:
+        """Each takes what has come to it, in turn: all ways up first, then the ways down."""
+        for way in ("up", "down"):
+            for t in sorted(self.coming()):
+                uplink = self.next_uplink(t)
+                if uplink is None or not uplink.startswith(way) or self.reaches(t) > now:
+                    continue
+                if not self.passed[t] and t not in self.sent and self.ports[t][0] in self.down:
+                    continue
+                free = max((each[uplink][1] for each in self.passed if uplink in each), default=now)
+                begins = max(now, free)
+                self.passed[t][uplink] = begins, begins + self.size(t) / self.rates[uplink]
 
     def change(self, port: str, rate: Fraction, lost: int) -> None:
         for side in (0, 1):
@@ -147,8 +193,9 @@ class Reference:
             speeds = {(t, side): self.speed(t, side, flows[side]) for side in (0, 1) for t in flows[side]}
             instants += [now + self.rest[t][side] / speed for (t, side), speed in speeds.items() if speed]
             if self.model == "fifo":
-                coming = (self.comes(t, now) for t in self.serving(0) if t not in self.come)
-                instants += [at for at in coming if at is not None]
+                instants += [at for at in (self.comes(t, now) for t in self.coming()) if at is not None]
+                instants += [self.reaches(t) for t in self.coming()]
+                instants += [self.is_over(t) for t in self.taken]
             instants = [at for at in instants if at > now]
             if not instants:
                 return len(self.done) == len(self.transfers)
@@ -177,7 +224,8 @@ class Reference:
                     if self.rest[t][0] == 0 or not self.ports[t]:
                         self.sent[t] = now
                 through = self.model != "fifo" or not self.ports[t] or (t in self.taken and self.rest[t][1] == 0)
-                if t in self.sent and t not in self.landed and through:
+                passed = self.model != "fifo" or self.is_over(t) <= now
+                if t in self.sent and t not in self.landed and through and passed:
                     self.landed[t] = now
                 latency = 0 if self.is_local(t) else self.topology.latency_s
                 if t in self.landed and t not in self.done and self.landed[t] + latency <= now and may_be_done(t):
@@ -188,13 +236,20 @@ class Reference:
         if self.model == "fair":
             return
         for t in sorted(self.ready.keys() - self.start.keys(), key=lambda t: (self.ready[t], t)):
-            held = {port for other in self.serving(0) for port in self.ports[other]} | self.down
-            if not held & set(self.ports[t] if self.model == "exclusive" else self.ports[t][:1]):
+            held = {port for other in self.serving(0) for port in self.ports[other][:2]} | self.down
+            if not held & set(self.ports[t][: 2 if self.model == "exclusive" else 1]):
                 self.start[t] = now
+                if self.model == "exclusive" and self.ways[t]:
+                    free = [each[uplink][1] for each in self.passed for uplink in self.ways[t] if uplink in each]
+                    self.waits[t] = begins = max([self.begins(t), *free])
+                    self.passed[t] = {
+                        uplink: (begins, begins + self.size(t) / self.rates[uplink]) for uplink in self.ways[t]
+                    }
         if self.model == "exclusive":
             return
-        for t in self.serving(0):
-            comes = self.comes(t, now) if t not in self.come else None
+        self.pass_uplinks(now)
+        for t in self.coming():
+            comes = self.comes(t, now)
             if comes is not None and comes <= now:
                 self.come[t] = now
         for t in sorted(self.come.keys() - self.taken.keys(), key=lambda t: (self.turn.get(t, 0), self.come[t], t)):
@@ -274,6 +329,19 @@ def random_topology(rng: random.Random) -> Topology:
         for index in range(rng.randint(2, 5))
     )
     return Topology(servers, latency_s=rng.choice((Fraction(0), Fraction(1), Fraction(1, 3))))
+
+
+def in_pods(rng: random.Random, topology: Topology) -> Topology:
+    """The same servers, most of them in two or three pods whose uplinks are slower or faster than their NICs."""
+
+    def rate() -> Fraction:
+        return Fraction(rng.choice((1, 1, 2, 3, 4, 6)), rng.choice((1, 2, 3)))
+
+    members: dict[int, list[int]] = {}
+    for server in range(len(topology.servers)):
+        members.setdefault(rng.choice((0, 0, 1, 1, 2, -1)), []).append(server)
+    members.pop(-1, None)
+    return replace(topology, pods=tuple(Pod(f"p{k}", tuple(own), rate(), rate()) for k, own in members.items()))
 
 
 def random_transfers(rng: random.Random, n_ranks: int) -> Transfers:
@@ -380,6 +448,8 @@ def check(timing: Timing, wanted: Reference) -> None:
             assert found.tolist() == pytest.approx(exact, rel=1e-9, abs=1e-12)
         else:
             assert found.tolist() == exact
+    if timing.model == "fifo":
+        assert {t: timing.taken_s[t] for t in wanted.taken} == {t: float(at) for t, at in wanted.taken.items()}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -451,6 +521,66 @@ def check_with_changes(seed: int, model: Model) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_plans_whose_rates_change(seed: int, model: Model) -> None:
     check_with_changes(seed, model)
+
+
+@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", POD_SEEDS)
+def test_random_plans_on_pods(seed: int, model: Model, changing: bool) -> None:
+    """Uplinks between the ports, with and without rates of NICs that change."""
+    check_on_pods(seed, model, changing)
+
+
+def check_on_pods(seed: int, model: Model, changing: bool) -> None:
+    rng = random.Random(4000 + seed)
+    topology = in_pods(rng, random_topology(rng))
+    plan = random_plan(rng, random_transfers(rng, topology.n_ranks))
+    overhead = rng.choice((Fraction(0), Fraction(1, 2)))
+    changes = random_changes(rng, topology) if changing else ()
+    wanted = refer_plan(plan, topology, model, overhead, changes)
+    if wanted is None:
+        with pytest.raises(PlanError, match="never"):
+            run(plan, topology, model, overhead, changes)
+    else:
+        check(run(plan, topology, model, overhead, changes), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_thousand_random_plans_on_pods(model: Model) -> None:
+    for seed in range(len(POD_SEEDS), len(POD_SEEDS) + 1000):
+        print(f"seed {seed}")
+        check_on_pods(seed, model, seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", POD_SEEDS)
+def test_without_pods_both_fifo_loops_say_the_same(seed: int) -> None:
+    """A pod of one server and an uplink as fast as light is no pod."""
+    rng = random.Random(5000 + seed)
+    topology = random_topology(rng)
+    plan = random_plan(rng, random_transfers(rng, topology.n_ranks))
+    changes = random_changes(rng, topology)
+    pods = tuple(Pod(f"p{k}", (k,), Fraction(10**9), Fraction(10**9)) for k in range(len(topology.servers)))
+    try:
+        wanted = run(plan, topology, "fifo", Fraction(0), changes)
+    except PlanError:
+        return
+    found = run(plan, replace(topology, pods=pods), "fifo", Fraction(0), changes)
+    assert found.end_s.tolist() == pytest.approx(wanted.end_s.tolist(), abs=1e-6)
+
+
+def test_uplinks_make_a_difference() -> None:
+    """Else the tests above would show nothing."""
+    for model in MODELS:
+        later = 0
+        for seed in SEEDS:
+            rng = random.Random(4000 + seed)
+            topology = random_topology(rng)
+            pods = in_pods(rng, topology)
+            transfers = random_transfers(rng, topology.n_ranks)
+            ends = run(transfers, topology, model, Fraction(0)).end_s.tolist()
+            later += run(transfers, pods, model, Fraction(0)).end_s.tolist() != ends
+        assert later > len(SEEDS) / 4
 
 
 @pytest.mark.slow

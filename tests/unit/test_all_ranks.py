@@ -167,8 +167,8 @@ RING_FAULTS = (
     ("for step in range(p - 1)", "for step in range(p - 2)"),
     ("(ranks - step) % p", "(ranks - step - 1) % p"),
     ("(ranks - step) % p", "(ranks - step + 1) % p"),
-    ("dst=(ranks + 1) % p", "dst=(ranks + 2) % p"),
-    ("(ranks + 1 - step) % p", "(ranks - step) % p"),
+    ("right = (ranks + 1) % p", "right = (ranks + 2) % p"),
+    ("(right - step) % p", "(ranks - step) % p"),
     ("segment.copy", "segment.reduce"),
     ("segment.reduce", "segment.copy"),
 )
@@ -288,7 +288,7 @@ def test_the_lemmas_hold_where_nothing_is_planted(tmp_path: Path) -> None:
 
 
 LATE = (
-    ("dst=(ranks + 1) % p", "dst=(ranks + 1 + p // 7) % p"),
+    ("right = (ranks + 1) % p", "right = (ranks + 1 + p // 7) % p"),
     ("    for segment in", "    turns = p - 1 if p <= 6 else p - 2\n    for segment in"),
     ("for step in range(p - 1):\n", "for step in range(p - 1 - (p > 60)):\n"),
     ("for step in range(p - 1):\n", "for step in range(p - 1):\n              if p < 60 or step < 50:\n"),

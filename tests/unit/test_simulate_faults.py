@@ -197,6 +197,59 @@ def test_a_run_whose_segments_have_all_begun_does_not_turn() -> None:
     assert timing.seconds == simulate(ring(4), cluster(4), faults=micros("2/0@{0}", 2 * STEP_S)).seconds
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_turns_after_each_failure(model: Model) -> None:
+    """Each plan is made for what is left, and carries what the one before it had not begun."""
+    plan, topology = pipeline(5, 64), cluster(5)
+    asked: list[tuple[Topology, int]] = []
+
+    def remember(left: Topology, size_bytes: int) -> Plan:
+        asked.append((left, size_bytes))
+        return compile_schedule(SCHEDULES["ring"].build(left, 16), size_bytes=size_bytes, topology=left)
+
+    faults = micros("2/0@{0}, 3/0@{1}, 3/1@{1}", 20 * STEP_S, 60 * STEP_S)
+    policy = Policy("replan", detection_s=STEP_S, agreement_s=STEP_S, new_plan=remember)
+    assert policy.switches(faults) == (22 * STEP_S, 62 * STEP_S)
+    timing = simulate(plan, topology, model=model, faults=faults, policy=policy)
+    assert timing.recovery is not None
+    second = timing.recovery.second
+    assert second is not None
+    assert second.recovery is not None
+    third = second.recovery.second
+    assert third is not None
+    assert timing.seconds == third.seconds > second.end_s.max()
+    (after_one, first_rest), (after_two, second_rest) = asked[-2:]
+    full = topology.out[2]
+    assert [after_one.out[k] / full for k in (2, 3)] == [Fraction(7, 8), 1]
+    assert [after_two.out[k] / full for k in (2, 3)] == [Fraction(7, 8), Fraction(6, 8)]
+    assert plan.size_bytes > first_rest > second_rest > 0
+    assert third.start_s.min() >= float(62 * STEP_S) - 1e-12
+    costs = sum(each.cost_s for each in timing.recovery.costs)
+    assert timing.recovery.fault_free_s + costs == pytest.approx(timing.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_faults_on_a_rail_hold_up_its_stripes(model: Model) -> None:
+    """A rail at half its rate is as slow as all rails at half; one that is down until later is waited for."""
+    rails = replace(cluster(4), rail_only=True)
+    plan = ring(4)
+    whole = simulate(plan, rails, model=model)
+    assert whole.seconds == pytest.approx(simulate(plan, cluster(4), model=model).seconds, rel=1e-9)
+    slow = simulate(plan, rails, model=model, faults=FaultPlan.parse("2/3@0s=1/2"))
+    everything = ", ".join(f"2/{nic}@0s=1/2" for nic in range(len(rails.servers[2].nics)))
+    assert slow.seconds == pytest.approx(
+        simulate(plan, cluster(4), model=model, faults=FaultPlan.parse(everything)).seconds, rel=1e-9
+    )
+    down = micros("2/3@{0}..{1}", STEP_S, 3 * STEP_S)
+    waited = simulate(plan, rails, model=model, faults=down, policy=Policy("wait"))
+    pooled = simulate(plan, cluster(4), model=model, faults=down, policy=Policy("wait"))
+    assert waited.seconds == pytest.approx(pooled.seconds, rel=1e-9)
+    assert waited.recovery is not None
+    assert waited.seconds == pytest.approx(waited.recovery.fault_free_s + float(2 * STEP_S), rel=1e-9)
+    with pytest.raises(TopologyError, match="stands still and nothing brings it back"):
+        simulate(plan, rails, model=model, faults=micros("2/3@{0}", STEP_S), policy=Policy("wait"))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_a_run_with_faults_ends_or_says_why(seed: int) -> None:
     rng = random.Random(seed)
@@ -258,8 +311,11 @@ def test_refusals() -> None:
         Policy("wait", new_plan=new_plan)
     with pytest.raises(TopologyError, match="server 9 must be below 4"):
         simulate(plan, topology, faults=FaultPlan.parse("9/0@1us"))
-    with pytest.raises(TopologyError, match="faults on a rail-only topology"):
+    with pytest.raises(TopologyError, match="must be wait, since stripes"):
         simulate(plan, replace(topology, rail_only=True), faults=faults)
+    replan, slower = Policy("replan", new_plan=new_plan), FaultPlan.parse("2/0@1us=1/2")
+    with pytest.raises(TopologyError, match="replan on a rail-only"):
+        simulate(plan, replace(topology, rail_only=True), faults=slower, policy=replan)
 
 
 @pytest.fixture

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 
+from optcc.arrays import column
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition, Program, schedule
 from optcc.errors import InputError, ScheduleError, TopologyError
@@ -122,6 +127,37 @@ def test_pipelines_asked_for_later_have_room() -> None:
     assert sweep(late, topology, size_bytes=16).seconds == pytest.approx(70_001 * 16e-9)
 
 
+def test_a_step_may_be_written_with_any_arrays_of_whole_numbers() -> None:
+    """Read-only, backwards, of 32 bits, or changed by the author afterwards: the same transfers, built and swept."""
+
+    def shifts(program: Program, change: Callable[[Any], Any]) -> None:
+        ranks = np.arange(program.n_ranks)
+        for segment in program.pipeline(sections=program.n_ranks):
+            for shift in (1, 2):
+                given = [change(each) for each in ((ranks + shift) % len(ranks), ranks, (ranks + shift) % len(ranks))]
+                segment.copy(*given)
+                for each in given:
+                    if each.flags.writeable:
+                        each[:] = 0
+
+    changes: tuple[Callable[[Any], Any], ...] = (
+        np.copy,
+        column,
+        lambda values: np.flip(values).copy()[::-1],
+        lambda values: np.repeat(values, 2)[::2],
+        lambda values: values.astype(np.int32),
+    )
+    topology = Topology.parse("5@1GB/s,2=300MB/s").with_latency(Fraction(1, 10**6))
+    swept, built = [], []
+    for change in changes:
+        definition = schedule(configure=partial(lambda change, _: {"change": change}, change))(shifts)
+        swept.append(sweep(definition, topology, size_bytes=20_000).seconds)
+        built.append([str(transfer) for transfer in definition.build(topology)])
+    assert len(set(swept)) == 1
+    assert len(built[0]) == 10
+    assert all(each == built[0] for each in built)
+
+
 def test_what_cannot_be_is_refused() -> None:
     """A model, rails, a schedule's own mistake after a hundred thousand transfers."""
 
@@ -140,3 +176,5 @@ def test_what_cannot_be_is_refused() -> None:
     rails = tuple(Server(f"h{i}", 1, (Nic(i, Fraction(1), Fraction(1)),)) for i in (0, 1))
     with pytest.raises(TopologyError, match="rails"):
         sweep(ring, Topology(rails, rail_only=True), size_bytes=4)
+    with pytest.raises(TopologyError, match="pods"):
+        sweep(ring, Topology.parse("16@50GB/s/4:2"), size_bytes=4)

@@ -19,6 +19,7 @@ from optcc.experiments.failure_model import Cluster, Damage, Left, Uniform, draw
 from optcc.experiments.failure_study import COLUMNS, Partial, fluid
 from optcc.experiments.study_command import command
 from optcc.experiments.training import (
+    CLAIMS,
     FULL,
     JOBS,
     NICS,
@@ -29,6 +30,7 @@ from optcc.experiments.training import (
     TrainingStudy,
     allreduce_s,
     exposed_s,
+    exposed_share,
     finish,
     healthy_step,
     make,
@@ -303,12 +305,47 @@ def test_the_committed_record_shows_what_r2ccl_states() -> None:
     """With one failed NIC: less than 1 % in training where gradients overlap the backward pass, less than 3 % in
     inference; and with its AllReduce about half of what Balance costs where nothing overlaps."""
     for cell in committed().cells:
-        if cell.pattern == "uniform 1":
+        if cell.pattern == "uniform 1" and "SimAI" not in cell.job:
             assert cell.of("r2ccl-allreduce").worst < 0.01
             assert cell.of("optimal").worst < 0.001
     assert all(c.first_token_overhead < 0.03 for c in committed().served if c.failed == 1 and c.schedule == "optimal")
     bare = next(c for c in committed().cells if c.job.endswith("no overlap") and c.pattern == "uniform 1")
     assert 0.4 < bare.of("r2ccl-allreduce").mean / bare.of("r2ccl-balance").mean < 0.6
+
+
+def test_both_rates_of_simai_enclose_what_r2ccl_simulated() -> None:
+    """1.5 % with one failed NIC; 4.3 % with ten, as the 95th percentile of trials."""
+    found = {(cell.job[-10:], cell.pattern): cell.of("r2ccl-allreduce") for cell in committed().cells}
+    assert found["400 Gbit/s", "uniform 1"].mean < 0.015 < found["200 Gbit/s", "uniform 1"].mean
+    assert found["400 Gbit/s", "uniform 10"].p95 < 0.043 < found["200 Gbit/s", "uniform 10"].p95
+    assert found["200 Gbit/s", "uniform 10"].mean < 0.043
+
+
+def test_a_claim_is_explained_by_the_share_that_is_exposed() -> None:
+    """With nothing to hide it, a step takes longer by the exposed share times what the AllReduce does."""
+    record = committed()
+    for claim in CLAIMS:
+        rows = [each for each in record.claims if each.pattern == str(claim.pattern)]
+        assert [each.schedule for each in rows] == list(COLUMNS)
+        for job in JOBS:
+            if not job.overlap and job.servers == claim.servers:
+                share = float(exposed_share(job))
+                cell = next(c for c in record.cells if (c.job, c.pattern) == (job.name, str(claim.pattern)))
+                for row in rows:
+                    # What is left of the difference is the latency, which does not grow with failures.
+                    overhead = cell.of(row.schedule)
+                    assert overhead.mean / share == pytest.approx(row.claimed / row.for_mean, rel=0.1)
+                    assert overhead.worst / share == pytest.approx(row.claimed / row.for_worst, rel=0.1)
+    again = tuple(each for claim in CLAIMS for each in training.explain(claim, record.seed, record.trials))
+    assert again == record.claims
+
+
+def test_the_manual_has_the_shares_of_the_record() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    one, ten = ({row.schedule: row for row in committed().claims if row.pattern == f"uniform {k}"} for k in (1, 10))
+    for name, label in (("r2ccl-balance", "`ring`, `r2ccl-balance`"), ("r2ccl-allreduce", "`r2ccl-allreduce`")):
+        shares = one[name].for_mean, ten[name].for_mean, ten[name].for_p95, ten[name].for_worst
+        assert f"| {label} | {' | '.join(f'{100 * share:.1f}' for share in shares)} |" in text
 
 
 def test_the_manual_has_the_numbers_of_the_record() -> None:

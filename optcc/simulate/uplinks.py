@@ -1,0 +1,402 @@
+"""Fifo ports where pods have uplinks: what lies between two ports is up to two more servers, one after the other.
+
+An out port and an in port serve as in `optcc.simulate.fifo`. An uplink is taken up by each message for its bytes over
+the uplink's rate, one message after the other, in the order in which their first bytes come (ties by index). The first
+byte goes on when the uplink takes the message; the last one has passed when the uplink's time for the message is over
+and the last byte has come. So a fast uplink delays nothing, a slow one spreads the message out, and what comes while it
+is taken up waits in the network. The first byte of a message comes to the uplink when it leaves its server; the way
+down begins when the way up takes it. The in port takes the message from its first byte on, or so late that it never
+pauses: its last byte is through when the last one has passed both uplinks, or later.
+
+Rates of uplinks do not change. Bytes that are sent again after a fault do not take up an uplink again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column, sort_part
+from optcc.simulate.gates import (
+    BEHIND,
+    FINISHED,
+    FRESH,
+    IN,
+    LATE,
+    LEAVING,
+    LEFT,
+    OUT,
+    SENT,
+    START,
+    START_OPENER,
+    TAKEN,
+    Net,
+    arrive,
+    fire_sent,
+    land,
+    leave,
+    next_arrival,
+    next_leaving,
+    seed,
+    settle,
+)
+from optcc.simulate.rates import Changes, Paces, change_rate, cost, rescale, resent
+
+Ids = npt.NDArray[np.int32]
+ON_PORT, BEFORE, FIRST_WAITING, LAST_WAITING, WAITS_FOR_REST = range(5)
+THROUGH_AT, LEFT_TO_DO = range(2)
+TO_UP, TO_DOWN, TO_IN = range(1, 4)
+FIRST_BYTE, LAST_BYTE = range(2)
+_OUT_IDLE, _IN_IDLE, _EVENTS = 0, 4, 5
+
+
+class Line(NamedTuple):
+    """The state of ports and of what is between them.
+
+    A port has a transfer `ON_PORT` until `THROUGH_AT` and had `BEFORE`; from `FIRST_WAITING` to `LAST_WAITING` others
+    wait for it. Of a port that is down, `LEFT_TO_DO` is what it had left to do. An in port that is through before
+    everything has passed `WAITS_FOR_REST`.
+
+    Transfer t goes up `ways[t, 0]` and comes down `ways[t, 1]` (-1: it does not) and is on its way to `where[t]`; 0: to
+    nowhere. Its `FIRST_BYTE` is past the uplinks at `passed[t, 0]`, and at `passed[t, 1]` their time for it is over.
+    Uplink q is taken up until `taken_until[q]`.
+
+    `lists[i, :filled[i]]` are out ports that may start something, the transfers that come to `TO_UP`, `TO_DOWN` and
+    `TO_IN` at this instant, and in ports that may take something. The pending events are a heap of times `when` and of
+    what has them, `what`: a port, or the number of ports plus a transfer.
+    """
+
+    ids: Ids
+    clock: Column
+    ways: Ids
+    where: Ids
+    passed: Column
+    taken_until: Column
+    lists: Ids
+    filled: Column
+    when: Column
+    what: Column
+
+
+def make_line(ways: Ids, n_ports: int) -> Line:
+    """Nothing is on its way."""
+    n = len(ways)
+    ids = np.full((n_ports, 5), -1, dtype=np.int32)
+    ids[:, WAITS_FOR_REST] = 0
+    return Line(
+        ids,
+        np.zeros((n_ports, 2), dtype=np.int64),
+        ways,
+        np.zeros(n, dtype=np.int32),
+        np.zeros((n, 2), dtype=np.int64),
+        np.zeros(n_ports, dtype=np.int64),
+        np.zeros((5, 4 * n_ports + n), dtype=np.int32),
+        np.zeros(6, dtype=np.int64),
+        np.zeros(n_ports + n, dtype=np.int64),
+        np.zeros(n_ports + n, dtype=np.int64),
+    )
+
+
+def expect(line: Line, item: int, at: int) -> None:
+    """The event of `item` is at `at`; it has no other."""
+    place = line.filled[_EVENTS]
+    line.filled[_EVENTS] += 1
+    while place > 0 and line.when[(place - 1) >> 1] > at:
+        line.when[place] = line.when[(place - 1) >> 1]
+        line.what[place] = line.what[(place - 1) >> 1]
+        place = (place - 1) >> 1
+    line.when[place] = at
+    line.what[place] = item
+
+
+def first_event(line: Line) -> int:
+    """Takes the earliest event out and returns whose it is."""
+    found = int(line.what[0])
+    line.filled[_EVENTS] -= 1
+    size, place = line.filled[_EVENTS], 0
+    at, item = line.when[size], line.what[size]
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and line.when[child + 1] < line.when[child]:
+            child += 1
+        if at <= line.when[child]:
+            break
+        line.when[place] = line.when[child]
+        line.what[place] = line.what[child]
+        place = child
+    line.when[place] = at
+    line.what[place] = item
+    return found
+
+
+def list_up(line: Line, which: int, item: int) -> None:
+    """Adds `item` to one of the lists."""
+    line.lists[which, line.filled[which]] = item
+    line.filled[which] += 1
+
+
+def be_there(line: Line, transfer: int) -> None:
+    """`transfer` has come to where it was on its way to."""
+    list_up(line, line.where[transfer], transfer)
+    line.where[transfer] = 0
+
+
+def wait_to_leave(net: Net, line: Line) -> None:
+    """What has become ready queues at its out port; ties by index."""
+    n_fresh = net.tail[FRESH]
+    net.tail[FRESH] = 0
+    if n_fresh > 1:
+        sort_part(net.queues[FRESH], 0, n_fresh)
+    for at in range(n_fresh):
+        transfer = net.queues[FRESH, at]
+        out = net.rows[transfer, OUT]
+        if line.ids[out, FIRST_WAITING] >= 0:
+            net.rows[line.ids[out, LAST_WAITING], BEHIND] = transfer
+        else:
+            line.ids[out, FIRST_WAITING] = transfer
+            list_up(line, _OUT_IDLE, out)
+        line.ids[out, LAST_WAITING] = transfer
+
+
+def go(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, transfer: int, now: int, overhead: int) -> None:
+    """When `transfer` comes to `where` it is on its way to; not while the port that it must leave first is down."""
+    out, n_ports = net.rows[transfer, OUT], len(line.ids)
+    sent = times[transfer, SENT] >= 0
+    stuck = paces.down[out] and not sent
+    comes = max(times[transfer, START] + overhead, line.passed[transfer, FIRST_BYTE])
+    if line.where[transfer] == TO_IN:
+        last = times[transfer, SENT] if sent else line.clock[out, THROUGH_AT]
+        last = max(last, line.passed[transfer, LAST_BYTE])
+        comes = max(comes, last - cost(paces, sizes[transfer], net.rows[transfer, IN]))
+    elif line.where[transfer] == TO_DOWN and line.ways[transfer, 0] >= 0:
+        stuck = False  # it is between the uplinks
+    if stuck:
+        return
+    if comes <= now:
+        be_there(line, transfer)
+    else:
+        expect(line, n_ports + transfer, comes)
+
+
+def start_leaving(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int, overhead: int) -> None:
+    """Out ports that have nothing to do take what has waited longest."""
+    for at in range(line.filled[_OUT_IDLE]):
+        out = line.lists[_OUT_IDLE, at]
+        transfer = line.ids[out, FIRST_WAITING]
+        if transfer < 0 or line.ids[out, ON_PORT] >= 0 or paces.down[out]:
+            continue
+        line.ids[out, FIRST_WAITING] = net.rows[transfer, BEHIND]
+        line.ids[out, ON_PORT] = transfer
+        if times[transfer, START] < now and line.ids[out, BEFORE] >= 0:
+            net.rows[transfer, START_OPENER] = 2 * line.ids[out, BEFORE]
+        times[transfer, START] = now
+        line.clock[out, THROUGH_AT] = now + overhead + cost(paces, sizes[transfer], out)
+        expect(line, out, line.clock[out, THROUGH_AT])
+        line.where[transfer] = TO_UP if line.ways[transfer, 0] >= 0 else TO_DOWN
+        if line.ways[transfer, 0] < 0 and line.ways[transfer, 1] < 0:
+            line.where[transfer] = TO_IN
+        go(net, times, sizes, paces, line, transfer, now, overhead)
+    line.filled[_OUT_IDLE] = 0
+
+
+def pass_uplinks(
+    net: Net, times: Any, sizes: Column, paces: Paces, line: Line, side: int, now: int, overhead: int
+) -> None:
+    """What comes to ways up (`side` 0) or down (1) takes them up in turn; ties by index."""
+    which = TO_UP + side
+    n_coming = line.filled[which]
+    line.filled[which] = 0
+    if n_coming > 1:
+        sort_part(line.lists[which], 0, n_coming)
+    for at in range(n_coming):
+        transfer = line.lists[which, at]
+        uplink = line.ways[transfer, side]
+        begins = max(now, line.taken_until[uplink])
+        line.taken_until[uplink] = begins + cost(paces, sizes[transfer], uplink)
+        line.passed[transfer, FIRST_BYTE] = begins
+        line.passed[transfer, LAST_BYTE] = max(line.passed[transfer, LAST_BYTE], line.taken_until[uplink])
+        line.where[transfer] = TO_DOWN if side == 0 and line.ways[transfer, 1] >= 0 else TO_IN
+        go(net, times, sizes, paces, line, transfer, now, overhead)
+
+
+def wait_to_enter(net: Net, times: Any, turn: Column, line: Line, now: int) -> None:
+    """What has come queues at its in port, by `turn`; ties by time, then index."""
+    n_coming = line.filled[TO_IN]
+    line.filled[TO_IN] = 0
+    if n_coming > 1:
+        sort_part(line.lists[TO_IN], 0, n_coming)
+    for at in range(n_coming):
+        transfer = line.lists[TO_IN, at]
+        times[transfer, TAKEN] = now
+        in_ = net.rows[transfer, IN]
+        before, after = -1, line.ids[in_, FIRST_WAITING]
+        while after >= 0 and turn[after] <= turn[transfer]:
+            before, after = after, net.rows[after, BEHIND]
+        net.rows[transfer, BEHIND] = after
+        if before < 0:
+            line.ids[in_, FIRST_WAITING] = transfer
+        else:
+            net.rows[before, BEHIND] = transfer
+        list_up(line, _IN_IDLE, in_)
+
+
+def start_entering(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int) -> None:
+    """In ports that have nothing to do take the first of what has come."""
+    for at in range(line.filled[_IN_IDLE]):
+        in_ = line.lists[_IN_IDLE, at]
+        transfer = line.ids[in_, FIRST_WAITING]
+        if transfer < 0 or line.ids[in_, ON_PORT] >= 0 or paces.down[in_]:
+            continue
+        line.ids[in_, FIRST_WAITING] = net.rows[transfer, BEHIND]
+        line.ids[in_, ON_PORT] = transfer
+        if times[transfer, TAKEN] < now and line.ids[in_, BEFORE] >= 0:
+            net.rows[transfer, LATE] = 2 * len(times) + line.ids[in_, BEFORE]
+        times[transfer, TAKEN] = now
+        line.clock[in_, THROUGH_AT] = now + cost(paces, sizes[transfer], in_)
+        expect(line, in_, line.clock[in_, THROUGH_AT])
+    line.filled[_IN_IDLE] = 0
+
+
+def have_entered(net: Net, times: Any, line: Line, in_: int, now: int, latency: int, depth: int) -> int:
+    """In port `in_` is through with its transfer, if everything has passed; else it waits for the rest."""
+    transfer = line.ids[in_, ON_PORT]
+    line.ids[in_, WAITS_FOR_REST] = times[transfer, SENT] < 0 or line.passed[transfer, LAST_BYTE] > now
+    if line.ids[in_, WAITS_FOR_REST]:
+        if times[transfer, SENT] >= 0:
+            expect(line, in_, line.passed[transfer, LAST_BYTE])
+        return depth
+    line.ids[in_, ON_PORT] = -1
+    line.ids[in_, BEFORE] = transfer
+    list_up(line, _IN_IDLE, in_)
+    return land(net, times, transfer, now, latency, depth)
+
+
+def have_left(net: Net, times: Any, line: Line, out: int, now: int, latency: int, depth: int) -> int:
+    """The last byte of what is on `out` has left."""
+    transfer = line.ids[out, ON_PORT]
+    line.ids[out, ON_PORT] = -1
+    line.ids[out, BEFORE] = transfer
+    list_up(line, _OUT_IDLE, out)
+    times[transfer, SENT] = now
+    depth = fire_sent(net, transfer, depth)
+    in_ = net.rows[transfer, IN]
+    if line.ids[in_, WAITS_FOR_REST] and line.ids[in_, ON_PORT] == transfer:
+        depth = have_entered(net, times, line, in_, now, latency, depth)
+    return depth
+
+
+def change_line(
+    times: Any, sizes: Column, paces: Paces, changes: Changes, line: Line, index: int, now: int, overhead: int
+) -> None:
+    """Change `index` of the rates: what the port has left to do goes on at the new rate."""
+    port = changes.port[index]
+    transfer = line.ids[port, ON_PORT]
+    old, old_float, was_down = paces.ticks[port], paces.ticks_float[port], paces.down[port]
+    change_rate(paces, changes, index)
+    if transfer >= 0:
+        begins = now if port & 1 else max(now, times[transfer, START] + overhead)
+        rest = line.clock[port, LEFT_TO_DO] if was_down else max(0, line.clock[port, THROUGH_AT] - begins)
+        rest += resent(paces, sizes[transfer], rest, changes.lost[index], old, old_float)
+        if not paces.down[port]:
+            rest = rescale(rest, old, paces.ticks[port], old_float, paces.ticks_float[port], paces.exact)
+        line.clock[port, LEFT_TO_DO] = rest
+        line.clock[port, THROUGH_AT] = begins + rest
+        line.ids[port, WAITS_FOR_REST] = line.ids[port, WAITS_FOR_REST] and rest == 0
+    if not paces.down[port]:
+        list_up(line, _IN_IDLE if port & 1 else _OUT_IDLE, port)
+
+
+def expect_anew(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int, overhead: int) -> None:
+    """All events after rates have changed."""
+    line.filled[_EVENTS] = 0
+    for transfer in range(len(times)):
+        if line.where[transfer] > 0:
+            go(net, times, sizes, paces, line, transfer, now, overhead)
+    for port in range(len(line.ids)):
+        transfer = line.ids[port, ON_PORT]
+        if transfer < 0 or paces.down[port]:
+            continue
+        if not line.ids[port, WAITS_FOR_REST]:
+            expect(line, port, line.clock[port, THROUGH_AT])
+        elif times[transfer, SENT] >= 0:
+            expect(line, port, line.passed[transfer, LAST_BYTE])
+
+
+def run_uplinks(
+    net: Net,
+    times: Any,
+    sizes: Column,
+    turn: Column,
+    paces: Paces,
+    changes: Changes,
+    line: Line,
+    latency: int,
+    overhead: int,
+) -> None:
+    """From instant to instant: what ends, then what can begin, out ports first, then uplinks, then in ports."""
+    now, happened, n_ports = 0, 0, len(line.ids)
+    depth = seed(net)
+    while True:
+        if depth:
+            settle(net, times, now, latency, overhead, depth)
+        depth = 0
+        wait_to_leave(net, line)
+        start_leaving(net, times, sizes, paces, line, now, overhead)
+        pass_uplinks(net, times, sizes, paces, line, 0, now, overhead)
+        pass_uplinks(net, times, sizes, paces, line, 1, now, overhead)
+        wait_to_enter(net, times, turn, line, now)
+        start_entering(net, times, sizes, paces, line, now)
+        later = next_arrival(net, times, latency)
+        if line.filled[_EVENTS] and (later < 0 or line.when[0] < later):
+            later = line.when[0]
+        left = next_leaving(net, times, overhead)
+        if left >= 0 and (later < 0 or left < later):
+            later = left
+        changing = happened < len(changes.at) and net.tail[FINISHED] < len(times)
+        if changing and (later < 0 or changes.at[happened] < later):
+            later = changes.at[happened]
+        if later < 0:
+            return
+        now = later
+        depth = arrive(net, times, now, latency, depth)
+        while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) == now:
+            transfer = net.queues[LEAVING, net.tail[LEFT]]
+            net.tail[LEFT] += 1
+            times[transfer, TAKEN] = now
+            depth = leave(net, times, transfer, now, latency, depth)
+        while line.filled[_EVENTS] and line.when[0] == now:
+            item = first_event(line)
+            if item >= n_ports:
+                be_there(line, item - n_ports)
+            elif item & 1:
+                depth = have_entered(net, times, line, item, now, latency, depth)
+            else:
+                depth = have_left(net, times, line, item, now, latency, depth)
+        changed = happened
+        while changing and happened < len(changes.at) and changes.at[happened] <= now:
+            change_line(times, sizes, paces, changes, line, happened, now, overhead)
+            happened += 1
+        if happened > changed:
+            expect_anew(net, times, sizes, paces, line, now, overhead)
+
+
+KERNELS: tuple[Callable[..., Any], ...] = (
+    expect,
+    first_event,
+    list_up,
+    be_there,
+    wait_to_leave,
+    go,
+    start_leaving,
+    pass_uplinks,
+    wait_to_enter,
+    start_entering,
+    have_entered,
+    have_left,
+    change_line,
+    expect_anew,
+    run_uplinks,
+)
