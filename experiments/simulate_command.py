@@ -22,7 +22,7 @@ from optcc.cli import (
     with_latency,
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
-from optcc.collective import Collective, check_reduction
+from optcc.collective import Collective, check_reduction_of
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
@@ -94,7 +94,7 @@ def command(
     if as_written:
         if name in (None, AUTO) or size is None or model == "fair" or slots is not None or ports is not None:
             raise InputError("--as-written: takes the NAME of a schedule, --size, fifo or exclusive ports, no slots")
-        check_reduction(reduction)
+        check_reduction_of(reduction, dtype)
         definition = find_schedule(name)
         count = 1 if isinstance(segments, str) else segments
         started = time.perf_counter()
@@ -114,7 +114,7 @@ def command(
             name,
             topology,
             size,
-            ports=ports or ("fifo" if model == "fifo" else "exclusive"),
+            ports=ports or model,
             dtype=dtype,
             reduction=reduction,
             segments=segments,

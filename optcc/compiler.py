@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 
+import numpy as np
+
 from optcc.arrays import Lists
 from optcc.dsl import Definition
 from optcc.errors import InputError
@@ -20,16 +22,24 @@ from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.fuse import fuse
 from optcc.passes.lower import lower
-from optcc.passes.timetable import PORTS, Order, Ports, timetable
+from optcc.passes.spread import spread
+from optcc.passes.timetable import PORTS, Order, Ports, check_ranks, timetable
 from optcc.plan import SLOTS_MAX, Plan
 from optcc.schedule import Schedule
 from optcc.simulate import plan_edges, simulate
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
-SLOTS: dict[Ports, int] = {"exclusive": 2, "fifo": 128}
+SLOTS: dict[Ports, int] = {"exclusive": 2, "fifo": 128, "fair": 2}
 """Slots of a receive lane where none are asked for. Where the network stores messages the receiver can take many ahead,
 and the order found is kept only if it need not wait for them."""
+PEER_LANES = ((0, 2), (2, 1), (4, 1), (3, 1), (6, 1), (4, 2), (8, 1), (3, 2), (0, 3))
+"""What is tried where ports are shared fairly: lanes of a pair that carries the mean (0: one for all), and slots."""
+NEAR = 1.017
+"""Nothing more is tried for a plan that takes at most so many times what its busiest port takes."""
+PEER_LANES_SPENT = 2**24
+"""Nor when so many transfers times ranks have been simulated and the first is near enough, or a second was tried."""
+NEAR_ENOUGH = 1.025
 LATENCY_S = Fraction(20, 10**6)
 """What a message is taken to cost where the topology does not say."""
 
@@ -47,6 +57,7 @@ class SegmentLimits:
 LIMITS: dict[Ports, SegmentLimits] = {
     "exclusive": SegmentLimits(2**16, 2**20, 512, 60_000),
     "fifo": SegmentLimits(2**12, 2**20, 2**17, 300_000),
+    "fair": SegmentLimits(2**12, 2**20, 2**14, 600_000),
 }
 """Those of exclusive ports are tuned for MPI. Libraries send short messages before their receive is posted, and then
 the receiver no longer decides which comes next: OptCC of 16 MiB over four hosts, one at half rate, takes 1.02 of the
@@ -67,23 +78,55 @@ def compile_schedule(
 ) -> Plan:
     """The plan of `schedule` for a message of `size_bytes`, its ports ordered for `topology` (else as written).
 
-    `ports` is the port model of `optcc.simulate` for which they are ordered; it has its own number of `slots`.
+    `ports` is the port model of `optcc.simulate` for which they are ordered; it has its own number of `slots`. Where
+    ports are fair, a schedule that is written for it gets lanes for each peer, in the author's order: as many as are
+    found best by simulation.
 
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
     """
     if ports not in PORTS:
         raise InputError(f"ports {ports!r}: must be one of {', '.join(PORTS)}")
-    slots = SLOTS[ports] if slots is None else slots
-    if not 1 <= slots <= SLOTS_MAX:
+    if slots is not None and not 1 <= slots <= SLOTS_MAX:
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
     transfers = depend(bind(schedule, size_bytes, dtype, reduction))
+    if ports == "fair" and schedule.lane_per_peer:
+        return _lanes_for_peers(schedule.name, transfers, topology, slots)
+    slots = SLOTS[ports] if slots is None else slots
     if topology is None:
         order = Order.as_written(transfers)
     else:
         transfers, order = timetable(transfers, topology, slots, ports)
     plan = lower(schedule.name, transfers, order.sends, slots, order.receives)
     return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
+
+
+def _lanes_for_peers(name: str, transfers: Transfers, topology: Topology | None, slots: int | None) -> Plan:
+    """The plan in which every pair of ranks has lanes of its own.
+
+    With one lane, the pairs keep step if fairness happens to give each what it needs, as it does with one straggler.
+    If that plan takes longer than its busiest port, others are tried, in which lanes are weights.
+    """
+    order = np.arange(len(transfers))
+    if topology is None:
+        return lower(name, transfers, order, slots or SLOTS["fair"], peer_lane=spread(transfers, 0))
+    check_ranks(transfers, topology)
+    best: tuple[float, Plan] | None = None
+    spent = 0
+    for tried, (lanes_mean, few) in enumerate(PEER_LANES, 1):
+        plan = lower(name, transfers, order, slots or few, peer_lane=spread(transfers, lanes_mean))
+        spent += len(transfers) * transfers.n_ranks
+        if len(transfers) == 0:
+            return plan
+        timing = simulate(plan, topology, model="fair")
+        if best is None or timing.seconds < best[0]:
+            best = timing.seconds, plan
+        busiest = max(timing.port_busy_s, default=0.0)
+        enough = spent > PEER_LANES_SPENT and (tried > 1 or best[0] <= NEAR_ENOUGH * busiest)
+        if enough or best[0] <= NEAR * busiest:
+            break
+    assert best is not None
+    return best[1]
 
 
 def plan_transfers(plan: Plan) -> Transfers:

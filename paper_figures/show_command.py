@@ -81,7 +81,7 @@ def command(
         reduction=reduction,
         segments=segments,
         slots=slots,
-        ports=ports or ("fifo" if model == "fifo" else "exclusive"),
+        ports=ports or _model(model),
     )
     shown = timeline(plan, topology, _model(model))
     if output is not None:

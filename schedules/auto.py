@@ -85,7 +85,8 @@ def choose(
     """
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
     by_name: dict[str, list[Candidate]] = {}
-    for each in sorted(estimates(timed, size_bytes, slots or SLOTS[ports]), key=lambda each: each.estimate_s):
+    found = estimates(timed, size_bytes, slots or SLOTS[ports], ports)
+    for each in sorted(found, key=lambda each: each.estimate_s):
         by_name.setdefault(each.name, []).append(each)
     ranking = sorted((each for some in by_name.values() for each in some[:PER_NAME]), key=lambda each: each.estimate_s)
     promising = [each for each in ranking if each.estimate_s <= WORTH_A_TRY * ranking[0].estimate_s]
@@ -118,7 +119,7 @@ def choose(
     return Choice(*best[1:], (*tried, *(each for each in ranking if each not in promising[: len(tried)])))
 
 
-def estimates(topology: Topology, size_bytes: int, slots: int) -> Iterator[Candidate]:
+def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "exclusive") -> Iterator[Candidate]:
     """Alpha-beta estimates of the schedules that could be fastest; their formulas are in their docstrings."""
     p, n = topology.n_ranks, float(size_bytes)
     most = max(TRANSFERS_MAX, TRANSFERS_PER_RANK * p)
@@ -137,6 +138,10 @@ def estimates(topology: Topology, size_bytes: int, slots: int) -> Iterator[Candi
         fill = 1 + degree * hops / (2 * segments)
         way = 2 * hops * alpha
         yield Candidate("optimal", segments, bound * fill + way + segments * way / max(IN_FLIGHT_MIN, 2 * slots))
+    if ports != "exclusive" and 2 * p * (p - 1) <= most:
+        waits = 0.0 if ports == "fair" else (p - 1) * alpha / slots  # a slot takes one message in a latency
+        for segments in _segments(most // (2 * p * (p - 1)), n / p):
+            yield Candidate("shares", segments, bound * (1 + 1 / segments) + 2 * alpha + segments * waits)
     if not topology.is_flat:
         return
     steps = ceil(log2(p))

@@ -15,7 +15,7 @@ from optcc.compiler import plan_transfers
 from optcc.errors import InputError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
 from optcc.files import replace_file
-from optcc.passes.timetable import Ports
+from optcc.passes.timetable import PORTS, Ports
 from optcc.plan import Plan
 from optcc.simulate import simulate
 from optcc.topology import Topology
@@ -84,7 +84,7 @@ def command(
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
     built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports)
     plan = built.plan
-    model: Ports = "fifo" if ports == "fifo" else "exclusive"
+    model: Ports = next((each for each in PORTS if each == ports), "exclusive")
     _replace_files(output, FORMATS[form](plan, topology, model))
     if explain:
         assert built.choice is not None

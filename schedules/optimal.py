@@ -15,39 +15,27 @@ still owes, and each chunk takes as inner nodes those that owe the most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from optcc.arrays import Column, column
 from optcc.compiled import compiled
 from optcc.dsl import Program, schedule
-from optcc.errors import TopologyError
-from optcc.topology import Topology
+from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
+from optcc.schedules.shares import shares
 from optcc.trees import Tree
-
-Loads = npt.NDArray[np.float64]
-
-
-def rates(topology: Topology) -> Mapping[str, Any]:
-    """The rates of the servers and their GPUs; surviving NICs of a server are pooled."""
-    kept = {tuple(sorted(nic.rail for nic in server.nics if not nic.failed)) for server in topology.servers}
-    if topology.rail_only and len(kept) > 1:
-        raise TopologyError(f"{topology!r}: rail-only, and servers keep different rails: must be pooled")
-    one = len(topology.servers) == 1
-    pooled = [(Fraction(1), Fraction(1))] if one else list(zip(topology.out, topology.in_, strict=True))
-    return {"rates": tuple(pooled), "gpus": tuple(server.gpus for server in topology.servers)}
 
 
 @schedule(
     accepts="any servers, out and in apart; NICs of a server pooled",
     paper="optcc, docs/bounds.md: the fluid optimum by tree packing",
     configure=rates,
+    fair=shares,
 )
 def optimal(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
     """Each segment is reduced along one tree and broadcast along another; loads follow the rates of the servers.
@@ -66,22 +54,6 @@ def optimal(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: 
             segment[0].reduce_along(up)
         with program.stage("broadcast"):
             segment[0].broadcast_along(down)
-
-
-def port_loads(rates: Loads, total: float) -> Loads:
-    """How often each port carries the message: `total` in all, in proportion to `rates`, but everyone at least once.
-
-    >>> port_loads(np.array([2.0, 2.0, 2.0, 1.0]), 6).round(3).tolist()
-    [1.667, 1.667, 1.667, 1.0]
-    """
-    at_least = np.zeros(len(rates), dtype=np.bool_)
-    while not at_least.all():
-        level = (total - at_least.sum()) / rates[~at_least].sum()
-        below = ~at_least & (level * rates < 1)
-        if not below.any():
-            return np.where(at_least, 1.0, level * rates)
-        at_least |= below
-    return np.ones(len(rates))
 
 
 def degree_for(endpoints: int) -> int:
@@ -119,19 +91,6 @@ def grow(owed: Loads, root: int, degree: int, urgent: Column, *, leaves_last: bo
     order, parent = np.empty(len(owed), dtype=np.int64), np.empty(len(owed), dtype=np.int64)
     _kernels().grow(owed, root, degree, urgent, leaves_last, order, parent)
     return Tree(column(order), column(parent))
-
-
-def with_gpus(tree: Tree, gpus: Sequence[int], turn: int) -> Tree:
-    """The tree over ranks for one over servers: in each server the rank whose turn it is, the others around it."""
-    first = np.concatenate(([0], np.cumsum(gpus)))[:-1]
-    speaker = first + turn % np.array(gpus)
-    ranks = np.arange(sum(gpus))
-    server = np.repeat(np.arange(len(gpus)), gpus)
-    silent = ranks[ranks != speaker[server]]
-    parent = np.where(tree.parent < 0, -1, speaker[tree.parent])
-    return Tree(
-        column(np.concatenate((speaker[tree.order], silent))), column(np.concatenate((parent, speaker[server[silent]])))
-    )
 
 
 @cache

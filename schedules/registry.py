@@ -19,11 +19,12 @@ from optcc.schedules.optcc import optcc
 from optcc.schedules.optimal import optimal
 from optcc.schedules.r2ccl import r2ccl_allreduce, r2ccl_balance, r2ccl_recursive
 from optcc.schedules.ring import bidirectional_ring, ring
+from optcc.schedules.shares import shares
 from optcc.schedules.stragglar import stragglar
 
 _ALLREDUCE = (
     *(ring, bidirectional_ring, direct, recursive_doubling, rabenseifner, double_binary_tree, hierarchical),
-    *(r2ccl_balance, r2ccl_allreduce, r2ccl_recursive, optcc, stragglar, optimal),
+    *(r2ccl_balance, r2ccl_allreduce, r2ccl_recursive, optcc, stragglar, optimal, shares),
 )
 _HALVES = (
     *(ring_reduce_scatter, ring_all_gather, bruck),

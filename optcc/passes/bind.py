@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from optcc.arrays import Lists, column
-from optcc.collective import check_reduction
+from optcc.collective import check_reduction_of
 from optcc.schedule import DATA, Layout, Schedule
 from optcc.transfers import Transfers
 
@@ -22,7 +22,7 @@ def bind(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Tra
 
     Raises InputError for a size, type or reduction that cannot be.
     """
-    check_reduction(reduction)
+    check_reduction_of(reduction, dtype)
     layout = Layout.of(schedule.segments, size_bytes, dtype)
     sections = [len(each) for each in layout.first]
     base = np.concatenate(([0], np.cumsum(sections))).astype(np.int64)

@@ -28,26 +28,39 @@ from optcc.schedule import COPY, REDUCE
 from optcc.transfers import Transfers
 
 _LOCAL, _RECEIVE, _SEND = range(3)
-"""The lanes of a rank in the order in which they stand: lane 3 * rank + one of these, left out where it is empty."""
-_LANES = 3
+"""What the lanes of a rank do, in the order in which they stand."""
 
 
-def lower(name: str, transfers: Transfers, order: Column, slots: int, receives: Column | None = None) -> Plan:
+def lower(
+    name: str,
+    transfers: Transfers,
+    order: Column,
+    slots: int,
+    receives: Column | None = None,
+    *,
+    peer_lane: Column | None = None,
+) -> Plan:
     """The plan that performs `transfers` in `order` on every port, with `slots` slots on each receive lane.
 
-    Each rank has one lane that sends, one that receives, and one for local operations; within a lane the instructions
-    stand in `order`. All conflicts between transfers are conflicts on one rank's bytes, so `after` turns into
-    dependencies between instructions of one rank. Nothing waits for what comes later in `order`: no deadlock.
+    Each rank has one lane that sends, one that receives, and one for local operations. With `peer_lane` each pair of
+    ranks has lanes of its own, and that says for each transfer in which of them it goes. Lanes that would be empty are
+    left out. Within a lane the instructions stand in `order`. All conflicts between transfers are conflicts on one
+    rank's bytes, so `after` turns into dependencies between instructions of one rank. Nothing waits for what comes
+    later in `order`: no deadlock.
 
     Where messages overtake each other on their way, `receives` is the order in which they come to their receive lanes;
     it must be that of a run in which no receiver had more than its slots on the way, so that this run proves the plan
     free of deadlock.
     """
     src, dst = transfers.src, transfers.dst
-    lanes = _LANES * transfers.n_ranks
+    parallel = 1 if peer_lane is None else int(peer_lane.max(initial=0)) + 1
+    peers = 1 if peer_lane is None else transfers.n_ranks * parallel
+    lanes_each = 1 + 2 * peers  # of a rank: local, then receiving, then sending
+    lanes = lanes_each * transfers.n_ranks
     local = src == dst
-    last = np.where(local, _LANES * dst + _LOCAL, _LANES * dst + _RECEIVE)  # the lane in which a transfer ends
-    first = np.where(local, -1, _LANES * src + _SEND)  # the lane in which it starts
+    from_, to = (0, 0) if peer_lane is None else (src * parallel + peer_lane, dst * parallel + peer_lane)
+    last = lanes_each * dst + np.where(local, 0, 1 + from_)  # the lane in which a transfer ends
+    first = np.where(local, -1, lanes_each * src + 1 + peers + to)  # the lane in which it starts
     counts = np.bincount(last, minlength=lanes) + np.bincount(first[~local], minlength=lanes)
     starts = np.concatenate(([0], np.cumsum(counts)))
     transfer = np.empty(starts[-1], dtype=np.int64)
@@ -57,24 +70,25 @@ def lower(name: str, transfers: Transfers, order: Column, slots: int, receives: 
     _kernels().place(order if receives is None else receives, last, free, transfer, receiver)
 
     used = np.flatnonzero(counts)
-    side = np.repeat(used % _LANES, counts[used])
+    side = np.repeat((used % lanes_each + peers - 1) // peers, counts[used])
     is_send, is_receive = side == _SEND, side == _RECEIVE
     channel, ends = np.full(len(src), -1, dtype=np.int64), np.empty((int(is_send.sum()), 2), dtype=np.int64)
-    n_channels = _kernels().number_channels(transfer[is_send], src, dst, transfers.n_ranks, channel, ends)
+    end = dst if peer_lane is None else to
+    n_channels = _kernels().number_channels(transfer[is_send], src, end, transfers.n_ranks * parallel, channel, ends)
     after_starts = np.zeros(len(transfer) + 1, dtype=np.int64)
     waits = transfers.after
     after = _kernels().wait_on_rank(
         transfer, is_send, waits.starts, waits.values, src, dst, sender, receiver, after_starts
     )
-    kind = np.empty((_LANES, 2), dtype=np.int64)
+    kind = np.empty((3, 2), dtype=np.int64)
     kind[_LOCAL, REDUCE], kind[_LOCAL, COPY] = LOCAL_REDUCE, LOCAL_COPY
     kind[_RECEIVE, REDUCE], kind[_RECEIVE, COPY] = RECV_REDUCE, RECV
     kind[_SEND] = SEND
     return Plan(
         name,
         transfers,
-        tuple(Channel(s, d, slots) for s, d in ends[:n_channels].tolist()),
-        lane_rank=column(used // _LANES),
+        tuple(Channel(s, d // parallel, slots) for s, d in ends[:n_channels].tolist()),
+        lane_rank=column(used // lanes_each),
         lanes=Lists(column(np.concatenate(([0], np.cumsum(counts[used])))), column(np.arange(len(transfer)))),
         kind=column(kind[side, transfers.op[transfer]]),
         in_channel=column(np.where(is_receive, channel[transfer], -1)),

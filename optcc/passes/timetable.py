@@ -11,6 +11,8 @@ sharing, take 1.4 to 1.5 times the bound. There is an order for each of two port
     exclusive  a transfer holds both of its ports at the rate of the slower one; also the better order where flows
                share ports fairly, as TCP's do: OptCC of 64 MiB over four hosts, one at half rate, reaches 98 % of the
                bound on emulated hosts in this order and 91 % in the other
+
+A schedule that is written for fair ports needs no order (`optcc.passes.spread`).
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from optcc.schedule import REDUCE
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
-Ports = Literal["fifo", "exclusive"]
-PORTS: tuple[Ports, ...] = ("fifo", "exclusive")
+Ports = Literal["fifo", "exclusive", "fair"]
+PORTS: tuple[Ports, ...] = ("fifo", "exclusive", "fair")
 TICKS = 2**20
 """Times are whole numbers, this many for the longest transfer: the sections of a ragged size differ by an element, and
 without rounding the one that is ready a nanosecond earlier would overtake the one that should go first."""
@@ -73,14 +75,13 @@ def timetable(
     """The order in which a list schedule starts the transfers: whenever a port falls free, the first one in the
     author's order that can start. Also the transfers, in which (under fifo) sums of siblings are made as they come.
 
-    Under exclusive ports that is one whose data are there and whose two ports are free. Under fifo only the out port
-    must be free and the receiver must have fewer than `slots` on their way to it; what it must not overtake at the
-    receiver need not be done, only ahead of it.
+    Under exclusive ports, and fair ones, that is one whose data are there and whose two ports are free. Under fifo only
+    the out port must be free and the receiver must have fewer than `slots` on their way to it; what it must not
+    overtake at the receiver need not be done, only ahead of it.
 
     Raises TopologyError if the topology has another number of ranks.
     """
-    if topology.n_ranks != transfers.n_ranks:
-        raise TopologyError(f"{topology!r} has {topology.n_ranks} ranks: the schedule has {transfers.n_ranks}")
+    check_ranks(transfers, topology)
     n = len(transfers)
     used = _Ports.of(transfers, topology)
     longest = float(max(used.out_s.max(initial=0.0), used.in_s.max(initial=0.0)))
@@ -107,6 +108,12 @@ def timetable(
         assert started == n, "transfers wait for each other in a circle"
         order, arranged = Order(column(sends), column(sends)), transfers
     return arranged, order
+
+
+def check_ranks(transfers: Transfers, topology: Topology) -> None:
+    """Raises TopologyError if the topology has another number of ranks."""
+    if topology.n_ranks != transfers.n_ranks:
+        raise TopologyError(f"{topology!r} has {topology.n_ranks} ranks: the schedule has {transfers.n_ranks}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

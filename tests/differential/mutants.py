@@ -107,7 +107,7 @@ class Base:
 
     def compile(self, written: Schedule) -> Plan:
         """The plan of `written` under these choices."""
-        ports: Ports = "fifo" if self.ports == "fifo" else "exclusive"
+        ports: Ports = next((each for each in PORTS if each == self.ports), "exclusive")
         return compile_schedule(
             written,
             size_bytes=self.size_bytes,

@@ -63,7 +63,7 @@ def test_every_schedule_and_every_mistake_is_drawn(some: Tally) -> None:
     assert seen["ranks"] == {"2", "3", "4"}
     assert seen["fused"] == {"False", "True"}
     assert seen["slots"] == {"1", "2", "3"}
-    assert seen["ports"] == {"exclusive", "fifo", "written"}
+    assert seen["ports"] == {"exclusive", "fair", "fifo", "written"}
     operators = [list(DSL_OPERATORS), list(TRANSFER_OPERATORS), list(PLAN_OPERATORS)]
     mistakes = {f"{level}: {name}" for level, names in zip(LEVELS, operators, strict=True) for name in names}
     assert mistakes - seen["mistake"] == set()

@@ -54,6 +54,8 @@ TINY = Study(
     random_ranks=(4,),
     random_each=2,
     many={6: 32},
+    fair_segments={4: (16, 32)},
+    fair_random={4: 3},
 )
 
 
@@ -107,15 +109,17 @@ def test_a_case_says_what_simulation_says() -> None:
 
 
 def test_formulas_are_those_of_the_predictions() -> None:
-    """OptCC's with the segments of the case; the optimum's is the bound."""
+    """OptCC's with the segments of the case, and the latency of the 2(p - 1) steps of its first section; the optimum's
+    is the bound."""
     for case in small().cases:
         if case.slowdown is not None:
             topology = one_straggler(case.ranks, case.slowdown)
             if case.schedule == "optcc":
-                assert case.formula == optcc(topology, SIZE_BYTES, case.segments)
+                steps = 2 * (case.ranks - 1)
+                assert case.formula == optcc(topology, SIZE_BYTES, case.segments) + steps * topology.latency_s
             if case.schedule == "ring":
                 assert case.formula == ring(topology, SIZE_BYTES)
-        if case.schedule == "optimal":
+        if case.schedule in ("optimal", "shares"):
             assert case.formula == case.bound
 
 
@@ -125,10 +129,13 @@ def test_segments_are_tried_as_far_as_the_plan_stays_small() -> None:
 
 
 def test_every_kind_of_case_is_there_once() -> None:
-    """Both exclusive and fair for the plan of exclusive ports; random rates under fifo."""
+    """Both exclusive and fair for the plan of exclusive ports; random rates under fifo, and fair with other seeds."""
     models = {(case.schedule, case.ranks, case.model) for case in small().cases if case.slowdown == HALF}
     plain = {(name, ranks, "fifo") for name in TINY.segments for ranks in TINY.ranks}
-    assert models == plain | {(name, 4, model) for name in ("optcc", "optimal") for model in ("exclusive", "fair")}
+    both = {(name, 4, model) for name in ("optcc", "optimal") for model in ("exclusive", "fair")}
+    assert models == plain | both | {("shares", 4, "fair")}
+    drawn = small().select("shares", "fair", straggler=False)
+    assert [(case.ranks, case.seed, case.tried) for case in drawn] == [(4, seed, (16, 32)) for seed in range(3)]
     random = small().select("optimal", straggler=False)
     assert [(case.ranks, case.seed) for case in random] == [(4, 0), (4, 1), (6, 0)]
 
@@ -173,8 +180,11 @@ def test_misses_are_listed() -> None:
     assert len(record.misses()) == 1
     assert "optimal, p = 4, l = 4/3, fifo" in record.misses()[0]
     assert replace(record, cases=(fine, ring_case)).misses() == ()
-    off = changed(bad, schedule="optcc", formula=2 * bad.bound)
-    assert "of its formula" in replace(record, cases=(off,)).misses()[0]
+    slow = changed(bad, schedule="optcc", formula=bad.bound)
+    assert "of its formula" in replace(record, cases=(slow,)).misses()[0]
+    assert replace(record, cases=(changed(slow, formula=2 * bad.bound),)).misses() == ()
+    fair = changed(bad, schedule="shares", model="fair")
+    assert len(replace(record, cases=(fair, changed(bad, model="fair"))).misses()) == 1
     for ranks, misses in ((64, 1), (256, 0)):
         drawn = changed(good, ranks=ranks, slowdown=None, seed=0, seconds=1.04 * float(good.bound))
         assert len(replace(record, cases=(drawn,)).misses()) == misses

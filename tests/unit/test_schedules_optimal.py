@@ -13,7 +13,8 @@ from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.passes.timetable import PORTS
-from optcc.schedules.optimal import degree_for, optimal, port_loads, tree_pairs
+from optcc.schedules.loads import port_loads
+from optcc.schedules.optimal import degree_for, optimal, tree_pairs
 from optcc.simulate import simulate
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import PROVED
