@@ -13,9 +13,10 @@ order and exactly once, suppresses duplicates before anybody reduces them, and a
 its owner must carry out, in their order. Nothing here does I/O, looks at a clock or draws a number. A message that does
 not pass its checksum is no event: to the table it is lost.
 
-A chunk n first goes out on the first rail that is up, counted from rail n mod R; again on the next one that is up after
-the one it was on last, so that no chunk waits for ever for a rail that is dead and does not say so. At most `window`
-chunks are out and not acknowledged; the receiver has room for as many. `optcc.verify.failover` is the proof.
+A chunk n goes out on rail n mod R or, if that is down, on one of the others, each in turn, so that all share the load
+of a rail that is lost. When the timer rings it goes out again, on the next one that is up after the one it was on, so
+that no chunk waits for ever for a rail that is dead and does not say so. At most `window` chunks are out and not
+acknowledged; the receiver has room for as many. `optcc.verify.failover` is the proof.
 
     >>> link = Link(n_rails=2, window=2)
     >>> sender, actions = step(SENDER_ROWS, link, link.sender(), Event("offer"))
@@ -184,6 +185,19 @@ class Link:
                 return rail
         return NOWHERE
 
+    def share(self, up: int, number: int) -> int:
+        """The rail of `up` for chunk `number`: its own or, if that is down, each of the others in turn; or NOWHERE.
+
+        >>> link = Link(n_rails=3, window=1)
+        >>> [link.share(0b101, number) for number in range(6)], link.share(0, 0)
+        ([0, 0, 2, 0, 2, 2], -1)
+        """
+        own = number % self.n_rails
+        if not up or up >> own & 1:
+            return own if up else NOWHERE
+        others = [rail for rail in range(self.n_rails) if up >> rail & 1]
+        return others[number // self.n_rails % len(others)]
+
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[State]):
@@ -229,7 +243,7 @@ def put_out(link: Link, state: Sender) -> tuple[Sender, Actions]:
     for i, rail in enumerate(out):
         if rail == NOWHERE:
             number = state.acked + i
-            out[i] = link.pick(state.up, number % link.n_rails)
+            out[i] = link.share(state.up, number)
             actions.append(Action(SEND, DATA, out[i], state.epoch, number))
     return replace(state, out=tuple(out)), tuple(actions)
 
@@ -278,13 +292,13 @@ def _agreed(link: Link, state: Sender, event: Event) -> tuple[Sender, Actions]:
 
 
 def _sender_lost_rail(link: Link, state: Sender, event: Event) -> tuple[Sender, Actions]:
-    state = replace(state, up=state.up & ~(1 << event.rail))
+    out = tuple(NOWHERE if rail == event.rail else rail for rail in state.out)
+    state = replace(state, up=state.up & ~(1 << event.rail), out=out)
     actions: Actions = () if state.up else (Action(STALLED),)
-    lost = [state.acked + i for i, rail in enumerate(state.out) if rail == event.rail]
-    state, sent = resend(link, state, lost)
     if state.changing and state.asked == event.rail:
-        state, asked = ask_again(link, state)
-        sent += asked
+        state, sent = ask_again(link, state)
+    else:
+        state, sent = put_out(link, state)
     return state, actions + sent
 
 
@@ -354,7 +368,7 @@ SENDER_ROWS: tuple[Row[Sender], ...] = (
     ),
     Row(
         *("sender's rail lost", DOWN, "the rail is up"),
-        "send what went out on it, chunks or proposal, on the next rail that is up; none: stalled",
+        "send what went out on it, chunks or proposal, on the rails that are up; none: stalled",
         *(is_up, _sender_lost_rail),
     ),
     Row("sender's rail known lost", DOWN, "the rail is down", "nothing", is_down, _nothing),

@@ -114,6 +114,15 @@ def test_what_went_out_on_a_lost_rail_goes_out_again_on_the_next() -> None:
     assert done == ["send data e0 #0 on rail 1", "send data e0 #2 on rail 1"]
 
 
+def test_the_rails_that_are_left_share_the_load_of_a_lost_one() -> None:
+    events = [Event(OFFER)] * 12
+    state, done = run_sender(Link(3, 12), *events, Event(DOWN, 1))
+    assert done == [f"send data e0 #{n} on rail {rail}" for n, rail in ((1, 0), (4, 2), (7, 0), (10, 2))]
+    assert [state.out.count(rail) for rail in range(3)] == [6, 0, 6]
+    state, _ = run_sender(Link(3, 12), Event(DOWN, 1), *events)
+    assert [state.out.count(rail) for rail in range(3)] == [6, 0, 6]
+
+
 def test_the_last_rail_lost_is_reported_and_its_return_resumes_everything() -> None:
     events = (Event(OFFER), Event(DOWN, 0), Event(DOWN, 1))
     state, done = run_sender(Link(2, 2), *events)
