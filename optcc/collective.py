@@ -12,8 +12,20 @@ from dataclasses import dataclass
 from optcc.errors import InputError
 from optcc.show import Card, Shown
 
-DTYPE_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
-REDUCTIONS = ("sum", "prod", "min", "max", "avg")
+DTYPE_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+REDUCTIONS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+BITWISE = ("band", "bor", "bxor")
+"""Bit by bit and, or, exclusive or: of integers only."""
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "reduce")
 
 Region = tuple[int, int, int]
@@ -105,6 +117,24 @@ def check_reduction(reduction: str) -> str:
     """The reduction itself; raises InputError for one that is not in `REDUCTIONS`."""
     if reduction not in REDUCTIONS:
         raise InputError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
+    return reduction
+
+
+def reductions_of(dtype: str) -> tuple[str, ...]:
+    """The reductions that elements of `dtype` have; raises InputError for a type that does not exist.
+
+    >>> reductions_of("bfloat16")
+    ('sum', 'prod', 'min', 'max', 'avg')
+    """
+    check_dtype(dtype)
+    return tuple(each for each in REDUCTIONS if dtype not in FLOATS or each not in BITWISE)
+
+
+def check_reduction_of(reduction: str, dtype: str) -> str:
+    """The reduction itself; raises InputError if it or `dtype` does not exist, or `dtype` does not have it."""
+    check_reduction(reduction)
+    if reduction not in reductions_of(dtype):
+        raise InputError(f"reduction {reduction!r} of {dtype}: must be one of {', '.join(reductions_of(dtype))}")
     return reduction
 
 

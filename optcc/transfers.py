@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optcc.arrays import Column, Lists
-from optcc.collective import Collective, check_count, check_dtype, check_reduction
+from optcc.collective import Collective, check_count, check_dtype, check_reduction_of
 from optcc.errors import PlanError
 from optcc.schedule import OPS
 from optcc.show import Card, Shown
@@ -46,7 +46,7 @@ class Transfers(Shown):
     order: Lists
 
     def __post_init__(self) -> None:
-        check_reduction(self.reduction)
+        check_reduction_of(self.reduction, self.dtype)
         check_count(self.size_bytes, self.dtype)
         check_count(self.scratch_bytes, self.dtype)
         n = len(self.src)

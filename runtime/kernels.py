@@ -1,18 +1,25 @@
-"""Reductions and copies on typed arrays, in place.
+"""Reductions and copies on typed arrays, in place; docs/kernels.md says what each does with each type.
 
 A reduction is always `dst = dst op incoming`, so floating-point results follow the plan's order and are the same at
-every rank whose plan applies one reduction tree. Integers wrap around. A NaN in either operand makes a NaN in all of
-sum, prod, min and max (`np.minimum` and `np.maximum` propagate it; C's fmin would not).
+every rank whose plan applies one reduction tree. Each step is rounded to the type, to nearest even: float16 and
+bfloat16 are computed in float32 and rounded once, integers wrap around. A NaN in either operand makes a NaN, in min and
+max too (C's fmin would not), and -0 is below +0.
+
+NumPy has no bfloat16: an array of them is an array of their bits, uint16 (or what a package that registers the type
+calls `bfloat16`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from optcc.collective import check_dtype, check_reduction
+from optcc.collective import FLOATS, check_dtype, check_reduction_of
+from optcc.runtime.compiled_kernels import find_compiled
 from optcc.runtime.transport import Bytes
 
 Array = npt.NDArray[Any]
@@ -23,11 +30,22 @@ UFUNCS: dict[str, np.ufunc] = {
     "prod": np.multiply,
     "min": np.minimum,
     "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
+BLOCK_BYTES = 1 << 16
+"""What arithmetic through wider numbers works on at once: it stays in the nearest caches."""
+PASS_BYTES = 1 << 20
+"""What a pass over several arrays works on at once: the sums stay in the caches, and calls are few."""
 
 
 class Kernels(Protocol):
-    """What the engine asks of the arithmetic; one object a (dtype, reduction)."""
+    """What the engine asks of the arithmetic; one object a (dtype, reduction).
+
+    The arrays of one call have one length and do not overlap, but for `copy`. On a GPU the calls only queue work: what
+    they wrote may be read, and what they read be changed, once a mark made after them is reached.
+    """
 
     def view(self, data: Bytes) -> Array:
         """`data` as elements; no copy."""
@@ -37,17 +55,44 @@ class Kernels(Protocol):
         """dst = dst op src."""
         ...
 
+    def reduce_many(self, dst: Array, sources: Sequence[Array]) -> None:
+        """dst = (dst op sources[0]) op sources[1] ..., every step rounded: as one `reduce` after the other, but dst is
+        read and written once."""
+        ...
+
+    def reduce_forward(self, dst: Array, src: Array, out: Array) -> None:
+        """dst = dst op src, and the same into `out`: what is received is reduced and handed on in one pass."""
+        ...
+
     def copy(self, dst: Array, src: Array) -> None:
-        """dst = src; the two may overlap."""
+        """dst = src, elements or their bytes; the two may overlap."""
+        ...
+
+    def pack(self, out: Array, pieces: Sequence[Array]) -> None:
+        """`pieces` one behind the other into `out`, which is as long as all of them."""
+        ...
+
+    def unpack(self, packed: Array, pieces: Sequence[Array]) -> None:
+        """The reverse of `pack`: `packed`, cut up, into `pieces`."""
         ...
 
     def finish(self, data: Array, n_ranks: int) -> None:
         """What is left to do once every contribution is in: `avg` divides, the others do nothing."""
         ...
 
+    def mark(self) -> Any:
+        """A mark behind everything that has been called so far; None where that is done already."""
+        ...
+
+    def is_reached(self, mark: Any) -> bool:
+        """Whether everything before `mark` is done; does not wait."""
+        ...
+
 
 class NumpyKernels:
-    """Kernels on the processor.
+    """Kernels on the processor, where every call is done when it returns.
+
+    `compiled` takes the kernels of `optcc.runtime.compiled_kernels` where they are faster; the bits are the same.
 
     >>> kernels = NumpyKernels("int32", "avg")
     >>> total = np.array([-7, 7], dtype=np.int32)
@@ -55,37 +100,226 @@ class NumpyKernels:
     >>> total.tolist()
     [-3, 3]
 
-    Raises InputError for a dtype or reduction that does not exist.
+    Raises InputError for a dtype or reduction that does not exist, or that do not go together.
     """
 
-    __slots__ = ("_average", "_dtype", "_ufunc")
+    __slots__ = ("_divide", "_reduce", "_stored")
 
-    def __init__(self, dtype: str, reduction: str) -> None:
-        check_dtype(dtype)
-        self._dtype = np.dtype(dtype)
-        self._ufunc = UFUNCS[check_reduction(reduction)]
-        self._average = reduction == "avg"
+    def __init__(self, dtype: str, reduction: str, *, compiled: bool = True) -> None:
+        self._stored = stored_dtype(dtype)
+        self._reduce = _find_reduce(dtype, check_reduction_of(reduction, dtype), compiled)
+        self._divide = _find_divide(dtype, compiled) if reduction == "avg" else None
 
     def view(self, data: Bytes) -> Array:
-        return data.view(self._dtype)
+        return data.view(self._stored)
 
     def reduce(self, dst: Array, src: Array) -> None:
-        self._ufunc(dst, src, out=dst)
+        self._reduce(dst, src)
+
+    def reduce_many(self, dst: Array, sources: Sequence[Array]) -> None:
+        for block in _blocks(dst, PASS_BYTES):
+            for source in sources:
+                self._reduce(dst[block], source[block])
+
+    def reduce_forward(self, dst: Array, src: Array, out: Array) -> None:
+        for block in _blocks(dst, PASS_BYTES):
+            part = dst[block]
+            self._reduce(part, src[block])
+            np.copyto(out[block], part)
 
     def copy(self, dst: Array, src: Array) -> None:
         np.copyto(dst, src)
 
+    def pack(self, out: Array, pieces: Sequence[Array]) -> None:
+        for part, piece in _cut(out, pieces):
+            np.copyto(part, piece)
+
+    def unpack(self, packed: Array, pieces: Sequence[Array]) -> None:
+        for part, piece in _cut(packed, pieces):
+            np.copyto(piece, part)
+
     def finish(self, data: Array, n_ranks: int) -> None:
-        """Divides an average: floats by one rounded division, integers truncating toward zero as in C."""
-        if self._average:
-            divide(data, n_ranks)
+        """Divides an average; see `divide`."""
+        if self._divide is not None:
+            self._divide(data, n_ranks)
+
+    def mark(self) -> Any:
+        return None
+
+    def is_reached(self, mark: Any) -> bool:
+        return mark is None
 
 
-def divide(data: Array, divisor: int) -> None:
-    """data = data / divisor in place, integers truncating toward zero."""
-    if data.dtype.kind == "f":
+def kernels_for(array: Any, dtype: str, reduction: str) -> Kernels:
+    """The kernels that work where `array` lies: a GPU's, on CuPy's current stream, for an array in its memory, NumPy's
+    for any other.
+
+    >>> kernels_for(np.zeros(4, dtype=np.int8), "int8", "bxor").view(np.zeros(2, dtype=np.uint8)).dtype
+    dtype('int8')
+
+    Raises InputError as `NumpyKernels`, EnvironmentMissing if the array is on a GPU and CuPy is missing.
+    """
+    if hasattr(array, "__cuda_array_interface__"):
+        from optcc.runtime.cupy_kernels import CupyKernels
+
+        return CupyKernels(dtype, reduction)
+    return NumpyKernels(dtype, reduction)
+
+
+def memory_of(array: Any, dtype: str, reduction: str, *, direct: bool = False) -> tuple[Kernels, Any]:
+    """`kernels_for(array)`, and the way from there to the transport (`optcc.runtime.engine.Staging`): None for the
+    host's memory. `direct` says that the transport takes a GPU's (`optcc.runtime.cupy_kernels.is_cuda_aware`).
+
+    >>> memory_of(np.zeros(4), "float64", "sum")[1] is None
+    True
+
+    Raises as `kernels_for`.
+    """
+    kernels = kernels_for(array, dtype, reduction)
+    if isinstance(kernels, NumpyKernels):
+        return kernels, None
+    from optcc.runtime.cupy_kernels import CupyKernels, DeviceStaging, PinnedStaging
+
+    assert isinstance(kernels, CupyKernels)
+    return kernels, (DeviceStaging if direct else PinnedStaging)(kernels.stream)
+
+
+def stored_dtype(dtype: str) -> np.dtype[Any]:
+    """What NumPy calls an array of `dtype`; a bfloat16 is kept as its bits. Raises InputError for an unknown type.
+
+    >>> stored_dtype("bfloat16")
+    dtype('uint16')
+    """
+    check_dtype(dtype)
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def is_stored_as(array: Array, dtype: str) -> bool:
+    """Whether `array` is one of `dtype`: its NumPy type, or another package's of the same name.
+
+    >>> is_stored_as(np.zeros(3, dtype=np.uint16), "bfloat16"), is_stored_as(np.zeros(3), "bfloat16")
+    (True, False)
+    """
+    return bool(array.dtype == stored_dtype(dtype) or array.dtype.name == dtype)
+
+
+def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of float32 values rounded to bfloat16, to nearest even; every NaN becomes 0x7fc0.
+
+    >>> [hex(each) for each in to_bfloat16(np.array([1.0, 1.00390625, -np.inf], dtype=np.float32)).tolist()]
+    ['0x3f80', '0x3f80', '0xff80']
+    """
+    bits = values.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += bits
+    rounded += 0x7FFF
+    rounded >>= 16
+    rounded[np.isnan(values)] = 0x7FC0
+    return rounded.astype(np.uint16)
+
+
+def from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The values of bfloat16 bits, exactly.
+
+    >>> from_bfloat16(np.array([0x3F80, 0xC040], dtype=np.uint16)).tolist()
+    [1.0, -3.0]
+    """
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def divide(data: Array, divisor: int, dtype: str = "") -> None:
+    """data = data / divisor in place, for elements of `dtype`, by default what NumPy calls them.
+
+    float64 and float32 by one rounded division; float16 and bfloat16 by one in float32 that is then rounded to the
+    type; integers truncating toward zero, as C does.
+    """
+    dtype = dtype or data.dtype.name
+    if dtype in ("float16", "bfloat16"):
+        for block in _blocks(data):
+            part = data[block]
+            if dtype == "float16":
+                part[...] = part.astype(np.float32) / np.float32(divisor)
+            else:
+                part[...] = to_bfloat16(from_bfloat16(part.view(np.uint16)) / np.float32(divisor)).view(part.dtype)
+    elif dtype in FLOATS:
         np.divide(data, data.dtype.type(divisor), out=data)
-        return
-    quotient = data // divisor
-    quotient += (data < 0) & (quotient * divisor != data)
-    data[...] = quotient
+    elif data.dtype.itemsize < 8:
+        # A float with room for more than the integer's digits never rounds a quotient up to the next integer, and
+        # becoming an integer it loses its fraction.
+        wide = np.float32 if data.dtype.itemsize == 1 else np.float64
+        for block in _blocks(data):
+            data[block] = np.divide(data[block], divisor, dtype=wide)
+    else:
+        quotient = data // divisor
+        quotient += (data < 0) & (quotient * divisor != data)
+        data[...] = quotient
+
+
+def _find_reduce(dtype: str, reduction: str, compiled: bool) -> Callable[[Array, Array], Any]:
+    """dst = dst op src, by the fastest that there is."""
+    ufunc = UFUNCS[reduction]
+    is_extreme = reduction in ("min", "max")
+    if dtype not in FLOATS or (dtype in ("float32", "float64") and not is_extreme):
+        return lambda dst, src: ufunc(dst, src, out=dst)
+    kernel = find_compiled(dtype, reduction) if compiled else None
+    if kernel is not None:
+        bits = np.dtype(f"u{check_dtype(dtype)}")
+        nothing = np.zeros(0, dtype=bits)
+        kernel(nothing, nothing)  # compiled now, not in somebody's first run
+        return lambda dst, src: kernel(dst.view(bits), src.view(bits))
+    if dtype == "bfloat16":
+        return partial(_reduce_bfloat16, _reduce_extreme if is_extreme else _reduce_plain, ufunc)
+    return partial(_in_blocks, _reduce_extreme, ufunc) if is_extreme else partial(_reduce_plain, ufunc)
+
+
+def _find_divide(dtype: str, compiled: bool) -> Callable[[Array, int], None]:
+    """data = data / divisor, by the fastest that there is."""
+    kernel = find_compiled(dtype, "divide") if compiled else None
+    if kernel is None:
+        return lambda data, divisor: divide(data, divisor, dtype)
+    kernel(np.zeros(0, dtype=np.uint16), np.float32(1))
+    return lambda data, divisor: kernel(data.view(np.uint16), np.float32(divisor))
+
+
+def _reduce_plain(ufunc: np.ufunc, dst: Array, src: Array) -> None:
+    ufunc(dst, src, out=dst)
+
+
+def _reduce_extreme(ufunc: np.ufunc, dst: Array, src: Array) -> None:
+    """min or max, in which NumPy takes either of two zeros: of equal bits but the sign, min has it if one has it."""
+    bits = np.dtype(f"u{dst.dtype.itemsize}")
+    own, other = dst.view(bits), src.view(bits)
+    merged = own | other if ufunc is np.minimum else own & other
+    equal = dst == src
+    ufunc(dst, src, out=dst)
+    np.copyto(own, merged, where=equal)
+
+
+def _in_blocks(reduce: Callable[[np.ufunc, Array, Array], None], ufunc: np.ufunc, dst: Array, src: Array) -> None:
+    for block in _blocks(dst):
+        reduce(ufunc, dst[block], src[block])
+
+
+def _reduce_bfloat16(reduce: Callable[[np.ufunc, Array, Array], None], ufunc: np.ufunc, dst: Array, src: Array) -> None:
+    own, other = dst.view(np.uint16), src.view(np.uint16)
+    for block in _blocks(own):
+        wide = from_bfloat16(own[block])
+        reduce(ufunc, wide, from_bfloat16(other[block]))
+        own[block] = to_bfloat16(wide)
+
+
+def _blocks(array: Array, n_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
+    """Slices of `array`, in order, of `n_bytes` each."""
+    step = n_bytes // array.dtype.itemsize
+    return (slice(first, first + step) for first in range(0, len(array), step))
+
+
+def _cut(whole: Array, pieces: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
+    """The part of `whole` that belongs to each of `pieces`, and the piece."""
+    first = 0
+    for piece in pieces:
+        yield whole[first : first + len(piece)], piece
+        first += len(piece)

@@ -40,7 +40,7 @@ from optcc.export.blocks import Chunks, Place, Step, check_allreduce, find_waits
 from optcc.plan import RECV_COPY_SEND, RECV_REDUCE_SEND, REDUCES, SEND, Plan
 
 TARGET = "mscclpp-json"
-DTYPES = ("float32", "int32")
+DTYPES = ("float32", "int32", "float16", "bfloat16")
 """Those of ours that its kernels know."""
 ALIGNMENT = 16
 LIMITS = {

@@ -49,7 +49,7 @@ from optcc.compiled import compiled
 from optcc.plan import KINDS, Plan
 
 ISSUE, TAKE, ARRIVE, DONE = range(4)
-ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 ORDER = ("matching", "deadlock", "races", "result", "agreement")
 
 Value = Any

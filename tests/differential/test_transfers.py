@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.differential.transfers_interpreter import check
+from tests.differential.transfers_interpreter import ITEM_BYTES, check
 
 Row = dict[str, Any]
 
@@ -198,7 +198,11 @@ COUNTS = [0, 1, 2, 5, 7, 12, 31, 64]
 @pytest.mark.parametrize("name", ["ring", "optcc"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize(
-    ("dtype", "reduction"), [("float32", "sum"), ("float64", "max"), ("int32", "prod"), ("int64", "avg")]
+    ("dtype", "reduction"),
+    [
+        *(("float32", "sum"), ("float64", "max"), ("int32", "prod"), ("int64", "avg")),
+        *(("bfloat16", "sum"), ("float16", "avg"), ("int8", "bxor"), ("uint8", "min")),
+    ],
 )
 def test_compiled_schedules_are_correct(name: str, ranks: int, dtype: str, reduction: str) -> None:
     """What the compiler writes is an AllReduce for every ragged size, whatever overlaps."""
@@ -213,7 +217,7 @@ def test_compiled_schedules_are_correct(name: str, ranks: int, dtype: str, reduc
         for count in COUNTS:
             plan = compile_schedule(
                 schedule,
-                size_bytes=count * (8 if dtype.endswith("64") else 4),
+                size_bytes=count * ITEM_BYTES[dtype],
                 dtype=dtype,
                 reduction=reduction,
                 topology=topology,

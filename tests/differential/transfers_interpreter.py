@@ -27,7 +27,9 @@ import numpy.typing as npt
 HEADER_KEYS = {"format", "ranks", "collective", "reduction", "dtype", "size_bytes", "scratch_bytes"}
 _OFFSETS = {"src_offset", "dst_offset", "bytes"}
 TRANSFER_KEYS = {"id", "src", "dst", "op", "segment", "stage", "after", "order"} | _OFFSETS
-ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+RANGES = {"float16": 100, "bfloat16": 20}
+"""Summands up to this are exact in short types, for a few ranks; up to 1000 in the others, where bytes wrap around."""
 SEEDS = (1, 2, 3)
 
 Array = npt.NDArray[Any]
@@ -119,7 +121,8 @@ def parse(text: str) -> File:
     require(header["format"] == "optcc-transfers/1", "format")
     require(header["collective"] == "allreduce", "this interpreter knows AllReduce alone")
     require(header["dtype"] in ITEM_BYTES, "dtype")
-    require(header["reduction"] in ("sum", "prod", "min", "max", "avg"), "reduction")
+    bitwise = ("band", "bor", "bxor") if "int" in header["dtype"] else ()
+    require(header["reduction"] in ("sum", "prod", "min", "max", "avg", *bitwise), "reduction")
     for key in ("ranks", "size_bytes", "scratch_bytes"):
         require(type(header[key]) is int and header[key] >= (key == "ranks"), f"header {key}")
     item_bytes, buffer_bytes = ITEM_BYTES[header["dtype"]], header["size_bytes"] + header["scratch_bytes"]
@@ -257,18 +260,22 @@ def numbers(file: File, sequence: Sequence[Transfer], seed: int) -> list[str]:
     `avg` is a sum here: the division by the number of ranks is not part of the form.
     """
     draw = np.random.default_rng(seed)
-    reduce = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[file.reduction]
-    choices = [-2, -1, 1, 2] if file.reduction == "prod" else range(-1000, 1001)
-    inputs = draw.choice(np.array(choices), size=(file.ranks, file.count)).astype(file.dtype)
-    garbage = draw.integers(10**6, 2 * 10**6, size=(file.ranks, file.scratch_count)).astype(file.dtype)
+    reduce = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+    reduce |= {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+    step = reduce[file.reduction]
+    largest = RANGES.get(file.dtype, 1000)
+    choices = [-2, -1, 1, 2] if file.reduction == "prod" else range(-largest, largest + 1)
+    dtype = "float32" if file.dtype == "bfloat16" else file.dtype
+    inputs = draw.choice(np.array(choices), size=(file.ranks, file.count)).astype(dtype)
+    garbage = draw.integers(10**3, 2 * 10**3, size=(file.ranks, file.scratch_count)).astype(dtype)
     buffers: Array = np.concatenate((inputs, garbage), axis=1)
     for each in sequence:
         length = each.bytes // file.item_bytes
         first, at = each.src_offset // file.item_bytes, each.dst_offset // file.item_bytes
         source = buffers[each.src, first : first + length].copy()
         target = buffers[each.dst, at : at + length]
-        target[:] = reduce(target, source) if each.op == "reduce" else source
-    wrong = np.argwhere(buffers[:, : file.count] != reduce.reduce(inputs, axis=0))
+        target[:] = step(target, source) if each.op == "reduce" else source
+    wrong = np.argwhere(buffers[:, : file.count] != step.reduce(inputs, axis=0, dtype=inputs.dtype))
     if not len(wrong):
         return []
     rank, element = wrong[0]

@@ -65,7 +65,9 @@ def test_collectives_that_cannot_be(name: str, ranks: int, root: int) -> None:
         Collective(name, ranks, root)
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(-4, "float32"), (6, "float32"), (12, "float64"), (4, "float16")])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(-4, "float32"), (6, "float32"), (12, "float64"), (3, "bfloat16"), (4, "half")]
+)
 def test_sizes_that_are_no_elements(size: int, dtype: str) -> None:
     """A message is a whole number of elements of a known type."""
     with pytest.raises(InputError):

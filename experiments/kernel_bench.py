@@ -1,0 +1,536 @@
+"""Kernels held to float64 and timed against the memory bandwidth of the same run, on the processor or on a GPU.
+
+    python -m optcc.experiments.kernel_bench [--device cpu|gpu]
+
+First every dtype x reduction x size x alignment is compared, element by element, with arithmetic in float64 (in
+integers of Python's kind for float64 itself, in int64 for integers) that is rounded once, by other means than the
+kernels'. Then every dtype x reduction is timed, and a copy before each of them: all cases once in each round, medians
+over the rounds. What is reported is the share of the copy's bandwidth, both counted as bytes read and written: a copy
+moves 2 bytes for each byte of a message, a reduction 3. On the processor, times are those of the thread, so that
+others on the machine do not count; on a GPU they are between two events on the stream, around LAUNCHES launches.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from optcc.cli import SizeType, echo_card
+from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, CodecError, InputError
+from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
+from optcc.files import read_file, replace_file
+from optcc.runtime.kernels import Array, Kernels, NumpyKernels, stored_dtype
+from optcc.show import Card, Shown
+
+FORMAT = "optcc-kernels/1"
+PATHS = {name: Path(__file__).parent / "records" / f"kernels-{name}.json" for name in ("cpu", "gpu")}
+COUNTS = (0, 1, 15, 16, 17, 1000, 4099)
+OFFSETS = ((0, 0), (1, 1), (0, 1), (5, 2))
+"""Elements by which destination and sources stand behind an aligned address."""
+ROUNDS = 9
+LAUNCHES = 20
+"""So many at once hide what it takes Python to launch the first."""
+EXACT_COUNT_MAX = 10_000
+"""More elements of float64 are compared with NumPy's, which the shorter ones have compared with fractions."""
+N_RANKS = 7
+_MARGIN_BYTES = 64
+_SMALLEST = {"float16": -24, "bfloat16": -133}
+"""The exponent of the smallest number above zero."""
+_DIGITS = {"float16": 11, "bfloat16": 8}
+_LARGEST = {"float16": 65504.0, "bfloat16": 255.0 * 2.0**120}
+_COPY = "copy"
+
+
+# --- what must come out -----------------------------------------------------------------------------------------------
+
+
+def open_values(stored: Array, dtype: str) -> Array:
+    """Floats as float64 (exactly), integers as they are."""
+    if dtype not in FLOATS:
+        return stored
+    with np.errstate(invalid="ignore"):  # a NaN that signals
+        if dtype == "bfloat16":
+            return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return stored.astype(np.float64)
+
+
+def round_values(values: npt.NDArray[np.float64], dtype: str) -> Array:
+    """float64 rounded once to `dtype`, to nearest even; a bfloat16 as its bits.
+
+    >>> round_values(np.array([1.0, 1.00390625, 1.01171875]), "bfloat16").tolist() == [0x3F80, 0x3F80, 0x3F82]
+    True
+    """
+    if dtype not in _DIGITS:
+        return values.astype(dtype)
+    with np.errstate(all="ignore"):
+        exponent = np.maximum(np.frexp(values)[1] - _DIGITS[dtype], _SMALLEST[dtype])
+        quantum = np.ldexp(1.0, exponent)
+        rounded = np.where(np.isfinite(values), np.rint(values / quantum) * quantum, values)
+        rounded = np.where(np.abs(rounded) > _LARGEST[dtype], np.copysign(np.inf, rounded), rounded)
+        rounded = np.copysign(rounded, values)
+        if dtype == "float16":
+            return rounded.astype(np.float16)
+        return (rounded.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def reference(dtype: str, reduction: str, dst: Array, src: Array) -> Array:
+    """dst op src, one step, as docs/kernels.md says it."""
+    a, b = open_values(dst, dtype), open_values(src, dtype)
+    if reduction in ("min", "max"):
+        below = a < b if reduction == "min" else a > b
+        chosen = np.where(below, dst, src)
+        if dtype not in FLOATS:
+            return chosen
+        # Of two zeros min takes the one with the sign, max the other.
+        chosen = np.where((a == b) & (np.signbit(a) == (reduction == "min")), dst, chosen)
+        return np.where(np.isnan(a), dst, chosen)
+    if dtype not in FLOATS:
+        step = {"sum": np.add, "avg": np.add, "prod": np.multiply}
+        step |= {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+        wide: Array = step[reduction](a.astype(np.int64), b.astype(np.int64)).astype(dst.dtype)
+        return wide
+    with np.errstate(all="ignore"):
+        result = a * b if reduction == "prod" else a + b
+        if dtype == "float64" and len(result) <= EXACT_COUNT_MAX:
+            return _exactly(operator.mul if reduction == "prod" else operator.add, a, b, result)
+        return round_values(result, dtype)
+
+
+def reference_average(dtype: str, total: Array, n_ranks: int) -> Array:
+    """The sums divided by `n_ranks`; integers truncate toward zero, 16-bit floats are divided in float32 first."""
+    values = open_values(total, dtype)
+    if dtype not in FLOATS:
+        return np.array([_truncate(int(each), n_ranks) for each in values], dtype=total.dtype)
+    with np.errstate(all="ignore"):
+        quotient = values / n_ranks
+        if dtype == "float64" and len(quotient) <= EXACT_COUNT_MAX:
+            return _exactly(lambda x, y: x / y, values, np.full_like(values, n_ranks), quotient)
+        return round_values(quotient.astype(np.float32).astype(np.float64), dtype)
+
+
+def _exactly(step: Callable[[Any, Any], Any], a: Array, b: Array, found: Array) -> Array:
+    """`found`, with what is finite replaced by the exact result rounded once (Python rounds fractions correctly)."""
+    exact = found.copy()
+    for place in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & (found != 0)):
+        value = step(Fraction(float(a[place])), Fraction(float(b[place])))
+        try:
+            exact[place] = float(value)
+        except OverflowError:
+            exact[place] = np.inf if value > 0 else -np.inf
+    return exact
+
+
+def _truncate(value: int, divisor: int) -> int:
+    return abs(value) // divisor * (-1 if value < 0 else 1)
+
+
+def draw_operand(dtype: str, count: int, rng: np.random.Generator) -> Array:
+    """`count` elements: a third any bits at all, a third near one another, a third what arithmetic trips over."""
+    size, stored = check_dtype(dtype), stored_dtype(dtype)
+    anything = rng.integers(0, 256, count * size, dtype=np.uint8).view(stored)
+    if dtype in FLOATS:
+        near = round_values(rng.standard_normal(count), dtype)
+        largest = _LARGEST.get(dtype) or float(np.finfo(stored).max)
+        smallest = 2.0 ** _SMALLEST[dtype] if dtype in _SMALLEST else float(np.finfo(stored).smallest_subnormal)
+        edges = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, largest, -largest, smallest, -smallest]
+        corners = round_values(np.array(edges), dtype)
+    else:
+        limits = np.iinfo(stored)
+        near = rng.integers(-3 if limits.min else 0, 4, count).astype(stored)
+        corners = np.array([limits.min, limits.max, 0, 1, limits.max // 2], dtype=stored)
+    kind = rng.integers(0, 3, count)
+    chosen: Array = np.choose(kind, [anything, near, rng.choice(corners, count)])
+    return chosen
+
+
+def count_wrong(found: Array, wanted: Array, dtype: str) -> int:
+    """Elements whose bits differ; a NaN is as good as any other."""
+    bits = np.dtype(f"u{check_dtype(dtype)}")
+    wrong = found.view(bits) != wanted.view(bits)
+    if dtype in FLOATS:
+        wrong &= ~(np.isnan(open_values(found, dtype)) & np.isnan(open_values(wanted, dtype)))
+    return int(np.count_nonzero(wrong))
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+class Device(Protocol):
+    """Where kernels run. `busy_bytes` is what all its threads take in one turn, 0 where there is one thread."""
+
+    name: str
+    busy_bytes: int
+
+    def kernels(self, dtype: str, reduction: str) -> Kernels:
+        """The kernels of that place."""
+        ...
+
+    def put(self, data: Array) -> Any:
+        """A copy of `data` there."""
+        ...
+
+    def get(self, data: Any) -> Array:
+        """A copy of `data` here, after all that was asked for before."""
+        ...
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """The device's own copy, the measure of the others."""
+        ...
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """What `work` takes."""
+        ...
+
+
+class Processor:
+    """This one, one thread; `compiled` as in NumpyKernels."""
+
+    def __init__(self, *, compiled: bool = True) -> None:
+        self.name, self.busy_bytes, self._compiled = "cpu", 0, compiled
+
+    def kernels(self, dtype: str, reduction: str) -> Kernels:
+        return NumpyKernels(dtype, reduction, compiled=self._compiled)
+
+    def put(self, data: Array) -> Array:
+        # As far behind an aligned address as on a GPU.
+        room = np.empty(data.nbytes + 256, dtype=np.uint8)
+        first = -room.__array_interface__["data"][0] % 256
+        copied = room[first : first + data.nbytes].view(data.dtype)
+        copied[...] = data
+        return copied
+
+    def get(self, data: Array) -> Array:
+        return data.copy()
+
+    def copy(self, dst: Array, src: Array) -> None:
+        np.copyto(dst, src)
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        started = time.thread_time()
+        work()
+        return time.thread_time() - started
+
+
+class Gpu:
+    """The current GPU, on a stream of its own. Raises EnvironmentMissing without CuPy or a GPU."""
+
+    def __init__(self) -> None:
+        from optcc.runtime.cupy_kernels import BLOCKS_PER_PROCESSOR, THREADS, VECTOR_BYTES, load_cupy
+
+        self.name, self._cupy = "gpu", load_cupy()
+        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        n_threads = self._cupy.cuda.Device().attributes["MultiProcessorCount"] * BLOCKS_PER_PROCESSOR * THREADS
+        self.busy_bytes = int(n_threads * VECTOR_BYTES)
+
+    def kernels(self, dtype: str, reduction: str) -> Kernels:
+        from optcc.runtime.cupy_kernels import CupyKernels
+
+        return CupyKernels(dtype, reduction, stream=self._stream)
+
+    def put(self, data: Array) -> Any:
+        with self._stream:
+            copied = self._cupy.asarray(data)
+        self._stream.synchronize()
+        return copied
+
+    def get(self, data: Any) -> Array:
+        self._stream.synchronize()
+        fetched: Array = self._cupy.asnumpy(data)
+        return fetched
+
+    def copy(self, dst: Any, src: Any) -> None:
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, runtime.memcpyDeviceToDevice, self._stream.ptr)
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        cuda = self._cupy.cuda
+        first, last = cuda.Event(), cuda.Event()
+        first.record(self._stream)
+        for _ in range(LAUNCHES):
+            work()
+        last.record(self._stream)
+        last.synchronize()
+        return float(cuda.get_elapsed_time(first, last)) / 1000 / LAUNCHES
+
+    def card(self) -> dict[str, Any]:
+        """What the GPU is."""
+        properties = self._cupy.cuda.runtime.getDeviceProperties(self._cupy.cuda.Device().id)
+        return {"gpu": properties["name"].decode(), "multiprocessors": properties["multiProcessorCount"]}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+class _Operands:
+    """Arrays on a device, each inside a larger one whose other bytes must stay as they are."""
+
+    def __init__(self, device: Device, dtype: str) -> None:
+        self.device, self.dtype, self.size = device, dtype, check_dtype(dtype)
+        self.blocks: list[tuple[Any, Array, int]] = []
+
+    def add(self, values: Array, offset: int) -> Any:
+        first = _MARGIN_BYTES + offset * self.size
+        block = np.full(first + values.nbytes + _MARGIN_BYTES, 0xA5, dtype=np.uint8)
+        block[first : first + values.nbytes] = values.view(np.uint8)
+        there = self.device.put(block)
+        self.blocks.append((there, block, first))
+        return there[first : first + values.nbytes].view(stored_dtype(self.dtype))
+
+    def wrong(self, wanted: Sequence[Array]) -> int:
+        """Elements that are not as `wanted` says, and bytes around them that were changed."""
+        total = 0
+        for (there, block, first), values in zip(self.blocks, wanted, strict=True):
+            found, stop = self.device.get(there), first + values.nbytes
+            total += count_wrong(found[first:stop].view(values.dtype), values, self.dtype)
+            total += int(np.count_nonzero(found[:first] != block[:first]))
+            total += int(np.count_nonzero(found[stop:] != block[stop:]))
+        return total
+
+
+def check_case(
+    device: Device, dtype: str, reduction: str, count: int, offsets: tuple[int, int], rng: np.random.Generator
+) -> int:
+    """Wrong elements over every kernel of (dtype, reduction) on operands that stand at `offsets`."""
+    kernels = device.kernels(dtype, reduction)
+    own, *others = (draw_operand(dtype, count, rng) for _ in range(7))
+    wrong = 0
+    with np.errstate(all="ignore"):
+        for n_sources in (1, 2, 3, 4, 6):
+            given, wanted = _Operands(device, dtype), own
+            dst = given.add(own, offsets[0])
+            sources = [given.add(each, offsets[1]) for each in others[:n_sources]]
+            if n_sources == 1:
+                kernels.reduce(dst, sources[0])
+            else:
+                kernels.reduce_many(dst, sources)
+            for each in others[:n_sources]:
+                wanted = reference(dtype, reduction, wanted, each)
+            wrong += given.wrong([wanted, *others[:n_sources]])
+        given, wanted = _Operands(device, dtype), reference(dtype, reduction, own, others[0])
+        dst, src, out = (given.add(each, offset) for each, offset in zip((own, *others), (*offsets, 0), strict=False))
+        kernels.reduce_forward(dst, src, out)
+        wrong += given.wrong([wanted, others[0], wanted])
+        given = _Operands(device, dtype)
+        kernels.finish(given.add(own, offsets[0]), N_RANKS)
+        wrong += given.wrong([reference_average(dtype, own, N_RANKS) if reduction == "avg" else own])
+    return wrong
+
+
+def check_moves(device: Device, dtype: str, count: int, offsets: tuple[int, int], rng: np.random.Generator) -> int:
+    """Wrong elements over copy, pack and unpack."""
+    kernels = device.kernels(dtype, "sum")
+    values, others = draw_operand(dtype, count, rng), draw_operand(dtype, count, rng)
+    given = _Operands(device, dtype)
+    kernels.copy(given.add(others, offsets[0]), given.add(values, offsets[1]))
+    wrong = given.wrong([values, values])
+    cuts = sorted(rng.integers(0, count + 1, 3).tolist())
+    parts = [values[first:stop] for first, stop in zip((0, *cuts), (*cuts, count), strict=True)]
+    given = _Operands(device, dtype)
+    packed = given.add(others, offsets[0])
+    kernels.pack(packed, [given.add(part, offsets[1] + place) for place, part in enumerate(parts)])
+    wrong += given.wrong([values, *parts])
+    given = _Operands(device, dtype)
+    packed = given.add(values, offsets[0])
+    kernels.unpack(packed, [given.add(part[::-1].copy(), offsets[1] + place) for place, part in enumerate(parts)])
+    return wrong + given.wrong([values, *parts])
+
+
+def check(device: Device, seed: int, say: Callable[[str], None] = lambda line: None) -> int:
+    """Wrong elements over every dtype x reduction x size x alignment; the last size is of three turns of a GPU."""
+    rng, wrong = np.random.default_rng(seed), 0
+    for dtype in DTYPE_BYTES:
+        large = 5 * device.busy_bytes // 2 // check_dtype(dtype) + 3
+        for reduction in (*reductions_of(dtype), _COPY):
+            here = 0
+            for count in (*COUNTS, large) if device.busy_bytes else COUNTS:
+                for offsets in OFFSETS if count != large else OFFSETS[1:3]:
+                    if reduction == _COPY:
+                        here += check_moves(device, dtype, count, offsets, rng)
+                    else:
+                        here += check_case(device, dtype, reduction, count, offsets, rng)
+            say(f"{dtype} {reduction}: {here} wrong")
+            wrong += here
+    return wrong
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kernel on messages of `size_bytes`: what each round took, and the device's copy just before it.
+
+    `moved` is bytes read and written for each byte of the message; the copy's are 2.
+    """
+
+    dtype: str
+    kernel: str
+    size_bytes: int
+    moved: int
+    seconds: list[float]
+    copy_seconds: list[float]
+
+    @property
+    def message_bytes_per_s(self) -> float:
+        """Bytes of one operand a second, at the median."""
+        return self.size_bytes / statistics.median(self.seconds)
+
+    @property
+    def copy_share(self) -> float:
+        """The bandwidth as a share of the copy's: the median over rounds."""
+        pairs = zip(self.seconds, self.copy_seconds, strict=True)
+        return statistics.median(self.moved / seconds / (2 / copied) for seconds, copied in pairs)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    device: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    wrong: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpeed(Shown):
+    """The device, the machine, the versions, how many elements were wrong, and the rows."""
+
+    device: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    wrong: int
+    rows: tuple[Row, ...]
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        file = _File(FORMAT, self.device, self.machine, self.versions, self.wrong, list(self.rows))
+        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> KernelSpeed:
+        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
+        try:
+            file = msgspec.json.decode(data, type=_File)
+        except msgspec.DecodeError as error:
+            raise CodecError(f"record {name!r}: $: {error}") from None
+        if file.format != FORMAT:
+            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        for number, row in enumerate(file.rows):
+            for field, seconds in (("seconds", row.seconds), ("copy_seconds", row.copy_seconds)):
+                if len(seconds) != len(row.seconds) or not seconds or min(seconds) <= 0:
+                    rule = "must be one or more, above zero, as many as seconds"
+                    raise CodecError(f"record {name!r}: $.rows[{number}].{field}: {seconds}: {rule}")
+        return cls(file.device, file.machine, file.versions, file.wrong, tuple(file.rows))
+
+    @classmethod
+    def read(cls, path: Path) -> KernelSpeed:
+        """The record in the file `path`."""
+        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                row.dtype,
+                row.kernel,
+                f"{row.size_bytes / 2**20:g} MiB",
+                f"{row.message_bytes_per_s / 1e9:.1f} GB/s",
+                f"{100 * row.copy_share:.0f} %",
+            )
+            for row in self.rows
+        )
+        return Card(f"kernels on {self.device}", ("dtype", "kernel", "message", "speed", "of copy bandwidth"), rows)
+
+
+def measure(device: Device, size_bytes: int, rounds: int, dtypes: Sequence[str] = tuple(DTYPE_BYTES)) -> list[Row]:
+    """Times every kernel of `dtypes` on messages of `size_bytes`, a copy before each, in `rounds` rounds after one
+    that is not counted.
+
+    Raises InputError for fewer than one round, or a size that holds no whole number of elements.
+    """
+    if rounds < 1 or size_bytes < 8 or size_bytes % 8:
+        raise InputError(f"{rounds} rounds of {size_bytes} B: must be at least one, of a multiple of 8 B")
+    rng = np.random.default_rng(0)
+    rows = []
+    for dtype in dtypes:
+        count = size_bytes // check_dtype(dtype)
+        # Ones: whatever is reduced into whatever, nothing becomes infinite, subnormal or no number.
+        ones = round_values(np.ones(count), dtype) if dtype in FLOATS else rng.integers(0, 2, count).astype(dtype)
+        arrays = [device.put(ones) for _ in range(5)]
+        cases = list(_cases(device, dtype, arrays))
+        taken: list[list[float]] = [[] for _ in cases]
+        copied: list[list[float]] = [[] for _ in cases]
+        for number in range(rounds + 1):
+            for (_, _, work, restore), times, copies in zip(cases, taken, copied, strict=True):
+                restore()
+                copy_s = device.seconds(partial(device.copy, arrays[1], arrays[2]))
+                with np.errstate(all="ignore"):
+                    spent_s = device.seconds(work)
+                if number:
+                    times.append(spent_s)
+                    copies.append(copy_s)
+        named = zip(cases, taken, copied, strict=True)
+        rows += [Row(dtype, name, size_bytes, moved, times, copies) for (name, moved, _, _), times, copies in named]
+    return rows
+
+
+def _cases(
+    device: Device, dtype: str, arrays: list[Any]
+) -> Iterator[tuple[str, int, Callable[[], None], Callable[[], None]]]:
+    """Name, bytes moved for each of the message, what is timed, and what has to be put right before it."""
+    dst, *sources = arrays
+
+    def restore() -> None:
+        device.copy(dst, sources[0])
+
+    for reduction in reductions_of(dtype):
+        kernels = device.kernels(dtype, reduction)
+        if reduction == "avg":
+            yield "avg, division", 2, partial(kernels.finish, dst, N_RANKS), restore
+            continue
+        yield reduction, 3, partial(kernels.reduce, dst, sources[0]), restore
+        if reduction == "sum":
+            yield "sum of 5", 6, partial(kernels.reduce_many, dst, sources), restore
+            yield "sum, forwarded", 4, partial(kernels.reduce_forward, dst, sources[0], sources[1]), restore
+            yield _COPY, 2, partial(kernels.copy, dst, sources[0]), restore
+
+
+@click.command()
+@click.option("--device", "where", type=click.Choice(tuple(PATHS)), default="cpu", show_default=True)
+@click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Of a message.")
+@click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the numbers that are checked.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The package's record if absent.")
+@click.pass_context
+def command(context: click.Context, where: str, size: int, rounds: int, seed: int, output: Path | None) -> None:
+    """Check every kernel against float64, time it against a copy, and write the record."""
+    machine = dict(this_machine())
+    device: Device
+    if where == "gpu":
+        device = gpu = Gpu()
+        machine |= gpu.card()
+    else:
+        device = Processor()
+    click.echo(f"seed {seed}", err=True)
+    wrong = check(device, seed, lambda line: click.echo(line, err=True))
+    record = KernelSpeed(where, machine, dict(these_versions()), wrong, tuple(measure(device, size, rounds)))
+    replace_file(output or PATHS[where], record.to_bytes())
+    echo_card(record)
+    click.echo(f"# Wrong elements: {wrong} {'OK' if not wrong else 'FAILED'}")
+    context.exit(EXIT_REFUTED if wrong else EXIT_DONE)
+
+
+if __name__ == "__main__":
+    command()
