@@ -13,7 +13,8 @@
         ├── MismatchError      the ranks do not agree on what they are about to run
         ├── RankLost           a rank is gone
         ├── AllRailsFailed     a server has no NIC left
-        └── DeadlineExceeded   the run took longer than it was given
+        ├── DeadlineExceeded   the run took longer than it was given
+        └── Cancelled          somebody gave the run up
 
 A refuted schedule is a value (`optcc.verdict.Verdict` with a counterexample), not an exception.
 Our own mistakes are asserts.
@@ -92,3 +93,7 @@ class AllRailsFailed(RuntimeFault):
 
 class DeadlineExceeded(RuntimeFault):
     """The deadline passed before the collective was done."""
+
+
+class Cancelled(RuntimeFault):
+    """The program gave up a run that was under way."""

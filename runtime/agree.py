@@ -15,10 +15,10 @@ from optcc.errors import MismatchError
 from optcc.plan import Plan
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Transport
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the run-time's protocol: ranks of different versions refuse to run together."""
 
-_RECORD = struct.Struct("<8sIIQIIIII32s")
+_RECORD = struct.Struct("<8sIIQIIIIII32s")
 _MAGIC = b"optcc-ag"
 _DTYPES = tuple(DTYPE_BYTES)
 
@@ -34,22 +34,24 @@ class Terms:
     reduction: str
     collective: str
     root: int
+    group: int
     verdict: str
     digest: str
 
     @classmethod
-    def of(cls, plan: Plan, proved: bool) -> Terms:
-        """The terms of a plan, and whether this rank holds a proof of it."""
+    def of(cls, plan: Plan, proved: bool, group: int = 0) -> Terms:
+        """The terms of a plan, whether this rank holds a proof of it, and the group of its channels."""
         t, c = plan.transfers, plan.collective
         verdict = "proved" if proved else "not proved"
-        return cls(PROTOCOL, plan.n_ranks, t.size_bytes, t.dtype, t.reduction, c.name, c.root, verdict, plan.digest)
+        what = t.size_bytes, t.dtype, t.reduction, c.name, c.root
+        return cls(PROTOCOL, plan.n_ranks, *what, group, verdict, plan.digest)
 
     def pack(self) -> bytes:
         """The record."""
         codes = (_DTYPES.index(self.dtype), REDUCTIONS.index(self.reduction), COLLECTIVES.index(self.collective))
         proved = int(self.verdict == "proved")
         return _RECORD.pack(
-            *(_MAGIC, self.protocol, self.n_ranks, self.size_bytes, *codes, self.root, proved),
+            *(_MAGIC, self.protocol, self.n_ranks, self.size_bytes, *codes, self.root, self.group, proved),
             bytes.fromhex(self.digest),
         )
 
@@ -58,21 +60,28 @@ class Terms:
         """The terms in a record; raises MismatchError if it is not one."""
         if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:
             raise MismatchError(f"agreement: {record[:8]!r} of {len(record)} B: must be a record of optcc")
-        _, protocol, n_ranks, size_bytes, dtype, reduction, collective, root, proved, digest = _RECORD.unpack(record)
+        _, protocol, n_ranks, size_bytes, dtype, reduction, collective, root, group, proved, digest = _RECORD.unpack(
+            record
+        )
         return cls(
             *(protocol, n_ranks, size_bytes, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
-            *(_name(COLLECTIVES, collective), root, "proved" if proved else "not proved", digest.hex()),
+            *(_name(COLLECTIVES, collective), root, group, "proved" if proved else "not proved", digest.hex()),
         )
 
 
 def agree(
-    transport: Transport, plan: Plan, *, proved: bool = True, timeout_s: float = COLLECTIVE_TIMEOUT_S
+    transport: Transport,
+    plan: Plan,
+    *,
+    proved: bool = True,
+    group: int = 0,
+    timeout_s: float = COLLECTIVE_TIMEOUT_S,
 ) -> list[Terms]:
     """Exchanges the terms of every rank; returns them once they are known to be equal.
 
     Raises MismatchError at every rank, naming who differs in what, if any two ranks differ.
     """
-    records = transport.allgather(Terms.of(plan, proved).pack(), timeout_s)
+    records = transport.allgather(Terms.of(plan, proved, group).pack(), timeout_s)
     terms = [Terms.unpack(record) for record in records]
     disagreement = explain(terms)
     if disagreement:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from optcc.errors import DeadlineExceeded
+from optcc.errors import DeadlineExceeded, RankLost
 from optcc.plan import Channel
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, MonotonicClock, Transport
 
 DEADLINE_S = 30.0
+_PAUSES_S = (0.2, 1.0)
 SIZES_BYTES = (1, 7, 64, 4096, 65537, 1 << 20, 4 << 20)
 
 
@@ -29,7 +30,8 @@ def check_transport(make: Callable[[], Transport], *, clock: Clock | None = None
     bench = _Bench(transport, clock or MonotonicClock())
     checks: tuple[Callable[[_Bench], None], ...] = (
         *(_gathers, _keeps_handles, _keeps_order, _carries_every_size, _carries_both_ways, _queues_sends),
-        *(_waits_for_the_receiver, _keeps_many_channels_apart, _returns_when_nothing_happens, _meets_at_barriers),
+        *(_waits_for_the_receiver, _keeps_many_channels_apart, _keeps_groups_apart, _returns_when_nothing_happens),
+        *(_meets_at_barriers, _needs_nothing_of_who_is_done),
     )
     names: list[str] = []
     for check in checks:
@@ -39,9 +41,10 @@ def check_transport(make: Callable[[], Transport], *, clock: Clock | None = None
         except AssertionError as error:
             raise AssertionError(f"transport, rank {transport.rank}: {names[-1]}: {error}") from error
         transport.barrier(DEADLINE_S)
+    _ends_the_waits_of_all(bench)
     transport.close()
     transport.close()
-    return [*names, "closes twice"]
+    return [*names, "ends the waits of all", "closes twice"]
 
 
 class _Bench:
@@ -52,9 +55,9 @@ class _Bench:
         self.rank, self.n_ranks = transport.rank, transport.n_ranks
         self.seen: dict[tuple[int, int], int] = {}
 
-    def open(self, channels: Sequence[Channel]) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
         self.seen.clear()
-        return self.transport.open(channels)
+        return self.transport.open(channels, group)
 
     def count(self, kind: int, handle: int) -> int:
         return self.seen.get((kind, handle), 0)
@@ -211,6 +214,36 @@ def _keeps_many_channels_apart(bench: _Bench) -> None:
         assert np.array_equal(views[k], _pattern(1000, k)), f"channel {k}"
 
 
+def _keeps_groups_apart(bench: _Bench) -> None:
+    """The same channels in three groups, their messages interleaved, and received in another order than sent."""
+    if bench.n_ranks < 2:
+        return
+    ring, out, in_ = _neighbours(bench)
+    channels = [channel for channel in ring for _ in range(2)]
+    groups = (0, 7, 3)
+    handles = {group: bench.open(channels, group) for group in groups}
+    own = [handle for group in groups for handle in handles[group] if handle >= 0]
+    assert len(set(own)) == len(own), "groups must have channels of their own"
+    assert bench.open(channels, 7) == handles[7], "the k-th channel of a pair and a group must stay the same one"
+    sizes = (5, 100_000, 64)
+    views: dict[tuple[int, int, int], Bytes] = {}
+    for message, size in enumerate(sizes):
+        for group in groups:
+            for k in range(2):
+                bench.transport.post_send(handles[group][2 * out + k], _pattern(size, 10 * group + 3 * k + message))
+    for group in reversed(groups):
+        for k in reversed(range(2)):
+            for message, size in enumerate(sizes):
+                view = views[group, k, message] = np.zeros(size, dtype=np.uint8)
+                bench.transport.post_recv(handles[group][2 * in_ + k], view)
+    for group in groups:
+        for k in range(2):
+            bench.until(RECEIVED, handles[group][2 * in_ + k], len(sizes))
+            bench.until(SENT, handles[group][2 * out + k], len(sizes))
+    for (group, k, message), view in views.items():
+        assert np.array_equal(view, _pattern(len(view), 10 * group + 3 * k + message)), f"group {group} channel {k}"
+
+
 def _returns_when_nothing_happens(bench: _Bench) -> None:
     bench.open([])
     begin = bench.clock.now_s()
@@ -228,3 +261,53 @@ def _meets_at_barriers(bench: _Bench) -> None:
     bench.transport.barrier(DEADLINE_S)
     waited_s = bench.clock.now_s() - begin
     assert bench.rank == 0 or waited_s > 0.02, f"left after {waited_s:.3f} s, before rank 0 had come"
+
+
+def _needs_nothing_of_who_is_done(bench: _Bench) -> None:
+    """A rank that has seen all its events does something else for a while; nobody waits for it meanwhile."""
+    if bench.n_ranks < 2:
+        return
+    n, me, lanes, count = bench.n_ranks, bench.rank, 8, 12
+    handles = bench.open([Channel(rank, (rank + 1) % n, 2) for rank in range(n) for _ in range(lanes)])
+    outs, ins = handles[me * lanes : (me + 1) * lanes], handles[(me - 1) % n * lanes : ((me - 1) % n + 1) * lanes]
+    slot = np.zeros(64, dtype=np.uint8)
+    # Who waits in vain is late by the whole pause. A busy machine may hold a rank back too: hence a longer second try.
+    for pause_s in _PAUSES_S:
+        bench.seen.clear()
+        bench.transport.barrier(DEADLINE_S)
+        begin = bench.clock.now_s()
+        for number in range(count):
+            for k in range(lanes):
+                bench.transport.post_recv(ins[k], slot)
+                bench.transport.post_send(outs[k], slot)
+            for k in range(lanes):
+                bench.until(RECEIVED, ins[k], number + 1)
+        for k in range(lanes):
+            bench.until(SENT, outs[k], count)
+        took_s = bench.clock.now_s() - begin
+        bench.clock.sleep_s(pause_s)
+        everyone = [float(each) for each in bench.transport.allgather(f"{took_s:020.9f}".encode(), DEADLINE_S)]
+        if max(everyone) - min(everyone) < 0.9 * pause_s:
+            return
+    raise AssertionError(f"seconds until each rank was done: {everyone}: somebody waited for who was done before")
+
+
+def _ends_the_waits_of_all(bench: _Bench) -> None:
+    """Rank 0 gives up: the others, who wait for messages of each other, learn of it. The last check of all."""
+    if bench.n_ranks < 2:
+        return
+    handles = bench.open([Channel(0, dst, 1) for dst in range(1, bench.n_ranks)])
+    if bench.rank == 0:
+        bench.transport.barrier(DEADLINE_S)
+        bench.transport.abort("on purpose")
+        return
+    bench.transport.post_recv(handles[bench.rank - 1], np.zeros(1, dtype=np.uint8))
+    begin = bench.clock.now_s()
+    try:
+        # Rank 0 may have left the barrier, and given up, while others are still in it.
+        bench.transport.barrier(DEADLINE_S)
+        while bench.clock.now_s() - begin < DEADLINE_S:
+            bench.take(0.5)
+    except RankLost:
+        return
+    raise AssertionError(f"transport, rank {bench.rank}: ends the waits of all: no RankLost in {DEADLINE_S:g} s")

@@ -295,13 +295,13 @@ class RankMachine:
     def _issue(self, lane: int, actions: list[Action]) -> None:
         """Issues what the lane's order, its window and `after` allow."""
         program, instructions, missing = self.program, self.program.lanes[lane], self._missing
-        position = self._lane_next[lane]
-        while position < len(instructions) and self._in_flight[lane] < self.window:
+        position, in_flight = self._lane_next[lane], self._in_flight[lane]
+        while in_flight < self.window and position < len(instructions):
             i = instructions[position]
             if missing[i]:
                 break
             position += 1
-            self._in_flight[lane] += 1
+            in_flight += 1
             message = program.recv_message[i]
             if message >= 0 and self._arrived[program.recv_channel[i]] <= message:
                 self._state[i] = _ISSUED
@@ -313,7 +313,7 @@ class RankMachine:
             else:
                 self._state[i] = _SENDING
                 self._send(i, actions)
-        self._lane_next[lane] = position
+        self._lane_next[lane], self._in_flight[lane] = position, in_flight
 
     def _send(self, i: int, actions: list[Action]) -> None:
         """Instruction i has bytes to send: posts what is next on its channel, in the channel's order."""
@@ -329,15 +329,16 @@ class RankMachine:
         self._send_next[channel] = message
 
     def _finish(self, i: int, actions: list[Action]) -> None:
-        program, missing, lane_of = self.program, self._missing, self.program.lane_of
+        lane_of, dependents = self.program.lane_of, self.program.dependents[i]
         self._state[i] = _DONE
         self._n_done += 1
         lane = lane_of[i]
         self._in_flight[lane] -= 1
-        for j in program.dependents[i]:
+        missing = self._missing
+        for j in dependents:
             missing[j] -= 1
         self._issue(lane, actions)
-        for j in program.dependents[i]:
+        for j in dependents:
             if not missing[j] and lane_of[j] != lane:
                 self._issue(lane_of[j], actions)
 

@@ -67,11 +67,12 @@ class Transport(Protocol):
         """Ranks on the network."""
         ...
 
-    def open(self, channels: Sequence[Channel]) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
         """The handle of each channel, -1 for those that do not start or end here.
 
-        The k-th channel from a rank to a rank is the same one in every call, so that plans can be run one after
-        another over one transport. Every rank must open the same channels in the same order.
+        The k-th channel from a rank to a rank within a group is the same one in every call: plans of one group run one
+        after another, plans of different groups at the same time. Every rank must open the same channels of the same
+        groups in the same order.
         """
         ...
 
@@ -101,22 +102,47 @@ class Transport(Protocol):
         """Returns once every rank has called it; raises as `allgather` does."""
         ...
 
+    def abort(self, cause: str) -> None:
+        """This rank gives up: every other rank's present or next wait ends in RankLost.
+
+        Afterwards the transport can only be closed, here and there.
+        """
+        ...
+
     def close(self) -> None:
         """Gives everything back; further calls of `close` do nothing."""
         ...
 
 
-def number_pairs(channels: Sequence[Channel]) -> list[tuple[int, int, int]]:
-    """(src, dst, k) for each channel, k counting the channels of that pair.
+class ChannelNumbers:
+    """Numbers the channels of every pair over all groups, as they are first opened.
 
-    >>> number_pairs([Channel(0, 1, 2), Channel(1, 0, 2), Channel(0, 1, 2)])
+    The numbers are equal at all ranks, because all open the same channels in the same order.
+
+    >>> numbers = ChannelNumbers()
+    >>> numbers.take([Channel(0, 1, 2), Channel(1, 0, 2), Channel(0, 1, 2)])
     [(0, 1, 0), (1, 0, 0), (0, 1, 1)]
+    >>> numbers.take([Channel(0, 1, 2)]), numbers.take([Channel(0, 1, 2)], group=1)
+    ([(0, 1, 0)], [(0, 1, 2)])
     """
-    seen: dict[tuple[int, int], int] = {}
-    keys: list[tuple[int, int, int]] = []
-    for channel in channels:
-        pair = (channel.src, channel.dst)
-        k = seen.get(pair, 0)
-        seen[pair] = k + 1
-        keys.append((*pair, k))
-    return keys
+
+    __slots__ = ("_numbers", "_opened")
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[int, int, int, int], int] = {}
+
+    def take(self, channels: Sequence[Channel], group: int = 0) -> list[tuple[int, int, int]]:
+        """(src, dst, number) for each channel."""
+        seen: dict[tuple[int, int], int] = {}
+        keys: list[tuple[int, int, int]] = []
+        for channel in channels:
+            src, dst = pair = channel.src, channel.dst
+            k = seen.get(pair, 0)
+            seen[pair] = k + 1
+            number = self._numbers.get((group, src, dst, k))
+            if number is None:
+                number = self._numbers[group, src, dst, k] = self._opened.get(pair, 0)
+                self._opened[pair] = number + 1
+            keys.append((src, dst, number))
+        return keys

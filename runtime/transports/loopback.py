@@ -27,10 +27,10 @@ from optcc.runtime.transport import (
     RECEIVED,
     SENT,
     Bytes,
+    ChannelNumbers,
     Clock,
     Event,
     MonotonicClock,
-    number_pairs,
 )
 from optcc.topology import Topology
 
@@ -99,6 +99,8 @@ class LoopbackNetwork:
             raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}")
         if topology is not None and topology.rail_only:
             raise TopologyError("rail-only topology: the loopback pools the NICs of a server; must not be rail-only")
+        if topology is not None and topology.pods:
+            raise TopologyError("topology with pods: the loopback has no uplinks; must be without pods")
         self.n_ranks = n_ranks
         self.topology = topology
         self._clock: Clock = clock or MonotonicClock()
@@ -106,6 +108,7 @@ class LoopbackNetwork:
         self._wakes = [threading.Condition(self._lock) for _ in range(n_ranks)]
         self._events: list[list[Event]] = [[] for _ in range(n_ranks)]
         self._channels: list[_Channel] = []
+        self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._rounds: dict[int, list[bytes | None]] = {}
         self._round_readers: dict[int, int] = {}
@@ -148,11 +151,11 @@ class LoopbackNetwork:
 
     # What a transport calls.
 
-    def open(self, rank: int, channels: Sequence[Channel]) -> list[int]:
+    def open(self, rank: int, channels: Sequence[Channel], group: int) -> list[int]:
         """Handles for `rank`, see `Transport.open`."""
         with self._lock:
             handles: list[int] = []
-            for key in number_pairs(channels):
+            for key in self._numbers.take(channels, group):
                 src, dst, _ = key
                 if not (0 <= src < self.n_ranks and 0 <= dst < self.n_ranks) or src == dst:
                     raise InputError(f"channel {src}->{dst}: must join two ranks below {self.n_ranks}")
@@ -414,9 +417,9 @@ class LoopbackTransport:
         """Ranks on the network."""
         return self._network.n_ranks
 
-    def open(self, channels: Sequence[Channel]) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
         """See `Transport`."""
-        return self._network.open(self._rank, channels)
+        return self._network.open(self._rank, channels, group)
 
     def post_send(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
@@ -438,6 +441,10 @@ class LoopbackTransport:
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """See `Transport`."""
         self.allgather(b"", timeout_s)
+
+    def abort(self, cause: str) -> None:
+        """See `Transport`."""
+        self._network.abort(self._rank, cause)
 
     def close(self) -> None:
         """See `Transport`; the network lives on until its own `close`."""

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError
+from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, RankLost
 from optcc.plan import Channel
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,
     SENT,
     Bytes,
+    ChannelNumbers,
     Clock,
     Event,
     MonotonicClock,
-    number_pairs,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MESSAGE_BYTES_MAX = 2**31 - 1
 _POLLS_BUSY = 20
 _POLLS_YIELD = 200
+_NOTICE_BYTES = 512
 _SLEEP_S_MIN = 50e-6
 _SLEEP_S_MAX = 200e-6
 
@@ -73,8 +74,15 @@ class MpiTransport:
         self._mpi = load_mpi()
         self._comm: MPI.Intracomm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._rank, self._n_ranks = self._comm.Get_rank(), self._comm.Get_size()
+        # Whoever gives up says so here, to everyone; apart, so that a receive from anyone slows no message down.
+        self._notices: MPI.Intracomm = self._comm.Dup()
+        self._notice = np.zeros(_NOTICE_BYTES, dtype=np.uint8)
+        self._notice_comes = self._notices.Irecv((self._notice, self._mpi.BYTE), self._mpi.ANY_SOURCE, 0)
+        self._notices_sent: list[MPI.Request] = []
+        self._status = self._mpi.Status()
         self._tag_max: int = self._comm.Get_attr(self._mpi.TAG_UB) or 32767
         self._clock: Clock = clock or MonotonicClock()
+        self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._peers: list[tuple[int, int]] = []
         self._sends: list[_Queue] = []
@@ -83,6 +91,7 @@ class MpiTransport:
         self._oldest: list[MPI.Request] = []
         self._owner: list[_Queue] = []
         self._events: list[Event] = []
+        self._lost = ""
         self._broken = False
         self._closed = False
 
@@ -101,10 +110,10 @@ class MpiTransport:
         """The transport's own communicator; for `Abort` when a run has failed."""
         return self._comm
 
-    def open(self, channels: Sequence[Channel]) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
         """See `Transport`. Raises InputError for a rank or a number of channels that MPI does not have."""
         handles: list[int] = []
-        for src, dst, k in number_pairs(channels):
+        for src, dst, k in self._numbers.take(channels, group):
             if not (0 <= src < self._n_ranks and 0 <= dst < self._n_ranks) or src == dst:
                 raise InputError(f"channel {src}->{dst}: must join two ranks below {self._n_ranks}")
             if k > self._tag_max:
@@ -154,6 +163,7 @@ class MpiTransport:
                 deadline = clock.now_s() + timeout_s
             elif tries <= _POLLS_BUSY:
                 continue
+            self._check_lost()
             if clock.now_s() >= deadline:
                 return events
             if tries <= _POLLS_YIELD:
@@ -207,18 +217,41 @@ class MpiTransport:
             if tries <= _POLLS_YIELD:
                 os.sched_yield()
                 continue
+            self._check_lost()
             if clock.now_s() >= deadline:
                 self._broken = True
                 raise DeadlineExceeded(f"rank {self._rank}: waited {timeout_s:g} s in vain for other ranks {purpose}")
             clock.sleep_s(_SLEEP_S_MIN)
 
+    def abort(self, cause: str) -> None:
+        """See `Transport`."""
+        # Whoever has told this rank that it gives up has told all others too.
+        if self._closed or self._notices_sent or self._lost:
+            return
+        self._broken = True
+        notice = np.frombuffer(cause.encode()[:_NOTICE_BYTES].ljust(_NOTICE_BYTES, b"\0"), np.uint8)
+        others = [rank for rank in range(self._n_ranks) if rank != self._rank]
+        self._notices_sent = [self._notices.Isend((notice, self._mpi.BYTE), rank, 0) for rank in others]
+
+    def _check_lost(self) -> None:
+        """Raises RankLost once another rank has said that it gives up."""
+        if not self._lost and self._notice_comes.Test(self._status):
+            cause = self._notice.tobytes().rstrip(b"\0").decode(errors="replace")
+            self._lost = f"rank {self._status.Get_source()} is lost: {cause}"
+            self._broken = True
+        if self._lost:
+            raise RankLost(self._lost)
+
     def close(self) -> None:
-        """Gives the communicator back; collective. After a failed run it keeps it: the others may be gone."""
+        """Gives the communicators back; collective. After a failed run it keeps them: the others may be gone."""
         if self._closed:
             return
         self._closed = True
         if self._oldest or self._broken or self._mpi.Is_finalized():
             return
+        self._notice_comes.Cancel()
+        self._notice_comes.Wait()
+        self._notices.Free()
         self._comm.Free()
 
 

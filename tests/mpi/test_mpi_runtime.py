@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from optcc.collective import DTYPE_BYTES
-from optcc.errors import DeadlineExceeded, MismatchError
+from optcc.collective import DTYPE_BYTES, Collective
+from optcc.errors import DeadlineExceeded, MismatchError, RankLost
 from optcc.plan import RECV, Channel, Plan
-from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.check import expected_output, make_input, wrong_elements
+from optcc.runtime.communicator import Communicator
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Executor
+from optcc.runtime.engine import Executor, Handle
 from optcc.runtime.samples import Draft, exchange, ring
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.schedule import COPY
 from optcc.verdict import PROPERTIES, PROVED, Verdict
 
+MIX = [
+    *(("float32", "sum"), ("float64", "max"), ("int32", "avg"), ("int64", "prod"), ("bfloat16", "sum")),
+    *(("float16", "min"), ("uint8", "bxor"), ("float32", "avg"), ("int8", "sum"), ("float32", "min")),
+]
 ROOT = Path(__file__).parents[2]
 LAUNCH_S_MAX = 60
 
@@ -82,13 +89,60 @@ def block(transport: MpiTransport) -> str:
     return ""
 
 
+def mix(transport: MpiTransport) -> list[int]:
+    """Wrong elements of ten AllReduces at once, of different lengths, types and reductions; twice, then persistent."""
+    comm = Communicator(transport, by_hand, deadline_s=20)
+    wrong: list[int] = []
+    cases = [(1 + 7001 * number % 50_000, *case) for number, case in enumerate(MIX)]
+    for seed in range(2):
+        handles = [
+            comm.start_all_reduce(make_input(comm.rank, *case, seed=seed), case[2], dtype=case[1]) for case in cases
+        ]
+        wrong += [
+            count_unequal(comm, handle, case, seed) for handle, case in reversed([*zip(handles, cases, strict=True)])
+        ]
+    persistent = [comm.all_reduce_init(make_input(comm.rank, *case), case[2], dtype=case[1]) for case in cases]
+    for _ in range(2):
+        handles = [each.start() for each in persistent]
+        wrong += [count_unequal(comm, handle, case, 0) for handle, case in zip(handles, cases, strict=True)]
+    comm.barrier()
+    return wrong
+
+
+def count_unequal(comm: Communicator, handle: Handle, case: tuple[int, str, str], seed: int) -> int:
+    total, _ = expected_output(Collective("allreduce", comm.n_ranks), *case, comm.rank, seed=seed)
+    return int(np.count_nonzero(handle.result() != total))
+
+
+def by_hand(collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
+    plan = (ring if size_bytes % 3 else exchange)(collective.n_ranks, size_bytes, dtype, reduction)
+    return plan, proved(plan)
+
+
+def give_up(transport: MpiTransport) -> str:
+    """The last rank cancels what the others wait for."""
+    comm = Communicator(transport, by_hand, deadline_s=20)
+    init = comm.all_reduce_init(np.ones(1000))
+    if comm.rank == comm.n_ranks - 1:
+        comm.abort("on purpose")
+        return ""
+    begin = time.perf_counter()
+    try:
+        init.start().wait()
+    except RankLost as error:
+        return str(error) if time.perf_counter() - begin < 10 else "too late"
+    return ""
+
+
 def main(folder: Path, fails: bool) -> int:
     checks = check_transport(MpiTransport)
     transport = MpiTransport()
     report = {
         "checks": checks,
         "wrong": count_wrong(transport),
+        "mix": mix(transport),
         "disagreement": disagree(transport),
+        "given up": give_up(MpiTransport()),
         "blocked": block(transport),
     }
     (folder / f"{transport.rank}.json").write_text(json.dumps(report))
@@ -109,7 +163,7 @@ def find_mpirun() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def launch(n_ranks: int, folder: Path, fails: bool = False) -> subprocess.CompletedProcess[str]:
+def launch(n_ranks: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     mpirun = find_mpirun()
     if mpirun is None or find_spec("mpi4py") is None:
         pytest.skip("no mpirun or no mpi4py on this machine")
@@ -121,7 +175,7 @@ def launch(n_ranks: int, folder: Path, fails: bool = False) -> subprocess.Comple
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
-    command = [mpirun, "-n", str(n_ranks), sys.executable, __file__, str(folder), "fails" if fails else "ends"]
+    command = [mpirun, "-n", str(n_ranks), sys.executable, *arguments]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=LAUNCH_S_MAX, check=False, cwd=ROOT
     )
@@ -129,7 +183,7 @@ def launch(n_ranks: int, folder: Path, fails: bool = False) -> subprocess.Comple
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_every_rank_keeps_every_promise(n_ranks: int, tmp_path: Path) -> None:
-    done = launch(n_ranks, tmp_path)
+    done = launch(n_ranks, [__file__, str(tmp_path), "ends"])
     assert done.returncode == 0, done.stderr
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n_ranks)]
     others = ", ".join(map(str, range(n_ranks - 1)))
@@ -137,12 +191,25 @@ def test_every_rank_keeps_every_promise(n_ranks: int, tmp_path: Path) -> None:
         f"rank {n_ranks - 1} differs from rank{'s' if n_ranks > 2 else ''} {others}: size_bytes 1024 instead of 4096"
     )
     for rank, report in enumerate(reports):
-        assert len(report["checks"]) == 11
+        assert len(report["checks"]) == 14
         assert not any(report["wrong"].values()), report["wrong"]
         assert len(report["wrong"]) == 30
+        assert report["mix"] == [0] * 40
         assert report["disagreement"] == explanation
+        last = n_ranks - 1
+        told = f"rank {last} is lost: Cancelled: rank {last}: on purpose"
+        assert report["given up"] == ("" if rank == last else told)
         assert ("waits for message 0 of channel 1->0" in report["blocked"]) == (rank == 0)
 
 
 def test_the_exit_code_of_the_ranks_is_that_of_mpirun(tmp_path: Path) -> None:
-    assert launch(2, tmp_path, fails=True).returncode == MismatchError.exit_code
+    assert launch(2, [__file__, str(tmp_path), "fails"]).returncode == MismatchError.exit_code
+
+
+def test_the_example_of_the_docs_runs_under_mpirun(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n# under_mpirun\.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "under_mpirun.py"
+    script.write_text(block, encoding="utf-8")
+    done = launch(4, [str(script)])
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,328 @@
+"""What the executor costs: processor time per instruction, where it goes, and how long a short AllReduce takes.
+
+Two cases run over a transport whose messages are over as soon as they are posted: what is left is the engine, the state
+machine, and NumPy on a few bytes. The others run as four processes over loopback, in turns within each round, beside
+Open MPI's own AllReduce. Processor times are of user and kernel, the mean over the ranks; a wait that spins is in them,
+as with MPI. The record is a file of its own format, `optcc-executor-speed/1`. The one that comes with the package is
+made by
+
+    python -m optcc.experiments.executor_speed
+
+in about half a minute on two cores that nothing else uses.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+
+from optcc.cli import build_plan
+from optcc.errors import CodecError, RuntimeFault
+from optcc.experiments.fabric import find_mpirun
+from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
+from optcc.files import read_file, replace_file
+from optcc.plan import Channel, Plan
+from optcc.runtime.engine import Engine
+from optcc.runtime.launch import nics_of, over_mpi
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, RECEIVED, SENT, Bytes, Event, Transport
+from optcc.runtime.transports.mpi import MpiTransport, load_mpi
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.show import Card, Shown
+from optcc.topology import Topology
+from optcc.verdict import PROVED
+from optcc.verify.plan import verify_plan
+
+FORMAT = "optcc-executor-speed/1"
+PATH = Path(__file__).parent / "records" / "executor-speed.json"
+N_RANKS = 4
+ROUNDS = 9
+RUNS = 200
+PROFILED_RUNS = 20
+PROFILED_FUNCTIONS = 10
+JOB_TIMEOUT_S = 300
+LONG = ("ring", 8, 32, 8 * 32 * 16 * 4)
+"""Schedule, ranks, segments and bytes of a plan of many instructions of 64 B each."""
+SHORT = ("recursive-doubling", N_RANKS, 1, 1024)
+ALONE = {"at once, ring of 8 ranks, 32 segments": LONG, "at once, 1 KiB on 4 ranks": SHORT}
+JOB = (
+    *("tcp, ring of 4 ranks, 32 segments", "mpi, ring of 4 ranks, 32 segments"),
+    *("tcp, 1 KiB on 4 ranks", "mpi, 1 KiB on 4 ranks", "Open MPI itself, 1 KiB on 4 ranks"),
+)
+CASES = (*ALONE, *JOB)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One case: a rank's instructions in a run (0 for a peer), and seconds a run, of every round."""
+
+    case: str
+    instructions: int
+    cpu_s: list[float]
+    wall_s: list[float]
+
+    @property
+    def instruction_us(self) -> float:
+        """Processor time of an instruction: the median round's."""
+        return statistics.median(self.cpu_s) / self.instructions * 1e6 if self.instructions else 0.0
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which share of a run is spent in a function itself."""
+
+    function: str
+    share: float
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: list[Row]
+    profile: list[Share]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSpeed(Shown):
+    """The rows, the profile of the first case, the machine and the versions."""
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+    profile: tuple[Share, ...]
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        file = _File(FORMAT, self.machine, self.versions, list(self.rows), list(self.profile))
+        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> ExecutorSpeed:
+        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
+        try:
+            file = msgspec.json.decode(data, type=_File)
+        except msgspec.DecodeError as error:
+            raise CodecError(f"record {name!r}: $: {error}") from None
+        if file.format != FORMAT:
+            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        for number, row in enumerate(file.rows):
+            for label, seconds in (("cpu_s", row.cpu_s), ("wall_s", row.wall_s)):
+                if not seconds or min(seconds) <= 0:
+                    rule = "must be one or more, above zero"
+                    raise CodecError(f"record {name!r}: $.rows[{number}].{label}: {seconds}: {rule}")
+        return cls(file.machine, file.versions, tuple(file.rows), tuple(file.profile))
+
+    @classmethod
+    def read(cls, path: Path = PATH) -> ExecutorSpeed:
+        """The record in the file `path`."""
+        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                row.case,
+                f"{row.instructions}" if row.instructions else "-",
+                f"{row.instruction_us:.1f} us" if row.instructions else "-",
+                f"{statistics.median(row.cpu_s) * 1e6:.0f} us",
+                f"{statistics.median(row.wall_s) * 1e6:.0f} us",
+            )
+            for row in self.rows
+        )
+        columns = ("case", "instructions a rank", "CPU an instruction", "CPU a run and rank", "time of a run")
+        return Card("the executor's cost, medians", columns, rows)
+
+    def markdown(self) -> str:
+        """Both tables, as in docs/performance.md."""
+        tables = []
+        for card in (self.card(), self.profile_card()):
+            rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
+            tables.append("".join(f"| {' | '.join(row)} |\n" for row in rows))
+        return "\n".join(tables)
+
+    def profile_card(self) -> Card:
+        """The profile as a table."""
+        rows = tuple((share.function, f"{100 * share.share:.0f} %") for share in self.profile)
+        return Card("where an instruction's time goes", ("function", "share"), rows)
+
+
+class ImmediateTransport:
+    """Rank 0 of a network on which every message is over when it is posted; nothing is moved."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self.rank, self.n_ranks = 0, n_ranks
+        self._events: list[Event] = []
+
+    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+        """See `Transport`."""
+        first = group * len(channels)
+        return [first + k if 0 in (channel.src, channel.dst) else -1 for k, channel in enumerate(channels)]
+
+    def post_send(self, channel: int, view: Bytes) -> None:  # noqa: ARG002
+        """See `Transport`."""
+        self._events.append((SENT, channel))
+
+    def post_recv(self, channel: int, view: Bytes) -> None:  # noqa: ARG002
+        """See `Transport`."""
+        self._events.append((RECEIVED, channel))
+
+    def poll(self, timeout_s: float) -> list[Event]:  # noqa: ARG002
+        """See `Transport`."""
+        events, self._events = self._events, []
+        return events
+
+    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:  # noqa: ARG002
+        """See `Transport`; every rank says what this one says."""
+        return [payload] * self.n_ranks
+
+    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        """See `Transport`."""
+
+    def abort(self, cause: str) -> None:
+        """See `Transport`."""
+
+    def close(self) -> None:
+        """See `Transport`."""
+
+
+def _plan(name: str, ranks: int, segments: int, size_bytes: int) -> Plan:
+    return build_plan(name, Topology.parse(f"{ranks}@1GB/s"), size_bytes, segments=segments)
+
+
+def _ready(transport: Transport, plan: Plan) -> tuple[Callable[[], object], int]:
+    """One run of `plan`, of arrays of ones, and how many instructions it is at this rank."""
+    verdict = verify_plan(plan)
+    assert verdict.verdict == PROVED
+    prepared = Engine(transport).prepare(plan, verdict)
+    send = np.ones(plan.size_bytes // 4, dtype=np.float32)
+    arrays = prepared.arrange(send, np.zeros_like(send))
+    return lambda: prepared.start_with(arrays).wait(), prepared.program.n_instructions
+
+
+def _timed(run: Callable[[], object], runs: int) -> tuple[float, float]:
+    """(processor seconds, seconds) a run."""
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    for _ in range(runs):
+        run()
+    return (time.process_time() - cpu_s) / runs, (time.perf_counter() - wall_s) / runs
+
+
+def measure_alone(case: str, rounds: int = ROUNDS, runs: int = RUNS) -> Row:
+    """A case over `ImmediateTransport`."""
+    plan = _plan(*ALONE[case])
+    run, instructions = _ready(ImmediateTransport(plan.n_ranks), plan)
+    run()
+    times = [_timed(run, max(1, runs // 10) if instructions > 50 else runs) for _ in range(rounds)]
+    return Row(case, instructions, [cpu_s for cpu_s, _ in times], [wall_s for _, wall_s in times])
+
+
+def profile(runs: int = PROFILED_RUNS) -> list[Share]:
+    """Where the time of the first case goes, by function, the largest first."""
+    plan = _plan(*LONG)
+    run, _ = _ready(ImmediateTransport(plan.n_ranks), plan)
+    run()
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(runs):
+        run()
+    profiler.disable()
+    stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    total_s = sum(own_s for _, _, own_s, _, _ in stats.values())
+    rows = [(own_s / total_s, _label(*where)) for where, (_, _, own_s, _, _) in stats.items()]
+    return [Share(label, share) for share, label in sorted(rows, reverse=True)[:PROFILED_FUNCTIONS]]
+
+
+def _label(path: str, _line: int, name: str) -> str:
+    """`engine.poll`; what is built in stands alone."""
+    return f"{Path(path).stem}.{name}" if path.endswith(".py") else name
+
+
+def _rank(rounds: int, runs: int) -> list[Row]:
+    """The cases of the job, at one of its ranks: times are the mean over the ranks, and the slowest one's."""
+    mpi = MpiTransport()
+    tcp = TcpTransport(over_mpi(mpi.comm), nics_of({"OPTCC_SOCKET_IFNAME": "=lo"}))
+    long, short = _plan("ring", N_RANKS, 32, N_RANKS * 32 * 16 * 4), _plan(*SHORT)
+    comm, sum_ = mpi.comm, load_mpi().SUM
+    send = np.ones(short.size_bytes // 4, dtype=np.float32)
+    recv = np.zeros_like(send)
+    ways: tuple[Transport, ...] = (tcp, mpi, tcp, mpi, mpi)
+    cases = [_ready(way, plan) for way, plan in zip(ways[:-1], (long, long, short, short), strict=True)]
+    cases.append((lambda: comm.Allreduce(send, recv, op=sum_), 0))
+    rows = [Row(name, instructions, [], []) for name, (_, instructions) in zip(JOB, cases, strict=True)]
+    for round_ in range(rounds + 1):
+        for row, way, (run, instructions) in zip(rows, ways, cases, strict=True):
+            way.barrier()
+            cpu_s, wall_s = _timed(run, max(1, runs // 10) if instructions > 50 else runs)
+            way.barrier()
+            times = [struct.unpack("<dd", each) for each in mpi.allgather(struct.pack("<dd", cpu_s, wall_s))]
+            if round_:
+                row.cpu_s.append(statistics.mean(each for each, _ in times))
+                row.wall_s.append(max(each for _, each in times))
+    tcp.barrier()
+    tcp.close()
+    mpi.close()
+    return rows
+
+
+def measure_job(rounds: int = ROUNDS, runs: int = RUNS) -> list[Row]:
+    """The cases of four processes, in one job. Raises EnvironmentMissing without Open MPI, RuntimeFault if it fails."""
+    command = [find_mpirun(), "-n", str(N_RANKS), sys.executable, "-m", "optcc.experiments.executor_speed"]
+    environment = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    done = subprocess.run(
+        [*command, "--rank", "--rounds", str(rounds), "--runs", str(runs)],
+        env=environment,
+        capture_output=True,
+        timeout=JOB_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeFault(f"mpirun: exit code {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
+    return msgspec.json.decode(done.stdout, type=list[Row])
+
+
+def measure(rounds: int = ROUNDS, runs: int = RUNS) -> ExecutorSpeed:
+    """Everything; raises as `measure_job`."""
+    rows = [measure_alone(case, rounds, runs) for case in ALONE] + measure_job(rounds, runs)
+    return ExecutorSpeed(dict(this_machine()), dict(these_versions()), tuple(rows), tuple(profile()))
+
+
+@click.command()
+@click.option("--rank", is_flag=True, hidden=True, help="Be a rank of the job, and print its rows.")
+@click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=RUNS, show_default=True, help="Runs in each round.")
+@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the tables of the docs.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
+def command(rank: bool, rounds: int, runs: int, markdown: bool, output: Path) -> None:
+    """Measure the executor's cost and write the record."""
+    if rank:
+        rows = _rank(rounds, runs)
+        if load_mpi().COMM_WORLD.Get_rank() == 0:
+            click.echo(msgspec.json.encode(rows).decode())
+        return
+    if markdown:
+        click.echo(ExecutorSpeed.read(output).markdown(), nl=False)
+        return
+    record = measure(rounds, runs)
+    replace_file(output, record.to_bytes())
+    click.echo(record.markdown(), nl=False)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,235 @@
+"""`Communicator`: collectives on arrays, for programs.
+
+    with Communicator(transport, plan_for) as comm:
+        total = comm.all_reduce(gradient)                  # blocking
+        handle = comm.start_all_reduce(other, "max")       # several at once, in any sizes and types
+        step = comm.all_reduce_init(weights, out=weights)  # again and again on the same memory
+        step.start().wait()
+        largest = handle.result()
+
+Which plan carries a collective is the business of `plan_for`; a ready-made one is `optcc.experiments.planner.Planner`.
+The plan for each collective, size, type and reduction is made once and kept.
+
+All ranks call the same collectives in the same order, as in MPI. Those that a program starts and does not wait for
+overlap, but for those of one collective, size, type and reduction, which follow each other: they share a plan. How runs
+fail, together and at all ranks, is said in `optcc.runtime.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from optcc.collective import Collective, check_reduction_of, split
+from optcc.errors import InputError
+from optcc.plan import Plan
+from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan, Staging
+from optcc.runtime.kernels import Kernels, memory_of
+from optcc.runtime.state import WINDOW
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
+from optcc.verdict import Verdict
+
+PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
+"""(collective, size in bytes, dtype, reduction) to a plan and the verifier's verdict on it; the same at every rank."""
+MemoryOf = Callable[[Any, str, str], tuple[Kernels, Staging | None]]
+"""(array, dtype, reduction) to what computes where the array lies, and the way from there to the transport."""
+PLANS_MAX = 64
+"""So many plans are kept; the one that has not been used for longest gives way."""
+
+
+class Communicator:
+    """The collectives of one rank over `transport`, which is the communicator's from now on; used by one thread.
+
+    `window` see `optcc.runtime.state`; a collective that takes longer than `deadline_s` seconds fails. As a context
+    manager it waits at the end for all ranks and closes, or after an exception gives up at all ranks.
+
+    Arrays, of NumPy or in a GPU's memory of CuPy, are contiguous; their elements are of a type in
+    `optcc.collective.DTYPE_BYTES`. `dtype` says what NumPy cannot: that an array of uint16 holds bfloat16.
+    `memory_of` says how arrays are computed on and how they come to the transport; the default stages a GPU's in
+    page-locked memory.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        plan_for: PlanFor,
+        *,
+        window: int = WINDOW,
+        deadline_s: float = DEADLINE_S,
+        clock: Clock | None = None,
+        memory_of: MemoryOf = memory_of,
+    ) -> None:
+        self.engine = Engine(transport, clock=clock)
+        self.rank, self.n_ranks = self.engine.rank, self.engine.n_ranks
+        self._plan_for, self._window, self._deadline_s = plan_for, window, deadline_s
+        self._memory_of = memory_of
+        # Last used, last.
+        self._plans: dict[tuple[Collective, int, str, str, bool], PersistentPlan] = {}
+
+    # --- blocking -----------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Any:
+        """The reduction of every rank's `array`, in `out`: a new array unless given; `out=array` reduces in place.
+
+        Raises InputError for arrays or reductions that cannot be, and what `Handle.wait` and `Engine.prepare` raise.
+        """
+        return self.start_all_reduce(array, op, out, dtype=dtype).result()
+
+    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Any:
+        """This rank's piece of the reduction of every rank's `array`, flat; raises as `all_reduce`.
+
+        The pieces are those of `optcc.collective.split`: of n elements, rank r gets those from n r // p on.
+        """
+        return self.start_reduce_scatter(array, op, out, dtype=dtype).result()
+
+    def all_gather(self, array: Any, out: Any = None, *, dtype: str | None = None) -> Any:
+        """Every rank's `array`, by rank: of one dimension more than the array; raises as `all_reduce`."""
+        return self.start_all_gather(array, out, dtype=dtype).result()
+
+    def broadcast(self, array: Any, root: int = 0, *, dtype: str | None = None) -> Any:
+        """`array`, which holds at every rank what it held at rank `root`; raises as `all_reduce`."""
+        return self.start_broadcast(array, root, dtype=dtype).result()
+
+    def reduce(self, array: Any, op: str = "sum", root: int = 0, out: Any = None, *, dtype: str | None = None) -> Any:
+        """At rank `root` the reduction of every rank's `array`, None elsewhere; raises as `all_reduce`."""
+        return self.start_reduce(array, op, root, out, dtype=dtype).result()
+
+    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        """Returns once every rank has called it; see `Engine.barrier`."""
+        self.engine.barrier(timeout_s)
+
+    # --- started, not waited for --------------------------------------------------------------------------------------
+
+    def start_all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Handle:
+        """Begins `all_reduce`; its arrays are the handle's until it is done."""
+        plan = self._plan(Collective("allreduce", self.n_ranks), array, op, dtype)
+        return plan.start(array, _new(array, array.shape) if out is None else out)
+
+    def start_reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Handle:
+        """Begins `reduce_scatter`."""
+        plan = self._plan(Collective("reducescatter", self.n_ranks), array, op, dtype)
+        if out is None:
+            first, stop = list(split(array.size, self.n_ranks))[self.rank]
+            out = _new(array, (stop - first,))
+        return plan.start(array, out)
+
+    def start_all_gather(self, array: Any, out: Any = None, *, dtype: str | None = None) -> Handle:
+        """Begins `all_gather`."""
+        plan = self._plan(Collective("allgather", self.n_ranks), array, "sum", dtype, self.n_ranks)
+        return plan.start(array, _new(array, (self.n_ranks, *array.shape)) if out is None else out)
+
+    def start_broadcast(self, array: Any, root: int = 0, *, dtype: str | None = None) -> Handle:
+        """Begins `broadcast`."""
+        plan = self._plan(Collective("broadcast", self.n_ranks, root), array, "sum", dtype)
+        return plan.start(array if self.rank == root else None, array)
+
+    def start_reduce(
+        self, array: Any, op: str = "sum", root: int = 0, out: Any = None, *, dtype: str | None = None
+    ) -> Handle:
+        """Begins `reduce`."""
+        plan = self._plan(Collective("reduce", self.n_ranks, root), array, op, dtype)
+        if self.rank != root:
+            return plan.start(array, None)
+        return plan.start(array, _new(array, array.shape) if out is None else out)
+
+    def all_reduce_init(
+        self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None
+    ) -> PersistentAllReduce:
+        """An AllReduce of `array` into `out` (a new array unless given) that is made ready once and started at will.
+
+        It shares nothing with any other, so that it overlaps with all; collective. Raises as `all_reduce`.
+        """
+        dtype = _name_of(array, dtype)
+        plan = self._make(Collective("allreduce", self.n_ranks), array, array.nbytes, op, dtype)
+        return PersistentAllReduce(plan, array, _new(array, array.shape) if out is None else out)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def abort(self, cause: str) -> None:
+        """Gives up every collective that is under way, at all ranks; see `Engine.abort`."""
+        self.engine.abort(cause)
+
+    def close(self) -> None:
+        """Gives the transport back; see `Engine.close`."""
+        self.engine.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                self.abort(f"{type(error).__name__}: {error}")
+            elif self.engine.failure is None:
+                self.barrier(self._deadline_s)
+        finally:
+            self.close()
+
+    # --- plans --------------------------------------------------------------------------------------------------------
+
+    def _plan(self, collective: Collective, array: Any, op: str, dtype: str | None, times: int = 1) -> PersistentPlan:
+        """The plan that is kept for a message of `times` such arrays, or a new one."""
+        name = _name_of(array, dtype)
+        size_bytes = array.nbytes * times
+        key = collective, size_bytes, name, op, _is_on_device(array)
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            if len(self._plans) >= PLANS_MAX:
+                self._plans.pop(next(iter(self._plans))).close()
+            plan = self._make(collective, array, size_bytes, op, name)
+        self._plans[key] = plan
+        return plan
+
+    def _make(self, collective: Collective, array: Any, size_bytes: int, op: str, dtype: str) -> PersistentPlan:
+        check_reduction_of(op, dtype)
+        plan, verdict = self._plan_for(collective, size_bytes, dtype, op)
+        wanted = collective, size_bytes, dtype, op
+        got = plan.collective, plan.size_bytes, plan.transfers.dtype, plan.transfers.reduction
+        if got != wanted:
+            raise InputError(f"plan {plan.name}: {_said(got)}: must be {_said(wanted)}")
+        kernels, staging = self._memory_of(array, dtype, op)
+        return self.engine.prepare(
+            plan, verdict, window=self._window, deadline_s=self._deadline_s, kernels=kernels, staging=staging
+        )
+
+
+class PersistentAllReduce:
+    """An AllReduce of one array into another, made ready; see `Communicator.all_reduce_init`."""
+
+    __slots__ = ("_arrays", "_plan")
+
+    def __init__(self, plan: PersistentPlan, array: Any, out: Any) -> None:
+        self._plan, self._arrays = plan, plan.arrange(array, out)
+
+    def start(self) -> Handle:
+        """Begins with what the array holds now; if a former start is not done, when it is."""
+        return self._plan.start_with(self._arrays)
+
+    def close(self) -> None:
+        """Waits for what was started and gives the channels back; collective."""
+        self._plan.close()
+
+
+def _name_of(array: Any, dtype: str | None) -> str:
+    if not hasattr(array, "dtype"):
+        raise InputError(f"{type(array).__name__}: must be an array")
+    return str(array.dtype.name) if dtype is None else dtype
+
+
+def _new(array: Any, shape: tuple[int, ...]) -> Any:
+    """An array of the same kind as `array`, wherever that lies."""
+    return np.empty_like(array, shape=shape, order="C")
+
+
+def _is_on_device(array: Any) -> bool:
+    return hasattr(array, "__cuda_array_interface__")
+
+
+def _said(what: tuple[Collective, int, str, str]) -> str:
+    collective, size_bytes, dtype, reduction = what
+    return f"{collective.name} of {size_bytes} B {dtype} by {reduction} on {collective.n_ranks} ranks"

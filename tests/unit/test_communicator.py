@@ -1,0 +1,600 @@
+"""Communicators: every collective is exact, many overlap, failures end all of them, and nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import runpy
+import threading
+import time
+import tracemalloc
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from optcc.collective import DTYPE_BYTES, Collective
+from optcc.errors import DeadlineExceeded, InputError, MismatchError, PlanError, RankLost, RuntimeFault
+from optcc.experiments.executor_speed import ImmediateTransport
+from optcc.experiments.planner import Planner
+from optcc.plan import Plan
+from optcc.runtime import communicator
+from optcc.runtime.check import expected_output, make_input
+from optcc.runtime.communicator import Communicator
+from optcc.runtime.engine import COPIED_BYTES_MAX, Engine, Handle
+from optcc.runtime.kernels import NumpyKernels
+from optcc.runtime.launch import in_file, nics_of
+from optcc.runtime.samples import exchange, ring
+from optcc.runtime.transport import Bytes, Transport
+from optcc.runtime.transports.loopback import run_ranks
+from optcc.runtime.transports.sim import SimNetwork, run_sim
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.topology import Topology
+from optcc.verdict import PROPERTIES, PROVED, UNKNOWN, Verdict
+
+T = TypeVar("T")
+DONE_S = 60.0
+MIX = [
+    (dtype, op, count)
+    for (dtype, op), count in zip(
+        [
+            *(("float32", "sum"), ("float64", "max"), ("int32", "avg"), ("int64", "prod"), ("bfloat16", "sum")),
+            *(("float16", "min"), ("uint8", "bxor"), ("float32", "avg"), ("int8", "sum"), ("float32", "sum")),
+        ],
+        (1, 40_001, 777, 0, 5_000, 63, 100_000, 20_000, 3, 60_000),
+        strict=True,
+    )
+]
+"""Ten AllReduces of different types, reductions and lengths."""
+
+
+def sample(collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
+    """A plan made by hand: round a ring, or by an exchange that needs scratch, whichever the length says."""
+    make = ring if size_bytes // DTYPE_BYTES[dtype] % 2 else exchange
+    plan = make(collective.n_ranks, size_bytes, dtype, reduction)
+    return plan, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED))
+
+
+def run_tcp(n_ranks: int, function: Callable[[Transport], T], folder: Path) -> list[T]:
+    """`function` with a TCP transport over loopback, once a rank, in threads of this process."""
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def body(rank: int) -> None:
+        try:
+            nics = nics_of({"OPTCC_SOCKET_IFNAME": "=lo"})
+            transport = TcpTransport(in_file(folder / "meeting", rank, n_ranks), nics)
+            try:
+                results[rank] = function(transport)
+            finally:
+                transport.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DONE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    if failures:
+        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
+    return [results[rank] for rank in range(n_ranks)]
+
+
+def on_loopback(n_ranks: int, function: Callable[[Communicator], T], **settings: Any) -> list[T]:
+    settings = {"plan_for": sample, "deadline_s": 20.0, **settings}
+    return run_ranks(n_ranks, lambda _, transport: function(Communicator(transport, **settings)), deadline_s=DONE_S)
+
+
+def wanted(comm: Communicator, name: str, count: int, dtype: str, op: str, root: int = 0, seed: int = 0) -> Any:
+    return expected_output(Collective(name, comm.n_ranks, root), count, dtype, op, comm.rank, seed=seed)[0]
+
+
+class TestCollectives:
+    @pytest.mark.parametrize("topology", ["4@1GB/s", "3@1GB/s,1=500MB/s", "1@1GB/s"])
+    @pytest.mark.parametrize("count", [0, 1, 24_000])
+    def test_all_are_exact_with_plans_of_the_library(self, topology: str, count: int) -> None:
+        def body(comm: Communicator) -> None:
+            n, me = comm.n_ranks, comm.rank
+            root = n - 1
+            for dtype, op in (("float32", "sum"), ("int64", "avg")):
+                array = make_input(me, count, dtype, op)
+                kept = array.copy()
+                total = wanted(comm, "allreduce", count, dtype, op)
+                assert np.array_equal(comm.all_reduce(array, op), total)
+                own = slice(count * me // n, count * (me + 1) // n)
+                assert np.array_equal(comm.reduce_scatter(array, op), total[own])
+                reduced = comm.reduce(array, op, root)
+                assert reduced is None if me != root else np.array_equal(reduced, total)
+                assert np.array_equal(comm.broadcast(array.copy(), root), make_input(root, count, dtype, op))
+                gathered = comm.all_gather(array)
+                assert gathered.shape == (n, count)
+                assert all(np.array_equal(gathered[rank], make_input(rank, count, dtype, op)) for rank in range(n))
+                assert np.array_equal(array, kept)
+
+        planner = Planner(Topology.parse(topology), schedules={"allreduce": "ring"})
+        on_loopback(Topology.parse(topology).n_ranks, body, plan_for=planner)
+
+    def test_arrays_of_any_shape_in_place_and_out_of_place(self) -> None:
+        def body(comm: Communicator) -> None:
+            cube = make_input(comm.rank, 4 * 5 * 6, "float32", "sum").reshape(4, 5, 6)
+            total = wanted(comm, "allreduce", 120, "float32", "sum").reshape(4, 5, 6)
+            assert np.array_equal(comm.all_reduce(cube), total)
+            assert comm.all_reduce(cube, out=cube) is cube
+            assert np.array_equal(cube, total)
+            assert comm.all_reduce(np.array(2.0)) == 6.0
+            whole = np.zeros((comm.n_ranks, 5), dtype=np.int32)
+            whole[comm.rank] = comm.rank
+            assert comm.all_gather(whole[comm.rank], whole) is whole
+            assert whole[:, 0].tolist() == [0, 1, 2]
+
+        def plan_for(collective: Collective, size: int, dtype: str, op: str) -> tuple[Plan, Verdict]:
+            return (sample if collective.name == "allreduce" else planner)(collective, size, dtype, op)
+
+        planner = Planner(Topology.parse("3@1GB/s"))
+        on_loopback(3, body, plan_for=plan_for)
+
+    def test_memory_changes_from_run_to_run(self) -> None:
+        """Short arrays are copied to where the plan is tied, long ones have it tied to them."""
+
+        def body(comm: Communicator) -> None:
+            for count in (COPIED_BYTES_MAX // 4 - 1, COPIED_BYTES_MAX // 4 + 1):
+                arrays = [np.empty(count, dtype=np.float32) for _ in range(3)]
+                for seed in range(9):
+                    array = arrays[seed * 2 % 3]
+                    array[:] = make_input(comm.rank, count, "float32", "sum", seed=seed)
+                    comm.all_reduce(array, out=array)
+                    assert np.array_equal(array, wanted(comm, "allreduce", count, "float32", "sum", seed=seed)), seed
+
+        on_loopback(2, body)
+
+    def test_what_cannot_be_is_refused(self) -> None:
+        def body(comm: Communicator) -> None:
+            good = np.zeros(8, dtype=np.float32)
+            calls: list[tuple[Callable[[], Any], str]] = [
+                (lambda: comm.all_reduce([1.0]), "list: must be an array"),
+                (lambda: comm.all_reduce(good, "mean"), "reduction 'mean': must be one of"),
+                (lambda: comm.all_reduce(good, "bor"), "reduction 'bor' of float32"),
+                (lambda: comm.all_reduce(good.astype(">f4")), r"send: >f4: must be the plan's float32"),
+                (lambda: comm.all_reduce(np.zeros(3, dtype=complex)), "dtype 'complex128': must be one of"),
+                (lambda: comm.all_reduce(good, out=good[:4]), "recv: 16 B: must be the plan's 32 B"),
+                (lambda: comm.all_reduce(good[::2]), "send: must be contiguous"),
+                (lambda: comm.reduce(good, root=1), "root 1: must be a rank below 1"),
+            ]
+            for call, message in calls:
+                with pytest.raises(InputError, match=message):
+                    call()
+            assert comm.all_reduce(good).tolist() == [0.0] * 8
+
+        on_loopback(1, body)
+
+    def test_a_plan_for_something_else_is_refused(self) -> None:
+        def other(collective: Collective, size: int, dtype: str, op: str) -> tuple[Plan, Verdict]:
+            return sample(collective, 2 * size, dtype, op)
+
+        def unproved(collective: Collective, size: int, dtype: str, op: str) -> tuple[Plan, Verdict]:
+            plan, _ = sample(collective, size, dtype, op)
+            return plan, Verdict(plan.digest, dict.fromkeys(PROPERTIES, UNKNOWN))
+
+        array = np.zeros(8)
+        with pytest.raises(InputError, match="allreduce of 128 B float64 by sum on 2 ranks: must be allreduce of 64 B"):
+            on_loopback(2, lambda comm: comm.all_reduce(array), plan_for=other)
+        with pytest.raises(PlanError, match="must be proved before it runs"):
+            on_loopback(2, lambda comm: comm.all_reduce(array), plan_for=unproved)
+
+    def test_ranks_that_call_different_things_all_learn_of_it(self) -> None:
+        def body(comm: Communicator) -> str:
+            with pytest.raises(MismatchError) as caught:
+                comm.all_reduce(np.zeros(4 + comm.rank // 2), "sum")
+            return str(caught.value)
+
+        assert on_loopback(3, body) == ["rank 2 differs from ranks 0, 1: size_bytes 40 instead of 32"] * 3
+
+    def test_ranks_whose_channels_are_not_the_same_learn_of_it(self) -> None:
+        """Rank 1 has closed a plan that the others keep."""
+
+        def body(comm: Communicator) -> str:
+            several = [comm.all_reduce_init(np.ones(5)) for _ in range(2)]
+            if comm.rank == 1:
+                several[0].close()
+            with pytest.raises(MismatchError) as caught:
+                comm.all_reduce_init(np.ones(5))
+            return str(caught.value)
+
+        assert on_loopback(3, body) == ["rank 1 differs from ranks 0, 2: group 1 instead of 3"] * 3
+
+
+def mixed(comm: Communicator) -> int:
+    """Starts all of MIX at once, twice, ends them in an order of this rank's own; wrong elements."""
+    wrong = 0
+    order = random.Random(comm.rank)
+    for seed in range(2):
+        handles: list[tuple[Handle, Any]] = []
+        for dtype, op, count in MIX:
+            array = make_input(comm.rank, count, dtype, op, seed=seed)
+            total = wanted(comm, "allreduce", count, dtype, op, seed=seed)
+            handles.append((comm.start_all_reduce(array, op, dtype=dtype), total))
+        order.shuffle(handles)
+        for handle, total in handles:
+            wrong += int(np.count_nonzero(handle.result() != total))
+    comm.barrier()
+    return wrong
+
+
+class TestManyAtOnce:
+    def test_ten_of_different_kinds_are_exact_on_loopback(self) -> None:
+        assert on_loopback(3, mixed) == [0] * 3
+
+    def test_ten_of_different_kinds_are_exact_on_shaped_ports(self) -> None:
+        topology = Topology.parse("3@200MB/s,1=50MB/s")
+        bodies = run_ranks(3, lambda _, transport: mixed(Communicator(transport, sample)), topology=topology)
+        assert bodies == [0] * 3
+
+    def test_ten_of_different_kinds_are_exact_in_simulated_time(self) -> None:
+        network = SimNetwork(3, seed=5)
+        assert run_sim(network, lambda _, t: mixed(Communicator(t, sample, clock=t.clock))) == [0] * 3
+
+    def test_ten_of_different_kinds_are_exact_over_tcp(self, tmp_path: Path) -> None:
+        assert run_tcp(3, lambda transport: mixed(Communicator(transport, sample)), tmp_path) == [0] * 3
+
+    def test_those_of_one_kind_follow_each_other(self) -> None:
+        def body(comm: Communicator) -> None:
+            arrays = [make_input(comm.rank, 501, "float32", "sum", seed=seed) for seed in range(8)]
+            handles = [comm.start_all_reduce(array, out=array) for array in arrays]
+            assert not handles[-1].done
+            for seed in reversed(range(8)):
+                assert np.array_equal(
+                    handles[seed].result(), wanted(comm, "allreduce", 501, "float32", "sum", seed=seed)
+                )
+            assert all(handle.done for handle in handles)
+
+        on_loopback(3, body)
+
+    def test_a_rank_may_wait_before_the_others_have_made_ready(self) -> None:
+        """Rank 0 makes the second plan ready while rank 1 still waits for the first run, and needs rank 0 for it."""
+
+        def body(comm: Communicator) -> None:
+            first = make_input(comm.rank, 30_001, "float32", "sum")
+            handle = comm.start_all_reduce(first)
+            if comm.rank:
+                handle.wait()
+            second = comm.all_reduce_init(make_input(comm.rank, 11, "int64", "max"), "max")
+            assert np.array_equal(handle.result(), wanted(comm, "allreduce", 30_001, "float32", "sum"))
+            assert np.array_equal(second.start().result(), wanted(comm, "allreduce", 11, "int64", "max"))
+
+        on_loopback(3, body, deadline_s=5.0)
+
+    def test_persistent_ones_of_one_kind_overlap_and_run_again(self) -> None:
+        def body(comm: Communicator) -> None:
+            arrays = [make_input(comm.rank, 301, "float32", "sum", seed=seed) for seed in range(3)]
+            several = [comm.all_reduce_init(array) for array in arrays]
+            for turn in range(3):
+                for array, seed in zip(arrays, range(3), strict=True):
+                    array[:] = make_input(comm.rank, 301, "float32", "sum", seed=seed + turn)
+                handles = [each.start() for each in several]
+                for seed, handle in enumerate(handles):
+                    total = wanted(comm, "allreduce", 301, "float32", "sum", seed=seed + turn)
+                    assert np.array_equal(handle.result(), total)
+            for each in several:
+                each.close()
+            with pytest.raises(InputError, match="closed: must be prepared again"):
+                several[0].start()
+
+        on_loopback(3, body)
+
+    def test_test_never_waits_and_makes_progress(self) -> None:
+        def body(comm: Communicator) -> int:
+            handle = comm.start_all_reduce(np.ones(1001, dtype=np.float32))
+            if comm.rank == 0:
+                assert not handle.wait(0.01)
+                (comm.engine.transport).allgather(b"go")
+            else:
+                (comm.engine.transport).allgather(b"go")
+            looks, until_s = 0, time.monotonic() + 20
+            while not handle.test() and time.monotonic() < until_s:
+                looks += 1
+            assert handle.done and (handle.output == comm.n_ranks).all()
+            return looks
+
+        on_loopback(2, body)
+
+    def test_plans_that_are_not_used_give_way_and_their_channels_are_used_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(communicator, "PLANS_MAX", 2)
+
+        def body(comm: Communicator) -> int:
+            highest = []
+            for turn in range(3):
+                for count in (11, 13, 15, 17, 19):
+                    array = make_input(comm.rank, count, "int32", "sum", seed=turn)
+                    total = wanted(comm, "allreduce", count, "int32", "sum", seed=turn)
+                    assert np.array_equal(comm.all_reduce(array), total)
+                highest.append(
+                    max(
+                        comm.engine.transport.open(plan.plan.channels, plan.group)[comm.rank]
+                        for plan in comm._plans.values()
+                    )
+                )
+            assert len(set(highest)) == 1
+            return len(comm._plans)
+
+        assert on_loopback(3, body) == [2] * 3
+
+
+class TestFailure:
+    def test_cancelling_ends_every_run_at_every_rank(self) -> None:
+        def body(comm: Communicator) -> list[str]:
+            handles = [comm.start_all_reduce(np.ones(count, dtype=np.float32)) for count in (5_001, 7, 5_001)]
+            comm.barrier()
+            never = comm.all_reduce_init(np.ones(9))
+            if comm.rank == 1:
+                pending = never.start()
+                pending.cancel("on purpose")
+                handles.append(pending)
+            else:
+                handles.append(never.start())
+            errors = []
+            for handle in handles[-1:]:
+                with pytest.raises(RuntimeFault) as caught:
+                    handle.wait()
+                errors.append(f"{type(caught.value).__name__}: {caught.value}")
+            with pytest.raises(RuntimeFault, match="a former run failed"):
+                comm.all_reduce(np.ones(3))
+            return errors
+
+        begin = time.monotonic()
+        assert on_loopback(3, body) == [
+            ["RankLost: rank 1 is lost: Cancelled: rank 1: on purpose"],
+            ["Cancelled: rank 1: on purpose"],
+            ["RankLost: rank 1 is lost: Cancelled: rank 1: on purpose"],
+        ]
+        assert time.monotonic() - begin < 10
+
+    def test_a_run_that_is_done_stays_done(self) -> None:
+        def body(comm: Communicator) -> None:
+            handle = comm.start_all_reduce(np.ones(3))
+            handle.wait()
+            handle.cancel()
+            assert handle.test() and comm.all_reduce(np.ones(3)).tolist() == [2.0] * 3
+
+        on_loopback(2, body)
+
+    def test_a_deadline_ends_every_run_at_every_rank(self, tmp_path: Path) -> None:
+        def body(transport: Transport) -> list[str]:
+            comm = Communicator(transport, sample, deadline_s=0.3 if transport.rank == 0 else 20.0)
+            late = comm.all_reduce_init(np.ones(5))
+            other = comm.all_reduce_init(np.ones(7))
+            if comm.rank == 2:
+                time.sleep(0.8)
+                waiting = [other.start()]
+            else:
+                waiting = [other.start(), late.start()]
+            names = []
+            for handle in waiting:
+                with pytest.raises(RuntimeFault) as caught:
+                    handle.wait()
+                names.append(type(caught.value).__name__)
+            return names
+
+        begin = time.monotonic()
+        # The others see rank 0 leave, or find it gone.
+        assert run_tcp(3, body, tmp_path) == [["DeadlineExceeded"] * 2, ["RankLost"] * 2, ["RankLost"]]
+        assert time.monotonic() - begin < 10
+
+    def test_an_exception_of_the_program_ends_the_others(self) -> None:
+        def body(comm: Communicator) -> None:
+            with comm:
+                comm.all_reduce(np.ones(5))
+                if comm.rank == 1:
+                    raise ValueError("broken on purpose")
+                with pytest.raises(RankLost, match="rank 1 is lost: Cancelled: rank 1: ValueError: broken on purpose"):
+                    comm.all_reduce(np.ones(5))
+
+        with pytest.raises(ValueError, match="broken on purpose"):
+            on_loopback(3, body)
+
+    def test_barriers_meet_and_miss(self) -> None:
+        def body(comm: Communicator) -> None:
+            for _ in range(20):
+                comm.barrier()
+            if comm.rank == 2:
+                time.sleep(0.5)
+                return
+            with pytest.raises((DeadlineExceeded, RankLost)):
+                comm.barrier(0.1)
+
+        on_loopback(3, body)
+
+    def test_closing_with_runs_under_way_gives_them_up(self) -> None:
+        def body(comm: Communicator) -> None:
+            init = comm.all_reduce_init(np.ones(5))
+            if comm.rank == 0:
+                init.start()
+                return comm.close()
+            handle = init.start()
+            with pytest.raises(RankLost, match="closed with 1 runs under way"):
+                handle.wait()
+            return None
+
+        on_loopback(2, body)
+
+
+class Device:
+    """An array in memory that NumPy cannot read: every access goes through its kernels."""
+
+    def __init__(self, hidden: Any) -> None:
+        self._hidden = hidden
+        self.__cuda_array_interface__ = {"data": (hidden.__array_interface__["data"][0], False)}
+        self.dtype, self.nbytes, self.ndim, self.flags = hidden.dtype, hidden.nbytes, hidden.ndim, hidden.flags
+        self.shape, self.size = hidden.shape, hidden.size
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("device memory was read as host memory")
+
+    def __getitem__(self, where: slice) -> Device:
+        return Device(self._hidden[where])
+
+    def reshape(self, shape: int) -> Device:
+        return Device(self._hidden.reshape(shape))
+
+    def view(self, dtype: Any) -> Device:
+        return Device(self._hidden.view(dtype))
+
+
+class DeviceKernels:
+    """Kernels and staging whose work is queued, and done some looks later; in order, as on a stream."""
+
+    def __init__(self, dtype: str, reduction: str, patience: int) -> None:
+        self._kernels, self._patience = NumpyKernels(dtype, reduction), patience
+        self._work: deque[Callable[[], Any]] = deque()
+        self._n_queued = self._n_done = 0
+        self._looks = 0
+
+    def _queue(self, work: Callable[[], Any]) -> None:
+        self._work.append(work)
+        self._n_queued += 1
+
+    def view(self, data: Any) -> Any:
+        assert isinstance(data, Device)
+        return Device(self._kernels.view(data._hidden))
+
+    def reduce(self, dst: Any, src: Any) -> None:
+        assert isinstance(dst, Device) and isinstance(src, Device)
+        self._queue(lambda: self._kernels.reduce(dst._hidden, src._hidden))
+
+    def copy(self, dst: Any, src: Any) -> None:
+        assert isinstance(dst, Device) and isinstance(src, Device)
+        self._queue(lambda: self._kernels.copy(dst._hidden, src._hidden))
+
+    def finish(self, data: Any, n_ranks: int) -> None:
+        self._queue(lambda: self._kernels.finish(data._hidden, n_ranks))
+
+    def mark(self) -> Any:
+        return self._n_queued
+
+    def is_reached(self, mark: Any) -> bool:
+        self._looks += 1
+        if self._work and self._looks % self._patience == 0:
+            self._work.popleft()()
+            self._n_done += 1
+        return bool(self._n_done >= mark)
+
+    def host(self, n_bytes: int) -> Bytes:
+        return np.zeros(n_bytes, dtype=np.uint8)
+
+    def device(self, n_bytes: int) -> Any:
+        return Device(np.zeros(n_bytes + 64, dtype=np.uint8)[:n_bytes])
+
+    def store(self, host: Bytes, device: Any) -> None:
+        assert isinstance(device, Device) and not isinstance(host, Device)
+        self._queue(lambda: np.copyto(host, device._hidden.view(np.uint8)))
+
+    def load(self, device: Any, host: Bytes) -> None:
+        assert isinstance(device, Device) and not isinstance(host, Device)
+        self._queue(lambda: np.copyto(device._hidden, host))
+
+
+class TestDeviceMemory:
+    @pytest.mark.parametrize("patience", [1, 7])
+    @pytest.mark.parametrize(("count", "op"), [(4_001, "sum"), (4_000, "avg"), (0, "sum")])
+    def test_arrays_that_only_a_device_reads_are_reduced_there(self, patience: int, count: int, op: str) -> None:
+        def body(comm: Communicator) -> None:
+            for seed in range(3):
+                hidden = make_input(comm.rank, count, "int32", op, seed=seed)
+                comm.start_all_reduce(Device(hidden), op, Device(hidden)).wait()
+                assert np.array_equal(hidden, wanted(comm, "allreduce", count, "int32", op, seed=seed))
+            send, recv = make_input(comm.rank, count, "int32", op), np.zeros(count, dtype=np.int32)
+            handles = [comm.start_all_reduce(Device(send), op, Device(recv)) for _ in range(2)]
+            assert all(handle.wait() for handle in handles)
+            assert np.array_equal(recv, wanted(comm, "allreduce", count, "int32", op))
+
+        def memory_of(array: Any, dtype: str, reduction: str) -> tuple[Any, Any]:
+            kernels = DeviceKernels(dtype, reduction, patience)
+            return kernels, kernels
+
+        on_loopback(3, body, memory_of=memory_of)
+
+
+def open_files() -> int:
+    """Open files of this process, but for the folder that some rank's thread is just reading to count them."""
+    count = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += not str(each.readlink()).startswith("/proc/")
+    return count
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def many_small(comm: Communicator, n_runs: int) -> tuple[int, int]:
+    """By how much open files and resident memory grow over `n_runs`, after up to a thousand to warm up."""
+    array = np.ones(64, dtype=np.float32)
+    before = (0, 0)
+    for run in range(n_runs + min(n_runs, 1000)):
+        if run == min(n_runs, 1000):
+            comm.barrier()
+            before = open_files(), resident_bytes()
+        array[:] = 1.0
+        comm.all_reduce(array, out=array)
+        assert array[0] == array[-1] == comm.n_ranks
+    comm.barrier()
+    return open_files() - before[0], resident_bytes() - before[1]
+
+
+class TestLeaks:
+    def test_ten_thousand_in_a_row_leave_no_object_behind(self) -> None:
+        """Every byte that Python allocates is counted. A table that grows once, as the interpreter's do, is no leak."""
+        engine = Engine(ImmediateTransport(2))
+        plan, verdict = sample(Collective("allreduce", 2), 4 * 65, "float32", "sum")
+        prepared = engine.prepare(plan, verdict)
+        send, recv = np.zeros(65, dtype=np.float32), np.zeros(65, dtype=np.float32)
+
+        def run(times: int) -> None:
+            for _ in range(times):
+                prepared.start(send, recv).wait()
+
+        run(100)
+        grown = []
+        tracemalloc.start()
+        try:
+            for _ in range(2):
+                before = tracemalloc.get_traced_memory()[0]
+                run(5_000)
+                grown.append(tracemalloc.get_traced_memory()[0] - before)
+        finally:
+            tracemalloc.stop()
+        assert min(grown) < 5_000, grown
+
+    def test_a_thousand_in_a_row_over_tcp_leave_nothing_behind(self, tmp_path: Path) -> None:
+        for files, memory in run_tcp(2, lambda transport: many_small(Communicator(transport, sample), 1000), tmp_path):
+            assert files <= 0
+            assert memory < 4 << 20
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("n_ranks", [2, 4])
+    def test_ten_thousand_in_a_row_over_tcp_leave_nothing_behind(self, n_ranks: int, tmp_path: Path) -> None:
+        grown = run_tcp(n_ranks, lambda transport: many_small(Communicator(transport, sample), 10_000), tmp_path)
+        assert all(files <= 0 and memory < 4 << 20 for files, memory in grown), grown
+
+    def test_ten_thousand_in_a_row_on_loopback_leave_nothing_behind(self) -> None:
+        for files, memory in on_loopback(2, lambda comm: many_small(comm, 10_000)):
+            assert files <= 0
+            assert memory < 4 << 20
+
+
+def test_the_example_of_the_docs_runs_in_one_process(tmp_path: Path) -> None:
+    """The other one runs in tests/mpi/test_mpi_runtime.py."""
+    text = (Path(__file__).parents[2] / "docs" / "runtime.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n# in_one_process\.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "in_one_process.py"
+    script.write_text(block, encoding="utf-8")
+    runpy.run_path(str(script))
