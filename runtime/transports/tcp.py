@@ -5,12 +5,16 @@ Each channel is cut into chunks, striped over the rails in proportion to their r
 of the table is a *turn* of a real one (`optcc.runtime.transports.tcp_wire.Stripes`).
 
 Whatever arrives is read from the socket into the slot that waits for it (`optcc.runtime.transports.tcp_routes`). A send
-is reported when its last chunk is acknowledged, which is after the application has it.
+is reported when its last chunk is acknowledged, which is after the application has it; a short one earlier, see below.
 
-A connection is given up when the other end closes it, when what comes over it is damaged, or when bytes have been on
-their way for `silent_s` and the other kernel acknowledges none of them. Its chunks then go out on the next rail, and
+A connection is given up when the other end closes it, when what comes over it is damaged, when the kernel says that its
+NIC is down (`optcc.runtime.transports.nic_watch`), or when bytes have been on their way for `silent_s` and the other
+kernel acknowledges none of them. Its chunks then go out on the next rail, the other end is told over what is left, and
 the sending rank dials anew, again and again at growing intervals, while it keeps the channel. A rank is lost if its
 connections are gone and it refuses new ones; a rank that no rail reaches for `stall_s` ends in AllRailsFailed.
+
+A short message is sent from a copy, and is reported once it is on its way to a slot; so its acknowledgement can wait,
+and go with the next slot.
 
 Who may connect is settled by a secret of the job (`optcc.runtime.transports.tcp_wire.Caller`); nothing is encrypted.
 Progress is made inside `poll`, `allgather` and `barrier`, and each post writes what the sockets take: there is no
@@ -23,6 +27,7 @@ import contextlib
 import os
 import selectors
 import socket
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,13 +35,23 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from optcc.errors import AllRailsFailed, DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost
+from optcc.errors import (
+    AllRailsFailed,
+    DeadlineExceeded,
+    EnvironmentMissing,
+    InputError,
+    MismatchError,
+    RankLost,
+    RuntimeFault,
+)
 from optcc.plan import Channel
 from optcc.runtime.launch import Meet, Meeting, Nic
-from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Clock, Event, MonotonicClock, number_pairs
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, ChannelNumbers, Clock, Event, MonotonicClock
+from optcc.runtime.transports.nic_watch import NicWatch
 from optcc.runtime.transports.tcp_rails import Answering, Incoming, Line, Outgoing, RailCount, listen, tune
 from optcc.runtime.transports.tcp_routes import (
     NONCE_BYTES,
+    WATCH_S,
     Counts,
     Hub,
     InRoute,
@@ -50,36 +65,39 @@ from optcc.runtime.transports.tcp_wire import (
     CHANNELS_MAX,
     EXCHANGE,
     JOB_BYTES,
-    PIECE_BYTES_MIN,
     SECRET_BYTES,
     VERSION,
     Doorman,
     Hello,
     WireError,
+    crc32c_in_hardware,
 )
 
 CHUNK_BYTES = 1 << 20
 WINDOW = 32
 BUFFER_BYTES = 0
-SILENT_S = 0.5
+SILENT_S = 0.1
 STALL_S = 5.0
 HELLO_S = 5.0
 _REFUSED_S = 1.0
 _TICK_S = 0.1
-_TICK_S_BUSY = 0.01
+_TICK_SHARE = 0.02
+"""Of the time, at most, that is spent on looking at connections."""
+_CLOSE_S = 1.0
 _BACKLOG = 1024
 _ACCEPTS_AT_ONCE = 16
 _HALF_OPEN_SPARE = 16
 
 
 class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank says of itself when the ranks meet: what all must agree on, and its NICs as (name, address, port,
-    rate out, rate in)."""
+    """What a rank says of itself when the ranks meet: what all must agree on, whether it has CRC-32C in hardware, and
+    its NICs as (name, address, port, rate out, rate in)."""
 
     version: int
     chunk_bytes: int
     window: int
     crc: bool
+    has_crc32c: bool
     nics: tuple[NicEntry, ...]
 
 
@@ -114,11 +132,13 @@ class TcpTransport:
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")
         settings = Settings(chunk_bytes, window, crc, replan, buffer_bytes, silent_s, stall_s, hello_s)
         self._hub = Hub(settings, nics, clock or MonotonicClock())
+        self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._ends: list[tuple[OutRoute, SendChannel] | tuple[InRoute, RecvChannel]] = []
         self._answering: dict[Answering, None] = {}
         self._listeners: list[socket.socket] = []
-        self._ticked_s = 0.0
+        self._watch: NicWatch | None = None
+        self._ticked_s, self._tick_s = 0.0, WATCH_S
         self._closed = False
         try:
             for nic in nics:
@@ -127,9 +147,14 @@ class TcpTransport:
             own = tuple(
                 (nic.name, nic.address, port, nic.out_rate, nic.in_rate) for nic, port in zip(nics, ports, strict=True)
             )
-            terms = _Terms(VERSION, chunk_bytes, window, crc, own)
+            crc32c = crc32c_in_hardware() if crc else None
+            terms = _Terms(VERSION, chunk_bytes, window, crc, crc32c is not None, own)
             self._hub.meeting = meet(msgspec.json.encode(terms))
-            self._hub.book = _read_book(self._hub.meeting, terms)
+            everyone = _read_book(self._hub.meeting, terms)
+            self._hub.book = [each.nics for each in everyone]
+            if crc:
+                self._hub.checksum = crc32c if all(each.has_crc32c for each in everyone) else zlib.crc32
+            self._watch_nics()
             for number, listener in enumerate(self._listeners):
                 self._hub.selector.register(listener, selectors.EVENT_READ, partial(self._accept, number))
         except BaseException:
@@ -158,10 +183,10 @@ class TcpTransport:
 
     # --- Transport ----------------------------------------------------------------------------------------------------
 
-    def open(self, channels: Sequence[Channel]) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
         """See `Transport`. Connections to the destinations are begun, not waited for."""
         handles: list[int] = []
-        for src, dst, k in number_pairs(channels):
+        for src, dst, k in self._numbers.take(channels, group):
             if not (0 <= src < self.n_ranks and 0 <= dst < self.n_ranks) or src == dst:
                 raise InputError(f"channel {src}->{dst}: must join two ranks below {self.n_ranks}")
             if k >= CHANNELS_MAX:
@@ -195,11 +220,12 @@ class TcpTransport:
         assert isinstance(route, InRoute) and isinstance(end, RecvChannel), f"channel {channel}: starts here"
         route.post(end, view.data)
         # The slots of long messages are told at once; those of short ones together, when this rank waits next.
-        if view.nbytes >= PIECE_BYTES_MIN:
-            self._hub.flush()
+        self._hub.flush()
 
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Transport`; raises AllRailsFailed and MismatchError too."""
+        if self._hub.owes_reports:
+            self._hub.flush_all()
         if not self._hub.events:
             self._progress(lambda: bool(self._hub.events), timeout_s)
             if not self._hub.events and self._hub.failure is not None:
@@ -240,12 +266,18 @@ class TcpTransport:
         """See `Transport`."""
         self.allgather(b"", timeout_s)
 
+    def abort(self, cause: str) -> None:
+        """See `Transport`. The peers learn that this rank has failed, and not why."""
+        self._hub.fail(RuntimeFault(f"rank {self.rank}: {cause}"))
+        self.close()
+
     def close(self) -> None:
         """See `Transport`. Peers that still wait for this rank learn that it has left."""
         if self._closed:
             return
         failed = self._hub.failure is not None
         if self._hub.selector.get_map():
+            self._progress(self._has_written_all, 0.0 if failed else _CLOSE_S)
             for line in self._lines():
                 if isinstance(line, (Outgoing, Incoming)):
                     line.say_bye(failed)
@@ -257,6 +289,8 @@ class TcpTransport:
             line.close()
         for listener in self._listeners:
             listener.close()
+        if self._watch is not None:
+            self._watch.close()
         self._hub.selector.close()
 
     def _lines(self) -> list[Line]:
@@ -282,19 +316,19 @@ class TcpTransport:
         raise self._hub.failure
 
     def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once."""
-        clock = self._hub.clock
-        deadline_s = clock.now_s() + timeout_s
-        wait_s = 0.0
-        self._hub.flush()
-        while True:
-            self._turn(wait_s)
+        """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once if it must."""
+        hub = self._hub
+        now_s = hub.clock.now_s()
+        deadline_s = now_s + timeout_s
+        hub.flush_all()
+        while not holds():
+            self._turn(max(0.0, min(deadline_s, hub.next_tick_s) - now_s))
             if holds():
                 return
-            now_s = clock.now_s()
-            if self._hub.failure is not None or now_s >= deadline_s:
+            now_s = hub.clock.now_s()
+            if hub.failure is not None or now_s >= deadline_s:
                 return
-            wait_s = max(0.0, min(deadline_s, self._hub.next_tick_s) - now_s)
+            hub.flush_all()
 
     def _turn(self, wait_s: float) -> None:
         for key, mask in self._hub.selector.select(wait_s):
@@ -307,17 +341,20 @@ class TcpTransport:
 
     def _tick(self, now_s: float) -> None:
         """All that depends on time: silent connections, late hellos, redials, and what has been dark for too long."""
+        # What nobody has watched does not count: neither the time outside, nor that in which this process did not run.
         elapsed_s = min(now_s - self._ticked_s, _TICK_S)
+        watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
         is_busy = bool(self._answering)
         for answering in [each for each in self._answering if now_s >= each.deadline_s]:
             self._refuse(answering)
         for out in list(self._hub.outs.values()):
-            is_busy |= out.tick(now_s, elapsed_s)
+            is_busy |= out.tick(now_s, elapsed_s, watched_s)
         for in_ in list(self._hub.ins.values()):
-            in_.tick(elapsed_s)
+            is_busy |= in_.tick(watched_s)
         self._look_for_trouble()
-        self._hub.next_tick_s = now_s + (_TICK_S_BUSY if is_busy else _TICK_S)
+        self._tick_s = min(_TICK_S, max(WATCH_S, (self._hub.clock.now_s() - now_s) / _TICK_SHARE))
+        self._hub.next_tick_s = now_s + (self._tick_s if is_busy else _TICK_S)
 
     def _look_for_trouble(self) -> None:
         """Names the failure that makes further waiting useless."""
@@ -341,6 +378,22 @@ class TcpTransport:
                 self._hub.fail(
                     AllRailsFailed(f"rank {self.rank}: no rail to rank {peer} up for {out.dark_s:.1f} s ({names})")
                 )
+
+    def _has_written_all(self) -> bool:
+        """True if no connection holds back what its socket did not take."""
+        return not any(isinstance(line, Outgoing) and line.blocked for line in self._lines())
+
+    def _watch_nics(self) -> None:
+        """Has the kernel tell of this rank's NICs, where it can."""
+        with contextlib.suppress(OSError):
+            self._watch = NicWatch([nic.address for nic in self._hub.nics])
+            self._hub.nic_up = list(self._watch.is_up)
+            self._hub.selector.register(self._watch, selectors.EVENT_READ, self._hear_of_nics)
+
+    def _hear_of_nics(self, _: int) -> None:
+        assert self._watch is not None
+        for nic, is_up in self._watch.read():
+            self._hub.nic_changed(nic, is_up)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -377,7 +430,7 @@ class TcpTransport:
         del self._answering[answering]
         in_ = self._hub.in_(hello.src)
         count = self._hub.rails[answering.nic]
-        line = Incoming(answering.sock, hello.rail, session, count, in_)
+        line = Incoming(answering.sock, hello.rail, session, count, self._hub.checksum, in_)
         self._hub.selector.modify(line.sock, selectors.EVENT_READ, partial(in_.ready, line))
         in_.take(line)
 
@@ -404,11 +457,11 @@ def _listen_on(nic: Nic, buffer_bytes: int) -> socket.socket:
         raise EnvironmentMissing(f"NIC {nic.name}: cannot listen at {nic.address}: {error.strerror}") from error
 
 
-def _read_book(meeting: Meeting, own: _Terms) -> list[Sequence[NicEntry]]:
-    """The NICs of every rank; raises MismatchError, naming who, if ranks are set up differently."""
+def _read_book(meeting: Meeting, own: _Terms) -> list[_Terms]:
+    """What every rank says of itself; raises MismatchError, naming who, if ranks are set up differently."""
     if len(meeting.secret) != SECRET_BYTES or len(meeting.job) != JOB_BYTES:
         raise InputError(f"secret of {len(meeting.secret)} B: must be {SECRET_BYTES} B, and the job {JOB_BYTES} B")
-    book: list[Sequence[NicEntry]] = []
+    book: list[_Terms] = []
     for rank, record in enumerate(meeting.records):
         try:
             terms = msgspec.json.decode(record, type=_Terms)
@@ -420,5 +473,5 @@ def _read_book(meeting: Meeting, own: _Terms) -> list[Sequence[NicEntry]]:
                 raise MismatchError(f"rank {rank} differs from rank {meeting.rank}: {field} {theirs} instead of {ours}")
         if not terms.nics:
             raise MismatchError(f"rank {rank} has no NIC")
-        book.append(terms.nics)
+        book.append(terms)
     return book

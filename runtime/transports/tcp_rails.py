@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +20,15 @@ from optcc.runtime.transports.tcp_wire import (
     CHANGE_FRAME,
     CHECKED,
     DATA_FRAME,
+    EAGER_BYTES,
     FAILED,
     HEADER_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,
     STATE_FRAME,
+    WORDS,
     Caller,
+    Checksum,
     Doorman,
     Hello,
     WireError,
@@ -35,20 +37,29 @@ from optcc.runtime.transports.tcp_wire import (
     data_header,
     decode,
     state_header,
+    word_header,
 )
 
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
 _VIEWS_AT_ONCE = 8
 _CONTROL_BYTES = 1 << 14
+_STAGE_BYTES = EAGER_BYTES + 4 * HEADER_BYTES
 _INFO_BYTES = 256
-# Of struct tcp_info (linux/tcp.h): segment size, segments not acknowledged; bytes acknowledged; bytes that were never
-# sent; the window that the other end gives. The last is there since Linux 5.4.
-_INFO = struct.Struct("=16xI4xI92xQ16xI80xI")
-_INFO_OLD = struct.Struct("=16xI4xI92xQ")
+# Of struct tcp_info (linux/tcp.h): timeouts since the last acknowledgement, segment size, segments not acknowledged;
+# round trip and its variation (us); bytes acknowledged; bytes that were never sent; for how long (us) bytes were on
+# their way, and for how much of that the other end had no room; the window that it gives. The last since Linux 5.4.
+_INFO = struct.Struct("=2xB13xI4xI40xII44xQ16xI20xQQ44xI")
+_INFO_OLD = struct.Struct("=2xB13xI4xI40xII44xQ")
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
-_RATE_WINDOW_S = 0.02
+_GAPS = 1.5
+"""A connection is silent only after so many times its longest recent gap between acknowledgements."""
+_GAP_MEMORY_S = 10.0
+_ROUND_TRIPS = 2
+"""A queue may double in a round trip."""
+_RATE_BYTES = 1 << 19
+_RATE_US = 5000
 _RATE_WEIGHT = 0.25
 
 _sink = memoryview(bytearray(1 << 18))
@@ -67,8 +78,9 @@ class Broken(Exception):
 class RailCount:
     """What has gone over one NIC of this rank: bytes with headers, failures of connections, and how fast it is.
 
-    `sent_bytes_per_s` is a running estimate over the times at which the NIC had more to send than it took; 0 before
-    the first. It is an estimate per connection: a NIC that carries several at once is faster.
+    `sent_bytes_per_s` is a running estimate, by the kernel's count of bytes acknowledged and of the time in which some
+    were on their way and had room at the other end; 0 before the first. It is an estimate per connection: a NIC that
+    carries several at once is faster.
     """
 
     name: str
@@ -127,17 +139,32 @@ def tune(sock: socket.socket, buffer_bytes: int) -> None:
 
 
 class Line:
-    """A socket, and for how long the other kernel has left unanswered what was sent on it."""
+    """A socket, and for how long the other kernel has left unanswered what was sent on it.
 
-    __slots__ = ("_acked_bytes", "_silent_s", "sock")
+    `awaits` says that something was sent which may not be acknowledged; `suspect` that half of the time is over after
+    which it is silent; `rate` is what it has carried lately, bytes/s, 0 before enough; `round_trip_s` what the kernel
+    allows for one.
+    """
+
+    __slots__ = (
+        *("_acked_bytes", "_gap_s", "_rate_bytes", "_rate_us", "_silent_s", "awaits", "rate", "round_trip_s", "sock"),
+        *("suspect", "words"),
+    )
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._acked_bytes = -1
-        self._silent_s = 0.0
+        self._silent_s = self._gap_s = self.rate = self.round_trip_s = 0.0
+        self._rate_bytes = self._rate_us = 0
+        self.awaits, self.suspect = True, False
+        self.words: list[tuple[int, int]] = []
 
-    def is_silent(self, elapsed_s: float, limit_s: float) -> bool:
-        """True if bytes have been on their way for `limit_s` of watched time and none of them was acknowledged.
+    def is_silent(self, elapsed_s: float, limit_s: float, round_trip_s: float = 0.0) -> bool:
+        """True if bytes have been on their way for too long and none of them was acknowledged.
+
+        Too long is `limit_s` of watched time; more if this connection has lately had longer gaps between
+        acknowledgements, or if a round trip takes long, here or over this NIC (`round_trip_s`): then there is a queue.
+        Not more if the kernel's own timer has rung since the last acknowledgement.
 
         This asks the kernel (TCP_INFO), not the peer: a peer that is busy elsewhere is not silent, and neither is one
         whose window is full. Bytes for which there is a window and that the kernel cannot send, as over an interface
@@ -148,18 +175,37 @@ class Line:
         except OSError:
             return False
         if len(info) >= _INFO.size:
-            segment, unacked, acked_bytes, unsent, window = _INFO.unpack_from(info)
+            values = _INFO.unpack_from(info)
+            timeouts, segment, unacked, rtt_us, variation_us, acked_bytes, unsent, busy_us, full_us, window = values
+            self._estimate(acked_bytes, busy_us - full_us)
         elif len(info) >= _INFO_OLD.size:
-            _, unacked, acked_bytes = _INFO_OLD.unpack_from(info)
+            timeouts, _, unacked, rtt_us, variation_us, acked_bytes = _INFO_OLD.unpack_from(info)
             segment = unsent = window = 0
         else:
             return False
+        self.round_trip_s = (rtt_us + 4 * variation_us) / 1e6
+        self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
+        self.awaits = bool(unacked or unsent)
         is_waiting = unacked or (unsent and min(unsent, segment) <= window)
         if not is_waiting or acked_bytes != self._acked_bytes:
-            self._acked_bytes, self._silent_s = acked_bytes, 0.0
+            if self._silent_s and acked_bytes != self._acked_bytes:
+                self._gap_s = max(self._gap_s, self._silent_s + elapsed_s)
+            self._acked_bytes, self._silent_s, self.suspect = acked_bytes, 0.0, False
             return False
         self._silent_s += elapsed_s
+        if not timeouts:
+            limit_s = max(limit_s, _GAPS * self._gap_s, _ROUND_TRIPS * max(self.round_trip_s, round_trip_s))
+        self.suspect = self._silent_s >= limit_s / 2
         return self._silent_s >= limit_s
+
+    def _estimate(self, acked_bytes: int, busy_us: int) -> None:
+        """What was acknowledged over the time in which the connection had something to carry is its rate."""
+        n_bytes, took_us = acked_bytes - self._rate_bytes, busy_us - self._rate_us
+        if n_bytes < _RATE_BYTES or took_us < _RATE_US:
+            return
+        rate = n_bytes * 1e6 / took_us
+        self.rate += (rate - self.rate) * (_RATE_WEIGHT if self.rate else 1)
+        self._rate_bytes, self._rate_us = acked_bytes, busy_us
 
     def close(self) -> None:
         """Closes the socket; what the kernel has taken still goes out."""
@@ -267,59 +313,75 @@ class Outgoing(Line):
     """
 
     __slots__ = (
-        *("_busy_bytes", "_busy_since_s", "_controls", "_count", "_pending", "_queue", "_with_crc"),
+        *("_checksum", "_controls", "_count", "_pending", "_queue", "_urgent"),
         *("blocked", "is_registered_for_writing", "left", "rail", "session"),
     )
 
-    def __init__(self, sock: socket.socket, rail: int, session: int, count: RailCount, with_crc: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, rail: int, session: int, count: RailCount, checksum: Checksum | None
+    ) -> None:
         super().__init__(sock)
         self.rail, self.session = rail, session
-        self._count, self._with_crc = count, with_crc
+        self._count, self._checksum = count, checksum
         self._queue: deque[tuple[Owner, int, int, memoryview | None]] = deque()
         self._pending: deque[bytes | memoryview] = deque()
         self._controls = bytearray()
+        self._urgent = bytearray()
         self.blocked = self.is_registered_for_writing = False
         self.left: bool | None = None
-        self._busy_since_s = -1.0
-        self._busy_bytes = 0
 
     def put(self, owner: Owner, number: int, epoch: int, view: memoryview | None) -> None:
         """Queues a chunk, or without a view the proposal of `epoch`."""
         self._queue.append((owner, number, epoch, view))
 
+    def say(self, kind: int, number: int) -> None:
+        """Queues a word, before all chunks that the socket does not have yet."""
+        self._urgent += word_header(self.session, kind, number)
+
+    def can_carry_reports(self) -> bool:
+        """True if short messages, and nothing else, go out with the next `flush`."""
+        if self.blocked or not self._queue:
+            return False
+        return all(view is not None and len(view) <= EAGER_BYTES for *_, view in self._queue)
+
+    def report(self, channel: int, epoch: int, number: int, slots: int) -> None:
+        """Queues a state of the opposite direction, before all chunks."""
+        self._urgent += state_header(self.session, epoch, channel, number, slots)
+
     def holds(self, owner: Owner) -> bool:
         """True if something of this channel waits here for the socket."""
         return any(each[0] is owner for each in self._queue)
 
-    def flush(self, now_s: float) -> None:
+    def flush(self) -> None:
         """Writes what the socket takes; `blocked` tells whether something is left. Raises Broken."""
         pending, sock = self._pending, self.sock
         while True:
             self._refill()
             if not pending:
                 self.blocked = False
-                self._busy_since_s = -1.0
                 return
             try:
-                n_bytes = sock.sendmsg(pending)
+                n_bytes = sock.send(pending[0]) if len(pending) == 1 else sock.sendmsg(pending)
             except BlockingIOError:
                 n_bytes = 0
             except OSError as error:
                 raise Broken(error.strerror or str(error)) from error
             self._count.sent_bytes += n_bytes
-            self._busy_bytes += n_bytes
+            self.awaits = True
             left = n_bytes
             while pending and left >= len(pending[0]):
                 left -= len(pending.popleft())
             if pending:
                 pending[0] = memoryview(pending[0])[left:]
                 self.blocked = True
-                self._estimate(now_s)
                 return
 
     def _refill(self) -> None:
         """Takes chunks from the queue, as many as one call writes; those that are stale fall away."""
-        pending, queue = self._pending, self._queue
+        pending, queue, checksum = self._pending, self._queue, self._checksum
+        if self._urgent:
+            pending.append(bytes(self._urgent))
+            self._urgent.clear()
         while queue and len(pending) < _VIEWS_AT_ONCE:
             owner, number, epoch, view = queue.popleft()
             if view is None:
@@ -327,25 +389,19 @@ class Outgoing(Line):
                 continue
             if owner.is_stale(number, epoch):
                 continue
-            crc = zlib.crc32(view) if self._with_crc else None
-            pending.append(data_header(self.session, epoch, owner.k, number, len(view), crc))
-            if len(view):
+            crc = None if checksum is None else checksum(view)
+            header = data_header(self.session, epoch, owner.k, number, len(view), crc)
+            if len(view) <= EAGER_BYTES:
+                pending.append(header + view)
+            else:
+                pending.append(header)
                 pending.append(view)
 
-    def _estimate(self, now_s: float) -> None:
-        """While the socket is full, what it takes over time is the rate."""
-        if self._busy_since_s < 0:
-            self._busy_since_s, self._busy_bytes = now_s, 0
-            return
-        elapsed_s = now_s - self._busy_since_s
-        if elapsed_s < _RATE_WINDOW_S:
-            return
-        rate, before = self._busy_bytes / elapsed_s, self._count.sent_bytes_per_s
-        self._count.sent_bytes_per_s = before + (rate - before) * _RATE_WEIGHT if before else rate
-        self._busy_since_s, self._busy_bytes = now_s, 0
-
     def read(self) -> list[tuple[int, int, int, int]]:
-        """The states that have come, as (channel, epoch, number, slots). A bye sets `left`. Raises Broken."""
+        """The states that have come, as (channel, epoch, number, slots). A bye sets `left`; `words` are collected.
+
+        Raises Broken.
+        """
         try:
             data = self.sock.recv(_CONTROL_BYTES)
         except BlockingIOError:
@@ -369,6 +425,8 @@ class Outgoing(Line):
                 states.append((channel, epoch, number, slots))
             elif kind == BYE_FRAME:
                 self.left = bool(flags & FAILED)
+            elif kind in WORDS:
+                self.words.append((kind, number))
             else:
                 raise Broken(f"frame of kind {kind} to a sender", is_damage=True)
         del controls[: n_whole * HEADER_BYTES]
@@ -406,27 +464,54 @@ class Reader(Protocol):
         """(epoch, number, slots) to tell the sender."""
         ...
 
+    def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
+        """The state of a channel of the opposite direction has come. Raises Broken."""
+        ...
+
 
 class Incoming(Line):
     """The receiver's end of a connection whose hello is over: reads chunks into their slots, writes states."""
 
     __slots__ = (
-        *("_at", "_chunk", "_count", "_crc", "_header", "_left", "_out", "_reader", "_slot", "_states"),
+        *(
+            "_at",
+            "_checksum",
+            "_chunk",
+            "_count",
+            "_crc",
+            "_header",
+            "_left",
+            "_out",
+            "_reader",
+            "_slot",
+            "_stage",
+            "_states",
+            "_urgent",
+        ),
         *("blocked", "is_registered_for_writing", "left", "rail", "session"),
     )
 
-    def __init__(self, sock: socket.socket, rail: int, session: int, count: RailCount, reader: Reader) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        rail: int,
+        session: int,
+        count: RailCount,
+        checksum: Checksum | None,
+        reader: Reader,
+    ) -> None:
         super().__init__(sock)
         self.rail, self.session = rail, session
-        self._count, self._reader = count, reader
+        self._count, self._checksum, self._reader = count, checksum, reader
         self._header = memoryview(bytearray(HEADER_BYTES))
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
         # Of the header that comes, or of the chunk: how many bytes are there; then how many of the chunk are missing.
         self._at = self._left = 0
         self._slot: memoryview | None = None
         self._chunk = (0, 0, 0)
         self._crc: int | None = None
         self._states: dict[int, None] = {}
-        self._out = bytearray()
+        self._out, self._urgent = bytearray(), bytearray()
         self.blocked = self.is_registered_for_writing = False
         self.left: bool | None = None
 
@@ -435,19 +520,22 @@ class Incoming(Line):
         self._slot = None
 
     def read(self) -> None:
-        """Reads what is there, up to a limit. Raises Broken."""
-        sock, header, budget = self.sock, self._header, _READ_BYTES_MAX
+        """Reads what is there, up to a limit. Raises Broken.
+
+        A chunk is read into its slot. What comes first, or is short, is read with what is around it, and copied.
+        """
+        sock, stage, budget = self.sock, self._stage, _READ_BYTES_MAX
         while budget > 0:
             if self._left:
                 done = 0 if self._slot is None else len(self._slot) - self._left
                 rest = _sink[: self._left] if self._slot is None else self._slot[done:]
                 # The header behind the chunk comes with its rest, in one call.
-                into = [rest, header] if len(rest) == self._left else [rest]
+                into = [rest, self._header] if len(rest) == self._left else [rest]
             else:
-                rest, into = _sink[:0], [header[self._at :]]
+                rest, into = _sink[:0], [stage]
             wanted = sum(map(len, into))
             try:
-                n_bytes = sock.recvmsg_into(into)[0]
+                n_bytes = sock.recvmsg_into(into)[0] if self._left else sock.recv_into(stage)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -461,13 +549,35 @@ class Incoming(Line):
                 self._left -= into_chunk
                 if not self._left:
                     self._finish_chunk()
-                n_bytes, wanted = n_bytes - into_chunk, wanted - into_chunk
-            self._at += n_bytes
-            if self._at == HEADER_BYTES:
-                self._at = 0
-                self._take_header()
+                self._at = n_bytes - into_chunk
+                if self._at == HEADER_BYTES:
+                    self._at = 0
+                    self._take_header()
+            else:
+                self._take(stage[:n_bytes])
             if n_bytes < wanted:
                 return
+
+    def _take(self, data: memoryview) -> None:
+        """Headers and chunks, or their parts, as they came."""
+        at = 0
+        while at < len(data):
+            if self._left:
+                n_bytes = min(self._left, len(data) - at)
+                if self._slot is not None:
+                    done = len(self._slot) - self._left
+                    self._slot[done : done + n_bytes] = data[at : at + n_bytes]
+                self._left -= n_bytes
+                if not self._left:
+                    self._finish_chunk()
+            else:
+                n_bytes = min(HEADER_BYTES - self._at, len(data) - at)
+                self._header[self._at : self._at + n_bytes] = data[at : at + n_bytes]
+                self._at += n_bytes
+                if self._at == HEADER_BYTES:
+                    self._at = 0
+                    self._take_header()
+            at += n_bytes
 
     def _take_header(self) -> None:
         try:
@@ -484,14 +594,17 @@ class Incoming(Line):
             self._reader.change(self, epoch, channel)
         elif kind == BYE_FRAME:
             self.left = bool(flags & FAILED)
+        elif kind == STATE_FRAME:
+            self._reader.report(epoch, channel, number, length)
         else:
-            raise Broken(f"frame of kind {kind} to a receiver", is_damage=True)
+            assert kind in WORDS, f"kind {kind}: decode has let it pass"
+            self.words.append((kind, number))
 
     def _finish_chunk(self) -> None:
         slot, self._slot = self._slot, None
         if slot is None:
             return
-        if self._crc is not None and zlib.crc32(slot) != self._crc:
+        if self._crc is not None and self._checksum is not None and self._checksum(slot) != self._crc:
             # The sender's view may change under a second copy once the first has been delivered.
             if self._reader.wants(*self._chunk):
                 raise Broken("chunk: wrong checksum", is_damage=True)
@@ -502,9 +615,21 @@ class Incoming(Line):
         """The state of a channel has changed: it goes out with the next `flush`, as it is then."""
         self._states[channel] = None
 
+    def take_states(self) -> list[int]:
+        """The channels whose states wait: somebody else tells them."""
+        channels = list(self._states)
+        self._states.clear()
+        return channels
+
+    def say(self, kind: int, number: int) -> None:
+        """Queues a word."""
+        self._urgent += word_header(self.session, kind, number)
+
     def flush(self) -> None:
         """Writes the states that wait; `blocked` tells whether something is left. Raises Broken."""
-        if self._states and not self._out:
+        if not self._out:
+            self._out += self._urgent
+            self._urgent.clear()
             for channel in self._states:
                 epoch, number, slots = self._reader.state_of(channel)
                 self._out += state_header(self.session, epoch, channel, number, slots)
@@ -517,8 +642,9 @@ class Incoming(Line):
             except OSError as error:
                 raise Broken(error.strerror or str(error)) from error
             self._count.sent_bytes += n_bytes
+            self.awaits = True
             del self._out[:n_bytes]
-        self.blocked = bool(self._out or self._states)
+        self.blocked = bool(self._out or self._urgent or self._states)
 
     def say_bye(self, failed: bool) -> None:
         """The last frame, if the socket takes it now; then nothing may follow."""

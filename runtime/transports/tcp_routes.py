@@ -4,9 +4,10 @@
 of the table. They do what `optcc.failover.step` says; a rail of the table is a *turn* of a real one (`Stripes`).
 
 The receiver tells the sender for how many chunks it has posted slots, and a chunk is offered to the table only then:
-whatever arrives is read from the socket into the slot that waits for it, and neither end keeps bytes of its own. Only
-if a chunk comes over a second rail while it is still coming over a first, it goes beside the slot, for either may break
-off; the first that is whole counts, and the rest of the other is thrown away: a filled slot is never written again.
+whatever arrives is read from the socket into the slot that waits for it, and neither end keeps bytes of its own. There
+are two exceptions. A few short messages may come before their slots. And if a chunk comes over a second rail while it
+is still coming over a first, it goes beside the slot, for either may break off; the first that is whole counts, and the
+rest of the other is thrown away: a filled slot is never written again.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from optcc.failover import (
     DATA,
     DELIVER,
     DOWN,
+    FORGET,
     FREE,
+    NOWHERE,
     OFFER,
+    RAILS_MAX,
     RECEIVER_ROWS,
     REPLAN,
     SEND,
@@ -46,13 +50,33 @@ from optcc.runtime.launch import Meeting, Nic
 from optcc.runtime.transport import RECEIVED, SENT, Clock
 from optcc.runtime.transport import Event as TransportEvent
 from optcc.runtime.transports.tcp_rails import Broken, Dialing, Incoming, Line, Outgoing, RailCount, open_socket
-from optcc.runtime.transports.tcp_wire import CHANNELS_MAX, EXCHANGE, Caller, Hello, Stripes, WireError
+from optcc.runtime.transports.tcp_wire import (
+    BACK_FRAME,
+    CHANNELS_MAX,
+    EAGER_BYTES,
+    EARLY_CHUNKS_MAX,
+    EXCHANGE,
+    GONE_FRAME,
+    PROBE_FRAME,
+    Caller,
+    Checksum,
+    Hello,
+    Stripes,
+    WireError,
+    share_turns,
+)
 
 CHUNK_BYTES_MAX = 1 << 30
 NONCE_BYTES = 32
 _CONNECT_S = 2.0
+_DIAL_SILENT_S = 0.5
+_SUSPICION_S = 1.0
+_SHARED_BYTES_MIN = 1 << 18
+_PIECES = 4
+WATCH_S = 0.01
+"""So often a connection is looked at while bytes on it are not acknowledged."""
 _REDIAL_S_MIN = 0.01
-_REDIAL_S_MAX = 1.0
+_REDIAL_S_MAX = 0.25
 _TIMEOUT_S = 5.0
 _TIMEOUT_S_MAX = 60.0
 
@@ -101,6 +125,8 @@ class Hub:
     """What the routes of one rank share: how the rank is set up, what has happened, and what is to be written.
 
     `left` says of each rank that has said bye whether it did so because of a failure; `failure` ends every wait.
+    `nic_up` is what the kernel says of this rank's NICs. Reports in `late_ins` may wait until this rank waits itself,
+    or with `owes_reports` until it is told of events.
     """
 
     def __init__(self, settings: Settings, nics: Sequence[Nic], clock: Clock) -> None:
@@ -116,7 +142,13 @@ class Hub:
         self.failure: RuntimeFault | None = None
         self.dirty_outs: dict[Outgoing, OutRoute] = {}
         self.dirty_ins: dict[Incoming, InRoute] = {}
+        self.late_ins: dict[Incoming, InRoute] = {}
         self.next_tick_s = 0.0
+        self.nic_up = [True] * len(self.nics)
+        self._suspect_to_s = [0.0] * len(self.nics)
+        self._round_trip_s = [0.0] * len(self.nics)
+        self.checksum: Checksum | None = None
+        self.owes_reports = False
         self.selector = selectors.DefaultSelector()
 
     @property
@@ -126,35 +158,135 @@ class Hub:
 
     def flush(self) -> None:
         """Writes what has been queued; what a broken connection leaves is queued elsewhere, and written too."""
-        now_s = self.clock.now_s()
+        if not self.dirty_outs and not self.dirty_ins:
+            return
+        self.next_tick_s = min(self.next_tick_s, self.clock.now_s() + WATCH_S)
         while self.dirty_outs or self.dirty_ins:
             while self.dirty_outs:
                 line, out = self.dirty_outs.popitem()
                 try:
-                    line.flush(now_s)
-                    self.watch(line, partial(out.ready, line))
+                    if self.late_ins:
+                        self._hand_over(line, out)
+                    line.flush()
+                    if line.blocked != line.is_registered_for_writing:
+                        self.watch(line, partial(out.ready, line))
                 except Broken as error:
                     out.lose(line, error)
             while self.dirty_ins:
                 incoming, in_ = self.dirty_ins.popitem()
                 try:
                     incoming.flush()
-                    self.watch(incoming, partial(in_.ready, incoming))
+                    if incoming.blocked != incoming.is_registered_for_writing:
+                        self.watch(incoming, partial(in_.ready, incoming))
                 except Broken as error:
                     in_.lose(incoming, error)
 
+    def _hand_over(self, line: Outgoing, out: OutRoute) -> None:
+        """Lets a short message take along what there is to report to its peer."""
+        in_ = self.ins.get(out.peer)
+        if in_ is None or not line.can_carry_reports():
+            return
+        for incoming in in_.lines:
+            if incoming is not None and self.late_ins.pop(incoming, None) is not None:
+                for k in incoming.take_states():
+                    line.report(k, *in_.state_of(k))
+
+    def flush_all(self) -> None:
+        """Writes the reports that could wait, too."""
+        self.owes_reports = False
+        if self.late_ins:
+            self.dirty_ins.update(self.late_ins)
+            self.late_ins.clear()
+        self.flush()
+
     def watch(self, line: Outgoing | Incoming, ready: Callable[[int], None]) -> None:
-        """Has the selector say when a full socket takes more."""
-        if line.blocked != line.is_registered_for_writing:
-            line.is_registered_for_writing = line.blocked
-            mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.blocked else 0)
-            self.selector.modify(line.sock, mask, ready)
+        """Has the selector say when a full socket takes more, or no longer."""
+        line.is_registered_for_writing = line.blocked
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.blocked else 0)
+        self.selector.modify(line.sock, mask, ready)
 
     def drop(self, line: Line) -> None:
         """Closes a connection and forgets it."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(line.sock)
         line.close()
+
+    def say(self, peer: int, kind: int, number: int) -> None:
+        """A word to a peer, over every connection that there is: what the peer hears twice does no harm."""
+        out, in_ = self.outs.get(peer), self.ins.get(peer)
+        for line in [rail.line for rail in out.rails if rail.line is not None] if out is not None else []:
+            assert out is not None
+            line.say(kind, number)
+            self.dirty_outs[line] = out
+        for incoming in [line for line in in_.lines if line is not None] if in_ is not None else []:
+            assert in_ is not None
+            incoming.say(kind, number)
+            self.dirty_ins[incoming] = in_
+
+    def hear(self, peer: int, words: list[tuple[int, int]]) -> None:
+        """Does what a peer's words ask for."""
+        out, in_ = self.outs.get(peer), self.ins.get(peer)
+        for kind, number in words:
+            if kind == GONE_FRAME:
+                error = Broken("given up at the other end")
+                for rail in out.rails if out is not None else ():
+                    if out is not None and rail.line is not None and rail.line.session == number:
+                        out.lose(rail.line, error, is_known=True)
+                        self.suspect(rail.mine)
+                for line in list(in_.lines) if in_ is not None else ():
+                    if in_ is not None and line is not None and line.session == number:
+                        in_.lose(line, error, is_known=True)
+                        self.suspect(in_.mine[line.rail])
+            elif kind == BACK_FRAME and out is not None:
+                out.dial_now(theirs=number)
+        words.clear()
+
+    def is_silent(self, line: Outgoing | Incoming, elapsed_s: float, nic: int) -> bool:
+        """True if a connection over a NIC of this rank is to be given up; tries the others there while it may be.
+
+        Where one was given up lately, half of the time is enough for the others.
+        """
+        was_suspect, now_s = line.suspect, self.clock.now_s()
+        limit_s = self.settings.silent_s / (2 if now_s < self._suspect_to_s[nic] else 1)
+        is_silent = line.is_silent(elapsed_s, limit_s, self._round_trip_s[nic])
+        self._round_trip_s[nic] = max(self._round_trip_s[nic] * (1 - elapsed_s), line.round_trip_s)
+        if is_silent:
+            self.suspect(nic)
+        elif line.suspect and not was_suspect:
+            self.probe(nic)
+        return is_silent
+
+    def suspect(self, nic: int) -> None:
+        """A connection over a NIC of this rank was given up: the others there are watched closely for a while."""
+        self._suspect_to_s[nic] = self.clock.now_s() + _SUSPICION_S
+        self.probe(nic)
+
+    def probe(self, nic: int) -> None:
+        """Something may be wrong with a NIC of this rank: what is idle there is tried, so that it is noticed too."""
+        for out in self.outs.values():
+            for rail in out.rails:
+                if rail.mine == nic and rail.line is not None and not rail.line.awaits:
+                    rail.line.say(PROBE_FRAME, 0)
+                    self.dirty_outs[rail.line] = out
+        for in_ in self.ins.values():
+            for line in in_.lines:
+                if line is not None and in_.mine[line.rail] == nic and not line.awaits:
+                    line.say(PROBE_FRAME, 0)
+                    self.dirty_ins[line] = in_
+
+    def nic_changed(self, nic: int, is_up: bool) -> None:
+        """The kernel says that a NIC of this rank has gone down or come back: nobody need wait to find out."""
+        self.nic_up[nic] = is_up
+        for out in list(self.outs.values()):
+            if is_up:
+                out.dial_now(mine=nic)
+            else:
+                out.lose_nic(nic)
+        for peer, in_ in list(self.ins.items()):
+            if is_up:
+                self.say(peer, BACK_FRAME, nic)
+            else:
+                in_.lose_nic(nic)
 
     def fail(self, failure: RuntimeFault) -> None:
         """Ends every wait of this rank; the first failure counts."""
@@ -182,6 +314,13 @@ class Hub:
             pairs = [(number, number) for number in range(min(len(self.book[src]), len(self.book[dst])))]
         return sorted(pairs, key=lambda pair: self.book[min(src, dst)][pair[src > dst]][0])
 
+    def cut(self, stripes: Stripes, n_bytes: int, first: int) -> list[tuple[int, int]]:
+        """The pieces of a message; over several rails so many that unequal rails can have unequal shares."""
+        chunk_bytes, n_rails = self.settings.chunk_bytes, len(set(stripes.turns))
+        if n_rails > 1:
+            chunk_bytes = min(chunk_bytes, max(_SHARED_BYTES_MIN, n_bytes // (_PIECES * n_rails)))
+        return stripes.cut(n_bytes, first, chunk_bytes)
+
     def stripes(self, src: int, dst: int, pairs: Sequence[tuple[int, int]]) -> Stripes:
         """How messages from `src` to `dst` are striped: by what the NICs of each rail send and receive at most."""
         return Stripes.of([min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in pairs])
@@ -189,14 +328,20 @@ class Hub:
 
 class SendChannel:
     """The sending end of a channel. `chunks` are those that the sender keeps, from `sender.acked` on, each with whether
-    it is the last of its message; `posted` counts all, `slots` those for which the peer has posted slots."""
+    it is the last of a message that is still to be reported, and whether it is a copy (`has_copies`: some may be);
+    `posted` counts all, `slots` those for which the peer has posted slots. `turns` says for which rail of the pair each
+    rail of the table stands."""
 
-    __slots__ = ("chunks", "handle", "highest", "k", "n_sent", "posted", "sender", "since_s", "slots", "timeout_s")
+    __slots__ = (
+        *("chunks", "handle", "has_copies", "highest", "k", "n_sent", "posted", "sender", "since_s", "slots"),
+        *("timeout_s", "turns"),
+    )
 
-    def __init__(self, k: int, link: Link) -> None:
-        self.k, self.handle = k, -1
+    def __init__(self, k: int, link: Link, turns: tuple[int, ...]) -> None:
+        self.k, self.handle, self.turns = k, -1, turns
         self.sender: Sender = link.sender()
-        self.chunks: deque[tuple[memoryview, bool]] = deque()
+        self.chunks: deque[tuple[memoryview, bool, bool]] = deque()
+        self.has_copies = False
         self.posted = self.slots = self.highest = self.n_sent = 0
         self.since_s, self.timeout_s = 0.0, _TIMEOUT_S
 
@@ -206,16 +351,18 @@ class SendChannel:
 
 
 class RecvChannel:
-    """The receiving end of a channel. `slots` are those that are not filled, from `receiver.delivered` on; `arriving`
-    says over which connection a chunk is on its way into its slot."""
+    """The receiving end of a channel. `slots` are those that are not filled, from `receiver.delivered` on, each with
+    whether it is the last of its message, and whether its sender has a copy; `arriving` says over which connection a
+    chunk is on its way into its slot; `early` are chunks that came before their slots."""
 
-    __slots__ = ("arriving", "handle", "k", "n_received", "posted", "receiver", "slots")
+    __slots__ = ("arriving", "early", "handle", "k", "n_received", "posted", "receiver", "slots")
 
     def __init__(self, k: int, link: Link) -> None:
         self.k, self.handle = k, -1
         self.receiver: Receiver = link.receiver()
-        self.slots: deque[tuple[memoryview, bool]] = deque()
+        self.slots: deque[tuple[memoryview, bool, bool]] = deque()
         self.arriving: dict[int, Incoming] = {}
+        self.early: dict[int, memoryview] = {}
         self.posted = self.n_received = 0
 
     def has_received(self, count: int) -> bool:
@@ -226,13 +373,18 @@ class RecvChannel:
 class Rail:
     """One rail of a pair: the NICs at both ends, by number, and the connection that this rank opens over it."""
 
-    __slots__ = ("address", "dialing", "line", "mine", "name", "next_s", "refused", "since_s", "wait_s")
+    __slots__ = (
+        *("address", "dialing", "joined_in_s", "line", "mine", "name", "next_s", "refused", "since_s", "theirs"),
+        "wait_s",
+    )
 
-    def __init__(self, name: str, mine: int, address: tuple[str, int]) -> None:
-        self.name, self.mine, self.address = name, mine, address
+    def __init__(self, name: str, mine: int, theirs: int, address: tuple[str, int]) -> None:
+        self.name, self.mine, self.theirs, self.address = name, mine, theirs, address
         self.line: Outgoing | None = None
         self.dialing: Dialing | None = None
         self.next_s, self.wait_s, self.since_s = 0.0, _REDIAL_S_MIN, 0.0
+        # How long the quickest hello took; before the first, a guess on the safe side.
+        self.joined_in_s = _DIAL_SILENT_S
         self.refused = False
 
 
@@ -244,10 +396,16 @@ class OutRoute:
         me, book = hub.rank, hub.book
         pairs = hub.pairs(me, peer)
         self.rails = [
-            Rail(book[me][mine][0], mine, (book[peer][theirs][1], book[peer][theirs][2])) for mine, theirs in pairs
+            Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
+            for mine, theirs in pairs
         ]
         self._stripes = hub.stripes(me, peer, pairs)
-        self._link = Link(len(self._stripes.turns), hub.settings.window)
+        # As many turns as there can be, so that they can be shared anew by what the rails turn out to carry; but rates
+        # that were declared to differ are believed.
+        self._turns = self._stripes.turns * (RAILS_MAX // len(self._stripes.turns))
+        counts = {self._turns.count(rail) for rail in self._turns}
+        self._learns = len(counts) == len(set(self._stripes.weights)) == 1 < len(self.rails)
+        self._link = Link(len(self._turns), hub.settings.window)
         self._channels: dict[int, SendChannel] = {}
         # Watched seconds for which no rail has been joined: time in which nobody called `poll` does not count.
         self.dark_s = 0.0
@@ -255,18 +413,23 @@ class OutRoute:
     def channel(self, k: int) -> SendChannel:
         """The k-th channel to the peer; a new one knows which rails are down."""
         if k not in self._channels:
-            channel = self._channels[k] = SendChannel(k, self._link)
-            for turn, rail in enumerate(self._stripes.turns):
+            channel = self._channels[k] = SendChannel(k, self._link, self._turns)
+            for turn, rail in enumerate(channel.turns):
                 if self.rails[rail].line is None:
                     self._at_sender(channel, Event(DOWN, turn))
         return self._channels[k]
 
     def post(self, channel: SendChannel, view: memoryview) -> None:
         """Queues a message."""
-        hub = self._hub
-        pieces = self._stripes.cut(len(view), channel.posted, hub.settings.chunk_bytes)
-        for i, (start, end) in enumerate(pieces):
-            channel.chunks.append((view[start:end], i == len(pieces) - 1))
+        pieces = self._hub.cut(self._stripes, len(view), channel.posted)
+        if self._learns and len(pieces) > 1 and not channel.chunks:
+            self._share(channel)
+        if is_eager(channel, view, pieces):
+            channel.chunks.append((memoryview(bytes(view)), True, True))
+            channel.has_copies = True
+        else:
+            for i, (start, end) in enumerate(pieces):
+                channel.chunks.append((view[start:end], i == len(pieces) - 1, False))
         channel.posted += len(pieces)
         self._offer(channel)
 
@@ -283,8 +446,16 @@ class OutRoute:
     # --- the table
 
     def _offer(self, channel: SendChannel) -> None:
-        """Offers the table what is posted at both ends."""
-        while channel.sender.offered < min(channel.posted, channel.slots):
+        """Offers the table what is posted at both ends, and a few copies ahead of that."""
+        while True:
+            offered, acked = channel.sender.offered, channel.sender.acked
+            if offered >= channel.posted:
+                return
+            if offered >= channel.slots:
+                # A peer that has told of slots has opened the channel.
+                can_wait = channel.has_copies and channel.slots and channel.chunks[offered - acked][2]
+                if not can_wait or offered - acked >= min(EARLY_CHUNKS_MAX, self._link.window):
+                    return
             self._at_sender(channel, Event(OFFER))
 
     def _at_sender(self, channel: SendChannel, event: Event) -> None:
@@ -296,13 +467,10 @@ class OutRoute:
         for action in actions:
             if action.kind == FREE:
                 restarts = True
-                _, is_last = channel.chunks.popleft()
-                if is_last:
-                    channel.n_sent += 1
-                    if channel.handle >= 0:
-                        hub.events.append((SENT, channel.handle))
+                if channel.chunks.popleft()[1]:
+                    self._report(channel)
             elif action.kind == SEND:
-                line = self.rails[self._stripes.turns[action.rail]].line
+                line = self.rails[channel.turns[action.rail]].line
                 if line is None:
                     # Another turn of a rail that is gone; the table hears of it next.
                     continue
@@ -315,8 +483,26 @@ class OutRoute:
                 else:
                     line.put(channel, 0, action.epoch, None)
                 hub.dirty_outs[line] = self
+        if channel.has_copies:
+            self._report_copies(channel)
         if restarts:
             channel.since_s, channel.timeout_s = hub.clock.now_s(), _TIMEOUT_S
+
+    def _report(self, channel: SendChannel) -> None:
+        channel.n_sent += 1
+        if channel.handle >= 0:
+            self._hub.events.append((SENT, channel.handle))
+
+    def _report_copies(self, channel: SendChannel) -> None:
+        """Messages of which this end has a copy count as sent, in their order, once they have a slot and are out."""
+        chunks, acked = channel.chunks, channel.sender.acked
+        for i, rail in enumerate(channel.sender.out):
+            chunk, is_last, is_copy = chunks[i]
+            if is_last:
+                if not is_copy or rail == NOWHERE or acked + i >= channel.slots:
+                    return
+                chunks[i] = (chunk, False, True)
+                self._report(channel)
 
     # --- the rails
 
@@ -325,21 +511,48 @@ class OutRoute:
         try:
             if mask & selectors.EVENT_READ:
                 for k, epoch, number, slots in line.read():
-                    if k != EXCHANGE and k >= CHANNELS_MAX:
-                        raise Broken(f"state of channel {k}", is_damage=True)
-                    channel = self.channel(k)
-                    channel.slots = max(channel.slots, slots)
-                    self._at_sender(channel, Event(ACK, line.rail, epoch, number))
-                    self._offer(channel)
+                    self.take_state(k, epoch, number, slots)
                 if line.left is not None:
                     self._hub.left[self.peer] = line.left
+                if line.words:
+                    self._hub.hear(self.peer, line.words)
             if mask & selectors.EVENT_WRITE:
                 self._hub.dirty_outs[line] = self
         except Broken as error:
             self.lose(line, error)
 
-    def lose(self, line: Outgoing, error: Broken) -> None:
-        """A connection is of no more use: what was out on it goes out elsewhere, and the rail is dialled again."""
+    def take_state(self, k: int, epoch: int, number: int, slots: int) -> None:
+        """What the receiver says of a channel. Raises Broken for one that cannot be."""
+        if k != EXCHANGE and k >= CHANNELS_MAX:
+            raise Broken(f"state of channel {k}", is_damage=True)
+        channel = self.channel(k)
+        channel.slots = max(channel.slots, slots)
+        # The table does not ask over which rail an acknowledgement has come.
+        self._at_sender(channel, Event(ACK, 0, epoch, number))
+        self._offer(channel)
+
+    def lose_nic(self, nic: int) -> None:
+        """A NIC of this rank is down, and with it all that goes over it."""
+        for rail in self.rails:
+            if rail.mine == nic and rail.line is not None:
+                self.lose(rail.line, Broken("its NIC is down"))
+            elif rail.mine == nic and rail.dialing is not None:
+                self._hang_up(rail, rail.dialing, False)
+
+    def dial_now(self, *, mine: int | None = None, theirs: int | None = None) -> None:
+        """Rails of a NIC of this rank, or of the peer, that are down and may be up again are dialled at once."""
+        for rail in self.rails:
+            if rail.line is None and (rail.mine == mine or rail.theirs == theirs):
+                if rail.dialing is not None and not rail.dialing.established:
+                    self._hang_up(rail, rail.dialing, False)
+                rail.next_s, rail.wait_s = 0.0, _REDIAL_S_MIN
+                self._hub.next_tick_s = 0.0
+
+    def lose(self, line: Outgoing, error: Broken, *, is_known: bool = False) -> None:
+        """A connection is of no more use: what was out on it goes out elsewhere, and the rail is dialled again.
+
+        The peer is told over what is left, unless it `is_known` there: it may not see it for itself.
+        """
         hub = self._hub
         rail = self.rails[line.rail]
         hub.dirty_outs.pop(line, None)
@@ -354,11 +567,27 @@ class OutRoute:
             self._tell(channel, line.rail, DOWN)
             if hub.settings.replan:
                 self._at_sender(channel, Event(REPLAN))
+        in_ = hub.ins.get(self.peer)
+        if in_ is not None:
+            in_.repeat_states()
+        if not is_known:
+            hub.say(self.peer, GONE_FRAME, line.session)
 
     def _tell(self, channel: SendChannel, rail: int, kind: str) -> None:
-        for turn, its_rail in enumerate(self._stripes.turns):
+        for turn, its_rail in enumerate(channel.turns):
             if its_rail == rail:
                 self._at_sender(channel, Event(kind, turn))
+
+    def _share(self, channel: SendChannel) -> None:
+        """Shares the turns anew by the rails' measured rates. Nothing is out: no chunk is on a turn that moves."""
+        rates = [0 if rail.line is None else int(rail.line.rate) for rail in self.rails]
+        if not all(rates):
+            return
+        turns = share_turns(rates, channel.turns)
+        if turns != channel.turns:
+            channel.turns = turns
+            for turn, rail in enumerate(turns):
+                self._at_sender(channel, Event(DOWN if self.rails[rail].line is None else UP, turn))
 
     def _dial_later(self, rail: Rail, refused: bool) -> None:
         """After a failure: the next try, at growing intervals."""
@@ -368,22 +597,33 @@ class OutRoute:
         rail.wait_s = min(2 * rail.wait_s, _REDIAL_S_MAX)
         self._hub.next_tick_s = 0.0
 
-    def tick(self, now_s: float, elapsed_s: float) -> bool:
-        """Dials, gives up what is silent, and sends again what has waited long; True if it wants to be called soon."""
+    def tick(self, now_s: float, elapsed_s: float, watched_s: float) -> bool:
+        """Dials, gives up what is silent, and sends again what has waited long; True if it wants to be called soon.
+
+        `elapsed_s` since the last call, `watched_s` of it without a break.
+        """
         hub = self._hub
         is_gone = self.peer in hub.left
         self.dark_s = 0.0 if self.is_joined() else self.dark_s + elapsed_s
+        is_busy = False
         for number, rail in enumerate(self.rails):
             line, dialing = rail.line, rail.dialing
             if line is not None:
-                if line.is_silent(elapsed_s, hub.settings.silent_s):
+                if line.awaits and hub.is_silent(line, watched_s, rail.mine):
                     self.lose(line, Broken("no answer"))
+                is_busy |= line.awaits
+                if line.rate:
+                    hub.rails[rail.mine].sent_bytes_per_s = line.rate
             elif dialing is not None:
                 late = not dialing.established and now_s - rail.since_s > _CONNECT_S
-                if late or dialing.is_silent(elapsed_s, hub.settings.silent_s):
+                limit_s = max(hub.settings.silent_s, 2 * rail.joined_in_s, 2 * rail.wait_s)
+                if late or dialing.is_silent(watched_s, limit_s):
                     self._hang_up(rail, dialing, False)
-            elif now_s >= rail.next_s and not is_gone:
-                self._dial(rail, number, now_s)
+                is_busy = True
+            elif not is_gone and hub.nic_up[rail.mine]:
+                if now_s >= rail.next_s:
+                    self._dial(rail, number, now_s)
+                is_busy = True
         for channel in self._channels.values():
             if (channel.sender.out or channel.sender.changing) and now_s - channel.since_s >= channel.timeout_s:
                 channel.since_s = now_s
@@ -391,7 +631,7 @@ class OutRoute:
                 if not any(rail.line is not None and rail.line.holds(channel) for rail in self.rails):
                     channel.timeout_s = min(2 * channel.timeout_s, _TIMEOUT_S_MAX)
                     self._at_sender(channel, Event(TIMEOUT))
-        return not is_gone and any(rail.line is None for rail in self.rails)
+        return is_busy
 
     def _dial(self, rail: Rail, number: int, now_s: float) -> None:
         hub = self._hub
@@ -429,8 +669,9 @@ class OutRoute:
         if session is None:
             return
         number = self.rails.index(rail)
-        line = Outgoing(dialing.sock, number, session, hub.rails[rail.mine], hub.settings.crc)
+        line = Outgoing(dialing.sock, number, session, hub.rails[rail.mine], hub.checksum)
         rail.dialing, rail.line, rail.refused, rail.wait_s = None, line, False, _REDIAL_S_MIN
+        rail.joined_in_s = min(rail.joined_in_s, hub.clock.now_s() - rail.since_s)
         hub.selector.modify(line.sock, selectors.EVENT_READ, partial(self.ready, line))
         for channel in list(self._channels.values()):
             self._tell(channel, number, UP)
@@ -447,6 +688,7 @@ class InRoute:
     def __init__(self, hub: Hub, peer: int) -> None:
         self._hub, self.peer = hub, peer
         pairs = hub.pairs(peer, hub.rank)
+        self.mine = [mine for _, mine in pairs]
         self.lines: list[Incoming | None] = [None] * len(pairs)
         self._stripes = hub.stripes(peer, hub.rank, pairs)
         self._link = Link(len(self._stripes.turns), hub.settings.window)
@@ -463,12 +705,31 @@ class InRoute:
 
     def post(self, channel: RecvChannel, view: memoryview) -> None:
         """Queues the slots of a message, and tells the sender of them."""
-        pieces = self._stripes.cut(len(view), channel.posted, self._hub.settings.chunk_bytes)
+        pieces = self._hub.cut(self._stripes, len(view), channel.posted)
+        eager = is_eager(channel, view, pieces)
         for i, (start, end) in enumerate(pieces):
-            channel.slots.append((view[start:end], i == len(pieces) - 1))
+            number = channel.receiver.delivered + len(channel.slots)
+            channel.slots.append((view[start:end], i == len(pieces) - 1, eager))
+            if number in channel.early:
+                chunk = channel.early.pop(number)
+                if len(chunk) != end - start:
+                    self._hub.fail(self._mismatch(len(chunk), end - start))
+                    return
+                view[start:end] = chunk
+                # It counts as sent once its slot is told, and this rank may have no reason to wait any more.
+                self._hub.owes_reports = True
             self._at_receiver(channel, Event(OFFER))
         channel.posted += len(pieces)
-        self._tell_slots(channel)
+        self._tell_slots(channel, can_wait=eager)
+
+    def repeat_states(self) -> None:
+        """Tells all states again: some went with messages of the opposite direction, and may be lost with them."""
+        for channel in self._channels.values():
+            self._tell_slots(channel)
+
+    def _mismatch(self, sent_bytes: int, expected_bytes: int) -> MismatchError:
+        pair = f"{self.peer}->{self._hub.rank}"
+        return MismatchError(f"channel {pair}: {sent_bytes} B sent, {expected_bytes} B expected")
 
     def has_work(self) -> bool:
         """True if something is posted and has not come."""
@@ -478,35 +739,38 @@ class InRoute:
         """True if a connection is there."""
         return any(line is not None for line in self.lines)
 
-    def _tell_slots(self, channel: RecvChannel) -> None:
+    def _tell_slots(self, channel: RecvChannel, *, can_wait: bool = False) -> None:
         """Over the rail whose turn it is, or the next that is up."""
         turns = self._stripes.turns
         turn = self._link.pick(channel.receiver.up, channel.receiver.delivered % len(turns))
         if turn >= 0:
-            self._say(turn, channel)
+            self._say(turn, channel, can_wait=can_wait)
 
-    def _say(self, turn: int, channel: RecvChannel) -> None:
+    def _say(self, turn: int, channel: RecvChannel, *, can_wait: bool = False) -> None:
+        """Tells the state of a channel; if it `can_wait`, when this rank waits next, with what there is to say then."""
         line = self.lines[self._stripes.turns[turn]]
         if line is not None:
             line.tell(channel.k)
-            self._hub.dirty_ins[line] = self
+            (self._hub.late_ins if can_wait else self._hub.dirty_ins)[line] = self
 
     # --- the table
 
     def _at_receiver(self, channel: RecvChannel, event: Event) -> None:
         hub = self._hub
-        epoch = channel.receiver.epoch
+        epoch, can_wait = channel.receiver.epoch, False
         channel.receiver, actions = step(RECEIVER_ROWS, self._link, channel.receiver, event)
         for action in actions:
             # A chunk that is to be kept is in its slot already, and one that is to be forgotten may stay there.
             if action.kind == DELIVER:
-                _, is_last = channel.slots.popleft()
+                _, is_last, can_wait = channel.slots.popleft()
                 if is_last:
                     channel.n_received += 1
                     if channel.handle >= 0:
                         hub.events.append((RECEIVED, channel.handle))
+            elif action.kind == FORGET:
+                channel.early.clear()
             elif action.kind == SEND:
-                self._say(action.rail, channel)
+                self._say(action.rail, channel, can_wait=can_wait)
         hub.counts.changes += channel.receiver.epoch - epoch
 
     # --- Reader
@@ -521,12 +785,14 @@ class InRoute:
             return None
         ahead = number - end.receiver.delivered
         if ahead >= len(end.slots):
-            raise Broken(f"chunk {number} without a slot", is_damage=True)
+            if length > EAGER_BYTES or ahead >= EARLY_CHUNKS_MAX:
+                raise Broken(f"chunk {number} without a slot", is_damage=True)
+            return memoryview(bytearray(length))
         slot = end.slots[ahead][0]
         if len(slot) != length:
-            what = f"channel {self.peer}->{self._hub.rank}: {length} B sent, {len(slot)} B expected"
-            self._hub.fail(MismatchError(what))
-            raise Broken(what, is_damage=True)
+            error = self._mismatch(length, len(slot))
+            self._hub.fail(error)
+            raise Broken(str(error), is_damage=True)
         if number in end.arriving:
             # It is also coming elsewhere, and either may break off: this one goes beside the slot.
             return memoryview(bytearray(length))
@@ -547,7 +813,14 @@ class InRoute:
             other = end.arriving.pop(number, None)
             if other is not None:
                 other.turn_away()
-            end.slots[number - end.receiver.delivered][0][:] = chunk
+            ahead = number - end.receiver.delivered
+            if ahead >= len(end.slots):
+                end.early[number] = chunk
+            elif len(chunk) != len(end.slots[ahead][0]):
+                self._hub.fail(self._mismatch(len(chunk), len(end.slots[ahead][0])))
+                return
+            else:
+                end.slots[ahead][0][:] = chunk
         self._at_receiver(end, event)
 
     def change(self, line: Incoming, epoch: int, channel: int) -> None:
@@ -558,6 +831,10 @@ class InRoute:
         """See `Reader`."""
         end = self._channels[channel]
         return end.receiver.epoch, end.receiver.delivered, end.posted
+
+    def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
+        """See `Reader`."""
+        self._hub.out(self.peer).take_state(channel, epoch, number, slots)
 
     def _end(self, k: int) -> RecvChannel:
         if k not in self._channels:
@@ -591,15 +868,27 @@ class InRoute:
                 self._hub.dirty_ins[line] = self
             if line.left is not None:
                 self._hub.left[self.peer] = line.left
+            if line.words:
+                self._hub.hear(self.peer, line.words)
         except Broken as error:
             if line.left is not None:
                 self._hub.left[self.peer] = line.left
             self.lose(line, error)
 
-    def lose(self, line: Incoming, error: Broken) -> None:
-        """A connection is of no more use. The peer dials again if it is there; if no rail is left, this end looks."""
+    def lose_nic(self, nic: int) -> None:
+        """A NIC of this rank is down, and with it all that comes over it."""
+        for line in list(self.lines):
+            if line is not None and self.mine[line.rail] == nic:
+                self.lose(line, Broken("its NIC is down"))
+
+    def lose(self, line: Incoming, error: Broken, *, is_known: bool = False) -> None:
+        """A connection is of no more use. The peer dials again if it is there; if no rail is left, this end looks.
+
+        The peer is told over what is left, unless it `is_known` there.
+        """
         hub = self._hub
         hub.dirty_ins.pop(line, None)
+        hub.late_ins.pop(line, None)
         hub.drop(line)
         if self.lines[line.rail] is not line:
             return
@@ -614,10 +903,22 @@ class InRoute:
             self._tell_slots(channel)
         if not self.is_joined():
             hub.out(self.peer)
+        if not is_known:
+            hub.say(self.peer, GONE_FRAME, line.session)
         hub.next_tick_s = 0.0
 
-    def tick(self, elapsed_s: float) -> None:
-        """Gives up what is silent."""
+    def tick(self, elapsed_s: float) -> bool:
+        """Gives up what is silent; True if it wants to be called soon."""
+        is_busy = False
         for line in self.lines:
-            if line is not None and line.is_silent(elapsed_s, self._hub.settings.silent_s):
+            if line is None or not line.awaits:
+                continue
+            if self._hub.is_silent(line, elapsed_s, self.mine[line.rail]):
                 self.lose(line, Broken("no answer"))
+            is_busy |= line.awaits
+        return is_busy
+
+
+def is_eager(channel: SendChannel | RecvChannel, view: memoryview, pieces: Sequence[tuple[int, int]]) -> bool:
+    """True for a message that is sent from a copy; both ends must say the same."""
+    return len(view) <= EAGER_BYTES and len(pieces) == 1 and channel.k != EXCHANGE

@@ -9,15 +9,23 @@ and back comes only
 
     state   how many chunks of a channel the application has, in which epoch, and for how many it has given slots
 
-and either way `bye`, the last frame of a rank that closes. A header is 36 bytes, big-endian:
+unless there is a short message for the same peer, which takes it along, and either way
 
-    data, change, bye   kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
-                        crc of the chunk u32, crc of the header u32
+    gone    the connection `number` (its session) between the two has been given up
+    back    the sender's NIC `number` can be reached again
+    probe   nothing; whoever gets it has acknowledged it
+    bye     the last frame of a rank that closes
+
+A header is 36 bytes, big-endian:
+
+    data, change, ...   kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
+                        checksum of the chunk u32, crc of the header u32
     state               kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, slots u64,
                         crc of the header u32
 
-crc is CRC-32 (zlib); that of a chunk is 0 unless the flag CHECKED is set. A length is only compared with that of the
-slot. CRC-32 is no protection against intent; the hello is, and only for who is at the other end.
+crc is CRC-32 (zlib); the checksum of a chunk is CRC-32C where all ranks have it in hardware, else CRC-32, and 0 unless
+the flag CHECKED is set. A length is only compared with that of the slot. A checksum is no protection against intent;
+the hello is, and only for who is at the other end.
 """
 
 from __future__ import annotations
@@ -26,7 +34,7 @@ import hashlib
 import hmac
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -34,8 +42,10 @@ from math import lcm
 from optcc.errors import InputError
 from optcc.failover import RAILS_MAX
 
-VERSION = 1
-DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = 1, 2, 3, 4
+VERSION = 2
+DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME = range(1, 8)
+WORDS = (GONE_FRAME, BACK_FRAME, PROBE_FRAME)
+"""Frames from one rank to another that are about their connections and not about a channel."""
 CHECKED = 1
 """Flag of a data frame: the chunk has a checksum."""
 FAILED = 1
@@ -44,6 +54,11 @@ CHANNELS_MAX = 1 << 20
 """Channels of one direction of a pair; no number beyond is believed."""
 EXCHANGE = 1 << 31
 """The channel of the small exchanges, beside those of the plans."""
+
+EAGER_BYTES = 1 << 14
+"""Messages up to this are sent from a copy, and count as sent once they are on their way to a slot."""
+EARLY_CHUNKS_MAX = 4
+"""So many of them, on a channel, may go out before there are slots; the receiver keeps them until there are."""
 
 _DATA = struct.Struct("!BBHIIIQII")
 _STATE = struct.Struct("!BBHIIIQQ")
@@ -62,6 +77,7 @@ ANSWER_BYTES = _NONCE_BYTES + _MAC_BYTES
 PROOF_BYTES = _MAC_BYTES
 
 TURN_TOLERANCE = Fraction(1, 10)
+SHARE_GAIN_MIN = Fraction(1, 7)
 PIECE_BYTES_MIN = 1 << 16
 """A message is not cut into pieces below this only to use more rails."""
 _CUT_ALIGNMENT = 64
@@ -89,6 +105,15 @@ def change_header(session: int, epoch: int, channel: int) -> bytes:
 def bye_header(session: int, failed: bool) -> bytes:
     """The end of a connection, and of all others from this rank."""
     return _sealed(_DATA.pack(BYE_FRAME, FAILED if failed else 0, 0, session, 0, 0, 0, 0, 0))
+
+
+def word_header(session: int, kind: int, number: int) -> bytes:
+    """One of `WORDS`: the connection `number` is gone, the NIC `number` is back, or a probe.
+
+    >>> decode(word_header(7, GONE_FRAME, 99), 7)[:5]
+    (5, 0, 0, 0, 99)
+    """
+    return _sealed(_DATA.pack(kind, 0, 0, session, 0, 0, number, 0, 0))
 
 
 def state_header(session: int, epoch: int, channel: int, number: int, slots: int) -> bytes:
@@ -119,9 +144,24 @@ def decode(header: bytes | bytearray | memoryview, session: int) -> Header:
         crc = 0
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= BYE_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= PROBE_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
+
+
+Checksum = Callable[[memoryview], int]
+
+
+def crc32c_in_hardware() -> Checksum | None:
+    """CRC-32C by the processor's own instructions, some ten times as fast as zlib's CRC-32; None where there is none.
+
+    Of the package `crc32c` (extra `fast`): it takes any contiguous memory without a copy and lets other threads run.
+    """
+    try:
+        import crc32c
+    except ImportError:
+        return None
+    return crc32c.crc32c if crc32c.hardware_based else None
 
 
 # --- the hello --------------------------------------------------------------------------------------------------------
@@ -265,6 +305,20 @@ class Stripes:
             pieces.append((at, max(at, end)))
             at = pieces[-1][1]
         return pieces
+
+
+def share_turns(rates: Sequence[int], now: Sequence[int]) -> tuple[int, ...]:
+    """As many turns as `now`, shared anew between rails of these measured rates, if that gains a seventh or more.
+
+    >>> share_turns([200, 100], (0, 1) * 3), share_turns([100, 103], (0, 1) * 3)
+    ((0, 1, 0, 0, 1, 0), (0, 1, 0, 1, 0, 1))
+    """
+    counts = _counts(rates, len(now))
+    before, after = (
+        max(Fraction(count, rate) for count, rate in zip(each, rates, strict=True))
+        for each in ([now.count(rail) for rail in range(len(rates))], counts)
+    )
+    return _interleave(counts) if before >= after * (1 + SHARE_GAIN_MIN) else tuple(now)
 
 
 def _counts(rates: Sequence[int], n_turns: int) -> list[int]:

@@ -6,15 +6,27 @@ import contextlib
 import itertools
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from optcc.experiments.fabric import RUN_ROOT, Fabric, FabricSpec, control_address, nic_address
+from optcc.experiments.fabric import (
+    FAILURES,
+    RUN_ROOT,
+    Fabric,
+    FabricSpec,
+    NicRates,
+    control_address,
+    core_namespace,
+    nic_address,
+)
 
 netns = pytest.mark.netns
 _NUMBERS = itertools.count()
@@ -22,7 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DONE_S = 60.0
 PORT = 5100
 
-# Rank i on host i: AllReduces until rank 0 has made `n_runs`, or for `for_s` seconds; what it saw as JSON.
+# Rank i on host i: AllReduces for `for_s` seconds; what it saw as JSON. A gap is a time inside an AllReduce in which no
+# chunk came, by the clock that all processes share.
 PROGRAM = """
 import json, os, sys, time
 import numpy as np
@@ -38,7 +51,20 @@ given = json.loads(sys.argv[1])
 rank, n, size = given["rank"], given["n_ranks"], given["size"]
 nics = [Nic(*nic) for nic in given["nics"]]
 secret = read_secret(given["secret"])
-transport = TcpTransport(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20), nics, **given["settings"])
+gaps, mark, last_s = [], 0, 0.0
+
+class Watched(TcpTransport):
+    def _turn(self, wait_s):
+        global mark, last_s
+        super()._turn(wait_s)
+        came = sum(rail.received_bytes for rail in self._hub.rails)
+        if came >= mark + 4096:
+            mark, now_s = came, time.monotonic()
+            if now_s - last_s > 0.002:
+                gaps.append([last_s, now_s])
+            last_s = now_s
+
+transport = Watched(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20), nics, **given["settings"])
 plan = ring(n, size, segments=2)
 executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
 data, recv = make_input(rank, size // 4, "float32", "sum"), np.empty(size // 4, np.float32)
@@ -48,23 +74,25 @@ began = time.monotonic()
 try:
     stop = 0
     while not stop:
-        at = time.monotonic()
+        recv.fill(np.nan)
+        at = last_s = time.monotonic()
         executor.all_reduce(data, recv)
         seconds.append(time.monotonic() - at)
         if len(seconds) == 1:
             print("idle", flush=True)
             time.sleep(given["idle_s"])
         wrong += wrong_elements(plan, rank, recv)
-        over = time.monotonic() - began >= given["for_s"] and len(seconds) >= 2
+        over = (time.monotonic() - began >= given["for_s"] or os.path.exists(given["stop"])) and len(seconds) >= 2
         stop = transport.allgather(bytes([over]))[0][0]
 except OptccError as fault:
     error = f"{type(fault).__name__}: {fault}"
 failed_s = time.monotonic() - at
+lost = sum(rail.failures for rail in transport.rails)
 rails = [[rail.name, rail.sent_bytes, rail.failures] for rail in transport.rails]
 transport.close()
 left = len(os.listdir("/proc/self/fd"))
 print(json.dumps({"seconds": seconds, "wrong": wrong, "error": error, "failed_s": failed_s, "rails": rails, "resent":
-    transport.counts.resent, "files": left}), flush=True)
+    transport.counts.resent, "files": left, "gaps": gaps, "lost": lost}), flush=True)
 """
 
 
@@ -80,7 +108,7 @@ def name() -> Iterator[str]:
 
 
 class Job:
-    """A rank on every host; `kill`, and `results` by rank once they are over."""
+    """A rank on every host; `kill`, and `results` by rank once they are over, or the file `stop` is there."""
 
     def __init__(
         self,
@@ -94,6 +122,7 @@ class Job:
         rates: dict[tuple[int, int], int] | None = None,
         **settings: object,
     ) -> None:
+        self.done_s, self.stop = DONE_S + for_s, folder / "stop"
         secret = folder / "secret"
         secret.touch(0o600)
         secret.write_bytes(os.urandom(32))
@@ -105,6 +134,7 @@ class Job:
                 "n_ranks": hosts,
                 "size": size,
                 "for_s": for_s,
+                "stop": str(self.stop),
                 "idle_s": idle_s,
                 "nics": nics,
                 "secret": str(secret),
@@ -132,17 +162,18 @@ class Job:
                 self.end()
                 raise AssertionError(line + (process.stderr.read() if process.stderr else ""))
 
-    def results(self) -> list[dict[str, object]]:
+    def results(self, *, quiet: bool = False) -> list[dict[str, Any]]:
         """What each rank saw; nothing of one that was killed."""
-        seen: list[dict[str, object]] = []
+        seen: list[dict[str, Any]] = []
         try:
             for process in self.ranks:
-                out, err = process.communicate(timeout=DONE_S)
+                out, err = process.communicate(timeout=self.done_s)
                 assert out or process.returncode < 0, err
                 seen.append(json.loads(out.splitlines()[-1]) if process.returncode >= 0 else {})
         finally:
             self.end()
-        print(json.dumps(seen))
+        if not quiet:
+            print(json.dumps([{key: value for key, value in each.items() if key != "gaps"} for each in seen]))
         return seen
 
     def end(self) -> None:
@@ -165,6 +196,19 @@ def test_both_nics_carry_what_they_are_said_to(name: str, tmp_path: Path) -> Non
         assert rails[0][1] / (rails[0][1] + rails[1][1]) == pytest.approx(2 / 3, rel=0.1)
         # Standard streams, what Python has open, and the folder that is being listed.
         assert isinstance(each["files"], int) and each["files"] <= 8
+
+
+@netns
+def test_a_nic_at_half_its_rate_gets_half_as_much_though_nobody_has_said_so(name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        fabric.set_rate("h1.eth1", NicRates.parse("100Mbit/s"))
+        seen = Job(fabric, tmp_path, hosts=3, size=16 << 20, for_s=6.0).results()
+    shares = []
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+        shares.append(each["rails"][0][1] / (each["rails"][0][1] + each["rails"][1][1]))
+    # The first run stripes equally. Rank 2 sends to rank 0, past the slow NIC.
+    assert 0.57 < shares[0] < 0.8 and 0.57 < shares[1] < 0.85 and 0.4 < shares[2] < 0.6, shares
 
 
 @netns
@@ -198,6 +242,83 @@ def test_a_nic_that_fails_while_nothing_is_under_way_is_noticed_by_the_next_coll
         assert (each["wrong"], each["error"]) == (0, "")
     rails = seen[1]["rails"]
     assert isinstance(rails, list) and rails[1][2] > 0, "the NIC's connections were given up"
+
+
+def stalls_after(seen: list[dict[str, Any]], start: float, end: float) -> tuple[float, float]:
+    """The longest time in which nobody got a chunk, and in which one rank got none, of those that lie between `start`
+    and a quarter of a second after `end` at least in part; seconds."""
+    near = [[(a, b) for a, b in each["gaps"] if b > start and a < end + 0.25] for each in seen]
+    together = near[0]
+    for gaps in near[1:]:
+        together = [(max(a, c), min(b, d)) for a, b in together for c, d in gaps if a < d and c < b]
+    alone = [gap for gaps in near for gap in gaps]
+    longest = [max((b - a for a, b in gaps if b > start), default=0.0) for gaps in (together, alone)]
+    return longest[0], longest[1]
+
+
+@pytest.mark.slow
+@netns
+def test_a_hundred_failures_cost_no_bit(name: str, tmp_path: Path) -> None:
+    """NICs fail and come back at random moments; what each kind costs is printed."""
+    seed = int(os.environ.get("OPTCC_SEED", "1"))
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    moments: dict[str, list[tuple[float, float]]] = {how: [] for how in FAILURES}
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=600.0)
+        time.sleep(2.0)
+        quiet: list[tuple[float, float]] = []
+        for number in range(100):
+            how, where = FAILURES[number % len(FAILURES)], f"h{draw.randrange(3)}.eth{draw.randrange(2)}"
+            # Long enough for the NIC to be in use again: a second failure at the same time is another matter.
+            time.sleep(1.0 + 0.2 * draw.random())
+            began = time.monotonic()
+            fabric.fail(where, how=how)
+            moments[how].append((began, time.monotonic()))
+            quiet.append((began - 0.3, began - 0.3))
+            time.sleep(0.3 + 0.2 * draw.random())
+            fabric.heal(where)
+        job.stop.touch()
+        seen = job.results(quiet=True)
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+    print("runs", len(seen[0]["seconds"]), "given up", [each["lost"] for each in seen])
+    assert min(len(each["seconds"]) for each in seen) >= 100
+    for how, its_moments in {**moments, "nothing": quiet}.items():
+        for who, number in (("nobody", 0), ("one rank", 1)):
+            stalls = sorted(1e3 * stalls_after(seen, *its)[number] for its in its_moments)
+            words = f"median {statistics.median(stalls):.1f} ms, 90 % {stalls[len(stalls) * 9 // 10]:.1f} ms"
+            print(f"{how}: {who} got anything for {words}, longest {stalls[-1]:.1f} ms ({len(stalls)})")
+            assert stalls[-1] < 5000
+
+
+@netns
+@pytest.mark.parametrize("share", [1, 5])
+def test_a_cable_that_loses_packets_costs_no_bit(name: str, share: int, tmp_path: Path) -> None:
+    rules = f"""add table netdev loss
+        add chain netdev loss in {{ type filter hook ingress device "h1e1" priority 0; policy accept; }}
+        add rule netdev loss in numgen random mod 100 < {share} drop
+    """
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=4.0)
+        time.sleep(1.0)
+        command = ["ip", "netns", "exec", core_namespace(name), "nft", "-f", "-"]
+        subprocess.run(command, input=rules, text=True, check=True, capture_output=True, timeout=10)
+        seen = job.results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+
+
+@netns
+def test_a_nic_that_is_degraded_in_the_middle_costs_no_bit_and_is_not_given_up(name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=4.0)
+        time.sleep(1.0)
+        fabric.set_rate("h1.eth1", NicRates.parse("50Mbit/s"))
+        seen = job.results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+    print("given up", [each["lost"] for each in seen])
 
 
 @netns

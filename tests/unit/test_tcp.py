@@ -73,6 +73,7 @@ from optcc.runtime.transports.tcp_wire import (
     WireError,
     bye_header,
     change_header,
+    crc32c_in_hardware,
     data_header,
     decode,
     state_header,
@@ -204,7 +205,7 @@ def open_files() -> list[str]:
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
 def test_keeps_the_promises_of_a_transport(n_ranks: int, n_rails: int) -> None:
     names = run_tcp(n_ranks, lambda _, transport: check_transport(lambda: transport), n_rails=n_rails)
-    assert len(names[0]) == 11
+    assert len(names[0]) == 14
 
 
 @pytest.mark.parametrize("settings", [{"crc": True}, SMALL, {"window": 1}, {"replan": True}], ids=str)
@@ -505,7 +506,10 @@ class TwoRails:
         self.hub, self.route = hub, hub.in_(0)
         pairs = [socket.socketpair() for _ in range(2)]
         self.writers = [pair[0] for pair in pairs]
-        self.lines = [Incoming(pair[1], rail, 7, hub.rails[rail], self.route) for rail, pair in enumerate(pairs)]
+        hub.checksum = zlib.crc32 if crc else None
+        self.lines = [
+            Incoming(pair[1], rail, 7, hub.rails[rail], hub.checksum, self.route) for rail, pair in enumerate(pairs)
+        ]
         for line in self.lines:
             line.sock.setblocking(False)
             self.route.take(line)
@@ -714,11 +718,12 @@ class FakeInfo:
     """A socket that says what TCP_INFO says of it."""
 
     def __init__(self) -> None:
-        self.unacked = self.acked = self.unsent = self.window = 0
+        self.unacked = self.acked = self.unsent = self.window = self.timeouts = self.rtt = 0
         self.n_bytes = 232
 
     def getsockopt(self, *_: object) -> bytes:
-        fields = {16: ("=I", 1000), 24: ("=I", self.unacked), 120: ("=Q", self.acked)}
+        fields = {2: ("=B", self.timeouts), 16: ("=I", 1000), 24: ("=I", self.unacked), 68: ("=I", self.rtt)}
+        fields |= {120: ("=Q", self.acked)}
         fields |= {144: ("=I", self.unsent), 228: ("=I", self.window)}
         info = bytearray(232)
         for at, (form, value) in fields.items():
@@ -752,6 +757,263 @@ def test_bytes_that_cannot_leave_are_silent_unless_the_window_is_full(
     info.n_bytes = 144
     line = Line(info)  # type: ignore[arg-type]
     assert not any(line.is_silent(0.1, 0.3) for _ in range(10)), "an old kernel does not tell"
+
+
+def test_a_connection_is_not_silent_before_its_own_habits_say_so() -> None:
+    info = FakeInfo()
+    line = Line(info)  # type: ignore[arg-type]
+    info.unacked = 1
+    for acked in (1, 2):
+        info.acked = acked
+        assert not any(line.is_silent(0.1, 0.9) for _ in range(5))
+    # It has been without an answer for half a second: one and a half times that is allowed, unless a timer has rung.
+    info.acked = 3
+    assert [line.is_silent(0.1, 0.1) for _ in range(12)].index(True) in (7, 8)
+    info.acked, info.timeouts = 4, 1
+    assert [line.is_silent(0.1, 0.2) for _ in range(3)] == [False, False, True]
+    slow = Line(info)  # type: ignore[arg-type]
+    info.timeouts = 0
+    assert [slow.is_silent(0.1, 0.1, 0.15) for _ in range(4)] == [False, False, False, True], "a queue at the NIC"
+    info.rtt = 200_000
+    slow = Line(info)  # type: ignore[arg-type]
+    assert [slow.is_silent(0.1, 0.1) for _ in range(5)] == [False] * 4 + [True], "a long way"
+
+
+def test_half_way_to_silence_a_connection_is_suspect() -> None:
+    info = FakeInfo()
+    line = Line(info)  # type: ignore[arg-type]
+    info.unacked = 1
+    line.is_silent(0.1, 0.4)
+    suspect = []
+    for _ in range(3):
+        line.is_silent(0.1, 0.4)
+        suspect.append(line.suspect)
+    info.acked += 1
+    line.is_silent(0.1, 0.4)
+    assert suspect == [False, True, True] and not line.suspect and line.awaits
+    info.unacked = 0
+    line.is_silent(0.1, 0.4)
+    assert not line.awaits, "nothing is on its way: nobody need look"
+
+
+def outgoing_to(transport: TcpTransport, peer: int, rail: int) -> Outgoing:
+    line = transport._hub.outs[peer].rails[rail].line
+    assert line is not None
+    return line
+
+
+def poll_until(transport: TcpTransport, holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DONE_S / 2
+    while not holds():
+        transport.poll(0.05)
+        assert time.monotonic() < deadline_s
+
+
+def test_who_gives_a_connection_up_tells_the_other_end() -> None:
+    """Nothing is cut here: only a word over the other rail can have told."""
+
+    def body(rank: int, transport: TcpTransport) -> None:
+        transport.barrier()
+        peer, hub = 1 - rank, transport._hub
+        poll_until(transport, lambda: all(rail.line is not None for rail in hub.outs[peer].rails))
+        poll_until(transport, lambda: all(line is not None for line in hub.ins[peer].lines))
+        transport.barrier()
+        if rank == 0:
+            line = outgoing_to(transport, 1, 1)
+            # The descriptor lives on, so the other end gets no end of file; and nothing is dialled until it has heard.
+            with line.sock.dup():
+                hub.outs[1].lose(line, tcp_rails.Broken("a test"))
+                hub.outs[1].rails[1].next_s = float("inf")
+                transport.barrier()
+        else:
+            poll_until(transport, lambda: hub.ins[0].lines[1] is None)
+            transport.barrier()
+        hub.outs[peer].dial_now(mine=1)
+        poll_until(transport, lambda: hub.outs[peer].rails[1].line is not None)
+        transport.barrier()
+
+    run_tcp(2, body)
+
+
+def test_a_nic_that_the_kernel_calls_down_is_given_up_at_both_ends_and_dialled_when_it_is_back() -> None:
+    plan, verdict = plan_of("ring", 60_001, "float32")
+
+    def body(rank: int, transport: TcpTransport) -> list[bytes]:
+        hub = transport._hub
+        transport.barrier()
+        results = reduce_over(transport, plan, verdict, 1)
+        poll_until(transport, lambda: all(rail.line is not None for out in hub.outs.values() for rail in out.rails))
+        transport.barrier()
+        if rank == 1:
+            hub.nic_changed(1, False)
+            assert not lines_of(transport, 1)
+            hub.flush()
+        results += reduce_over(transport, plan, verdict, 2)[1:]
+        # The others may dial, for this NIC is not really down; but they have heard.
+        poll_until(transport, lambda: not (rank == 1 or 1 in hub.outs) or hub.rails[1].failures > 0)
+        transport.barrier()
+        if rank == 1:
+            assert all(out.rails[1].line is None for out in hub.outs.values())
+            hub.nic_changed(1, True)
+        poll_until(transport, lambda: all(rail.line is not None for out in hub.outs.values() for rail in out.rails))
+        transport.barrier()
+        return results
+
+    results = run_tcp(4, body)
+    wanted = without_faults("ring", 60_001, "float32", 2)
+    assert results == wanted
+
+
+@pytest.mark.parametrize("size", [0, 1, 16384])
+def test_a_short_message_is_sent_from_a_copy_once_there_is_a_slot(size: int) -> None:
+    """The receiver has posted, and does not poll: no acknowledgement can have come."""
+    posted, reported = threading.Event(), threading.Event()
+
+    def body(rank: int, transport: TcpTransport) -> None:
+        (handle,) = transport.open([Channel(0, 1, 2)])
+        view = np.full(size, 7 * (1 - rank), np.uint8)
+        if rank == 1:
+            transport.post_recv(handle, view)
+            transport.barrier()
+            transport.post_recv(handle, other := np.zeros(size, np.uint8))
+            assert posted.wait(DONE_S) and reported.wait(DONE_S)
+            events: list[Any] = []
+            while len(events) < 2:
+                events += transport.poll(5.0)
+            assert view.tolist() == [7] * size and other.tolist() == [9] * size
+        else:
+            transport.barrier()
+            transport.post_send(handle, view)
+            assert transport.poll(5.0) == [(SENT, handle)], "before the receiver has looked"
+            posted.set()
+            # The second has no slot that this end knows of: it goes out, and is not reported.
+            view[:] = 9
+            transport.post_send(handle, view)
+            assert transport.poll(0.1) == []
+            view[:] = 0
+            reported.set()
+            assert transport.poll(5.0) == [(SENT, handle)]
+        transport.barrier()
+
+    run_tcp(2, body)
+
+
+def test_a_long_message_before_a_short_one_is_reported_first() -> None:
+    def body(rank: int, transport: TcpTransport) -> list[int]:
+        (handle,) = transport.open([Channel(0, 1, 4)])
+        views = [np.full(size, 1 + i, np.uint8) for i, size in enumerate((4, 3 << 20, 4, 4, 1 << 20, 4))]
+        if rank == 1:
+            for view in views:
+                view[:] = 0
+                transport.post_recv(handle, view)
+        transport.barrier()
+        if rank == 0:
+            for view in views:
+                transport.post_send(handle, view)
+        n_events = 0
+        while n_events < len(views):
+            n_events += len(transport.poll(5.0))
+        transport.barrier()
+        return [int(view[0]) for view in views]
+
+    assert run_tcp(2, body) == [[1, 2, 3, 4, 5, 6]] * 2
+
+
+def test_a_short_message_takes_the_reports_for_its_peer_along() -> None:
+    """Two ranks that send each other short messages: one frame of data each, and hardly a write for anything else."""
+
+    sent = run_tcp(2, exchange)
+    # A turn: a data frame with its 64 bytes and a state, both of 36 bytes of header; alone they would be two writes.
+    assert max(sent) <= 15, sent
+
+
+def exchange(rank: int, transport: TcpTransport) -> int:
+    """Twenty exchanges of short messages; how many reports went out by themselves in the last fifteen."""
+    channels = transport.open([Channel(0, 1, 2), Channel(1, 0, 2)])
+    out, in_ = channels if rank == 0 else channels[::-1]
+    send, recv = np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+    alone = 0
+    for turn in range(20):
+        send[:] = turn
+        transport.post_recv(in_, recv)
+        transport.post_send(out, send)
+        alone += turn >= 5 and bool(transport._hub.late_ins)
+        n_events = 0
+        while n_events < 2:
+            n_events += len(transport.poll(5.0))
+        assert recv.tolist() == [turn] * 64
+    transport.barrier()
+    return alone
+
+
+def test_reports_that_are_lost_with_a_message_of_the_opposite_direction_are_repeated() -> None:
+    rails = TwoRails()
+    out = rails.hub.out(0)
+    out.channel(0)
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        line = Outgoing(left, 0, 9, rails.hub.rails[0], None)
+        out.rails[0].line = line
+        line.put(out.channel(0), 0, 0, memoryview(b"abc"))
+        assert line.can_carry_reports()
+        rails.hub.dirty_ins.clear()
+        out.lose(line, tcp_rails.Broken("a test"))
+        states = [list(each._states) for each in rails.hub.dirty_ins]
+        assert [0] in states
+    rails.end()
+
+
+def test_checksums_are_those_that_all_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_calls = [0]
+
+    def counted(view: memoryview) -> int:
+        n_calls[0] += 1
+        return zlib.crc32(view) ^ 1
+
+    plan, verdict = plan_of("ring", 60_001, "float32")
+    has = iter([counted, None, counted, counted])
+    monkeypatch.setattr(tcp, "crc32c_in_hardware", lambda: next(has))
+    wanted = without_faults("ring", 60_001, "float32", 1)
+    assert run_tcp(4, lambda _, each: reduce_over(each, plan, verdict, 1), crc=True) == wanted
+    assert n_calls[0] == 0, "one of them has none"
+    monkeypatch.setattr(tcp, "crc32c_in_hardware", lambda: counted)
+    assert run_tcp(4, lambda _, each: reduce_over(each, plan, verdict, 1), crc=True) == wanted
+    assert n_calls[0] >= 2 * 4 * 6
+
+
+def test_crc32c_is_castagnolis_and_takes_writable_memory() -> None:
+    crc32c = crc32c_in_hardware()
+    if crc32c is None:
+        pytest.skip("the extra `fast` is not installed, or this processor has no CRC-32C")
+    assert crc32c(np.frombuffer(b"123456789", np.uint8).copy().data) == 0xE3069283
+
+
+def test_turns_follow_what_rails_turn_out_to_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates are not declared; what the kernel has measured says that one rail is three times as fast."""
+
+    def body(rank: int, transport: TcpTransport) -> list[int]:
+        (handle,) = transport.open([Channel(0, 1, 2)])
+        view = np.zeros(4 << 20, np.uint8)
+        post = transport.post_send if rank == 0 else transport.post_recv
+        transport.barrier()
+        before = [0, 0]
+        for turn in range(12):
+            if rank == 0:
+                for rail, rate in zip(transport._hub.outs[1].rails, (3e8, 1e8), strict=True):
+                    if rail.line is not None:
+                        rail.line.rate = rate
+            if turn == 4:
+                before = [rail.sent_bytes for rail in transport.rails]
+            post(handle, view)
+            while not transport.poll(5.0):
+                pass
+        transport.barrier()
+        return [rail.sent_bytes - at for rail, at in zip(transport.rails, before, strict=True)]
+
+    monkeypatch.setattr(Line, "_estimate", lambda *_: None)
+    sent = run_tcp(2, body)[0]
+    assert sent[0] / sum(sent) == pytest.approx(0.75, abs=0.03), sent
 
 
 # --- the wire, and who may come in
@@ -961,7 +1223,7 @@ def test_a_member_that_announces_nonsense_is_cut_off() -> None:
             lambda session: data_header(session, 0, 0, 0, 2**32 - 1, None),
             lambda session: data_header(session, 0, 5000, 0, 8, None),
             lambda session: data_header(session, 0, 1 << 31, 2**40, 2**32 - 1, None)[:-1] + b"?",
-            lambda session: state_header(session, 0, 0, 0, 0),
+            lambda session: state_header(session, 0, 1 << 30, 0, 0),
             lambda session: os.urandom(4096),
         ]
         for number, make in enumerate(frames):
@@ -1048,17 +1310,19 @@ def test_outgoing_and_incoming_are_told_apart() -> None:
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)
-        outgoing = Outgoing(left, 0, 7, tcp_rails.RailCount("r0"), False)
+        outgoing = Outgoing(left, 0, 7, tcp_rails.RailCount("r0"), None)
         right.sendall(data_header(7, 0, 0, 0, 4, None))
         with pytest.raises(tcp_rails.Broken, match="to a sender"):
             outgoing.read()
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)
-        incoming = Incoming(left, 0, 7, tcp_rails.RailCount("r0"), None)  # type: ignore[arg-type]
-        right.sendall(state_header(7, 0, 0, 0, 0))
-        with pytest.raises(tcp_rails.Broken, match="to a receiver"):
+        rails = TwoRails()
+        incoming = Incoming(left, 0, 7, tcp_rails.RailCount("r0"), None, rails.route)
+        right.sendall(state_header(7, 0, 1 << 30, 0, 0))
+        with pytest.raises(tcp_rails.Broken, match="state of channel"):
             incoming.read()
+        rails.end()
 
 
 # --- meeting
