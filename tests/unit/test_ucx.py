@@ -1,0 +1,226 @@
+"""The UCX transport: conformance, several NICs, lengths, and peers that go away. Ranks are threads over loopback."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from optcc.compiler import compile_schedule
+from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
+from optcc.plan import Channel
+from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.conformance import check_transport
+from optcc.runtime.engine import Executor
+from optcc.runtime.launch import Meeting, Nic
+from optcc.runtime.transports.ucx import UcxTransport
+from optcc.runtime.transports.ucx_library import Port, load
+from optcc.schedules.optcc import optcc
+from optcc.schedules.ring import ring
+from optcc.topology import Topology
+from optcc.verify.plan import verify_plan
+
+T = TypeVar("T")
+DONE_S = 60.0
+
+try:
+    load()
+except EnvironmentMissing as missing:
+    pytest.skip(f"no UCX: {missing}", allow_module_level=True)
+
+
+class Room:
+    """Where the threads meet."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self._barrier = threading.Barrier(n_ranks)
+        self._records: list[bytes] = [b""] * n_ranks
+
+    def meet(self, rank: int) -> Callable[[bytes], Meeting]:
+        """See `optcc.runtime.launch.Meet`."""
+
+        def meet(record: bytes) -> Meeting:
+            self._records[rank] = record
+            self._barrier.wait(DONE_S)
+            return Meeting(rank, len(self._records), bytes(16), bytes(32), tuple(self._records))
+
+        return meet
+
+
+LO = (Nic("lo", "127.0.0.1"),)
+
+
+def run_ucx(
+    n_ranks: int, function: Callable[[int, UcxTransport], T], nics: Sequence[Nic] = LO, **settings: Any
+) -> list[T]:
+    """`function` once a rank, in threads; raises the first exception that is not a consequence of another's."""
+    room = Room(n_ranks)
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def body(rank: int) -> None:
+        try:
+            transport = UcxTransport(room.meet(rank), nics, **settings)
+            try:
+                results[rank] = function(rank, transport)
+            finally:
+                transport.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + DONE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), f"not done after {DONE_S:g} s"
+    if failures:
+        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
+    return [results[rank] for rank in range(n_ranks)]
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+def test_conformance(n_ranks: int) -> None:
+    names = run_ucx(n_ranks, lambda _, transport: check_transport(lambda: transport))
+    assert names[0][-1] == "closes twice" and len(names[0]) > 9
+
+
+@pytest.fixture
+def two_rails(monkeypatch: pytest.MonkeyPatch) -> list[Nic]:
+    """Two NICs of rates 2 to 1 where there is one interface."""
+    monkeypatch.setattr(
+        "optcc.runtime.transports.ucx.Port", lambda device, on_failure: Port("lo" if device else "", on_failure)
+    )
+    return [Nic("r0", "127.0.0.1", 2, 2), Nic("r1", "127.0.0.1", 1, 1)]
+
+
+def test_conformance_over_two_rails(two_rails: list[Nic]) -> None:
+    run_ucx(3, lambda _, transport: check_transport(lambda: transport), two_rails, chunk_bytes=5000)
+
+
+@pytest.mark.parametrize("count", [1, 1001, 300_007])
+def test_an_allreduce_over_two_unequal_rails_is_exact_on_every_rank(two_rails: list[Nic], count: int) -> None:
+    topology = Topology.parse("4@1GB/s,3=500MB/s")
+    plans = [
+        compile_schedule(ring(n_ranks=4), size_bytes=count * 4),
+        compile_schedule(optcc.build(topology, 2), size_bytes=count * 4, topology=topology),
+    ]
+    verdicts = [verify_plan(plan) for plan in plans]
+
+    def body(rank: int, transport: UcxTransport) -> list[bytes]:
+        results: list[bytes] = []
+        for plan, verdict in zip(plans, verdicts, strict=True):
+            executor = Executor(plan, rank, transport, verdict)
+            for seed in range(3):
+                recv = np.empty(count, np.float32)
+                executor.all_reduce(make_input(rank, count, "float32", "sum", seed), recv)
+                assert wrong_elements(plan, rank, recv, seed) == 0
+                results.append(recv.tobytes())
+        return results
+
+    results = run_ucx(4, body, two_rails, chunk_bytes=10_000)
+    assert all(each == results[0] for each in results)
+
+
+def send_one(transport: UcxTransport, n_bytes: int) -> None:
+    """Rank 0 sends some bytes, rank 1 expects 100."""
+    (handle,) = transport.open([Channel(0, 1, 1)])
+    if transport.rank == 0:
+        transport.post_send(handle, np.zeros(n_bytes, np.uint8))
+    else:
+        transport.post_recv(handle, np.zeros(100, np.uint8))
+    deadline_s = time.monotonic() + 10
+    while not transport.poll(0.1) and time.monotonic() < deadline_s:
+        pass
+
+
+@pytest.mark.parametrize("n_bytes", [99, 101])
+def test_a_message_of_another_length_than_the_plan_says_is_a_named_error(n_bytes: int) -> None:
+    with pytest.raises(MismatchError, match="rank 1: a message from rank 0 has another length than the plan says"):
+        run_ucx(2, lambda _, transport: send_one(transport, n_bytes))
+
+
+def test_a_peer_that_has_left_is_a_named_error_and_no_hang() -> None:
+    def body(rank: int, transport: UcxTransport) -> str:
+        send_one(transport, 100)
+        if rank == 1:
+            return ""
+        (handle,) = transport.open([Channel(0, 1, 1)])
+        transport.post_send(handle, np.zeros(1 << 20, np.uint8))
+        try:
+            transport.barrier(5.0)
+        except RuntimeFault as fault:
+            return str(fault)
+        return "no error"
+
+    said = run_ucx(2, body)[0]
+    assert said.startswith(("rank 0: rank 1 is lost: UCX: ", "rank 0: waited 5 s in vain")), said
+
+
+def test_who_waits_for_a_rank_that_does_not_come_is_told_so() -> None:
+    def body(rank: int, transport: UcxTransport) -> None:
+        transport.barrier()
+        if rank == 0:
+            with pytest.raises(DeadlineExceeded, match=r"rank 0: waited 0\.2 s in vain for other ranks to agree"):
+                transport.allgather(b"x", 0.2)
+        else:
+            time.sleep(0.5)
+
+    run_ucx(2, body)
+
+
+def test_ranks_that_are_set_up_differently_are_told_who_differs() -> None:
+    room = Room(2)
+    said: list[str] = []
+
+    def body(rank: int) -> None:
+        try:
+            UcxTransport(room.meet(rank), LO, chunk_bytes=100 + rank).close()
+        except MismatchError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DONE_S)
+    assert sorted(said) == [
+        "rank 0 differs from this one: chunk_bytes 100 instead of 101",
+        "rank 1 differs from this one: chunk_bytes 101 instead of 100",
+    ]
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(EnvironmentMissing, match="device eth77"):
+        UcxTransport(Room(1).meet(0), [Nic("eth77", "10.0.0.1")])
+
+
+@pytest.mark.parametrize(
+    ("nics", "chunk_bytes", "what"), [((), 1, "at least one"), (LO * 2, 1, "different names"), (LO, 0, "at least one")]
+)
+def test_settings_that_cannot_be_are_refused(nics: Sequence[Nic], chunk_bytes: int, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        UcxTransport(Room(1).meet(0), nics, chunk_bytes=chunk_bytes)
+
+
+def test_who_gives_up_ends_the_waits_of_all_others() -> None:
+    def body(rank: int, transport: UcxTransport) -> str:
+        transport.barrier()
+        if rank == 1:
+            transport.abort("no more")
+        try:
+            transport.barrier(20.0)
+        except RankLost as lost:
+            return str(lost)
+        return "no error"
+
+    assert run_ucx(3, body) == [
+        "rank 0: rank 1 is lost: it has left after a failure",
+        "rank 1: has given up: no more",
+        "rank 2: rank 1 is lost: it has left after a failure",
+    ]
