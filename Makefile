@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-EXTRAS := mpi,solve,fast,viz,dev
+EXTRAS := mpi,solve,fast,viz,ucx,nvrtc,dev
 export PIP_ROOT_USER_ACTION := ignore
 
 # An environment knows its own path: one that was copied, moved or lost its interpreter is made again.
@@ -37,7 +37,7 @@ endef
 help:
 	@echo 'make demo     one server lost half of its bandwidth: verify, run and compare every schedule'
 	@echo 'make test     the tests (ARGS="-k ring", ARGS=--run-slow)'
-	@echo 'make bench    the demo at full size'
+	@echo 'make bench    ours and peers on emulated hosts, interleaved: a record (ARGS=--quick)'
 	@echo 'make figures  every figure and number, from records'
 	@echo 'make docs     the manual, in docs/_build'
 	@echo 'make lint     style, import rules and floors'
@@ -64,7 +64,7 @@ demo: $(STAMP)
 	@$(BIN)/optcc demo $(ARGS)
 
 bench: $(STAMP)
-	@$(BIN)/optcc demo --full $(ARGS)
+	@$(BIN)/python -m optcc.experiments.peers_on_fabric $(ARGS)
 
 figures: $(STAMP)
 	@$(BIN)/optcc figures $(ARGS)

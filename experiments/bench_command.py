@@ -22,21 +22,24 @@ from optcc.cli import (
     echo_json,
     json_option,
 )
-from optcc.collective import DTYPE_BYTES, REDUCTIONS
+from optcc.collective import DTYPE_BYTES, reductions_of
 from optcc.compiler import SLOTS
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, PlanError, RuntimeFault
 from optcc.experiments.bench import MODES, Array, Case, measure
+from optcc.experiments.peers import PEERS, Peer, make_peer
 from optcc.experiments.record import Record, Row, Samples, algbw, busbw, command_line, these_versions, this_machine
 from optcc.files import VerdictCache, cache_directory
-from optcc.plan import Plan
+from optcc.passes.timetable import PORTS, Ports
+from optcc.plan import SLOTS_MAX, Plan
 from optcc.runtime.engine import Executor
-from optcc.runtime.kernels import divide
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.ucx import UcxTransport
+from optcc.runtime.transports.ucx_library import load as load_ucx
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_time
@@ -47,8 +50,7 @@ from optcc.verify.plan import VERSION, verify_plan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_DTYPES = {"float": "float32", "double": "float64"} | {name: name for name in DTYPE_BYTES}
-_PEERS = ("mpi",)
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
 SIZES_MAX = 1000
 LOOPBACK_SLOTS = 1
@@ -74,7 +76,7 @@ class Settings:
     reduction: str
     segments: int | str
     slots: int
-    ports: str
+    ports: Ports
     window: int
     modes: tuple[str, ...]
     deadline_s: float
@@ -91,35 +93,14 @@ class Settings:
 class Ours:
     """A schedule on our run-time."""
 
-    def __init__(self, plan: Plan, transport: Transport, verdict: Verdict, settings: Settings) -> None:
+    def __init__(self, plan: Plan, transport: Transport, verdict: Verdict, window: int, deadline_s: float) -> None:
         self.name = plan.name
         self.plan = plan
-        self.executor = Executor(
-            plan, transport.rank, transport, verdict, window=settings.window, deadline_s=settings.deadline_s
-        )
+        self.executor = Executor(plan, transport.rank, transport, verdict, window=window, deadline_s=deadline_s)
 
     def all_reduce(self, send: Array, recv: Array) -> None:
         """See `Case`."""
         self.executor.all_reduce(send, recv)
-
-
-class MpiPeer:
-    """The MPI library's own AllReduce, by the algorithm that it was started with."""
-
-    name = "mpi"
-
-    def __init__(self, comm: MPI.Intracomm, reduction: str) -> None:
-        from mpi4py import MPI
-
-        self._comm, self._in_place = comm, MPI.IN_PLACE
-        self._op = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM}[reduction]
-        self._average = reduction == "avg"
-
-    def all_reduce(self, send: Array, recv: Array) -> None:
-        """See `Case`."""
-        self._comm.Allreduce(self._in_place if send is recv else send, recv, op=self._op)
-        if self._average:
-            divide(recv, self._comm.Get_size())
 
 
 @click.command("bench", epilog="Example: mpirun -n 4 optcc bench -b 1M -e 64M -f 4 --schedule ring --topology 4@1GB/s")
@@ -129,21 +110,25 @@ class MpiPeer:
 @click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed runs of each.")
 @click.option("-w", "--warmup_iters", type=click.IntRange(0), default=1, show_default=True, help="Runs before.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check all elements.")
-@click.option("-d", "--datatype", default="float", show_default=True, help="float, double, int32 or int64.")
-@click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max or avg.")
+@click.option("-d", "--datatype", default="float", show_default=True, help="half, float, double, bfloat16, int8, ...")
+@click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor.")
 @click.option("--schedule", "schedules", multiple=True, help="A schedule, or FILE.py:FUNCTION; may be repeated.")
-@click.option("--peer", "peers", multiple=True, help="mpi: the MPI library's own AllReduce; may be repeated.")
+@click.option(
+    "--peer", "peers", multiple=True, help="mpi: the MPI library's own AllReduce; gloo: torch's; may be repeated."
+)
 @click.option("--topology", type=TopologyType(), envvar="OPTCC_TOPOLOGY", help="What the hosts can carry.")
 @click.option("--wire-overhead", default="1", envvar="OPTCC_WIRE_OVERHEAD", help="Bytes on the wire a payload byte.")
 @click.option("--bed", default="given", help="A name for the state of the hosts, kept in the record.")
 @click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto.")
-@click.option("--slots", type=click.IntRange(1, 64), help="Messages taken ahead; 2, and 1 on loopback.")
+@click.option(
+    "--slots", type=click.IntRange(1, SLOTS_MAX), help="Messages taken ahead; 2, 1 on loopback, 128 for fifo."
+)
 @click.option("--ports", default="exclusive", show_default=True, help="For which ports transfers are ordered, or fifo.")
 @click.option(
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
 )
 @click.option("--mode", default="both", show_default=True, help="out of place, in place, or both.")
-@click.option("--transport", default="mpi", show_default=True, help="mpi, tcp, or loopback: threads on shaped ports.")
+@click.option("--transport", default="mpi", show_default=True, help="mpi, tcp, ucx or loopback (threads).")
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--deadline", type=float, default=120.0, show_default=True, help="Seconds a single run may take.")
@@ -177,10 +162,10 @@ def command(
 ) -> int:
     """Time AllReduce schedules and peers, interleaved, and check every element.
 
-    One process a rank under mpirun, whose messages MPI carries, or with `--transport tcp` our own TCP over the NICs
-    that OPTCC_SOCKET_IFNAME leaves; or `--transport loopback`, where the ranks are threads of this process on ports
-    shaped to the topology. Times are medians over the timed runs, of the slowest rank each; sizes are rounded down to
-    whole elements.
+    One process a rank under mpirun, whose messages MPI carries, or with `--transport tcp` or `ucx` our own TCP, or
+    UCX, over the NICs that OPTCC_SOCKET_IFNAME leaves; or `--transport loopback`, where the ranks are threads of this
+    process on ports shaped to the topology. Times are medians over the timed runs, of the slowest rank each; sizes are
+    rounded down to whole elements.
     """
     settings = Settings(
         schedules or (() if peers else ("ring",)),
@@ -194,21 +179,21 @@ def command(
         warmup_iters,
         bool(check),
         _dtype(datatype),
-        _one_of("-o", op, REDUCTIONS),
+        _one_of("-o", op, reductions_of(_dtype(datatype))),
         segments,
-        slots or (LOOPBACK_SLOTS if transport == "loopback" else SLOTS["exclusive"]),
-        ports,
+        slots or _slots(_ports(ports), transport),
+        _ports(ports),
         window,
         _MODES[_one_of("--mode", mode, tuple(_MODES))],
         deadline,
         quiet,
     )
     for peer in peers:
-        _one_of("--peer", peer, _PEERS)
-    _one_of("--transport", transport, ("mpi", "tcp", "loopback"))
+        _one_of("--peer", peer, PEERS)
+    _one_of("--transport", transport, ("mpi", "tcp", "ucx", "loopback"))
     if transport == "loopback":
         return _report(_on_loopback(settings), settings, output, as_json)
-    return _under_mpi(settings, output, as_json, over_tcp=transport == "tcp")
+    return _under_mpi(settings, output, as_json, transport)
 
 
 def _on_loopback(settings: Settings) -> list[Row]:
@@ -217,7 +202,7 @@ def _on_loopback(settings: Settings) -> list[Row]:
     if wired is None:
         raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
     if settings.peers:
-        raise InputError(f"--peer {settings.peers[0]}: needs --transport mpi or tcp")
+        raise InputError(f"--peer {settings.peers[0]}: needs --transport mpi, tcp or ucx")
     cache = VerdictCache(cache_directory(os.environ), VERSION)
     n_ranks = wired.n_ranks
     timeout_s = settings.deadline_s * len(settings.sizes) * 2 * (settings.iterations + settings.warmup)
@@ -229,13 +214,16 @@ def _on_loopback(settings: Settings) -> list[Row]:
     )[0]
 
 
-def _under_mpi(settings: Settings, output: Path | None, as_json: bool, *, over_tcp: bool) -> int:
+def _under_mpi(settings: Settings, output: Path | None, as_json: bool, carrier: str) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
+    if carrier == "ucx":
+        # Before MPI, which would load a UCX of its own, perhaps an older one.
+        load_ucx()
     mpi = MpiTransport()
     try:
         _check_ranks(settings.topology, mpi.n_ranks)
         cache = VerdictCache(cache_directory(os.environ), VERSION)
-        with _carrier(mpi, over_tcp) as transport:
+        with _carrier(mpi, carrier) as transport:
             rows = _bench(settings, transport, mpi.comm, cache, _progress(mpi.rank))
     except MismatchError:
         raise
@@ -257,16 +245,17 @@ def _under_mpi(settings: Settings, output: Path | None, as_json: bool, *, over_t
 
 
 @contextmanager
-def _carrier(mpi: MpiTransport, over_tcp: bool) -> Iterator[Transport]:
-    """What carries the messages: MPI, or TCP between the ranks that MPI has brought together."""
-    if not over_tcp:
+def _carrier(mpi: MpiTransport, carrier: str) -> Iterator[Transport]:
+    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together."""
+    if carrier == "mpi":
         yield mpi
         return
-    tcp = TcpTransport(over_mpi(mpi.comm), nics_of(os.environ))
+    make = TcpTransport if carrier == "tcp" else UcxTransport
+    transport = make(over_mpi(mpi.comm), nics_of(os.environ))
     try:
-        yield tcp
+        yield transport
     finally:
-        tcp.close()
+        transport.close()
 
 
 def _bench(
@@ -278,11 +267,17 @@ def _bench(
 ) -> list[Row]:
     """Every size, every case; the same rows at every rank."""
     rows: list[Row] = []
+    peers: list[Peer] = []
+    if comm is not None:
+        peers = [
+            make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s) for name in settings.peers
+        ]
     for size in settings.sizes:
         plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
-        cases: list[Case] = [Ours(plan, transport, _verdict(plan, cache), settings) for plan in plans]
-        if comm is not None:
-            cases += [MpiPeer(comm, settings.reduction) for _ in settings.peers]
+        cases: list[Case] = [
+            Ours(plan, transport, proved(plan, cache), settings.window, settings.deadline_s) for plan in plans
+        ]
+        cases += peers
         with _no_collection():
             samples = measure(
                 transport,
@@ -297,6 +292,8 @@ def _bench(
                 progress=progress,
             )
         rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, samples, strict=True)]
+    for peer in peers:
+        peer.close()
     return rows
 
 
@@ -314,7 +311,7 @@ def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
     )
 
 
-def _verdict(plan: Plan, cache: VerdictCache) -> Verdict:
+def proved(plan: Plan, cache: VerdictCache) -> Verdict:
     """The verdict on `plan`: from the cache, or this rank verifies what it has compiled.
 
     That all ranks have the same plan is agreed on when the executor is made.
@@ -335,7 +332,7 @@ def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[
     wired = settings.wired
     if wired is not None:
         bound = float(allreduce_bound(wired, size).seconds)
-        predicted = simulate(plan, wired, model="exclusive").seconds if plan is not None else None
+        predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
     return Row(
         case.name,
         settings.bed,
@@ -469,6 +466,18 @@ def _sizes(low: int, high: int, factor: int, dtype: str) -> tuple[int, ...]:
             break
         size *= factor
     return tuple(sizes)
+
+
+def _ports(name: str) -> Ports:
+    for ports in PORTS:
+        if name == ports:
+            return ports
+    raise InputError(f"--ports {name!r}: must be one of {', '.join(PORTS)}")
+
+
+def _slots(ports: Ports, transport: str) -> int:
+    """How many messages are taken ahead where the command line does not say."""
+    return LOOPBACK_SLOTS if transport == "loopback" else SLOTS[ports]
 
 
 def _dtype(name: str) -> str:

@@ -1172,12 +1172,14 @@ class Fabric:
         env: Mapping[str, str] | None = None,
         capture: bool = False,
         mpirun: str | None = None,
+        arguments: Callable[..., list[str]] | None = None,
     ) -> RunResult:
         """`mpirun` of `argv`, rank i on host i, for the first `n_ranks` hosts (all), launched from h0.
 
         The ranks get PATH, PYTHONPATH, VIRTUAL_ENV, LD_LIBRARY_PATH, OMPI_* and OPTCC_* of the caller, then `env`, and
         OPTCC_TOPOLOGY: these hosts as they are now. Unless captured, stdout and stderr pass through live. However it
-        ends, no process of the run and no file of it is left.
+        ends, no process of the run and no file of it is left. `mpirun` may be another launcher; `arguments` then makes
+        its arguments, of what `mpirun_arguments` is given.
 
         Raises DeadlineExceeded after `timeout_s`; InputError for a bad count or a host without a NIC;
         EnvironmentMissing without Open MPI 5.
@@ -1203,7 +1205,7 @@ class Fabric:
             _write_file(folder / "agent", launch_agent(self.name), 0o700)
             hostfile = "".join(f"{control_address(host)} slots=1\n" for host in range(ranks))
             _write_file(folder / "hosts", hostfile)
-            arguments = mpirun_arguments(
+            words = (arguments or mpirun_arguments)(
                 agent=str(folder / "agent"),
                 hostfile=str(folder / "hosts"),
                 nics=state.spec.nics,
@@ -1213,7 +1215,7 @@ class Fabric:
             )
             # If this process is killed outright, the kernel asks mpirun to end, and mpirun its ranks.
             tied = [_program("setpriv", "util-linux"), "--pdeathsig", "TERM", "--"]
-            command = self.host_command(0, [program, *arguments, *argv])
+            command = self.host_command(0, [program, *words, *argv])
             return _launch([*tied, *command], environment, timeout_s, capture)
 
     # ---- inside: files

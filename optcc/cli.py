@@ -32,6 +32,7 @@ COMMANDS = {
     "bound": ("optcc.verify.bound_command", "say how fast an AllReduce could possibly be, exactly"),
     "compile": ("optcc.schedules.compile_command", "make a plan, transfers, or a file for another tool of a schedule"),
     "demo": ("optcc.experiments.demo_command", "the whole story on emulated hosts: one server lost half its bandwidth"),
+    "doctor": ("optcc.experiments.doctor_command", "say what this host has, and what of it is misconfigured"),
     "fabric": ("optcc.experiments.fabric_command", "emulate multi-NIC hosts as network namespaces"),
     "figures": ("optcc.paper_figures.figures_command", "draw every figure from the records"),
     "list": ("optcc.schedules.list_command", "list the schedule library"),
@@ -144,14 +145,18 @@ Command = Callable[..., Any]
 def plan_options(function: Command) -> Command:
     """The options that turn a schedule's name into a plan."""
     for option in (
-        click.option("--dtype", default="float32", show_default=True, help="float32, float64, int32 or int64."),
-        click.option("--reduction", default="sum", show_default=True, help="sum, prod, min, max or avg."),
+        click.option(
+            "--dtype", default="float32", show_default=True, help="float64/32/16, bfloat16, int64/32/8, uint8."
+        ),
+        click.option(
+            "--reduction", default="sum", show_default=True, help="sum, prod, min, max, avg, band, bor, bxor."
+        ),
         click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto."),
         click.option("--slots", type=int, default=None, help="Messages that a rank takes ahead."),
         click.option(
             "--ports",
             default=None,
-            help="For which ports transfers are ordered: fifo (the network stores) or exclusive (it does not).",
+            help="For which ports: fifo (the network stores), exclusive (it does not) or fair (flows share them).",
         ),
     ):
         function = option(function)
@@ -238,7 +243,7 @@ def build(
         chosen = choose(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=order)
         taken = chosen.taken
         return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)
-    definition = find_schedule(name)
+    definition = find_schedule(name).under(order)
     if isinstance(segments, str):
         segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=order)
     schedule = definition.build(topology, segments)

@@ -11,10 +11,20 @@ from pathlib import Path
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.failure_study import FailureStudy
+from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import Record
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.files import replace_file
-from optcc.paper_figures import allreduce_bars, bound_curves, failure_curves, numbers, schedule_curves, sources, style
+from optcc.paper_figures import (
+    allreduce_bars,
+    bound_curves,
+    failure_curves,
+    numbers,
+    peer_dots,
+    schedule_curves,
+    sources,
+    style,
+)
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
 from optcc.show import Card, Shown
@@ -82,6 +92,7 @@ def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
         *_draw_curves(read, quick),
         *_draw_schedules(read, quick),
         *_draw_failures(read, quick),
+        *_draw_peers(read, quick),
     )
 
 
@@ -139,6 +150,18 @@ def _draw_failures(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
         figure = failure_curves.draw(table)
         files = {f"{failure_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
         yield Drawn(failure_curves.NAME, files, failure_curves.numbers(table), (source,))
+
+
+def _draw_peers(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """A figure of ours and peers for each size, if a record of them is there."""
+    found = [(source, source.record) for source in read if isinstance(source.record, PeerComparison)]
+    _require_one(peer_dots.NAME, [source for source, _ in found])
+    for source, record in found:
+        for size_bytes in peer_dots.sizes(record):
+            table = peer_dots.data(record, size_bytes)
+            figure = peer_dots.draw(table)
+            files = {f"{table.name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+            yield Drawn(table.name, files, peer_dots.numbers(table), (source,))
 
 
 def _require_one(figure: str, found: Sequence[Source]) -> None:

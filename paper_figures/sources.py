@@ -1,8 +1,8 @@
 """`Source`: a record with the file it came from, fit to be drawn.
 
 A record is a measurement (`Record`), curves of the bound (`BoundCurves`), schedules in simulation (`ScheduleRatios`),
-failures (`FailureStudy`), training steps (`TrainingStudy`) or the tools' own speed (`ToolSpeed`); its field `format`
-says which. The last two are known and not drawn.
+failures (`FailureStudy`) or ours and peers (`PeerComparison`); its field `format` says which. Those of training steps
+and of speed (`_NotDrawn`) are known and not drawn: the manual has them as tables.
 """
 
 from __future__ import annotations
@@ -17,22 +17,41 @@ import msgspec
 
 from optcc import experiments
 from optcc.errors import CodecError, InputError
-from optcc.experiments import bound_record, failure_study, schedule_record, tool_speed, training
+from optcc.experiments import (
+    bound_record,
+    executor_speed,
+    failure_study,
+    kernel_bench,
+    peers_record,
+    schedule_record,
+    tool_speed,
+    training,
+    transport_speed,
+)
 from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.executor_speed import ExecutorSpeed
 from optcc.experiments.failure_study import FailureStudy
+from optcc.experiments.kernel_bench import KernelSpeed
+from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORD_BYTES_MAX, Record, Samples
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.experiments.tool_speed import ToolSpeed
 from optcc.experiments.training import TrainingStudy
+from optcc.experiments.transport_speed import TransportSpeed
 from optcc.files import read_file
 
-AnyRecord = Record | BoundCurves | ScheduleRatios | FailureStudy | TrainingStudy | ToolSpeed
+_NotDrawn = TrainingStudy | ToolSpeed | ExecutorSpeed | KernelSpeed | TransportSpeed
+AnyRecord = Record | BoundCurves | ScheduleRatios | FailureStudy | PeerComparison | _NotDrawn
 _READERS: dict[str, Callable[[bytes, str], AnyRecord]] = {
     bound_record.FORMAT: BoundCurves.from_bytes,
+    executor_speed.FORMAT: ExecutorSpeed.from_bytes,
+    kernel_bench.FORMAT: KernelSpeed.from_bytes,
     schedule_record.FORMAT: ScheduleRatios.from_bytes,
     failure_study.FORMAT: FailureStudy.from_bytes,
+    peers_record.FORMAT: PeerComparison.from_bytes,
     training.FORMAT: TrainingStudy.from_bytes,
     tool_speed.FORMAT: ToolSpeed.from_bytes,
+    transport_speed.FORMAT: TransportSpeed.from_bytes,
 }
 
 

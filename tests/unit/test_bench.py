@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,13 +11,18 @@ import numpy as np
 import pytest
 
 from optcc import cli
-from optcc.errors import InputError
+from optcc.cli import build_plan
+from optcc.compiler import SLOTS
+from optcc.errors import EnvironmentMissing, InputError
 from optcc.experiments import bench_command
 from optcc.experiments.bench import measure
-from optcc.experiments.bench_command import Ours, _overhead, _sizes
+from optcc.experiments.bench_command import LOOPBACK_SLOTS, Ours, _overhead, _sizes, _slots
+from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
 from optcc.runtime.kernels import Array
 from optcc.runtime.transports.loopback import run_ranks
+from optcc.simulate import simulate
+from optcc.topology import Topology
 
 LOOPBACK = ("--transport", "loopback", "--topology", "3@1GB/s")
 
@@ -138,6 +144,52 @@ def test_a_record_has_everything_that_was_measured(capsys: pytest.CaptureFixture
     assert record.versions["numpy"] == np.__version__
 
 
+@pytest.mark.parametrize("ports", ["exclusive", "fifo"])
+def test_a_prediction_is_for_the_ports_that_the_plan_was_ordered_for(
+    capsys: pytest.CaptureFixture[str], ports: str
+) -> None:
+    words = ("-b", "96K", "-n", "1", "--mode", "in", "--schedule", "optimal", "--segments", "4", "--latency", "0us")
+    text = bench(capsys, *words, "--topology", "3@1GB/s,2=500MB/s", "--slots", "2", "--ports", ports, "--json")
+    (row,) = json.loads(text)["results"]
+    topology = Topology.parse("3@1GB/s,2=500MB/s").with_latency(Fraction(0))
+    plan = build_plan("optimal", topology, 96 * 1024, segments=4, slots=2, ports=ports)
+    predicted = {model: simulate(plan, topology, model=model).seconds for model in ("exclusive", "fifo")}
+    assert predicted["exclusive"] != predicted["fifo"]
+    assert row["predicted_seconds"] == predicted[ports]
+
+
+def test_slots_are_those_of_the_ports_where_none_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [_slots("fifo", each) for each in ("mpi", "tcp")] == [SLOTS["fifo"]] * 2
+    assert _slots("exclusive", "mpi") == SLOTS["exclusive"] < SLOTS["fifo"]
+    for words, slots in ((("--ports", "fifo"), LOOPBACK_SLOTS), (("--ports", "fifo", "--slots", "128"), 128)):
+        text = bench(capsys, "-b", "4K", "-n", "1", *words, "--json")
+        assert json.loads(text)["config"]["slots"] == slots
+
+
+class _Alone:
+    """A communicator of one rank, as far as peers look at it before they start."""
+
+    def Get_size(self) -> int:  # noqa: N802
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("peer", "dtype", "reduction", "part"),
+    [("mpi", "float16", "sum", "MPI has no float16"), ("mpi", "bfloat16", "max", "MPI has no bfloat16")],
+)
+@pytest.mark.mpi
+def test_a_peer_says_what_it_does_not_have(peer: str, dtype: str, reduction: str, part: str) -> None:
+    assert peer in PEERS
+    with pytest.raises(InputError, match=part):
+        make_peer(peer, _Alone(), dtype, reduction, 1.0)  # type: ignore[arg-type]
+
+
+def test_gloo_without_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(EnvironmentMissing, match=r"pip install 'optcc\[torch\]'"):
+        make_peer("gloo", _Alone(), "float32", "sum", 1.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -147,6 +199,7 @@ def test_a_record_has_everything_that_was_measured(capsys: pytest.CaptureFixture
         (("-o", "xor"), "-o 'xor'"),
         (("--schedule", "none"), "schedule 'none'"),
         (("--latency", "5"), "time '5'"),
+        (("--ports", "wide"), "--ports 'wide'"),
     ],
 )
 def test_bad_flags_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], part: str) -> None:

@@ -1,0 +1,189 @@
+"""One rank of a comparison with peers: waits for its turns, and burns no processor between them.
+
+    python -m optcc.experiments.peers_rank SOCKET      (under mpirun)
+
+Contenders that are started in different ways cannot share a process, so each has its own job, all of them stand at
+the same time, and `optcc.experiments.peers_on_fabric` grants them turns over a Unix socket, a line of JSON each. The
+ranks of all jobs are on one machine and read one clock: a turn starts at a moment that is told beforehand, and is over
+when the last rank is. A rank that hangs in somebody else's library is ended by a watchdog at the turn's deadline.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import IO, Any
+
+import numpy as np
+
+from optcc.cli import build_plan
+from optcc.collective import Collective
+from optcc.errors import OptccError
+from optcc.experiments.bench import Array, Case
+from optcc.experiments.bench_command import Ours, proved
+from optcc.experiments.peers import Peer, make_peer
+from optcc.files import VerdictCache, cache_directory
+from optcc.plan import Plan
+from optcc.runtime.check import expected_output, make_input
+from optcc.runtime.launch import nics_of, over_mpi
+from optcc.runtime.transport import Transport
+from optcc.runtime.transports.mpi import MpiTransport
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.topology import Topology
+from optcc.verify.plan import VERSION
+
+CONNECT_S = 30.0
+_GRACE_S = 2.0
+
+
+class Rank:
+    """What this rank has been given to run, and its buffers."""
+
+    def __init__(self, assignment: Mapping[str, Any]) -> None:
+        self.mpi = MpiTransport()
+        self.rank, self.n_ranks = self.mpi.rank, self.mpi.n_ranks
+        self._tcp: TcpTransport | None = None
+        self._peers: dict[str, Peer] = {}
+        self._given = assignment
+        self.dtype, self.reduction = str(assignment["dtype"]), "sum"
+        self.count = int(assignment["size_bytes"]) // np.dtype(self.dtype).itemsize
+        self.source = make_input(self.rank, self.count, self.dtype, self.reduction)
+        whole = Collective("allreduce", self.n_ranks)
+        self.wanted = expected_output(whole, self.count, self.dtype, self.reduction, self.rank)[0]
+        self.target = np.zeros_like(self.source)
+        self.cases: list[Case | None] = []
+
+    def make(self, case: Mapping[str, Any]) -> dict[str, str]:
+        """Makes one case, and says why it cannot be run, if that is so."""
+        try:
+            self.cases.append(self._peer(case["peer"]) if "peer" in case else self._ours(case))
+        except OptccError as error:
+            self.cases.append(None)
+            return {"absent": str(error)}
+        return {}
+
+    def _peer(self, name: str) -> Peer:
+        if name not in self._peers:
+            deadline_s = float(self._given["deadline_s"])
+            self._peers[name] = make_peer(name, self.mpi.comm, self.dtype, self.reduction, deadline_s)
+        return self._peers[name]
+
+    def _ours(self, case: Mapping[str, Any]) -> Ours:
+        plan = plan_of(case, int(self._given["size_bytes"]), self.dtype)
+        verdict = proved(plan, VerdictCache(cache_directory(os.environ), VERSION))
+        deadline_s = float(self._given["deadline_s"])
+        return Ours(plan, self._transport(case["carrier"]), verdict, int(case["window"]), deadline_s)
+
+    def _transport(self, carrier: str) -> Transport:
+        if carrier == "mpi":
+            return self.mpi
+        if self._tcp is None:
+            self._tcp = TcpTransport(over_mpi(self.mpi.comm), nics_of(os.environ))
+        return self._tcp
+
+    def prepare(self) -> None:
+        """The input is in the buffer that is reduced in place."""
+        np.copyto(self.target, self.source)
+
+    def run(self, number: int, start_s: float) -> dict[str, Any]:
+        """One turn: when this rank was done, and what it cost."""
+        case = self.cases[number]
+        assert case is not None, f"case {number} cannot be run"
+        send: Array = self.target
+        used = _cpu_s()
+        time.sleep(max(0.0, start_s - time.perf_counter()))
+        try:
+            case.all_reduce(send, self.target)
+        except (OptccError, RuntimeError) as error:  # Gloo's own are RuntimeErrors, and so are MPI's
+            return {"error": f"{type(error).__name__}: {error}"[:200]}
+        return {"end_s": time.perf_counter(), "cpu_s": _cpu_s() - used}
+
+    def close(self) -> None:
+        """Gives everything back; collective."""
+        for peer in self._peers.values():
+            peer.close()
+        if self._tcp is not None:
+            self._tcp.close()
+        self.mpi.close()
+
+
+def wires_of(case: Mapping[str, Any]) -> Topology:
+    """The hosts of a case of ours, in payload bytes a second and with its latency."""
+    wired = Topology.parse(case["topology"]).scaled(1 / Fraction(case["wire_overhead"]))
+    return wired.with_latency(Fraction(case["latency"]))
+
+
+def plan_of(case: Mapping[str, Any], size_bytes: int, dtype: str) -> Plan:
+    """The plan that a case of ours asks for; raises an OptccError if there is none."""
+    options = {name: case[name] for name in ("segments", "slots", "ports")}
+    return build_plan(case["schedule"], wires_of(case), size_bytes, dtype=dtype, **options)
+
+
+def _cpu_s() -> float:
+    """Processor seconds of this process so far, all its threads, its kernel time too."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def serve(channel: IO[str], say: IO[str]) -> None:
+    """Takes turns until it is told that there are no more, or nobody is there to tell."""
+
+    def answer(value: Mapping[str, Any]) -> None:
+        say.write(json.dumps(value) + "\n")
+        say.flush()
+
+    assignment = json.loads(channel.readline())
+    _watch(float(assignment["ready_s"]))
+    rank = Rank(assignment)
+    answer({"rank": rank.rank, "cases": [rank.make(case) for case in assignment["cases"]]})
+    _watch(0)
+    for line in channel:
+        turn = json.loads(line)
+        if "prepare" in turn:
+            rank.prepare()
+            answer({"prepared": turn["prepare"]})
+            continue
+        if "turn" not in turn:
+            break
+        _watch(float(turn["deadline_s"]))
+        said = rank.run(int(turn["turn"]), float(turn["start_s"]))
+        _watch(0)
+        answer(said)
+        answer({"wrong": 0 if "error" in said else int(np.count_nonzero(rank.target != rank.wanted))})
+    _watch(_GRACE_S)
+    rank.close()
+
+
+def _watch(seconds: float) -> None:
+    """Ends this process, wherever it hangs, unless it is told otherwise within `seconds`; 0 for no limit."""
+    faulthandler.cancel_dump_traceback_later()
+    if seconds > 0:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def main() -> None:
+    """One rank, from its command line."""
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.settimeout(CONNECT_S)
+        wire.connect(sys.argv[1])
+        wire.settimeout(None)
+        with wire.makefile("r", encoding="utf-8") as channel, wire.makefile("w", encoding="utf-8") as say:
+            try:
+                serve(channel, say)
+            except BaseException:
+                # MPI would wait for the others at the end of this process, and they for it.
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

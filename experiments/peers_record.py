@@ -1,0 +1,279 @@
+"""`PeerComparison`: ours and peers on the same emulated hosts, as a record of its own format, `optcc-peers/1`.
+
+A `Run` is one contender in one state of the hosts, timed several times; a `Loss` is what became of a contender whose
+collective lost a NIC on the way, and of the next ones. What could not be run is named with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from optcc.experiments.record import STEAL_MAX, Check, Recorded, decode
+from optcc.show import Card, Shown
+from optcc.units import show_size
+
+FORMAT = "optcc-peers/1"
+OURS, PEER = "ours", "peer"
+HEALTHY = "healthy"
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One contender in one state of the hosts.
+
+    `seconds` are of the slowest rank, from one start for all; `steal` is the hypervisor's share of each; `cpu_s` are
+    processor seconds of all ranks, `busy_s` those of the whole machine, its kernel included; `rejected` runs were
+    repeated because of steal. `bound_s` and `predicted_s` include the wire's headers; a peer has no prediction.
+    """
+
+    contender: str
+    side: str
+    bed: str
+    topology: str
+    hosts: int
+    nics: int
+    size_bytes: int
+    dtype: str
+    settings: str
+    bound_s: float
+    predicted_s: float | None
+    seconds: list[float]
+    steal: list[float]
+    cpu_s: list[float]
+    busy_s: list[float]
+    rejected: int
+    wrong: int
+
+    @property
+    def median_s(self) -> float:
+        """The median of the undisturbed times, of all if none is."""
+        return statistics.median(self._undisturbed(self.seconds))
+
+    @property
+    def bound_percent(self) -> float:
+        """The bound as a share of the time, in percent; 100 is the best there can be."""
+        return 100 * self.bound_s / self.median_s
+
+    @property
+    def moved_gb(self) -> float:
+        """GB that the ranks of a ring send for such a message: what processor seconds are told by, for all alike."""
+        return 2 * (self.hosts - 1) * self.size_bytes / 1e9
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """Processor seconds of the ranks for each GB."""
+        return statistics.median(self._undisturbed(self.cpu_s)) / self.moved_gb
+
+    @property
+    def busy_s_per_gb(self) -> float:
+        """Processor seconds of the whole machine for each GB."""
+        return statistics.median(self._undisturbed(self.busy_s)) / self.moved_gb
+
+    def _undisturbed(self, values: list[float]) -> list[float]:
+        quiet = [value for value, steal in zip(values, self.steal, strict=True) if steal <= STEAL_MAX]
+        return quiet or values
+
+
+class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What became of one contender that lost a NIC in mid-run.
+
+    `before_s` is its time without a loss, `after_s` when the NIC was lost, `run_s` how long that run took (None if it
+    did not end within `limit_s`), `outcome` what happened; `next` are the runs after it, none if there were none.
+    """
+
+    contender: str
+    side: str
+    hosts: int
+    size_bytes: int
+    before_s: float
+    after_s: float
+    limit_s: float
+    run_s: float | None
+    outcome: str
+    next: Run | None
+
+    @property
+    def stall_s(self) -> float | None:
+        """By how much the run took longer than one without a loss; None if it did not end."""
+        return None if self.run_s is None else self.run_s - self.before_s
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    title: str
+    command: list[str]
+    nic_rate: str
+    wire_overhead: float
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    absent: dict[str, str]
+    runs: list[Run]
+    losses: list[Loss]
+
+
+@dataclass(frozen=True)
+class PeerComparison(Recorded, Shown):
+    """All runs and losses of one comparison.
+
+    `wire_overhead` is bytes on the wire for each byte of payload; `absent` says why something was not run.
+    """
+
+    title: str
+    command: tuple[str, ...]
+    nic_rate: str
+    wire_overhead: float
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    absent: Mapping[str, str]
+    runs: tuple[Run, ...]
+    losses: tuple[Loss, ...]
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over everything that ended."""
+        return sum(run.wrong for run in self.every_run())
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        file = _File(
+            FORMAT,
+            self.title,
+            list(self.command),
+            self.nic_rate,
+            self.wire_overhead,
+            dict(self.machine),
+            dict(self.versions),
+            dict(self.absent),
+            list(self.runs),
+            list(self.losses),
+        )
+        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> PeerComparison:
+        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
+        file, check = decode(data, name, _File, FORMAT)
+        for number, run in enumerate(file.runs):
+            _check(run, f"runs[{number}]", check)
+        for number, loss in enumerate(file.losses):
+            if loss.next is not None:
+                _check(loss.next, f"losses[{number}].next", check)
+        return cls(
+            file.title,
+            tuple(file.command),
+            file.nic_rate,
+            file.wire_overhead,
+            file.machine,
+            file.versions,
+            file.absent,
+            tuple(file.runs),
+            tuple(file.losses),
+        )
+
+    def fault_free_s(self, run: Run) -> float | None:
+        """The best median of a peer on healthy hosts, for the same message and as many hosts."""
+        return min(
+            (
+                each.median_s
+                for each in self.runs
+                if each.bed == HEALTHY
+                and each.side == PEER
+                and (each.hosts, each.size_bytes) == (run.hosts, run.size_bytes)
+            ),
+            default=None,
+        )
+
+    def card(self) -> Card:
+        return Part(self, self.title, self.every_run()).card()
+
+    def every_run(self) -> tuple[Run, ...]:
+        """All runs, those after a loss at the end."""
+        return (*self.runs, *(loss.next for loss in self.losses if loss.next is not None))
+
+    def parts(self) -> tuple[Part, ...]:
+        """The runs of each size, number of hosts and state, to be shown one after the other."""
+        groups: dict[tuple[int, int, str], list[Run]] = {}
+        for run in self.every_run():
+            groups.setdefault((run.size_bytes, run.hosts, run.bed), []).append(run)
+        return tuple(
+            Part(self, f"{hosts} hosts, {bed}: {show_size(size)}, T* {runs[0].bound_s:.4g} s", tuple(runs))
+            for (size, hosts, bed), runs in groups.items()
+        )
+
+
+@dataclass(frozen=True)
+class Part(Shown):
+    """Some runs of a comparison, to be shown."""
+
+    whole: PeerComparison
+    title: str
+    runs: tuple[Run, ...]
+
+    def card(self) -> Card:
+        columns = ("hosts", "contender", "time (s)", "busbw (GB/s)", "%bound", "over best healthy peer")
+        more = ("predicted (s)", "ranks CPU-s/GB", "all CPU-s/GB", "n", "#wrong")
+        return Card(self.title, (*columns, *more), tuple(self._row(run) for run in self.runs))
+
+    def _row(self, run: Run) -> tuple[str, ...]:
+        reference = self.whole.fault_free_s(run)
+        busbw = 2 * (run.hosts - 1) / run.hosts * run.size_bytes / run.median_s / 1e9
+        return (
+            f"{run.hosts}x{run.nics} {run.bed}",
+            run.contender,
+            f"{run.median_s:.4g}",
+            f"{busbw:.4f}",
+            f"{run.bound_percent:.1f}",
+            f"{100 * (run.median_s / reference - 1):+.1f} %" if reference else "-",
+            "-" if run.predicted_s is None else f"{run.predicted_s:.4g}",
+            f"{run.cpu_s_per_gb:.2f}",
+            f"{run.busy_s_per_gb:.2f}",
+            f"{len(run.seconds)}",
+            f"{run.wrong}",
+        )
+
+
+@dataclass(frozen=True)
+class Losses(Shown):
+    """What became of those that lost a NIC, to be shown."""
+
+    losses: tuple[Loss, ...]
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                loss.contender,
+                f"{loss.hosts}",
+                show_size(loss.size_bytes),
+                f"{loss.after_s:.2f}",
+                "-" if loss.run_s is None else f"{loss.run_s:.3f}",
+                "-" if loss.stall_s is None else f"{loss.stall_s:+.3f}",
+                loss.outcome,
+            )
+            for loss in self.losses
+        )
+        columns = ("contender", "hosts", "size", "NIC lost at (s)", "run (s)", "longer by (s)", "outcome")
+        return Card("A NIC is lost in mid-run", columns, rows)
+
+
+def _check(run: Run, where: str, check: Check) -> None:
+    """Raises CodecError if `run` cannot be a measurement."""
+
+    def must(field: str, holds: bool, rule: str) -> None:
+        check(f"{where}.{field}", getattr(run, field), holds, rule)
+
+    must("contender", bool(run.contender), "be a name")
+    must("side", run.side in (OURS, PEER), f"be {OURS} or {PEER}")
+    must("hosts", run.hosts >= 2, "be at least 2")
+    must("size_bytes", run.size_bytes > 0, "be above zero")
+    must("bound_s", 0 < run.bound_s < math.inf, "be above zero")
+    must("seconds", bool(run.seconds) and all(0 < each < math.inf for each in run.seconds), "be above zero")
+    for field in ("steal", "cpu_s", "busy_s"):
+        same = len(getattr(run, field)) == len(run.seconds)
+        must(field, same, f"have as many numbers as seconds, {len(run.seconds)}")
+    must("wrong", run.wrong >= 0, "not be negative")

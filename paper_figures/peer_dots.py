@@ -1,0 +1,225 @@
+"""The figure of ours and peers: a panel for each state of the hosts, a dot for each contender, time over the bound.
+
+    data(record, size_bytes) -> Table      what is drawn, all from the record
+    draw(table)              -> Figure     the picture, all from the table
+    numbers(table)                         the same numbers for prose
+
+A dot is the median of the undisturbed runs, the line through it reaches from the least to the greatest of all. 1 is
+the lower bound T*, with the wire's headers in it. Whoever did not come through the loss of a NIC has no dot but a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optcc.experiments.peers_record import OURS, PeerComparison, Run
+from optcc.paper_figures import style
+from optcc.paper_figures.numbers import Number
+from optcc.units import show_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAME = "peer-dots"
+LOST = "after the loss"
+_ROW_PT = 11.0
+_HEAD_PT, _FOOT_PT = 50.0, 24.0
+_RIGHT_PT, _GAP_PT = 5.0, 7.0
+_NAME_LENGTH_MAX = 30
+_BED_LENGTH_MAX = 26
+_ROOM = 1.32
+"""How far the scale goes beyond the last dot, for the number beside it."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A state of so many hosts: a run for each contender that has one, and a word for those that did not end."""
+
+    bed: str
+    hosts: int
+    bound_s: float
+    runs: tuple[tuple[str, Run], ...]
+    words: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """How numbers call it."""
+        return f"{self.hosts}-hosts/{self.bed}"
+
+    @property
+    def greatest(self) -> float:
+        """The largest median over the bound."""
+        return max((run.median_s / run.bound_s for _, run in self.runs), default=1.0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The record, the size of the message, the contenders from top to bottom, and the panels from left to right."""
+
+    record: PeerComparison
+    size_bytes: int
+    contenders: tuple[tuple[str, str], ...]
+    panels: tuple[Panel, ...]
+
+    @property
+    def name(self) -> str:
+        """How files of the figure are called."""
+        return f"{NAME}-{show_size(self.size_bytes)}"
+
+
+def sizes(record: PeerComparison) -> tuple[int, ...]:
+    """The sizes in a record; a figure each."""
+    return tuple(sorted({run.size_bytes for run in record.runs}))
+
+
+def data(record: PeerComparison, size_bytes: int) -> Table:
+    """The runs of one size, by number of hosts and state, and those after a loss."""
+    runs = [run for run in record.runs if run.size_bytes == size_bytes]
+    losses = [loss for loss in record.losses if loss.size_bytes == size_bytes]
+    sides = {(run.contender, run.side) for run in runs} | {(loss.contender, loss.side) for loss in losses}
+    contenders = tuple(sorted(sides, key=lambda each: (each[1] != OURS, _rank(each[0]), each[0])))
+    panels = []
+    for hosts in sorted({run.hosts for run in runs}):
+        for bed in dict.fromkeys(run.bed for run in runs if run.hosts == hosts):
+            own = [run for run in runs if (run.hosts, run.bed) == (hosts, bed)]
+            panels.append(Panel(bed, hosts, own[0].bound_s, tuple((run.contender, run) for run in own)))
+        lost = [loss for loss in losses if loss.hosts == hosts]
+        after = tuple((loss.contender, loss.next) for loss in lost if loss.next is not None)
+        words = tuple((loss.contender, _word(loss.outcome)) for loss in lost if loss.next is None)
+        if lost:
+            panels.append(Panel(LOST, hosts, after[0][1].bound_s if after else 0.0, after, words))
+    return Table(record, size_bytes, contenders, tuple(panels))
+
+
+def _rank(contender: str) -> tuple[bool, tuple[int, str]]:
+    """Ours over TCP first, in the order in which bars stand elsewhere."""
+    name, _, carrier = contender.rstrip(")").partition(" (")
+    return (carrier != "tcp", style.order(name))
+
+
+def _word(outcome: str) -> str:
+    return "hung" if outcome.startswith("hung") else "failed"
+
+
+def numbers(table: Table) -> dict[str, Number]:
+    """Every number of the figure, by `hosts/bed/contender/what`."""
+    record = table.record
+    found = {
+        "size": Number(table.size_bytes, show_size(table.size_bytes)),
+        "nic-rate": Number(record.nic_rate, record.nic_rate),
+        "wire-overhead-percent": Number.percent(100 * (record.wire_overhead - 1), 2),
+        "wrong": Number.whole(record.wrong),
+    }
+    for panel in table.panels:
+        if panel.bound_s:
+            found[f"{panel.key}/bound"] = Number.seconds(panel.bound_s)
+        for contender, run in panel.runs:
+            key = f"{panel.key}/{contender}"
+            found[f"{key}/seconds"] = Number.seconds(run.median_s)
+            found[f"{key}/over-bound-percent"] = Number.percent(100 * (run.median_s / run.bound_s - 1))
+            found[f"{key}/cpu-seconds-per-gb"] = Number.percent(run.cpu_s_per_gb, 2)
+            found[f"{key}/runs"] = Number.whole(len(run.seconds))
+        for contender, word in panel.words:
+            found[f"{panel.key}/{contender}/outcome"] = Number(word, word)
+    for loss in record.losses:
+        if loss.stall_s is not None and loss.size_bytes == table.size_bytes:
+            found[f"{loss.hosts}-hosts/{LOST}/{loss.contender}/stall"] = Number.seconds(loss.stall_s)
+    return found
+
+
+def draw(table: Table) -> Figure:
+    """The picture, as wide as a page. Ids: `dot:HOSTS:BED:CONTENDER`, likewise `reach`, `value`, `word`."""
+    with style.applied():
+        return _draw(table)
+
+
+def _draw(table: Table) -> Figure:
+    width = style.PAGE_IN * style.POINTS_IN
+    tall = _ROW_PT * max(1, len(table.contenders))
+    height = _HEAD_PT + tall + _FOOT_PT
+    figure = style.new_figure(width, height)
+    record = table.record
+
+    def put(y_pt: float, text: str, **how: Any) -> None:
+        figure.text(3 / width, 1 - y_pt / height, text, va="top", **how)
+
+    title = f"AllReduce of {show_size(table.size_bytes)} on emulated hosts: time over the lower bound T*"
+    put(3, title, size=style.TITLE_PT, weight="bold")
+    overhead = 100 * (record.wire_overhead - 1)
+    wrong = f"{record.wrong} wrong elements" if record.wrong else "no wrong element"
+    said = f"NICs of {record.nic_rate}; T* includes {overhead:.2f} % of headers. Medians, least to greatest; {wrong}."
+    put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
+    names = [style.label(contender, _NAME_LENGTH_MAX) for contender, _ in table.contenders]
+    left = 6 + max((style.text_width_pt(name, style.LABEL_PT) for name in names), default=20.0)
+    count = max(1, len(table.panels))
+    panel_pt = (width - left - _RIGHT_PT - (count - 1) * _GAP_PT) / count
+    ceiling = 1 + (max([1.2, *(panel.greatest for panel in table.panels)]) - 1) * _ROOM + 0.25
+    for number, panel in enumerate(table.panels):
+        x = left + number * (panel_pt + _GAP_PT)
+        axes = figure.add_axes((x / width, _FOOT_PT / height, panel_pt / width, tall / height))
+        _draw_panel(axes, panel, table, ceiling)
+        axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, table: Table, ceiling: float) -> None:
+    rows = {contender: row for row, (contender, _) in enumerate(table.contenders)}
+    sides = dict(table.contenders)
+    ours = sum(side == OURS for side in sides.values())
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(1 - 0.06 * (ceiling - 1), ceiling)
+    axes.set_xticks(range(1, int(ceiling) + 1))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
+    axes.axvline(1, color=style.INK, linewidth=0.9, zorder=2)
+    axes.axhline(ours - 0.5, color=style.FAINT, linewidth=0.5, linestyle=":", zorder=1)
+    bed = style.label(panel.bed, _BED_LENGTH_MAX)
+    said = f"{panel.hosts} hosts, T* {panel.bound_s:.3g} s" if panel.bound_s else f"{panel.hosts} hosts"
+    axes.set_title(bed, size=style.LABEL_PT, weight="bold", loc="left", pad=style.SMALL_PT * style.LINE + 3)
+    axes.annotate(
+        said, (0, 1), (0, 2.5), xycoords="axes fraction", textcoords="offset points", size=style.SMALL_PT, va="bottom"
+    )
+    for contender, run in panel.runs:
+        row, known = rows[contender], f"{panel.hosts}:{panel.bed}:{contender}"
+        ratio = run.median_s / run.bound_s
+        name, _, carrier = contender.partition(" (")
+        colour = style.colour(name.split(", then ")[-1]) if sides[contender] == OURS else style.FAINT
+        reach = [min(run.seconds) / run.bound_s, min(max(run.seconds) / run.bound_s, ceiling)]
+        axes.plot(reach, [row, row], color=colour, linewidth=0.9, zorder=3, gid=f"reach:{known}")
+        axes.plot(
+            [ratio],
+            [row],
+            marker="o" if sides[contender] == OURS else "s",
+            markersize=4.2,
+            markerfacecolor="white" if carrier.startswith("mpi") else colour,
+            markeredgecolor=style.WRONG if run.wrong else colour,
+            linestyle="none",
+            zorder=4,
+            gid=f"dot:{known}",
+        )
+        axes.annotate(
+            f"{ratio:.2f}",
+            (max(ratio, reach[1]), row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            size=style.SMALL_PT,
+            annotation_clip=False,
+            gid=f"value:{known}",
+        )
+    for contender, word in panel.words:
+        axes.annotate(
+            word,
+            (1, rows[contender]),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            size=style.SMALL_PT,
+            color=style.WRONG,
+            gid=f"word:{panel.hosts}:{panel.bed}:{contender}",
+        )
+    axes.set_xlabel("time / T*", size=style.SMALL_PT, labelpad=1)
+    axes.tick_params(axis="x", labelsize=style.SMALL_PT, pad=1.5, length=2)

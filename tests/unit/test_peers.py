@@ -1,0 +1,301 @@
+"""Ours and peers: what is started and how, which runs count, the record, and the figure of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from optcc.errors import CodecError, InputError, RuntimeFault
+from optcc.experiments import peers_on_fabric
+from optcc.experiments.peers import common_nics
+from optcc.experiments.peers_on_fabric import (
+    BEDS,
+    FEW,
+    LONG,
+    OUR_SETTINGS,
+    REPEATS_MAX,
+    STANDARD,
+    Hung,
+    Job,
+    Turn,
+    _last_words,
+    _Tally,
+    jobs,
+    our_case,
+)
+from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run
+from optcc.experiments.record import STEAL_MAX
+from optcc.paper_figures import build, peer_dots
+from optcc.runtime.launch import Meet, Meeting, Nic
+
+
+def run(contender: str, side: str, seconds: list[float], *, bed: str = HEALTHY, **fields: Any) -> Run:
+    count = len(seconds)
+    given = {"steal": [0.0] * count, "cpu_s": [1.0] * count, "busy_s": [2.0] * count, "wrong": 0, "rejected": 0}
+    known = {"topology": "4@100MB/s", "hosts": 4, "nics": 2, "size_bytes": 2**26, "dtype": "float32", "settings": ""}
+    return Run(
+        contender=contender,
+        side=side,
+        bed=bed,
+        bound_s=1.0,
+        predicted_s=None,
+        seconds=seconds,
+        **{**known, **given, **fields},
+    )
+
+
+NEXT = run("optimal (tcp)", OURS, [1.1], bed="after the loss")
+RECORD = PeerComparison(
+    "AllReduce",
+    ("python", "-m", "optcc.experiments.peers_on_fabric"),
+    "400Mbit/s",
+    1.0074,
+    {"cores": 2},
+    {"optcc": "0.1.0"},
+    {"Intel MPI": "proprietary, left out"},
+    (
+        run("ring (tcp)", OURS, [1.02, 1.01, 1.5]),
+        run("ring (mpi)", OURS, [1.03]),
+        run("MPICH, UCX", PEER, [1.4]),
+        run("Open MPI ring, TCP", PEER, [1.05]),
+        run("optimal (tcp)", OURS, [1.04], bed="one NIC at half"),
+        run("Open MPI ring, TCP", PEER, [2.4], bed="one NIC at half"),
+    ),
+    (
+        Loss("optimal (tcp)", OURS, 4, 2**26, 1.0, 0.4, 10.0, 2.5, "went on", NEXT),
+        Loss("MPICH, UCX", PEER, 4, 2**26, 1.4, 0.5, 10.0, None, "hung for 10 s, ended", None),
+    ),
+)
+
+
+# What is started
+
+
+def test_what_cannot_be_run_here_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_on_fabric, "_mptcp_library", lambda: "")
+    started, absent = jobs((), "", "/nowhere/python")
+    assert [job.name for job in started] == ["open-mpi", "open-mpi-ucx"]
+    assert "--mpich" in absent["MPICH, UCX"]
+    assert "/nowhere/python" in absent["Gloo"]
+    assert "mptcpize" in absent["Open MPI ring, MPTCP"]
+    assert {"Open MPI default, TCP", "MPICH, OFI", "Intel MPI", "NCCL, RCCL"} <= set(absent)
+
+
+def test_the_extent_says_how_much_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_on_fabric, "_mptcp_library", lambda: "/lib/libmptcpwrap.so.0")
+    monkeypatch.setattr(peers_on_fabric, "_lacks", lambda python, package, how: None)
+    names = {extent: {job.name for job in jobs((), "x", "x", extent)[0]} for extent in (FEW, STANDARD, LONG)}
+    assert names[FEW] < names[STANDARD] < names[LONG]
+    assert names[LONG] - names[STANDARD] == {"open-mpi-default", "mpich-ofi"}
+    assert len(names[LONG]) == 7
+
+
+def test_another_messaging_layer_is_asked_for_once(tmp_path: Path) -> None:
+    given = {"agent": "/run/a/agent", "hostfile": "/run/a/hosts", "nics": 2, "ranks": 4, "exported": ["PATH"]}
+    by_name = {job.name: job for job in jobs((), "", "")[0]}
+    words = by_name["open-mpi-ucx"].arguments(**given, extra=by_name["open-mpi-ucx"].extra)
+    assert words.count("pml") == 1
+    assert words[words.index("pml") + 1] == "ucx"
+    words = by_name["open-mpi"].arguments(**given)
+    assert words[words.index("pml") + 1] == "ob1"
+
+
+def test_mpich_gets_an_agent_that_can_be_executed(tmp_path: Path) -> None:
+    job = Job("mpich", sys.executable, "mpich", ())
+    words = job.arguments(
+        agent=str(tmp_path / "agent"), hostfile=str(tmp_path / "hosts"), nics=2, ranks=3, exported=["A", "B"]
+    )
+    assert words[-2:] == ["-n", "3"]
+    assert words[words.index("-genvlist") + 1] == "A,B"
+    listed = Path(words[words.index("-f") + 1]).read_text(encoding="ascii")
+    assert listed.split() == ["10.99.0.1", "10.99.0.2", "10.99.0.3"]
+    agent = Path(words[words.index("-launcher-exec") + 1])
+    assert agent.stat().st_mode & 0o777 == 0o700
+    assert f"/bin/sh {tmp_path / 'agent'}" in agent.read_text(encoding="ascii")
+
+
+def test_declared_rates_are_those_of_the_bed() -> None:
+    declared = {bed.name: bed.declared("400Mbit/s") for bed in BEDS}
+    assert declared[HEALTHY] == "50MB/s"
+    assert declared["one NIC at half"] == "50MB/s,h3.eth1=25MB/s"
+    assert declared["two stragglers"].count("=") == 4
+
+
+def test_every_schedule_that_is_compared_has_settings() -> None:
+    for name in {name for names in peers_on_fabric.OURS_ALL.values() for name in names}:
+        case = our_case(name, "tcp", "4@50MB/s")
+        assert case.contender == f"{name} (tcp)"
+        assert f"segments={OUR_SETTINGS[name]['segments']}" in case.settings
+        assert "topology" not in case.settings
+
+
+def test_nics_that_not_every_rank_has_are_left_out() -> None:
+    mine = [Nic("eth0", "10.0.0.1"), Nic("eth1", "10.0.1.1")]
+    named = [("eth0", "10.0.0.1"), ("eth1", "10.0.1.1")]
+
+    def meet(*others: list[tuple[str, str]]) -> Meet:
+        def meet(record: bytes) -> Meeting:
+            return Meeting(0, 1 + len(others), b"", b"", (record, *map(msgspec.json.encode, others)))
+
+        return meet
+
+    assert common_nics(mine, meet(named)) == (["eth0", "eth1"], "10.0.0.1")
+    assert common_nics(mine, meet([("eth1", "10.0.1.2")])) == (["eth1"], "10.0.1.1")
+    assert common_nics(mine, meet([("ib0", "10.9.0.2")])) == (["eth0"], "10.0.0.1")
+
+
+def test_the_last_words_of_a_job_name_the_cause() -> None:
+    said = "Traceback\n  File x\noptcc.errors.InputError: eth7: no such NIC\n-----\nprterun noticed that rank 2 ended"
+    assert _last_words(said) == "optcc.errors.InputError: eth7: no such NIC"
+    assert _last_words("one\n two  words \n----") == "two words"
+    assert _last_words("") == "without a word"
+
+
+# Which runs count
+
+
+@dataclass
+class Script:
+    """A team that answers with what it was given."""
+
+    answers: list[Turn | RuntimeFault]
+    asked: list[int] = field(default_factory=list)
+
+    def turn(self, number: int, limit_s: float = 0, during: Iterator[None] | None = None) -> Turn:
+        self.asked.append(number)
+        answer = self.answers.pop(0)
+        if isinstance(answer, RuntimeFault):
+            raise answer
+        return answer
+
+
+def turn(seconds: float, steal: float = 0.0, wrong: int = 0) -> Turn:
+    return Turn(seconds, steal, 1.0, 1.0, wrong)
+
+
+def tally(*answers: Turn | RuntimeFault) -> _Tally:
+    return _Tally(Script(list(answers)), 3, our_case("ring", "tcp", "4@50MB/s"))  # type: ignore[arg-type]
+
+
+def test_a_disturbed_run_is_repeated_and_the_quiet_one_counts() -> None:
+    found = tally(turn(1.3, 2 * STEAL_MAX), turn(1.0), turn(1.1))
+    found.run()
+    found.run()
+    assert [each.seconds for each in found.turns] == [1.0, 1.1]
+    assert found.rejected == 1
+
+
+def test_after_some_repeats_the_least_disturbed_one_counts() -> None:
+    steals = [STEAL_MAX * factor for factor in (4, 2, 3, 5)]
+    assert len(steals) == REPEATS_MAX + 1
+    found = tally(*(turn(1.0 + steal, steal) for steal in steals))
+    found.run()
+    assert [each.steal for each in found.turns] == [2 * STEAL_MAX]
+    assert found.rejected == REPEATS_MAX
+
+
+def test_wrong_elements_count_even_in_runs_that_do_not() -> None:
+    found = tally(turn(1.0, 2 * STEAL_MAX, wrong=5), turn(1.0, wrong=2))
+    found.run()
+    assert found.wrong == 7
+
+
+def test_a_run_that_hangs_is_said_and_ends_the_contender() -> None:
+    found = tally(Hung("no answer within 60 s"))
+    found.run()
+    assert found.turns == []
+    assert found.failed == "no answer within 60 s"
+
+
+# The record
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    RECORD.write(tmp_path / "peers.json")
+    assert PeerComparison.read(tmp_path / "peers.json") == RECORD
+
+
+def test_medians_are_of_undisturbed_runs() -> None:
+    disturbed = run("x", PEER, [1.0, 9.0, 2.0], steal=[0.0, 0.5, 0.0], cpu_s=[3.0, 90.0, 5.0])
+    assert disturbed.median_s == 1.5
+    assert disturbed.bound_percent == pytest.approx(100 / 1.5)
+    assert disturbed.cpu_s_per_gb == pytest.approx(4.0 / (2 * 3 * 2**26 / 1e9))
+    assert run("x", PEER, [4.0, 2.0, 6.0], steal=[1.0] * 3).median_s == 4.0
+
+
+def test_the_reference_is_the_best_peer_on_healthy_hosts() -> None:
+    assert RECORD.fault_free_s(RECORD.runs[-1]) == 1.05
+    assert RECORD.fault_free_s(replace_run(RECORD.runs[-1], hosts=8)) is None
+    rows = {row[1]: row for row in RECORD.card().rows if "half" in row[0]}
+    assert rows["Open MPI ring, TCP"][5] == "+128.6 %"
+    assert RECORD.card().rows[-1][0] == "4x2 after the loss"
+    assert [part.title for part in RECORD.parts()] == [
+        f"4 hosts, {bed}: 64MiB, T* 1 s" for bed in (HEALTHY, "one NIC at half", "after the loss")
+    ]
+    assert Losses(RECORD.losses).card().rows[1][-2:] == ("-", "hung for 10 s, ended")
+
+
+def replace_run(each: Run, **fields: Any) -> Run:
+    return msgspec.structs.replace(each, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"seconds": []}, r"\$\.runs\[0\]\.seconds: \[\]: must be above zero"),
+        ({"seconds": [1.0, 0.0]}, r"\$\.runs\[0\]\.seconds"),
+        ({"steal": []}, r"\$\.runs\[0\]\.steal: \[\]: must have as many"),
+        ({"bound_s": 0.0}, r"bound_s: 0.0: must be above zero"),
+        ({"side": "theirs"}, r"side: 'theirs': must be ours or peer"),
+        ({"wrong": -1}, "wrong: -1: must not be negative"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(fields: dict[str, Any], part: str) -> None:
+    broken = replace(RECORD, runs=(replace_run(RECORD.runs[1], **fields), *RECORD.runs))
+    with pytest.raises(CodecError, match=part):
+        PeerComparison.from_bytes(broken.to_bytes(), "r.json")
+
+
+# The figure
+
+
+def test_the_figure_has_a_panel_for_each_state_and_one_for_the_loss() -> None:
+    table = peer_dots.data(RECORD, 2**26)
+    assert [panel.bed for panel in table.panels] == [HEALTHY, "one NIC at half", peer_dots.LOST]
+    assert [name for name, _ in table.contenders] == [
+        *("ring (tcp)", "optimal (tcp)", "ring (mpi)"),
+        *("MPICH, UCX", "Open MPI ring, TCP"),
+    ]
+    assert table.panels[-1].words == (("MPICH, UCX", "hung"),)
+    found = peer_dots.numbers(table)
+    assert found["4-hosts/one NIC at half/optimal (tcp)/over-bound-percent"].text == "4.0"
+    assert found["4-hosts/after the loss/optimal (tcp)/stall"].value == 1.5
+    assert found["4-hosts/after the loss/MPICH, UCX/outcome"].text == "hung"
+
+
+def test_the_figure_is_drawn_from_the_record_alone(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    RECORD.write(tmp_path / "peers.json")
+    build.build([tmp_path / "peers.json"], tmp_path / "out", quick=True)
+    assert (tmp_path / "out" / "peer-dots-64MiB.png").read_bytes().startswith(b"\x89PNG")
+    figure = peer_dots.draw(peer_dots.data(RECORD, 2**26))
+    ids = {str(each.get_gid()) for axes in figure.axes for each in (*axes.lines, *axes.texts) if each.get_gid()}
+    assert "dot:4:one NIC at half:optimal (tcp)" in ids
+    assert "word:4:after the loss:MPICH, UCX" in ids
+    assert sum(each.startswith("dot:") for each in ids) == len(RECORD.runs) + 1
+
+
+def test_a_second_record_of_the_kind_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    paths = []
+    for name, title in (("a", "one"), ("b", "two")):
+        paths.append(tmp_path / f"{name}.json")
+        replace(RECORD, title=title).write(paths[-1])
+    with pytest.raises(InputError, match="a second figure peer-dots"):
+        build.build(paths, tmp_path / "out", quick=True)
