@@ -1177,7 +1177,8 @@ class Fabric:
         """`mpirun` of `argv`, rank i on host i, for the first `n_ranks` hosts (all), launched from h0.
 
         The ranks get PATH, PYTHONPATH, VIRTUAL_ENV, LD_LIBRARY_PATH, OMPI_* and OPTCC_* of the caller, then `env`, and
-        OPTCC_TOPOLOGY: these hosts as they are now. Unless captured, stdout and stderr pass through live. However it
+        OPTCC_TOPOLOGY: these hosts as they are now; OPTCC_SOCKET_IFNAME leaves out the control network, unless the
+        caller has said otherwise. Unless captured, stdout and stderr pass through live. However it
         ends, no process of the run and no file of it is left. `mpirun` may be another launcher; `arguments` then makes
         its arguments, of what `mpirun_arguments` is given.
 
@@ -1196,6 +1197,8 @@ class Fabric:
         program = find_mpirun() if mpirun is None else mpirun
         self._sweep_runs()
         given = {"OPTCC_FABRIC": self.name, **(env or {})}
+        if "OPTCC_SOCKET_IFNAME" not in os.environ:
+            given.setdefault("OPTCC_SOCKET_IFNAME", "eth")
         if "OPTCC_TOPOLOGY" not in given:
             given["OPTCC_TOPOLOGY"] = state.topology_text(ranks)
         with _termination_raises(), self._run_folder() as folder:

@@ -107,7 +107,8 @@ class TcpTransport:
     `meet` brings the ranks together once (see `optcc.runtime.launch`); `nics` are this rank's NICs, one of each plane:
     two ranks are joined over the NICs that have the same name, or in order if none have. Chunks are of about
     `chunk_bytes`, at most `window` are out at once on a channel, with `crc` each has a checksum: these must be the same
-    at every rank. With `replan`, the sender changes to the next epoch after each failure that it learns of.
+    at every rank. With `replan`, the sender changes to the next epoch after each failure that it learns of. With
+    `learn_rates`, rails of equal rates are striped by what they turn out to carry.
     `buffer_bytes` sizes the sockets' buffers, 0 leaves them to the system. For `silent_s` and `stall_s` see above.
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
@@ -122,6 +123,7 @@ class TcpTransport:
         window: int = WINDOW,
         crc: bool = False,
         replan: bool = False,
+        learn_rates: bool = False,
         buffer_bytes: int = BUFFER_BYTES,
         silent_s: float = SILENT_S,
         stall_s: float = STALL_S,
@@ -130,7 +132,7 @@ class TcpTransport:
     ) -> None:
         if not nics or len({nic.name for nic in nics}) < len(nics):
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")
-        settings = Settings(chunk_bytes, window, crc, replan, buffer_bytes, silent_s, stall_s, hello_s)
+        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, buffer_bytes, silent_s, stall_s, hello_s)
         self._hub = Hub(settings, nics, clock or MonotonicClock())
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}

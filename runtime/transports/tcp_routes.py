@@ -93,6 +93,7 @@ class Settings:
     window: int
     crc: bool
     replan: bool
+    learn_rates: bool
     buffer_bytes: int
     silent_s: float
     stall_s: float
@@ -404,7 +405,8 @@ class OutRoute:
         # that were declared to differ are believed.
         self._turns = self._stripes.turns * (RAILS_MAX // len(self._stripes.turns))
         counts = {self._turns.count(rail) for rail in self._turns}
-        self._learns = len(counts) == len(set(self._stripes.weights)) == 1 < len(self.rails)
+        are_equal = len(counts) == len(set(self._stripes.weights)) == 1
+        self._learns = hub.settings.learn_rates and are_equal and len(self.rails) > 1
         self._link = Link(len(self._turns), hub.settings.window)
         self._channels: dict[int, SendChannel] = {}
         # Watched seconds for which no rail has been joined: time in which nobody called `poll` does not count.
