@@ -990,7 +990,7 @@ def test_crc32c_is_castagnolis_and_takes_writable_memory() -> None:
 
 
 def test_turns_follow_what_rails_turn_out_to_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rates are not declared; what the kernel has measured says that one rail is three times as fast, if asked for."""
+    """The rates are not declared; the kernel has measured that one rail is three times as fast, if anybody asks."""
 
     def body(rank: int, transport: TcpTransport) -> list[int]:
         (handle,) = transport.open([Channel(0, 1, 2)])
