@@ -478,11 +478,12 @@ def _launcher(system: System, kind: str) -> Iterator[Finding]:
         ran = system.run(path, "--version")
         launched = mpi_kind(ran.text) if ran else "silent"
         value = f"{path}: {launched}"
+        name = "mpirun" if path == chosen else "mpirun on PATH"
         if launched != kind:
             do = f"put {Path(system.python).parent} first on PATH" if beside else f"install the mpirun of {kind}"
-            yield Finding("mpi", "mpirun", value, WRONG, f"{why} ({kind})", do)
+            yield Finding("mpi", name, value, WRONG, f"{why} ({kind})", do)
         else:
-            yield Finding("mpi", "mpirun", value, OK, "of the library that mpi4py takes")
+            yield Finding("mpi", name, value, OK, "of the library that mpi4py takes")
 
 
 def mpi_kind(text: str) -> str:
