@@ -193,8 +193,8 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
     "optcc": {"ports": "fifo", "segments": 64, "slots": 128, "window": 4},
     "optimal": {"ports": "fair", "segments": 32, "slots": 2, "window": 4},
 }
-"""The fastest here: the network stores, so ports are fifo, and `optimal` is `shares`, a flow for each pair of hosts; more
-segments cost more processor time than they save."""
+"""The fastest here: the network stores, so ports are fifo, and `optimal` is `shares`, a flow for each pair of hosts.
+More segments cost more processor time than they save."""
 
 
 def our_case(schedule: str, carrier: str, topology: str) -> Case:
