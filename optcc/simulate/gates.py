@@ -31,7 +31,7 @@ START, SENT, TAKEN, DONE = range(4)
     NEXT_RECEIVE,  # may be done when this one is done
     PASSED_ON,  # may start when this one is done: it sends what this one has brought
     FREED,  # may start when this one is done and has freed its slot
-    FIRST,  # where the list of the other gates begins: first those of its event 2t, then those of 2t + 1
+    FIRST,  # where the list of the other gates begins: first those of its event 2t, then those of 2t + 1; or `ALONE`
     AT_SENT,  # how many gates of the list wait for event 2t
     AT_DONE,  # and together with those for event 2t + 1
     START_WAITS,  # how many events gate 2t still waits for
@@ -45,6 +45,8 @@ START, SENT, TAKEN, DONE = range(4)
     LATE,  # the event without which it would have been through its in port earlier: 2t, or 2n + u if u held the port
 ) = range(16)
 COLUMNS = 16
+ALONE = -2
+"""A list of one gate is kept in the row: `FIRST` is `ALONE` - gate."""
 NO_PORT, LOCAL = -1, -2
 """Inside a server whose fabric never is the bottleneck; a local operation, which has no latency either."""
 FRESH, ARRIVING, LEAVING, ARRIVED, LEFT, FINISHED = range(6)
@@ -78,7 +80,7 @@ def make_net(rows: Small, gates: Small, due: Times) -> Net:
 def blank_rows(n: int) -> Small:
     """Transfers that wait for nothing but their own bytes."""
     rows = np.empty((n, COLUMNS), dtype=np.int32)
-    rows[:] = [-1, -1, -1, -1, 0, 0, 0, 0, -1, 1, -1, NO_PORT, NO_PORT, -1, -1, -1]
+    rows[:] = [-1, -1, -1, -1, -1, 0, 0, 0, -1, 1, -1, NO_PORT, NO_PORT, -1, -1, -1]
     return rows
 
 
@@ -91,14 +93,14 @@ def index_lanes(
     in_channel: Column,
     slots: Column,
     rows: Small,
-    seen: npt.NDArray[np.int8],
     turn: Small,
 ) -> None:
     """What the lanes of a plan say, all but the lists, for which it leaves room: `AT_SENT` and `AT_DONE`.
 
     The same constraints as `optcc.simulate.edges.plan_edges`, but for those that others imply: a fused instruction
     sends when its receive is done, and that has already waited for everything that the instruction is after.
-    `seen[t, side]` counts the instructions that send and receive t, `turn[t]` is its place in its receive lane.
+    `turn[t]` is the place of t in its receive lane. For `odd_one`, `BEHIND` and `PAIR` count, from -1 on, the
+    instructions that send and receive t.
     """
     for lane in range(len(lane_first) - 1):
         begin = lane_first[lane]
@@ -109,7 +111,7 @@ def index_lanes(
             take, give = receive[index], send[index]
             until = after_first[index + 1]
             if take >= 0 and in_channel[index] >= 0:
-                seen[take, 1] += 1 if seen[take, 1] < 2 else 0
+                rows[take, PAIR] += 1
                 if last_receive >= 0:
                     rows[last_receive, NEXT_RECEIVE] = take
                     rows[take, DONE_WAITS] += 1
@@ -135,7 +137,7 @@ def index_lanes(
                     count_gate(rows, send[after[at]], receive[after[at]], take, START_WAITS)
                 since_local = index + 1
             if give >= 0:
-                seen[give, 0] += 1 if seen[give, 0] < 2 else 0
+                rows[give, BEHIND] += 1
                 if last_send >= 0:
                     rows[last_send, NEXT_SEND] = give
                     rows[give, START_WAITS] += 1
@@ -185,35 +187,37 @@ def count_gate(rows: Small, sends: int, receives: int, transfer: int, waits: int
 
     What sends has happened when its bytes have left: it has received before.
     """
-    if sends >= 0:
-        rows[sends, AT_SENT] += 1
-    else:
-        rows[receives, AT_DONE] += 1
+    before = sends if sends >= 0 else receives
+    rows[before, AT_SENT if sends >= 0 else AT_DONE] += 1
+    rows[before, FIRST] = ALONE - 2 * transfer - (waits == DONE_WAITS)
     rows[transfer, waits] += 1
 
 
 def list_gate(rows: Small, gates: Small, sends: int, receives: int, gate: int) -> None:
     """Puts `gate` into the list of that event; `AT_SENT` and `AT_DONE` count up to what they were."""
-    if sends >= 0:
-        gates[rows[sends, FIRST] + rows[sends, AT_SENT]] = gate
-        rows[sends, AT_SENT] += 1
-    else:
-        gates[rows[receives, FIRST] + rows[receives, AT_DONE]] = gate
-        rows[receives, AT_DONE] += 1
+    before = sends if sends >= 0 else receives
+    which = AT_SENT if sends >= 0 else AT_DONE
+    if rows[before, FIRST] >= 0:
+        gates[rows[before, FIRST] + rows[before, which]] = gate
+        rows[before, which] += 1
 
 
 def make_room(rows: Small) -> int:
     """`FIRST` from the counts, and the length of all lists together.
 
-    The counts become 0 and the length of the first part, from where `list_gate` and `list_edges` count up.
+    Where there is a list the counts become 0 and the length of the first part, from where `list_gate` and `list_edges`
+    count up.
     """
     total = 0
     for transfer in range(len(rows)):
         sent, done = rows[transfer, AT_SENT], rows[transfer, AT_DONE]
-        rows[transfer, FIRST] = total
-        rows[transfer, AT_SENT] = 0
-        rows[transfer, AT_DONE] = sent
-        total += sent + done
+        if sent + done > 1:
+            rows[transfer, FIRST] = total
+            rows[transfer, AT_SENT] = 0
+            rows[transfer, AT_DONE] = sent
+            total += sent + done
+        else:
+            rows[transfer, AT_DONE] = sent + done
     return total
 
 
@@ -221,6 +225,7 @@ def count_edges(before: Column, after: Column, kind: Column, rows: Small) -> Non
     """Counts what the edges (`optcc.simulate.edges`) put into the lists."""
     for edge in range(len(kind)):
         rows[before[edge], AT_SENT if kind[edge] & 1 else AT_DONE] += 1
+        rows[before[edge], FIRST] = ALONE - 2 * after[edge] - (kind[edge] >> 1)
         rows[after[edge], DONE_WAITS if kind[edge] & 2 else START_WAITS] += 1
 
 
@@ -228,16 +233,23 @@ def list_edges(before: Column, after: Column, kind: Column, rows: Small, gates: 
     """The lists of what `count_edges` has counted."""
     for edge in range(len(kind)):
         which = AT_SENT if kind[edge] & 1 else AT_DONE
-        gates[rows[before[edge], FIRST] + rows[before[edge], which]] = 2 * after[edge] + (kind[edge] >> 1)
-        rows[before[edge], which] += 1
+        if rows[before[edge], FIRST] >= 0:
+            gates[rows[before[edge], FIRST] + rows[before[edge], which]] = 2 * after[edge] + (kind[edge] >> 1)
+            rows[before[edge], which] += 1
 
 
-def odd_one(src: Column, dst: Column, seen: npt.NDArray[np.int8]) -> int:
-    """The first transfer between two ranks that is not sent once and received once; -1: there is none."""
+def odd_one(src: Column, dst: Column, rows: Small) -> int:
+    """The first transfer between two ranks that is not sent once and received once; -1: there is none.
+
+    `BEHIND` and `PAIR`, which count that, are blank afterwards.
+    """
+    odd = -1
     for transfer in range(len(src)):
-        if (seen[transfer, 0] != 1 or seen[transfer, 1] != 1) and src[transfer] != dst[transfer]:
-            return transfer
-    return -1
+        if (rows[transfer, BEHIND] != 0 or rows[transfer, PAIR] != 0) and src[transfer] != dst[transfer] and odd < 0:
+            odd = transfer
+        rows[transfer, BEHIND] = -1
+        rows[transfer, PAIR] = -1
+    return odd
 
 
 def to_seconds(times: Times, per_s: float, seconds: npt.NDArray[np.float64]) -> int:
@@ -267,8 +279,10 @@ def fire_sent(net: Net, transfer: int, depth: int) -> int:
     following = net.rows[transfer, NEXT_SEND]
     if following >= 0:
         depth = open_gate(net, 2 * following, 2 * transfer, depth)
-    first = net.rows[transfer, FIRST]
-    for at in range(first, first + net.rows[transfer, AT_SENT]):
+    first, n_sent = net.rows[transfer, FIRST], net.rows[transfer, AT_SENT]
+    if n_sent and first <= ALONE:
+        return open_gate(net, ALONE - first, 2 * transfer, depth)
+    for at in range(first, first + n_sent):
         depth = open_gate(net, net.gates[at], 2 * transfer, depth)
     return depth
 
@@ -285,8 +299,10 @@ def fire_done(net: Net, transfer: int, depth: int) -> int:
     following = net.rows[transfer, FREED]
     if following >= 0:
         depth = open_gate(net, 2 * following, event, depth)
-    first = net.rows[transfer, FIRST]
-    for at in range(first + net.rows[transfer, AT_SENT], first + net.rows[transfer, AT_DONE]):
+    first, n_sent, n_both = net.rows[transfer, FIRST], net.rows[transfer, AT_SENT], net.rows[transfer, AT_DONE]
+    if n_both > n_sent and first <= ALONE:
+        return open_gate(net, ALONE - first, event, depth)
+    for at in range(first + n_sent, first + n_both):
         depth = open_gate(net, net.gates[at], event, depth)
     return depth
 
@@ -324,8 +340,11 @@ def look_ahead(net: Net, times: Times, sizes: Column, transfer: int) -> None:
     fetch(sizes, following)
     fetch(net.gates, net.rows[following, FIRST])
     first = net.rows[transfer, FIRST]
-    for at in range(first, first + net.rows[transfer, AT_DONE]):
-        fetch(net.rows, net.gates[at] >> 1)
+    if first <= ALONE:
+        fetch(net.rows, (ALONE - first) >> 1)
+    else:
+        for at in range(first, first + net.rows[transfer, AT_DONE]):
+            fetch(net.rows, net.gates[at] >> 1)
 
 
 def next_arrival(net: Net, times: Times, latency: Any) -> Any:

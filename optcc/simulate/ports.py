@@ -102,8 +102,15 @@ def assign(
     gpu_port: Column,
     rows: Small,
     carried: Column,
-) -> None:
-    """Writes the ports of each transfer into its row, and adds its bytes to what they carry."""
+    table: Small,
+    ends: Small,
+) -> int:
+    """Writes the ports of each transfer into its row, and adds its bytes to what they carry.
+
+    If `table` has any room, numbers the pairs too, and returns how many there are: it is a hash table of them, more
+    than half of it empty and its length a power of two.
+    """
+    n_pairs = 0
     for transfer in range(len(src)):
         a, b = src[transfer], dst[transfer]
         if a == b:
@@ -119,6 +126,17 @@ def assign(
         rows[transfer, IN] = in_ + 1
         carried[out] += sizes[transfer]
         carried[in_ + 1] += sizes[transfer]
+        if len(table):
+            slot = (out * 40503 + (in_ + 1) * 9973) & (len(table) - 1)
+            while table[slot] >= 0 and (ends[table[slot], 0] != out or ends[table[slot], 1] != in_ + 1):
+                slot = slot + 1 if slot + 1 < len(table) else 0
+            if table[slot] < 0:
+                table[slot] = n_pairs
+                ends[n_pairs, 0] = out
+                ends[n_pairs, 1] = in_ + 1
+                n_pairs += 1
+            rows[transfer, PAIR] = table[slot]
+    return n_pairs
 
 
 FIRST_PAIR, N_PAIRS = range(2)
@@ -138,16 +156,16 @@ class Pairs(NamedTuple):
     lists: Small
 
 
-def make_pairs(rows: Small, number: Callable[..., int], ports: Ports) -> Pairs:
-    """The pairs of ports that the transfers in `rows` use; each transfer's is written into its row.
+def pair_table(n_transfers: int, n_ports: int) -> tuple[Small, Small]:
+    """Room for `assign` to number the pairs of so many transfers in; of none, none."""
+    bound = min(n_ports * n_ports // 4, n_transfers)
+    table = np.full(1 << (2 * bound).bit_length() if bound else 0, -1, dtype=np.int32)
+    return table, np.zeros((bound, 2), dtype=np.int32)
 
-    `number` is `number_pairs`, compiled.
-    """
+
+def make_pairs(ends: Small, ports: Ports) -> Pairs:
+    """The pairs with these two ends each."""
     n_ports = len(ports.names)
-    bound = min(n_ports * n_ports // 4, len(rows))
-    table = np.full(1 << max(4, int(np.ceil(np.log2(1 + 2 * bound)))), -1, dtype=np.int32)
-    ends = np.zeros((bound, 2), dtype=np.int32)
-    ends = ends[: number(rows, table, ends)]
     if ports.has_pods:
         server = np.full(n_ports, -1)
         has_port = np.flatnonzero(ports.server_port >= 0)
@@ -162,27 +180,6 @@ def make_pairs(rows: Small, number: Callable[..., int], ports: Ports) -> Pairs:
     lists = np.zeros((n_ports, 2), dtype=np.int32)
     lists[1:, FIRST_PAIR] = np.cumsum(np.bincount(used, minlength=n_ports))[: max(n_ports - 1, 0)]
     return Pairs(np.hstack((ends, places)).astype(np.int32), np.zeros(len(used), dtype=np.int32), lists)
-
-
-def number_pairs(rows: Small, table: Small, ends: Small) -> int:
-    """Numbers the pairs and returns how many there are. `table` is a hash table of them, more than half of it empty and
-    its length a power of two.
-    """
-    n_pairs = 0
-    for transfer in range(len(rows)):
-        out, in_ = rows[transfer, OUT], rows[transfer, IN]
-        if out < 0:
-            continue
-        slot = (out * 40503 + in_ * 9973) & (len(table) - 1)
-        while table[slot] >= 0 and (ends[table[slot], 0] != out or ends[table[slot], 1] != in_):
-            slot = slot + 1 if slot + 1 < len(table) else 0
-        if table[slot] < 0:
-            table[slot] = n_pairs
-            ends[n_pairs, 0] = out
-            ends[n_pairs, 1] = in_
-            n_pairs += 1
-        rows[transfer, PAIR] = table[slot]
-    return n_pairs
 
 
 def link(pairs: Pairs, pair: int) -> None:
@@ -210,4 +207,4 @@ def unlink(pairs: Pairs, pair: int) -> None:
             pairs.ends[moved, sides + side] = at
 
 
-KERNELS: tuple[Callable[..., Any], ...] = (assign, number_pairs, link, unlink)
+KERNELS: tuple[Callable[..., Any], ...] = (assign, link, unlink)

@@ -33,7 +33,7 @@ from optcc.simulate.gates import (
     make_net,
 )
 from optcc.simulate.kernels import kernels
-from optcc.simulate.ports import Ports, make_pairs
+from optcc.simulate.ports import Ports, make_pairs, pair_table
 from optcc.simulate.rates import Change, at_start, make_clock
 from optcc.simulate.uplinks import make_line
 from optcc.timing import Timing
@@ -107,13 +107,14 @@ def run_work(work: Work, network: Network, model: Model) -> Result:
         raise PlanError(f"{n} transfers: must be at most {TRANSFERS_MAX}")
     carried = np.zeros(len(ports.names), dtype=np.int64)
     where = ports.server_of, ports.server_port, ports.gpu_port
-    kernels().assign(work.src, work.dst, work.sizes, *where, work.rows, carried)
+    table, ends = pair_table(0 if model == "fifo" else n, len(ports.names))
+    n_pairs = kernels().assign(work.src, work.dst, work.sizes, *where, work.rows, carried, table, ends)
     for uplink in _ways(work, ports).T if ports.has_pods else ():
         np.add.at(carried, uplink[uplink >= 0], work.sizes[uplink >= 0])
     if model == "fair":
-        times, per_s, down, finished = _run_fair(work, network)
+        times, per_s, down, finished = _run_fair(work, network, ends[:n_pairs])
     else:
-        times, per_s, down, finished = _run_serial(work, carried.tolist(), network, model)
+        times, per_s, down, finished = _run_serial(work, carried.tolist(), network, model, ends[:n_pairs])
     seconds = np.empty((4, n))
     last = kernels().to_seconds(times, float(per_s), seconds)
     seconds.setflags(write=False)
@@ -140,15 +141,15 @@ def plan_work(plan: Plan | Transfers) -> Work:
     transfers, n = plan.transfers, len(plan.transfers)
     rows, turn = blank_rows(n), np.zeros(n, dtype=np.int32)
     slots = np.array([channel.slots for channel in plan.channels], dtype=np.int64)
-    seen = np.zeros((n, 2), dtype=np.int8)
     lanes = plan.lanes.starts, plan.after.starts, plan.after.values
     does = plan.send_transfer, plan.recv_transfer, plan.in_channel
-    kernels().index_lanes(*lanes, *does, slots, rows, seen, turn)
-    if kernels().odd_one(transfers.src, transfers.dst, seen) >= 0:
+    kernels().index_lanes(*lanes, *does, slots, rows, turn)
+    if kernels().odd_one(transfers.src, transfers.dst, rows) >= 0:
         plan_edges(plan)
         raise AssertionError("plan_edges refuses what is not sent and received once")
     gates = np.empty(kernels().make_room(rows), dtype=np.int32)
-    kernels().list_lanes(*lanes, *does, rows, gates)
+    if len(gates):
+        kernels().list_lanes(*lanes, *does, rows, gates)
     return Work(transfers.src, transfers.dst, transfers.bytes, rows, gates, turn)
 
 
@@ -169,7 +170,9 @@ def _rates(work: Work, network: Network) -> tuple[list[Fraction], list[bool], li
     return at_start(network.rates, changes)
 
 
-def _run_serial(work: Work, carried: list[int], network: Network, model: Model) -> tuple[Any, int, Any, int]:
+def _run_serial(
+    work: Work, carried: list[int], network: Network, model: Model, ends: Small
+) -> tuple[Any, int, Any, int]:
     """The times in ticks, how many of them are a second, which ports are down in the end, and how many are done."""
     n, n_ports = len(work.rows), len(network.ports.names)
     more = network.more_latency_s
@@ -188,7 +191,7 @@ def _run_serial(work: Work, carried: list[int], network: Network, model: Model) 
         state = make_fifo_ports(n_ports)
         kernels().run_fifo(net, times, work.sizes, work.turn, clock.paces, clock.changes, state, agenda, *costs)
     else:
-        pairs = make_pairs(work.rows, kernels().number_pairs, network.ports)
+        pairs = make_pairs(ends, network.ports)
         holders = make_holders(n, len(pairs.ends), n_ports)
         kernels().run_exclusive(net, times, work.sizes, clock.paces, clock.changes, pairs, holders, agenda, *costs)
     return times, clock.per_s, clock.paces.down, int(net.tail[FINISHED])
@@ -200,13 +203,13 @@ def _ways(work: Work, ports: Ports) -> Small:
     return np.column_stack(ways).astype(np.int32)
 
 
-def _run_fair(work: Work, network: Network) -> tuple[Any, int, Any, int]:
+def _run_fair(work: Work, network: Network, ends: Small) -> tuple[Any, int, Any, int]:
     """The times in seconds, 1, which ports are down in the end, and how many transfers are done."""
     n, n_ports = len(work.rows), len(network.ports.names)
     more = network.more_latency_s
     net = make_net(work.rows, work.gates, np.empty(0) if more is None else more.copy())
     times = np.full((n, 4), -1.0)
-    pairs = make_pairs(work.rows, kernels().number_pairs, network.ports)
+    pairs = make_pairs(ends, network.ports)
     n_pairs = len(pairs.ends)
     rates, down, changes = _rates(work, network)
     shares = Shares(
