@@ -25,17 +25,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import msgspec
 import numpy as np
 
 from optcc.cli import build_plan
-from optcc.errors import CodecError, RuntimeFault
+from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import find_mpirun
-from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
-from optcc.files import read_file, replace_file
+from optcc.experiments.record import Recorded, decode, these_versions, this_machine
 from optcc.plan import Channel, Plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.launch import nics_of, over_mpi
@@ -96,8 +95,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorSpeed(Shown):
+class ExecutorSpeed(Recorded, Shown):
     """The rows, the profile of the first case, the machine and the versions."""
+
+    own_path: ClassVar[Path] = PATH
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -111,24 +112,12 @@ class ExecutorSpeed(Shown):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> ExecutorSpeed:
-        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError as error:
-            raise CodecError(f"record {name!r}: $: {error}") from None
-        if file.format != FORMAT:
-            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        file, check = decode(data, name, _File, FORMAT)
         for number, row in enumerate(file.rows):
             for label, seconds in (("cpu_s", row.cpu_s), ("wall_s", row.wall_s)):
-                if not seconds or min(seconds) <= 0:
-                    rule = "must be one or more, above zero"
-                    raise CodecError(f"record {name!r}: $.rows[{number}].{label}: {seconds}: {rule}")
+                good = bool(seconds) and min(seconds) > 0
+                check(f"rows[{number}].{label}", seconds, good, "be one or more, above zero")
         return cls(file.machine, file.versions, tuple(file.rows), tuple(file.profile))
-
-    @classmethod
-    def read(cls, path: Path = PATH) -> ExecutorSpeed:
-        """The record in the file `path`."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
 
     def card(self) -> Card:
         rows = tuple(
@@ -165,8 +154,9 @@ class ImmediateTransport:
         self.rank, self.n_ranks = 0, n_ranks
         self._events: list[Event] = []
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`."""
+        del carried
         first = group * len(channels)
         return [first + k if 0 in (channel.src, channel.dst) else -1 for k, channel in enumerate(channels)]
 
@@ -320,7 +310,7 @@ def command(rank: bool, rounds: int, runs: int, markdown: bool, output: Path) ->
         click.echo(ExecutorSpeed.read(output).markdown(), nl=False)
         return
     record = measure(rounds, runs)
-    replace_file(output, record.to_bytes())
+    record.write(output)
     click.echo(record.markdown(), nl=False)
 
 

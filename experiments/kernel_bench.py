@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import click
 import msgspec
@@ -30,9 +30,8 @@ import numpy.typing as npt
 
 from optcc.cli import SizeType, echo_card
 from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
-from optcc.errors import EXIT_DONE, EXIT_REFUTED, CodecError, InputError
-from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
-from optcc.files import read_file, replace_file
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
+from optcc.experiments.record import Recorded, decode, these_versions, this_machine
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels, stored_dtype
 from optcc.show import Card, Shown
 
@@ -405,8 +404,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSpeed(Shown):
+class KernelSpeed(Recorded, Shown):
     """The device, the machine, the versions, how many elements were wrong, and the rows."""
+
+    own_path: ClassVar[Path] = PATHS["cpu"]
 
     device: str
     machine: dict[str, Any]
@@ -421,24 +422,12 @@ class KernelSpeed(Shown):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> KernelSpeed:
-        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError as error:
-            raise CodecError(f"record {name!r}: $: {error}") from None
-        if file.format != FORMAT:
-            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        file, check = decode(data, name, _File, FORMAT)
         for number, row in enumerate(file.rows):
             for field, seconds in (("seconds", row.seconds), ("copy_seconds", row.copy_seconds)):
-                if len(seconds) != len(row.seconds) or not seconds or min(seconds) <= 0:
-                    rule = "must be one or more, above zero, as many as seconds"
-                    raise CodecError(f"record {name!r}: $.rows[{number}].{field}: {seconds}: {rule}")
+                good = bool(seconds) and len(seconds) == len(row.seconds) and min(seconds) > 0
+                check(f"rows[{number}].{field}", seconds, good, "be one or more, above zero, as many as seconds")
         return cls(file.device, file.machine, file.versions, file.wrong, tuple(file.rows))
-
-    @classmethod
-    def read(cls, path: Path) -> KernelSpeed:
-        """The record in the file `path`."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
 
     def card(self) -> Card:
         rows = tuple(
@@ -526,7 +515,7 @@ def command(context: click.Context, where: str, size: int, rounds: int, seed: in
     click.echo(f"seed {seed}", err=True)
     wrong = check(device, seed, lambda line: click.echo(line, err=True))
     record = KernelSpeed(where, machine, dict(these_versions()), wrong, tuple(measure(device, size, rounds)))
-    replace_file(output or PATHS[where], record.to_bytes())
+    record.write(output or PATHS[where])
     echo_card(record)
     click.echo(f"# Wrong elements: {wrong} {'OK' if not wrong else 'FAILED'}")
     context.exit(EXIT_REFUTED if wrong else EXIT_DONE)

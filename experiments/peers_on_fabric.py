@@ -8,6 +8,9 @@ contender is started with differs, so each kind has a job of its own; all jobs s
 have no turn sleep on a socket (`optcc.experiments.peers_rank`). A run during which the hypervisor took more than
 `STEAL_MAX` of the machine is repeated. A NIC is then lost in the middle of a collective, and the next ones are timed.
 
+Two cores move what all hosts send. So that they are not what is measured, rates are low, and on twice as many hosts
+each NIC has half the rate: together they carry as much.
+
 Needs root, for the hosts. MPICH and torch live in environments of their own, named by `--mpich` and `--torch`
 (a Python each); what is not installed is not run, and the record says so.
 """
@@ -59,7 +62,7 @@ from optcc.experiments.fabric import (
     nic_address,
 )
 from optcc.experiments.peers_rank import plan_of, wires_of
-from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run
+from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run, Summary
 from optcc.experiments.record import STEAL_MAX, stolen_jiffies, stolen_share, these_versions, this_machine
 from optcc.files import VerdictCache, cache_directory
 from optcc.simulate import simulate
@@ -96,6 +99,9 @@ OURS_STANDARD: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": ("ring"
 OURS_FEW: Mapping[str, tuple[str, ...]] = {"tcp": ("ring", "optimal")}
 """Which schedules go over which carrier: with --long, otherwise, and on more hosts."""
 
+SEGMENT_BYTES = 1 << 20
+SEGMENTS_MIN, SEGMENTS_MAX = 32, 128
+
 LATENCY = "1/5000"
 _UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": ",".join(f"eth{nic}" for nic in range(NICS))}
 _ANY_UCX = ("--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any")
@@ -104,10 +110,6 @@ _MPTCP_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/mptcpize", "/usr/lib/aarch64-linu
 
 
 # ---- what is compared
-
-
-BED_MORE = "one NIC at half"
-"""The state in which more hosts are compared, unless with --long."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,18 @@ class Bed:
 
 
 HALF, THREE_QUARTERS = Fraction(1, 2), Fraction(3, 4)
-BEDS = (
-    Bed(HEALTHY),
-    Bed("one NIC at half", {"h3.eth1": HALF}),
-    Bed("one NIC down", down=("h3.eth1",)),
+ONE_NIC = Bed("one NIC at half", {"h3.eth1": HALF})
+ONE_HOST = Bed("one host at half", {"h3.eth0": HALF, "h3.eth1": HALF})
+BEDS_FEW = (
+    ONE_HOST,
+    Bed("two stragglers", {**ONE_HOST.rates, "h1.eth0": THREE_QUARTERS, "h1.eth1": THREE_QUARTERS}),
     Bed(
-        "two stragglers",
-        {"h3.eth0": HALF, "h3.eth1": HALF, "h1.eth0": THREE_QUARTERS, "h1.eth1": THREE_QUARTERS},
+        "three unequal stragglers",
+        {"h1.eth0": THREE_QUARTERS, "h2.eth1": HALF, "h3.eth0": HALF, "h3.eth1": THREE_QUARTERS},
     ),
 )
+"""States in which only the best of ours and two peers are compared, unless with --long."""
+BEDS = (Bed(HEALTHY), ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
 
 
 @dataclass(frozen=True)
@@ -191,16 +196,17 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
     "ring": {"ports": "fifo", "segments": 8, "slots": 128, "window": 4},
     "r2ccl-allreduce": {"ports": "fifo", "segments": 64, "slots": 128, "window": 4},
     "optcc": {"ports": "fifo", "segments": 64, "slots": 128, "window": 4},
-    "optimal": {"ports": "fair", "segments": 32, "slots": 2, "window": 4},
+    "optimal": {"ports": "fair", "slots": 2, "window": 4},
 }
-"""The fastest here: the network stores, so ports are fifo, and `optimal` is `shares`, a flow for each pair of hosts.
-More segments cost more processor time than they save."""
+"""The fastest here: the network stores, so ports are fifo, and `optimal` is `shares`, a flow for each pair of hosts,
+with a segment for each MiB of long messages; more cost more processor time than they save."""
 
 
-def our_case(schedule: str, carrier: str, topology: str) -> Case:
-    """One of our schedules for `topology`, over `tcp` or over `mpi`."""
-    told = {"schedule": schedule, "carrier": carrier, "topology": topology}
+def our_case(schedule: str, carrier: str, topology: str, size_bytes: int) -> Case:
+    """One of our schedules for `topology` and messages of `size_bytes`, over `tcp` or over `mpi`."""
+    told: dict[str, Any] = {"schedule": schedule, "carrier": carrier, "topology": topology}
     told |= {"wire_overhead": WIRE_OVERHEAD, "latency": LATENCY}
+    told |= {"segments": min(SEGMENTS_MAX, max(SEGMENTS_MIN, size_bytes // SEGMENT_BYTES))}
     return Case(f"{schedule} ({carrier})", OURS, {**told, **OUR_SETTINGS[schedule]})
 
 
@@ -209,6 +215,7 @@ def _library(contender: str) -> Case:
 
 
 STANDARD, LONG, FEW = "standard", "long", "few"
+LEFT_OUT = "left out there for the time it takes; --long runs it"
 
 
 def jobs(ours: Sequence[Case], mpich: str, torch: str, extent: str = STANDARD) -> tuple[list[Job], dict[str, str]]:
@@ -218,7 +225,7 @@ def jobs(ours: Sequence[Case], mpich: str, torch: str, extent: str = STANDARD) -
     no_mpich = _lacks(mpich, "mpi4py", "a venv with mpich and mpi4py, and --mpich its python")
     no_torch = _lacks(torch, "torch", "a venv with optcc[torch,mpi], and --torch its python")
     no_mptcp = None if mptcp else "no libmptcpwrap: apt-get install mptcpize"
-    few = f"left out on {HOSTS_MORE} hosts for the time it takes; --long runs it" if extent == FEW else None
+    few = LEFT_OUT if extent == FEW else None
     rare = None if extent == LONG else "slower than its ring, which is run; --long runs it"
     one_nic = None if extent == LONG else "its TCP provider uses one NIC, and UCX, which is run, two; --long runs it"
     netmod = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
@@ -445,11 +452,16 @@ class Comparison:
         with _in_state(fabric, bed, self.rate):
             topology = fabric.topology_text()
             carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW}[extent]
-            wanted = [our_case(name, carrier, topology) for carrier, names in carried.items() for name in names]
+            wanted = [
+                our_case(name, carrier, topology, self.size_bytes)
+                for carrier, names in carried.items()
+                for name in names
+            ]
             ours = [case for case in wanted if self._predict(case, bed.name)]
             started, absent = jobs(ours, self.mpich, self.torch, extent)
-            hosts = f" on {fabric.state().spec.hosts} hosts" if extent == FEW else ""
-            self.absent |= {f"{name}{hosts}": why for name, why in absent.items() if name not in self.absent}
+            if extent == FEW:
+                absent = {f"{name}: further states": why for name, why in absent.items() if why == LEFT_OUT}
+            self.absent |= {name: why for name, why in absent.items() if name not in self.absent}
             with contextlib.ExitStack() as stack:
                 teams = []
                 for job in started:
@@ -528,7 +540,7 @@ class Comparison:
         with _in_state(fabric, Bed("", down=(LOST_NIC,)), self.rate):
             left = fabric.topology_text()
         name = "ring, then optimal (tcp)"
-        own = (our_case("ring", "tcp", healthy), our_case("optimal", "tcp", left))
+        own = (our_case("ring", "tcp", healthy, self.size_bytes), our_case("optimal", "tcp", left, self.size_bytes))
         for case in own:
             self._predict(replace(case, contender=name), "NIC lost in mid-run")
         ours = Job("ours", sys.executable, "openmpi", tuple(replace(case, contender=name) for case in own), MPI_RING)
@@ -663,18 +675,57 @@ def allow_multipath(fabric: Fabric) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Stage:
+    """States of so many hosts that are compared with messages of one size; `extent` says how much is run there."""
+
+    hosts: int
+    size_bytes: int
+    beds: tuple[Bed, ...]
+    extent: str
+    loses: bool = False
+
+
+def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
+    """What is compared unless told otherwise: `extent` is `STANDARD` or `LONG`."""
+    if extent == LONG:
+        return tuple(
+            Stage(hosts, each, BEDS, LONG, loses=hosts == HOSTS)
+            for each in (size_bytes, LONG_BYTES)
+            for hosts in (HOSTS, HOSTS_MORE)
+        )
+    return (
+        Stage(HOSTS, size_bytes, tuple(bed for bed in BEDS if bed not in BEDS_FEW), STANDARD, loses=True),
+        Stage(HOSTS, size_bytes, BEDS_FEW, FEW),
+        Stage(HOSTS_MORE, size_bytes, (ONE_NIC, ONE_HOST), FEW),
+        Stage(HOSTS, LONG_BYTES, (ONE_HOST,), FEW),
+    )
+
+
+def rate_of(hosts: int, rate: str) -> str:
+    """The rate of a NIC on so many hosts, if it is `rate` on `HOSTS`: together they carry as much.
+
+    >>> rate_of(4, "400Mbit/s"), rate_of(8, "400Mbit/s")
+    ('400Mbit/s', '25MB/s')
+    """
+    return rate if hosts == HOSTS else show_rate(parse_rate(rate) * HOSTS / hosts)
+
+
 @click.command()
 @click.option("--quick", is_flag=True, help="Two rounds of 8 MiB on healthy and degraded hosts, for a smoke test.")
-@click.option("--long", "long", is_flag=True, help="256 MiB as well, 8 hosts in every state, and weaker peers.")
-@click.option("--rate", default=NIC_RATE, show_default=True, help="Rate of a NIC, each way.")
+@click.option("--long", "long", is_flag=True, help="Every state on 4 and 8 hosts, also with 256 MiB; weaker peers too.")
+@click.option("--rate", default=NIC_RATE, show_default=True, help="Rate of a NIC, each way; on 8 hosts half of it.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True, help="Timed runs of each.")
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Size of the message.")
-@click.option("--bed", "only", multiple=True, help="A state of the hosts by name, or loss; may be repeated.")
+@click.option("--bed", "only", multiple=True, help="Only this state of the hosts, or loss; may be repeated.")
+@click.option("--hosts", type=click.IntRange(HOSTS, HOSTS_MORE), default=HOSTS, help="Hosts for --bed.")
+@click.option("--few", is_flag=True, help="With --bed: only our ring and optimal, Open MPI over TCP, and Gloo.")
 @click.option("--mpich", default="", envvar="OPTCC_MPICH_PYTHON", help="The Python of an environment with MPICH.")
 @click.option("--torch", default="", envvar="OPTCC_TORCH_PYTHON", help="The Python of an environment with torch.")
 @click.option("--minutes", default=MINUTES_MAX, show_default=True, help="After these no further state is begun.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the record.")
+@click.option("--markdown", is_flag=True, help="Only print the package's record as in docs/fabric.md.")
 def command(
     quick: bool,
     long: bool,
@@ -682,24 +733,38 @@ def command(
     rounds: int,
     size: int,
     only: tuple[str, ...],
+    hosts: int,
+    few: bool,
     mpich: str,
     torch: str,
     minutes: float,
     output: Path,
     as_json: bool,
+    markdown: bool,
 ) -> int:
     """Compare ours with Open MPI, MPICH and Gloo on emulated hosts, and keep the record."""
+    if markdown:
+        click.echo(PeerComparison.read().markdown(), nl=False)
+        return EXIT_DONE
     reason = can_make_namespaces()
     if reason is not None:
         raise EnvironmentMissing(f"emulated hosts: {reason}")
     names = [bed.name for bed in BEDS]
     for name in only:
         if name not in (*names, LOSS):
-            raise InputError(f"--bed {name!r}: must be one of {', '.join((*names, LOSS))}")
-    size, rounds = (QUICK_BYTES, QUICK_ROUNDS) if quick else (size, rounds)
-    chosen = [bed for bed in BEDS if not only or bed.name in only]
-    sets = [Comparison(each, rounds, mpich, torch, rate) for each in (size, *((LONG_BYTES,) if long else ()))]
-    extent = LONG if long else STANDARD
+            raise InputError(f"--bed {name!r}: must be one of {'; '.join((*names, LOSS))}")
+    if (few or hosts != HOSTS) and not only:
+        raise InputError("--few and --hosts: go with --bed")
+    if only:
+        chosen = tuple(bed for bed in BEDS if bed.name in only)
+        wanted: tuple[Stage, ...] = (
+            Stage(hosts, size, chosen, FEW if few else LONG if long else STANDARD, LOSS in only),
+        )
+    elif quick:
+        wanted, rounds = stages(QUICK_BYTES, STANDARD)[:1], QUICK_ROUNDS
+    else:
+        wanted = stages(size, LONG if long else STANDARD)
+    sets = [Comparison(each.size_bytes, rounds, mpich, torch, rate_of(each.hosts, rate)) for each in wanted]
     began = time.monotonic()
 
     def in_time(asked: Comparison, hosts: int, what: str) -> bool:
@@ -712,23 +777,19 @@ def command(
         _say(f"{spent_s:4.0f} s  {title}")
         return True
 
-    for each in sets:
-        with _hosts(HOSTS, rate) as (fabric, folder):
-            for bed in chosen:
-                if in_time(each, HOSTS, bed.name):
-                    each.compare(fabric, bed, folder, extent)
-            if (not only or LOSS in only) and in_time(each, HOSTS, "a NIC lost in mid-run"):
-                each.lose(fabric, folder)
-        if quick or only:
-            continue
-        with _hosts(HOSTS_MORE, rate) as (fabric, folder):
-            for bed in chosen if long else [bed for bed in chosen if bed.name == BED_MORE]:
-                if in_time(each, HOSTS_MORE, bed.name):
-                    each.compare(fabric, bed, folder, extent if long else FEW)
+    for each, asked in zip(wanted, sets, strict=True):
+        with _hosts(each.hosts, asked.rate) as (fabric, folder):
+            for bed in each.beds:
+                if in_time(asked, each.hosts, bed.name):
+                    asked.compare(fabric, bed, folder, each.extent)
+            if each.loses and in_time(asked, each.hosts, "a NIC lost in mid-run"):
+                asked.lose(fabric, folder)
+    rates = {each.hosts: asked.rate for each, asked in zip(wanted, sets, strict=True)}
+    shown = ", ".join(each if len(rates) == 1 else f"{each} on {hosts} hosts" for hosts, each in rates.items())
     record = PeerComparison(
-        f"AllReduce on emulated hosts, {NICS} NICs of {rate} each",
+        f"AllReduce on emulated hosts, {NICS} NICs of {shown} each",
         ("python", "-m", "optcc.experiments.peers_on_fabric", *sys.argv[1:]),
-        rate,
+        shown,
         float(Fraction(WIRE_OVERHEAD)),
         this_machine(),
         {**these_versions(), **_versions_of(mpich, ("mpich",)), **_versions_of(torch, ("torch",))},
@@ -746,6 +807,8 @@ def command(
         for part in record.parts():
             echo_card(part)
             click.echo()
+        echo_card(Summary(record))
+        click.echo()
         if record.losses:
             echo_card(Losses(record.losses))
             click.echo()

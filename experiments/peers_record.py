@@ -11,7 +11,8 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from optcc.units import show_size
 FORMAT = "optcc-peers/1"
 OURS, PEER = "ours", "peer"
 HEALTHY = "healthy"
+RING, BEST = "ring (tcp)", "optimal (tcp)"
+"""Contenders of ours that the summary shows; what is run after a loss ends in the name of the second."""
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,6 +137,8 @@ class PeerComparison(Recorded, Shown):
     runs: tuple[Run, ...]
     losses: tuple[Loss, ...]
 
+    own_path: ClassVar[Path] = Path(__file__).parent / "records" / "peers-on-fabric.json"
+
     @property
     def wrong(self) -> int:
         """Wrong elements over everything that ended."""
@@ -192,6 +197,12 @@ class PeerComparison(Recorded, Shown):
     def card(self) -> Card:
         return Part(self, self.title, self.every_run()).card()
 
+    def markdown(self) -> str:
+        """The summary, as in docs/fabric.md."""
+        card = Summary(self).card()
+        rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
     def every_run(self) -> tuple[Run, ...]:
         """All runs, those after a loss at the end."""
         return (*self.runs, *(loss.next for loss in self.losses if loss.next is not None))
@@ -236,6 +247,38 @@ class Part(Shown):
             f"{len(run.seconds)}",
             f"{run.wrong}",
         )
+
+
+@dataclass(frozen=True)
+class Summary(Shown):
+    """Of each state, the times of ours over TCP and of the best peer over the bound, to be shown."""
+
+    whole: PeerComparison
+
+    def card(self) -> Card:
+        rows = []
+        for part in self.whole.parts():
+            first = part.runs[0]
+            best = next((run for run in part.runs if run.contender.endswith(BEST)), None)
+            ring = next((run for run in part.runs if run.contender == RING), None)
+            peer = min((run for run in part.runs if run.side == PEER), key=lambda run: run.median_s, default=None)
+            predicted = None if best is None or best.predicted_s is None else best.predicted_s / best.bound_s
+            rows.append(
+                (
+                    f"{first.hosts}",
+                    show_size(first.size_bytes),
+                    first.bed,
+                    f"{first.bound_s:.3f} s",
+                    "-" if best is None else f"{best.median_s / best.bound_s:.3f}",
+                    "-" if predicted is None else f"{predicted:.3f}",
+                    "-" if ring is None else f"{ring.median_s / ring.bound_s:.3f}",
+                    "-" if peer is None else f"{peer.median_s / peer.bound_s:.3f}",
+                    "-" if peer is None else peer.contender,
+                )
+            )
+        ours = ("our optimal", "as simulated", "our ring")
+        columns = ("hosts", "size", "state", "T*", *(f"{each} / T*" for each in ours), "best peer / T*", "which")
+        return Card(self.whole.title, columns, tuple(rows))
 
 
 @dataclass(frozen=True)

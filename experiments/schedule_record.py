@@ -3,22 +3,30 @@
 Two kinds of clusters: one straggler, slowed down l times; and rates drawn at random, out and in apart, from a seed.
 A plan is compiled for the port model under which it is simulated (for `fair`, the plan for `exclusive`, but for
 `shares`, which is what `optimal` is where ports are fair), with the best of a few powers of two of segments; each case
-says which were tried. All but the planning seconds is the same on every machine. The record is a file of its own
-format, `optcc-schedules/1`; rationals are text, "a/b" in lowest terms. The one that comes with the package is made by
+says which were tried. What did not fit into memory is listed as not run, with the reason. All but that and the planning
+seconds is the same on every machine. The record is a file of its own format, `optcc-schedules/2`; rationals are text,
+"a/b" in lowest terms. The one that comes with the package is made by
 
-    python -m optcc.experiments.schedule_record
+    python -m optcc.experiments.schedule_record --jobs 2
+
+with the cheap cases first; what is done is kept beside the file, `--resume` goes on with it, and `--finish` makes a
+record of it as it is, in which the rest is listed as not run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
 import re
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +35,8 @@ import click
 import msgspec
 
 from optcc.compiler import compile_schedule
-from optcc.errors import CodecError
+from optcc.errors import CodecError, InputError, OptccError
+from optcc.experiments.failure_study import JOBS_MAX, Partial, Report, complete, quiet
 from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
 from optcc.files import read_file, replace_file
 from optcc.passes.timetable import Ports
@@ -38,7 +47,7 @@ from optcc.topology import RANKS_MAX, Nic, Server, Topology
 from optcc.verify.bounds import collective_bound
 from optcc.verify.predictions import fault_free, predictions
 
-FORMAT = "optcc-schedules/1"
+FORMAT = "optcc-schedules/2"
 TITLE = "Schedules in simulation against the bound: one straggler, and random rates"
 PATH = Path(__file__).parent / "records" / "schedule-ratios.json"
 SIZE_BYTES = 2**30
@@ -48,13 +57,15 @@ LATENCY_S = Fraction(5, 10**6)
 COLUMNS = ("lost", "ring", "r2ccl-allreduce", "optcc", "bound")
 """Of a curve: the share of its rate that the straggler lost, and formulas over the fault-free ring."""
 GRID = 64
-GOALS = {"straggler": Fraction(102, 100), "random": Fraction(103, 100), "random, many ranks": Fraction(105, 100)}
+GOALS = {"straggler": Fraction(102, 100), "random": Fraction(103, 100), "many ranks": Fraction(105, 100)}
 """Above so many times the bound, `optimal` misses its goal, under fifo ports and, as `shares`, under fair ones."""
 OPTIMAL = (("optimal", "fifo"), ("shares", "fair"))
 """The schedule and the ports of that."""
 MANY_RANKS = 256
 FORMULA_GOAL = Fraction(1, 100)
 """By more than this share, OptCC is slower than its own formula."""
+NO_TIME = "the record was finished before"
+"""Why a plan was not run that could have been."""
 _RATIONAL = re.compile(r"(0|[1-9][0-9]{0,40})/([1-9][0-9]{0,40})")
 _ROUNDING = 1e-9
 """Simulated seconds are floats; they may be this share below an exact bound that they reach."""
@@ -64,7 +75,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One schedule on one cluster: `slowdown` of the only straggler, or the `seed` of random rates.
 
     `seconds` are simulated under the port model `model`; `segments` is the best of `tried`. `formula` is what the
-    schedule's closed form says for so many segments, if it has one.
+    schedule's closed form says for so many segments, if it has one. `planning_s` are of the processor.
     """
 
     schedule: str
@@ -99,13 +110,27 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def goal(self) -> Fraction:
         """How many times the bound `optimal` may take here."""
-        if self.slowdown is not None:
-            return GOALS["straggler"]
-        return GOALS["random, many ranks" if self.ranks >= MANY_RANKS else "random"]
+        if self.ranks >= MANY_RANKS:
+            return GOALS["many ranks"]
+        return GOALS["random" if self.slowdown is None else "straggler"]
 
     def __str__(self) -> str:
-        cluster = f"seed {self.seed}" if self.slowdown is None else f"l = {self.slowdown}"
-        return f"{self.schedule}, p = {self.ranks}, {cluster}, {self.model}, {self.segments} segments"
+        return f"{_said(self)}, {self.model}, {self.segments} segments"
+
+
+class NotRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that was to be simulated and was not, and why; `ports` are those that it is for."""
+
+    schedule: str
+    ranks: int
+    slowdown: Fraction | None
+    seed: int | None
+    ports: str
+    segments: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{_said(self)}, {self.ports}, {self.segments} segments: not run: {self.reason}"
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,11 +152,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...]
     curves: tuple[Curve, ...]
     cases: tuple[Case, ...]
+    not_run: tuple[NotRun, ...]
 
 
 @dataclass(frozen=True)
 class ScheduleRatios(Shown):
-    """The record: how, where and with what it was made, the formulas' curves, and the simulated cases."""
+    """The record: how, where and with what it was made, the formulas' curves, the simulated cases, what was not run."""
 
     title: str
     command: tuple[str, ...]
@@ -142,6 +168,7 @@ class ScheduleRatios(Shown):
     versions: Mapping[str, str]
     curves: tuple[Curve, ...]
     cases: tuple[Case, ...]
+    not_run: tuple[NotRun, ...]
 
     def select(self, schedule: str, model: str = "fifo", *, straggler: bool) -> tuple[Case, ...]:
         """The cases of a schedule under a port model: those with one straggler, or those of random rates."""
@@ -183,7 +210,7 @@ class ScheduleRatios(Shown):
         return Card(self.title, columns, rows)
 
     def to_bytes(self) -> bytes:
-        """The record as a file, a line for each curve and each case."""
+        """The record as a file, a line for each curve, each case and each plan that was not run."""
         head = {
             "format": FORMAT,
             "title": self.title,
@@ -197,10 +224,10 @@ class ScheduleRatios(Shown):
         }
         start = json.dumps(msgspec.to_builtins(head, enc_hook=_text), indent=1)[:-2]
         lists = []
-        for name, values in (("curves", self.curves), ("cases", self.cases)):
+        for name, values in (("curves", self.curves), ("cases", self.cases), ("not_run", self.not_run)):
             lines = ",\n  ".join(json.dumps(msgspec.to_builtins(each, enc_hook=_text)) for each in values)
-            lists.append(f' "{name}": [\n  {lines}\n ]')
-        return f"{start},\n{lists[0]},\n{lists[1]}\n}}\n".encode()
+            lists.append(f' "{name}": [\n  {lines}\n ]' if values else f' "{name}": []')
+        return "{},\n{}\n}}\n".format(start, ",\n".join(lists)).encode()
 
     def write(self, path: Path) -> None:
         """Replaces the file at `path`; raises InputError if that fails."""
@@ -270,6 +297,7 @@ class ScheduleRatios(Shown):
             file.versions,
             file.curves,
             file.cases,
+            file.not_run,
         )
 
 
@@ -283,14 +311,13 @@ class Study:
     transfers_max: int
     exclusive_ranks: tuple[int, ...]
     exclusive_segments: tuple[int, ...]
-    random_ranks: tuple[int, ...]
-    random_each: int
+    random: Mapping[int, int]
+    """For how many seeds, by ranks, under fifo and under fair ports."""
     many: Mapping[int, int]
-    """Numbers of ranks, with the segments for them, for which one cluster of random rates is enough."""
+    """Numbers of ranks, with the segments of `optimal` for them, for which a straggler and a cluster are enough."""
+    many_slowdown: Fraction
     fair_segments: Mapping[int, tuple[int, ...]]
-    """Of `shares`, by ranks; one straggler as well where they are among `ranks`."""
-    fair_random: Mapping[int, int]
-    """For how many seeds, by ranks."""
+    """Of `shares`, by ranks."""
 
 
 FULL = Study(
@@ -306,11 +333,10 @@ FULL = Study(
     transfers_max=2**19,
     exclusive_ranks=(4, 8, 16),
     exclusive_segments=(16, 64, 128, 512, 2048),
-    random_ranks=(4, 8, 16, 32, 64),
-    random_each=8,
+    random={4: 60, 8: 60, 16: 40, 32: 30, 64: 10},
     many={256: 1024, 1024: 1024},
-    fair_segments={4: (64, 256), 8: (64, 256), 16: (64, 128), 32: (64,), 64: (64,)},
-    fair_random={4: 60, 8: 60, 16: 40, 32: 30, 64: 10},
+    many_slowdown=Fraction(2),
+    fair_segments={4: (64, 256), 8: (64, 256), 16: (64, 128), 32: (64,), 64: (64,), 256: (1024,), 1024: (1024,)},
 )
 QUICK = Study(
     ranks=(4, 8),
@@ -325,11 +351,10 @@ QUICK = Study(
     transfers_max=2**14,
     exclusive_ranks=(4,),
     exclusive_segments=(16, 32),
-    random_ranks=(4, 8),
-    random_each=2,
+    random={4: 2, 8: 2},
     many={},
+    many_slowdown=Fraction(2),
     fair_segments={4: (64,)},
-    fair_random={4: 2},
 )
 
 
@@ -384,29 +409,80 @@ def curve(ranks: int, lost_max: Fraction) -> Curve:
     return Curve(ranks, tuple(points))
 
 
-def cases(study: Study) -> Iterator[Case]:
-    """Simulates every case of `study`: one straggler, random rates, many ranks."""
+@dataclass(frozen=True)
+class Unit:
+    """A schedule on a cluster, under every model that its plan for `ports` is for, with each number of `segments`.
+
+    One straggler, `slowdown` times slower, or random rates of a `seed`. Numbers of segments with which the plan has
+    more than `transfers_max` transfers are left out; what needs more than `memory_bytes` is not run.
+    """
+
+    schedule: str
+    ranks: int
+    slowdown: Fraction | None
+    seed: int | None
+    ports: Ports
+    segments: tuple[int, ...]
+    transfers_max: int = 2**63
+    memory_bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"{_said(self)}, {self.ports}"
+
+    @property
+    def topology(self) -> Topology:
+        """The cluster."""
+        if self.slowdown is not None:
+            return one_straggler(self.ranks, self.slowdown)
+        assert self.seed is not None
+        return random_rates(self.ranks, self.seed)
+
+    @property
+    def effort(self) -> int:
+        """What grows about as its time does: under fair ports all pairs flow at once, at random rates in more lanes."""
+        if self.ports != "fair":
+            return self.ranks
+        return self.ranks**2 * (1 if self.seed is None else 4)
+
+
+def _said(each: Case | NotRun | Unit) -> str:
+    cluster = f"seed {each.seed}" if each.slowdown is None else f"l = {each.slowdown}"
+    return f"{each.schedule}, p = {each.ranks}, {cluster}"
+
+
+def units(study: Study, memory_bytes: int | None = None) -> Iterator[Unit]:
+    """What `study` simulates: one straggler, random rates, many ranks; of each what ports are for, side by side."""
     for ranks in study.ranks:
         for slowdown in study.slowdowns:
-            topology = one_straggler(ranks, slowdown)
             for name, tried in study.segments.items():
-                yield from _cases(name, topology, tried, study.transfers_max, slowdown=slowdown)
+                yield Unit(name, ranks, slowdown, None, "fifo", tried, study.transfers_max, memory_bytes)
                 if name in ("optcc", "optimal") and ranks in study.exclusive_ranks:
                     few = study.exclusive_segments
-                    yield from _cases(name, topology, few, study.transfers_max, slowdown=slowdown, ports="exclusive")
-            tried = study.fair_segments.get(ranks, ())
-            if tried:
-                yield from _cases("shares", topology, tried, 2**63, slowdown=slowdown, ports="fair")
-    for ranks in study.random_ranks:
-        for seed in range(study.random_each):
-            topology = random_rates(ranks, seed)
-            yield from _cases("optimal", topology, study.segments["optimal"], study.transfers_max, seed=seed)
-    for ranks, seeds in study.fair_random.items():
+                    yield Unit(name, ranks, slowdown, None, "exclusive", few, study.transfers_max, memory_bytes)
+            yield from _fair(study, ranks, slowdown, None, memory_bytes)
+    for ranks, seeds in study.random.items():
         for seed in range(seeds):
-            topology = random_rates(ranks, seed)
-            yield from _cases("shares", topology, study.fair_segments[ranks], 2**63, seed=seed, ports="fair")
+            tried = study.segments["optimal"]
+            yield Unit("optimal", ranks, None, seed, "fifo", tried, study.transfers_max, memory_bytes)
+            yield from _fair(study, ranks, None, seed, memory_bytes)
     for ranks, segments in study.many.items():
-        yield from _cases("optimal", random_rates(ranks, 0), (segments,), 2**63, seed=0)
+        for slowdown_or_none, seed_or_none in ((study.many_slowdown, None), (None, 0)):
+            yield Unit("optimal", ranks, slowdown_or_none, seed_or_none, "fifo", (segments,), 2**63, memory_bytes)
+            yield from _fair(study, ranks, slowdown_or_none, seed_or_none, memory_bytes)
+
+
+def _fair(
+    study: Study, ranks: int, slowdown: Fraction | None, seed: int | None, memory_bytes: int | None
+) -> Iterator[Unit]:
+    if ranks in study.fair_segments:
+        yield Unit("shares", ranks, slowdown, seed, "fair", study.fair_segments[ranks], memory_bytes=memory_bytes)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a unit."""
+
+    cases: tuple[Case, ...]
+    not_run: tuple[NotRun, ...]
 
 
 @dataclass(frozen=True)
@@ -417,46 +493,90 @@ class _Run:
     planning_s: float
 
 
-def _cases(
-    name: str,
-    topology: Topology,
-    segments: Sequence[int],
-    transfers_max: int,
-    *,
-    slowdown: Fraction | None = None,
-    seed: int | None = None,
-    ports: Ports = "fifo",
-) -> Iterator[Case]:
-    """One schedule on one cluster under every model that its plan is for."""
-    models: tuple[Model, ...] = ("exclusive", "fair") if ports == "exclusive" else (ports,)
+def run_unit(unit: Unit) -> Outcome:
+    """Simulates `unit`: a case for each model, unless nothing fitted into memory."""
+    name, topology = unit.schedule, unit.topology
+    models: tuple[Model, ...] = ("exclusive", "fair") if unit.ports == "exclusive" else (unit.ports,)
     definition = SCHEDULES[name]
     each = len(definition.build(topology, 1))
-    tried = tuple(k for k in segments if k * each <= transfers_max)
     runs: dict[Model, list[_Run]] = {model: [] for model in models}
-    for k in tried:
-        began = time.perf_counter()
-        plan = compile_schedule(definition.build(topology, k), size_bytes=SIZE_BYTES, topology=topology, ports=ports)
-        planning_s = time.perf_counter() - began
+    not_run = []
+    for k in unit.segments:
+        if k * each > unit.transfers_max:
+            continue
+        try:
+            with _memory_limited(unit.memory_bytes):
+                began = time.process_time()
+                schedule = definition.build(topology, k)
+                plan = compile_schedule(schedule, size_bytes=SIZE_BYTES, topology=topology, ports=unit.ports)
+                planning_s = round(time.process_time() - began, 4)
+                found = {
+                    model: _Run(k, len(plan.transfers), simulate(plan, topology, model=model).seconds, planning_s)
+                    for model in models
+                }
+        except (MemoryError, OptccError) as error:
+            limit = "" if unit.memory_bytes is None else f" of {unit.memory_bytes / 2**30:.1f} GiB"
+            why = f"memory{limit}: {error}" if isinstance(error, MemoryError) else str(error)
+            not_run.append(NotRun(name, unit.ranks, unit.slowdown, unit.seed, unit.ports, k, why))
+            continue
         for model in models:
-            seconds = simulate(plan, topology, model=model).seconds
-            runs[model].append(_Run(k, len(plan.transfers), seconds, round(planning_s, 4)))
+            runs[model].append(found[model])
+    cases = []
     for model in models:
-        best = min(runs[model], key=lambda run: run.seconds)
-        yield Case(
-            name,
-            topology.n_ranks,
-            slowdown,
-            seed,
-            model,
-            tried,
-            best.segments,
-            best.transfers,
-            best.seconds,
-            collective_bound(topology, SIZE_BYTES).seconds,
-            fault_free(topology, SIZE_BYTES),
-            _formula(name, topology, best.segments),
-            best.planning_s,
-        )
+        if runs[model]:
+            best = min(runs[model], key=lambda run: run.seconds)
+            cases.append(
+                Case(
+                    name,
+                    unit.ranks,
+                    unit.slowdown,
+                    unit.seed,
+                    model,
+                    tuple(run.segments for run in runs[model]),
+                    best.segments,
+                    best.transfers,
+                    best.seconds,
+                    collective_bound(topology, SIZE_BYTES).seconds,
+                    fault_free(topology, SIZE_BYTES),
+                    _formula(name, topology, best.segments),
+                    best.planning_s,
+                )
+            )
+    return Outcome(tuple(cases), tuple(not_run))
+
+
+def _left_out(unit: Unit) -> Outcome:
+    """Nothing of it is simulated."""
+    where = unit.schedule, unit.ranks, unit.slowdown, unit.seed, unit.ports
+    return Outcome((), tuple(NotRun(*where, segments, NO_TIME) for segments in unit.segments))
+
+
+@contextmanager
+def _memory_limited(memory_bytes: int | None) -> Iterator[None]:
+    """Inside, what would need more address space than that raises MemoryError."""
+    if memory_bytes is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _work(unit: Unit) -> Any:
+    """`run_unit` as JSON's types."""
+    _warm()
+    return msgspec.to_builtins(run_unit(unit), enc_hook=_text)
+
+
+@cache
+def _warm() -> None:
+    """Compiles the kernels, once a process: that is no part of planning."""
+    few = Study((4,), (Fraction(2),), {"optimal": (1,)}, 64, (4,), (1,), {}, {}, Fraction(2), {4: (1,)})
+    for unit in units(few):
+        run_unit(unit)
 
 
 def _formula(name: str, topology: Topology, segments: int) -> Fraction | None:
@@ -473,12 +593,35 @@ def _formula(name: str, topology: Topology, segments: int) -> Fraction | None:
     return seconds
 
 
-def make(*, quick: bool = False) -> ScheduleRatios:
-    """Simulates everything, on one core."""
-    study = QUICK if quick else FULL
-    for _ in cases(Study((4,), (Fraction(2),), {"optimal": (1,)}, 64, (4,), (1,), (), 0, {}, {4: (1,)}, {})):
-        pass  # compiles the kernels, which is no part of planning
-    command = ("python", "-m", "optcc.experiments.schedule_record", *(("--quick",) if quick else ()))
+def make(
+    study: Study,
+    command: tuple[str, ...],
+    *,
+    jobs: int = 1,
+    partial: Partial | None = None,
+    report: Report = quiet,
+    finish: bool = False,
+) -> ScheduleRatios:
+    """Simulates everything in `study` on `jobs` processes, the cheap units first; `command` is what made the record.
+
+    All processes together, and one more like them, have the machine's memory. With `finish` nothing more is simulated
+    than what is in `partial`, and the rest is listed as not run. Raises CodecError if `partial` holds what this study
+    did not write.
+    """
+    machine = this_machine()
+    wanted = {str(unit): unit for unit in units(study, machine["memory_bytes"] // (jobs + 1))}
+    cheap_first = dict(sorted(wanted.items(), key=lambda each: each[1].effort))
+    if finish:
+        done = {} if partial is None else partial.done
+    else:
+        done = complete(cheap_first, _work, jobs=jobs, partial=partial, report=report)
+    try:
+        outcomes = [
+            msgspec.convert(done[name], Outcome, dec_hook=_rational) if name in done else _left_out(unit)
+            for name, unit in wanted.items()
+        ]
+    except msgspec.ValidationError as error:
+        raise CodecError(f"unfinished record: {error}: delete it to start again") from None
     lost_max = 1 - 1 / max(study.slowdowns)
     return ScheduleRatios(
         TITLE,
@@ -486,10 +629,11 @@ def make(*, quick: bool = False) -> ScheduleRatios:
         SIZE_BYTES,
         RATE,
         LATENCY_S,
-        this_machine(),
+        machine,
         these_versions(),
         tuple(curve(ranks, lost_max) for ranks in study.ranks),
-        tuple(cases(study)),
+        tuple(case for outcome in outcomes for case in outcome.cases),
+        tuple(each for outcome in outcomes for each in outcome.not_run),
     )
 
 
@@ -508,17 +652,37 @@ def _rational(kind: type, value: object) -> Fraction:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Few cases and few segments; without FILE, nothing is written.")
+@click.option("--jobs", default=1, show_default=True, help="Processes.")
+@click.option("--resume", is_flag=True, help="Go on with what an interrupted run left beside FILE.")
+@click.option("--finish", is_flag=True, help="Write the record of what such a run has done, and keep what it left.")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-def command(quick: bool, file: Path | None) -> None:
+def command(quick: bool, jobs: int, resume: bool, finish: bool, file: Path | None) -> None:
     """Simulate the schedules, write the record to FILE (the package's own), and list where goals are missed."""
     from optcc.cli import echo_card
 
-    record = make(quick=quick)
-    if file is not None or not quick:
-        record.write(file or PATH)
+    study = QUICK if quick else FULL
+    target = file or (None if quick else PATH)
+    if not 1 <= jobs <= JOBS_MAX:
+        raise InputError(f"--jobs {jobs}: must be from 1 to {JOBS_MAX}")
+    if (resume or finish) and target is None:
+        raise InputError("--resume and --finish: must come with FILE, beside which the unfinished record is")
+    partial = None
+    if target is not None:
+        said = f"schedules, {hashlib.sha256(repr(study).encode()).hexdigest()[:16]}"
+        partial = Partial.open(target.with_name(f"{target.name}.partial"), said, resume=resume or finish)
+    words = ("python", "-m", "optcc.experiments.schedule_record", *(("--quick",) if quick else ()))
+    record = make(study, words, jobs=jobs, partial=partial, report=_tell, finish=finish)
+    if target is not None and partial is not None:
+        record.write(target)
+        if not finish:
+            partial.close()
     echo_card(record)
-    for line in record.misses():
-        click.echo(line)
+    for line in (*record.not_run, *record.misses()):
+        click.echo(str(line))
+
+
+def _tell(done: int, of: int, name: str) -> None:
+    click.echo(f"{done} of {of}: {name}", err=True)
 
 
 if __name__ == "__main__":

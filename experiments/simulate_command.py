@@ -26,7 +26,7 @@ from optcc.collective import Collective, check_reduction_of
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
-from optcc.simulate import MODELS, Jitter, Policy, simulate
+from optcc.simulate import MODELS, Jitter, Model, Policy, simulate
 from optcc.sweep import Sweep, sweep
 from optcc.timing import Timing
 from optcc.topology import Topology
@@ -44,7 +44,7 @@ JITTER_SIGMA = 0.02
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
 @latency_option
-@click.option("--model", default="fifo", show_default=True, help=f"How ports share: {' or '.join(MODELS)}.")
+@click.option("--model", default=None, help=f"How ports share: {', '.join(MODELS)}; as for --ports, else fifo.")
 @click.option("--as-written", is_flag=True, help="In the order in which NAME is written, in one pass and no plan.")
 @click.option("--faults", default=None, help="NICs that fail meanwhile: 3/0@1ms, 3/0@1ms..4ms, 3/0@1ms=1/2:out, ...")
 @click.option("--policy", default=None, help="What happens then: migrate to surviving NICs, or wait for the repair.")
@@ -58,7 +58,7 @@ def command(
     topology: Topology,
     size: int | None,
     latency: str | None,
-    model: str,
+    model: str | None,
     as_written: bool,
     faults: str | None,
     policy: str | None,
@@ -78,8 +78,9 @@ def command(
     """
     if (name is None) == (plan_file is None):
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
-    if model not in MODELS:
-        raise InputError(f"--model {model!r}: must be {' or '.join(MODELS)}")
+    used: Model | None = next((each for each in MODELS if each == (model or ports or "fifo")), None)
+    if used is None:
+        raise InputError(f"--{'ports' if model is None else 'model'} {model or ports!r}: must be {' or '.join(MODELS)}")
     topology = with_latency(topology, latency)
     if policy is not None and policy not in POLICIES:
         raise InputError(f"--policy {policy!r}: must be {' or '.join(POLICIES)}")
@@ -92,13 +93,13 @@ def command(
     if as_written and (faults is not None or jitter is not None):
         raise InputError("--as-written: cannot have --faults or --jitter")
     if as_written:
-        if name in (None, AUTO) or size is None or model == "fair" or slots is not None or ports is not None:
+        if name in (None, AUTO) or size is None or used == "fair" or slots is not None or ports is not None:
             raise InputError("--as-written: takes the NAME of a schedule, --size, fifo or exclusive ports, no slots")
         check_reduction_of(reduction, dtype)
         definition = find_schedule(name)
         count = 1 if isinstance(segments, str) else segments
         started = time.perf_counter()
-        swept = sweep(definition, topology, size_bytes=size, segments=count, dtype=dtype, model=model)
+        swept = sweep(definition, topology, size_bytes=size, segments=count, dtype=dtype, model=used)
         spent = time.perf_counter() - started
         _tell(
             swept, Collective(definition.collective, topology.n_ranks), topology, size, swept.transfers, spent, as_json
@@ -114,7 +115,7 @@ def command(
             name,
             topology,
             size,
-            ports=ports or model,
+            ports=ports or used,
             dtype=dtype,
             reduction=reduction,
             segments=segments,
@@ -124,7 +125,7 @@ def command(
     timing = simulate(
         plan,
         topology,
-        model=model,
+        model=used,
         faults=None if faults is None else FaultPlan.parse(faults),
         policy=None if faults is None else recovery,
         jitter=None if jitter is None else Jitter(jitter, latency_s=JITTER_S, rate_sigma=JITTER_SIGMA),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import click
 import msgspec
@@ -29,9 +29,8 @@ import msgspec
 from optcc.cli import echo_card
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
-from optcc.errors import CodecError, InputError
-from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
-from optcc.files import read_file, replace_file
+from optcc.errors import InputError
+from optcc.experiments.record import Recorded, decode, these_versions, this_machine
 from optcc.plan import Plan
 from optcc.schedule import SegmentShape
 from optcc.schedules.registry import SCHEDULES
@@ -69,8 +68,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSpeed(Shown):
+class ToolSpeed(Recorded, Shown):
     """The rows, the machine and the versions."""
+
+    own_path: ClassVar[Path] = PATH
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -83,23 +84,11 @@ class ToolSpeed(Shown):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> ToolSpeed:
-        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError as error:
-            raise CodecError(f"record {name!r}: $: {error}") from None
-        if file.format != FORMAT:
-            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        file, check = decode(data, name, _File, FORMAT)
         for number, row in enumerate(file.rows):
-            if not row.seconds or min(row.seconds) <= 0:
-                rule = "must be one or more, above zero"
-                raise CodecError(f"record {name!r}: $.rows[{number}].seconds: {row.seconds}: {rule}")
+            good = bool(row.seconds) and min(row.seconds) > 0
+            check(f"rows[{number}].seconds", row.seconds, good, "be one or more, above zero")
         return cls(file.machine, file.versions, tuple(file.rows))
-
-    @classmethod
-    def read(cls, path: Path = PATH) -> ToolSpeed:
-        """The record in the file `path`."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
 
     def card(self) -> Card:
         rows = tuple(
@@ -239,7 +228,7 @@ def command(one: str | None, cases: tuple[str, ...], output: Path) -> None:
         click.echo(msgspec.json.encode(run_case(one)).decode())
         return
     record = measure(list(cases) or list(CASES))
-    replace_file(output, record.to_bytes())
+    record.write(output)
     echo_card(record)
 
 

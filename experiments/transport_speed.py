@@ -1,14 +1,16 @@
 """What the transports cost, as a record: an AllReduce of a short and of a long message, by ours and by Open MPI.
 
 Four ranks on this machine, over unshaped loopback: our run-time over TCP with one and two rails and with checksums,
-over Open MPI's messages, and Open MPI's own AllReduce, over TCP and over shared memory; and, as a floor, a plain loop
-over epoll that moves the bytes of a ring from memory to memory and does nothing with them. All but shared memory run in
-one job, round by round; jobs with and without shared memory take turns. The record is a file of its own format,
-`optcc-transport-speed/1`; the one that comes with the package is made by
+over Open MPI's messages, and Open MPI's own AllReduce, over TCP and over shared memory. As floors, plain sockets, in
+one loop over epoll without a transport: an AllReduce by the same algorithm, and one that only moves the bytes of a ring
+from memory to memory. All but shared memory run in one job, round by round; jobs with and without shared memory take
+turns. Then ours and the floors again, round by round, over both NICs of four emulated hosts. The record is a file of
+its own format, `optcc-transport-speed/1`; the one that comes with the package is made by
 
     python -m optcc.experiments.transport_speed
 
-in about a minute. CPU time is that of all ranks, with what the kernel does for them, and the reduction.
+in about three minutes; as root, for the hosts. CPU time is that of all ranks, with what the kernel does for them, and
+the reduction.
 """
 
 from __future__ import annotations
@@ -22,39 +24,40 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from optcc.cli import echo_card
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
-from optcc.errors import CodecError, RuntimeFault
-from optcc.experiments.fabric import find_mpirun
+from optcc.errors import RuntimeFault
+from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, find_mpirun, nic_address
 from optcc.experiments.record import (
-    RECORD_BYTES_MAX,
+    Recorded,
     Samples,
+    decode,
     stolen_jiffies,
     stolen_share,
     these_versions,
     this_machine,
 )
-from optcc.files import read_file, replace_file
 from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.engine import Executor
 from optcc.runtime.launch import Nic, over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.runtime.transports.tcp_wire import crc32c_in_hardware
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.topology import Topology
@@ -66,17 +69,23 @@ if TYPE_CHECKING:
 FORMAT = "optcc-transport-speed/1"
 PATH = Path(__file__).parent / "records" / "transport-speed.json"
 RANKS = 4
-SIZES = {1 << 10: ("recursive-doubling", 10), 64 << 20: ("ring", 1)}
+SIZES = {1 << 10: ("recursive-doubling", 100), 64 << 20: ("ring", 1)}
 """For each size, bytes, our schedule and how many runs make one sample."""
 JOBS, ROUNDS = 3, 3
 JOB_TIMEOUT_S = 300.0
 OURS = ("TCP, 1 rail", "TCP, 2 rails", "TCP, 2 rails, crc")
 OVER_MPI = "our run-time over Open MPI (TCP)"
 PEER = {"tcp": "Open MPI's own (TCP)", "sm": "Open MPI's own (shared memory)"}
+PLAIN = "plain sockets, AllReduce"
 RAW = "plain sockets, bytes only"
-CASES = (*OURS, OVER_MPI, *PEER.values(), RAW)
-_RAW_BYTES = 1 << 20
+FABRIC = "4x2@200Mbit/s"
+ON_FABRIC = {case: f"on the fabric: {case}" for case in ("TCP, 2 rails", PLAIN, RAW)}
+CASES = (*OURS, OVER_MPI, *PEER.values(), PLAIN, RAW, *ON_FABRIC.values())
+LONG_ONLY = (RAW, *ON_FABRIC.values())
+"""Cases that run at the larger size alone."""
+_READ_BYTES = 1 << 20
 _ROUTES = {"tcp": ("self,tcp", "--mca", "btl_tcp_if_include", "lo"), "sm": ("self,sm",)}
+_FABRIC_ROUTE = "fabric"
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,8 +110,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class TransportSpeed(Shown):
+class TransportSpeed(Recorded, Shown):
     """The rows, the machine and the versions."""
+
+    own_path: ClassVar[Path] = PATH
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -115,24 +126,13 @@ class TransportSpeed(Shown):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> TransportSpeed:
-        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError as error:
-            raise CodecError(f"record {name!r}: $: {error}") from None
-        if file.format != FORMAT:
-            raise CodecError(f"record {name!r}: $.format: {file.format!r}: must be {FORMAT!r}")
+        file, check = decode(data, name, _File, FORMAT)
         for number, row in enumerate(file.rows):
             seconds = row.samples.seconds
-            if not seconds or min(seconds) <= 0 or not len(seconds) == len(row.samples.steal) == len(row.cpu_s):
-                rule = "must be one or more, above zero, each with its steal and CPU time"
-                raise CodecError(f"record {name!r}: $.rows[{number}].samples: {seconds}: {rule}")
+            good = bool(seconds) and min(seconds) > 0 and len(seconds) == len(row.samples.steal) == len(row.cpu_s)
+            rule = "be one or more, above zero, each with its steal and CPU time"
+            check(f"rows[{number}].samples", seconds, good, rule)
         return cls(file.machine, file.versions, tuple(file.rows))
-
-    @classmethod
-    def read(cls, path: Path = PATH) -> TransportSpeed:
-        """The record in the file `path`."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
 
     def card(self) -> Card:
         found = {(row.case, row.size_bytes): row for row in self.rows}
@@ -150,6 +150,12 @@ class TransportSpeed(Shown):
             )
         title = f"AllReduce of float32, {RANKS} ranks on one machine"
         return Card(title, ("", "1 KiB", "64 MiB", "CPU-s/GB at 64 MiB"), tuple(rows))
+
+    def markdown(self) -> str:
+        """The table, as in docs/transports.md."""
+        card = self.card()
+        rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 # --- one job ----------------------------------------------------------------------------------------------------------
@@ -177,37 +183,117 @@ def _peer_work(comm: MPI.Intracomm, size_bytes: int) -> Work:
     return lambda: comm.Allreduce(send, recv)
 
 
-@contextmanager
-def _raw_ring(comm: MPI.Intracomm, n_bytes: int) -> Iterator[Work]:
-    """Moves so many bytes from each rank to the next, and does nothing else."""
-    rank = comm.Get_rank()
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((f"127.0.1.{rank + 1}", 0)))
-        after = (rank + 1) % RANKS
-        port = int(_everyones(comm, [listener.getsockname()[1]])[after, 0])
-        out = stack.enter_context(socket.create_connection((f"127.0.1.{after + 1}", port)))
-        in_ = stack.enter_context(listener.accept()[0])
-        for each in (out, in_):
-            each.setblocking(False)
-        poll = stack.enter_context(select.epoll())
-        data, target = np.ones(n_bytes, np.uint8).data, np.ones(n_bytes, np.uint8).data
+class PlainSockets:
+    """Sockets between the ranks and a loop over epoll, as a floor for what Python can do with them.
 
-        def move() -> None:
-            sent = received = 0
-            poll.register(out, select.EPOLLOUT)
-            poll.register(in_, select.EPOLLIN)
-            while sent < n_bytes or received < n_bytes:
-                for file, _ in poll.poll():
-                    if file == in_.fileno():
-                        received += in_.recv_into(target[received : received + _RAW_BYTES])
+    `address(rank, rail)` is where a rank listens, and from where it connects, for each of `n_rails`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, n_rails: int, address: Callable[[int, int], str], stack: ExitStack) -> None:
+        rank = self._rank = comm.Get_rank()
+        rails = range(n_rails)
+        listeners = [stack.enter_context(socket.create_server((address(rank, rail), 0))) for rail in rails]
+        ports = _everyones(comm, [each.getsockname()[1] for each in listeners])
+        self._outs: dict[int, list[socket.socket]] = {}
+        for peer in _peers(rank):
+            for rail in rails:
+                place = address(peer, rail), int(ports[peer, rail])
+                out = stack.enter_context(socket.create_connection(place, source_address=(address(rank, rail), 0)))
+                out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                out.sendall(bytes([rank]))
+                out.setblocking(False)
+                self._outs.setdefault(peer, []).append(out)
+        self._ins: dict[int, list[socket.socket]] = {}
+        for listener in listeners:
+            for _ in [other for other in range(RANKS) if rank in _peers(other)]:
+                in_ = stack.enter_context(listener.accept()[0])
+                self._ins.setdefault(in_.recv(1)[0], []).append(in_)
+                in_.setblocking(False)
+        self._polls = {peer: stack.enter_context(select.epoll()) for peer in self._ins}
+        for peer, poll in self._polls.items():
+            for in_ in self._ins[peer]:
+                poll.register(in_, 0)
+
+    def exchange(self, to: int, data: npt.NDArray[Any], source: int, target: npt.NDArray[Any]) -> None:
+        """Sends `data` to one rank and receives `target` from one, each in equal parts over the rails."""
+        poll = self._polls[source]
+        outs: dict[int, tuple[socket.socket, memoryview]] = {}
+        ins: dict[int, tuple[socket.socket, memoryview]] = {}
+        for sock, part in zip(self._outs[to], _parts(data, len(self._outs[to])), strict=True):
+            n_bytes = _sent(sock, part)
+            if n_bytes < len(part):
+                outs[sock.fileno()] = sock, part[n_bytes:]
+                poll.register(sock, select.EPOLLOUT)
+        for sock, part in zip(self._ins[source], _parts(target, len(self._ins[source])), strict=True):
+            ins[sock.fileno()] = sock, part
+            poll.modify(sock, select.EPOLLIN)
+        while outs or ins:
+            for file, _ in poll.poll():
+                waiting = ins if file in ins else outs
+                sock, part = waiting[file]
+                part = part[sock.recv_into(part[:_READ_BYTES]) if waiting is ins else _sent(sock, part) :]
+                waiting[file] = sock, part
+                if not part:
+                    del waiting[file]
+                    if waiting is ins:
+                        poll.modify(sock, 0)
                     else:
-                        sent += out.send(data[sent : sent + _RAW_BYTES])
-                        if sent == n_bytes:
-                            poll.modify(out, 0)
-            poll.unregister(out)
-            poll.unregister(in_)
+                        poll.unregister(sock)
 
-        yield move
+    def all_reduce(self, send: npt.NDArray[Any], recv: npt.NDArray[Any], slot: npt.NDArray[Any]) -> None:
+        """recv = the sum over the ranks; short messages by recursive doubling, long ones by a ring, as ours."""
+        rank = self._rank
+        np.copyto(recv, send)
+        if recv.nbytes == min(SIZES):
+            for peer in (rank ^ 1, rank ^ 2):
+                self.exchange(peer, recv, peer, slot)
+                np.add(recv, slot, out=recv)
+            return
+        pieces = np.split(recv, RANKS)
+        after, before = (rank + 1) % RANKS, (rank - 1) % RANKS
+        for step in range(2 * (RANKS - 1)):
+            out, in_ = pieces[(rank - step) % RANKS], pieces[(rank - step - 1) % RANKS]
+            if step < RANKS - 1:
+                self.exchange(after, out, before, slot[: in_.size])
+                np.add(in_, slot[: in_.size], out=in_)
+            else:
+                self.exchange(after, out, before, in_)
+
+
+def _peers(rank: int) -> list[int]:
+    """To whom a rank sends: in a ring, and in recursive doubling."""
+    return sorted({(rank + 1) % RANKS, rank ^ 1, rank ^ 2})
+
+
+def _parts(data: npt.NDArray[Any], count: int) -> list[memoryview]:
+    """The bytes of an array in equal parts."""
+    view = data.view(np.uint8).data
+    return [view[len(view) * i // count : len(view) * (i + 1) // count] for i in range(count)]
+
+
+def _sent(sock: socket.socket, part: memoryview) -> int:
+    """How much of it the socket takes now."""
+    try:
+        return sock.send(part)
+    except BlockingIOError:
+        return 0
+
+
+def _plain_work(plain: PlainSockets, rank: int, size_bytes: int) -> Iterator[Work]:
+    """An AllReduce over plain sockets; checks the result of the first."""
+    send = make_input(rank, size_bytes // 4, "float32", "sum")
+    recv, slot = np.empty_like(send), np.zeros_like(send)
+    yield lambda: plain.all_reduce(send, recv, slot)
+    wanted = expected_output(Collective("allreduce", RANKS), size_bytes // 4, "float32", "sum", rank)[0]
+    if not np.array_equal(recv, wanted):
+        raise RuntimeFault(f"{PLAIN} of {size_bytes} B: wrong elements")
+
+
+def _raw_work(plain: PlainSockets, rank: int, size_bytes: int) -> Work:
+    """Moves as many bytes from each rank to the next as a ring does, and does nothing else."""
+    data = np.ones(2 * (RANKS - 1) * size_bytes // RANKS, np.uint8)
+    target = np.ones_like(data)
+    return lambda: plain.exchange((rank + 1) % RANKS, data, (rank - 1) % RANKS, target)
 
 
 def _everyones(comm: MPI.Intracomm, own: list[float]) -> npt.NDArray[np.float64]:
@@ -231,24 +317,38 @@ def run_job(route: str) -> list[Row]:
     rows: list[Row] = []
     with ExitStack() as stack:
         transports: dict[str, Transport] = {}
+        plain: PlainSockets | None = None
         if route == "tcp":
             for case, n_rails, crc in zip(OURS, (1, 2, 2), (False, False, True), strict=True):
                 nics = [Nic(f"rail{i}", f"127.0.{i + 2}.{rank + 1}") for i in range(n_rails)]
                 transports[case] = TcpTransport(over_mpi(comm), nics, crc=crc)
             transports[OVER_MPI] = MpiTransport(comm)
-            for transport in transports.values():
-                stack.callback(transport.close)
-                stack.callback(transport.barrier)
+            plain = PlainSockets(comm, 1, lambda peer, _: f"127.0.1.{peer + 1}", stack)
+        elif route == _FABRIC_ROUTE:
+            n_rails = FabricSpec.parse(FABRIC).nics
+            nics = [Nic(f"eth{i}", nic_address(rank, i)) for i in range(n_rails)]
+            transports["TCP, 2 rails"] = TcpTransport(over_mpi(comm), nics)
+            plain = PlainSockets(comm, n_rails, nic_address, stack)
+        for transport in transports.values():
+            stack.callback(transport.close)
+            stack.callback(transport.barrier)
         for size_bytes, (_, n_runs) in SIZES.items():
+            is_long = size_bytes == max(SIZES)
+            if route == _FABRIC_ROUTE and not is_long:
+                continue
             checks = [(case, _work(transport, size_bytes)) for case, transport in transports.items()]
+            if plain is not None:
+                checks.append((PLAIN, _plain_work(plain, rank, size_bytes)))
             works = {case: next(check) for case, check in checks}
-            works[PEER[route]] = _peer_work(comm, size_bytes)
-            with _raw_ring(comm, 2 * (RANKS - 1) * size_bytes // RANKS) as move:
-                if route == "tcp" and n_runs == 1:
-                    works[RAW] = move
-                rows += _rounds(comm, works, size_bytes, n_runs)
+            if route in PEER:
+                works[PEER[route]] = _peer_work(comm, size_bytes)
+            if plain is not None and is_long:
+                works[RAW] = _raw_work(plain, rank, size_bytes)
+            rows += _rounds(comm, works, size_bytes, n_runs)
             for _, check in checks:
                 next(check, None)
+    if route == _FABRIC_ROUTE:
+        rows = [structs.replace(row, case=ON_FABRIC[row.case]) for row in rows]
     return rows if rank == 0 else []
 
 
@@ -277,28 +377,55 @@ def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs
 
 
 def measure(n_jobs: int = JOBS) -> TransportSpeed:
-    """Runs the jobs in turns. Raises EnvironmentMissing without mpirun, RuntimeFault if a job fails."""
+    """Runs the jobs in turns; those on emulated hosts only where this process may make some.
+
+    Raises EnvironmentMissing without mpirun, RuntimeFault if a job fails.
+    """
+    rows: dict[tuple[str, int], Row] = {}
+    refusal = can_make_namespaces()
+    if refusal is not None:
+        click.echo(f"nothing on the fabric: {refusal}", err=True)
+    for _ in range(n_jobs):
+        for route in (*_ROUTES, *((_FABRIC_ROUTE,) if refusal is None else ())):
+            output = _run_on_fabric() if route == _FABRIC_ROUTE else _run_here(route)
+            click.echo(f"a job of {route} is done", err=True)
+            for row in msgspec.json.decode(output, type=list[Row]):
+                key = (row.case, row.size_bytes)
+                rows[key] = _joined(rows[key], row) if key in rows else row
+    versions = {"isal": metadata.version("isal")} if find_spec("isal") is not None else {}
+    return TransportSpeed(dict(this_machine()), these_versions() | versions, tuple(rows.values()))
+
+
+def _rank_command(route: str) -> list[str]:
+    return [sys.executable, "-m", "optcc.experiments.transport_speed", "--one", route]
+
+
+def _run_here(route: str) -> str:
+    """A job on this machine; what its rank 0 prints."""
     environment = os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    rows: dict[tuple[str, int], Row] = {}
-    for _ in range(n_jobs):
-        for route, words in _ROUTES.items():
-            command = [find_mpirun(), "-n", str(RANKS), "--mca", "pml", "ob1", "--mca", "btl", *words]
-            command += ["--mca", "mpi_yield_when_idle", "1", sys.executable, "-m", "optcc.experiments.transport_speed"]
-            done = subprocess.run(
-                [*command, "--one", route], env=environment, capture_output=True, timeout=JOB_TIMEOUT_S, check=False
-            )
-            if done.returncode:
-                raise RuntimeFault(f"{' '.join(command)}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-            click.echo(f"a job of {route} is done", err=True)
-            for row in msgspec.json.decode(done.stdout, type=list[Row]):
-                key = (row.case, row.size_bytes)
-                rows[key] = _joined(rows[key], row) if key in rows else row
-    versions = {"crc32c": metadata.version("crc32c")} if crc32c_in_hardware() is not None else {}
-    return TransportSpeed(dict(this_machine()), these_versions() | versions, tuple(rows.values()))
+    command = [find_mpirun(), "-n", str(RANKS), "--mca", "pml", "ob1", "--mca", "btl", *_ROUTES[route]]
+    command += ["--mca", "mpi_yield_when_idle", "1", *_rank_command(route)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False)
+    return _output(command, done.returncode, done.stdout, done.stderr)
+
+
+def _run_on_fabric() -> str:
+    """A job on emulated hosts, which are there no longer than it; what its rank 0 prints."""
+    command = _rank_command(_FABRIC_ROUTE)
+    yields = ("--mca", "mpi_yield_when_idle", "1")
+    with Fabric.up(FabricSpec.parse(FABRIC, name=f"speed-{os.getpid()}")) as fabric:
+        done = fabric.run(command, mpi_args=yields, capture=True, timeout_s=JOB_TIMEOUT_S)
+    return _output(command, done.exit_code, done.stdout, done.stderr)
+
+
+def _output(command: Sequence[str], exit_code: int, stdout: str, stderr: str) -> str:
+    if exit_code:
+        raise RuntimeFault(f"{' '.join(command)}: {stderr.strip()[-500:]}")
+    return stdout
 
 
 def _joined(first: Row, second: Row) -> Row:
@@ -311,18 +438,22 @@ def _joined(first: Row, second: Row) -> Row:
 
 
 @click.command()
-@click.option("--one", type=click.Choice(list(_ROUTES)), help="Run one rank's part here; under mpirun.")
+@click.option("--one", type=click.Choice([*_ROUTES, _FABRIC_ROUTE]), help="Run one rank's part here; under mpirun.")
 @click.option("--jobs", default=JOBS, show_default=True, help="How often each kind of job runs.")
+@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the table of the docs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
-def command(one: str | None, jobs: int, output: Path) -> None:
+def command(one: str | None, jobs: int, markdown: bool, output: Path) -> None:
     """Measure what the transports cost and write the record."""
     if one is not None:
         rows = run_job(one)
         if rows:
             click.echo(msgspec.json.encode(rows).decode())
         return
+    if markdown:
+        click.echo(TransportSpeed.read(output).markdown(), nl=False)
+        return
     record = measure(jobs)
-    replace_file(output, record.to_bytes())
+    record.write(output)
     echo_card(record)
 
 

@@ -73,18 +73,21 @@ def optcc(debug: bool) -> None:
     del debug
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with the code that says how it ended."""
+def main(arguments: Sequence[str] | None = None, command: click.Command | None = None) -> None:
+    """Runs the command line, or that of a command of its own, and exits with the code that says how it ended."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(words))
+    sys.exit(run(words, command))
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], command: click.Command | None = None) -> int:
     """Runs one command line and returns its exit code; errors are one line on stderr."""
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        result = optcc.main(words, prog_name="optcc", standalone_mode=False)
+        if command is None:
+            result = optcc.main(words, prog_name="optcc", standalone_mode=False)
+        else:
+            result = command.main(words, standalone_mode=False)
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED, debug)
     except click.Abort:

@@ -44,10 +44,34 @@ def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -
         if options and len(kernel.__code__.co_code) < _SHORT:  # else an array is passed on as seven numbers
             options["forceinline"] = True
         try:
-            known[kernel.__name__] = numba.njit(copy, cache=True, **options)
+            made = numba.njit(copy, cache=True, **options)
         except RuntimeError:  # no place to write the cache to
-            known[kernel.__name__] = numba.njit(copy, **options)
+            made = numba.njit(copy, **options)
+        known[kernel.__name__] = _compile_once(made)
     return SimpleNamespace(**{kernel.__name__.removeprefix("_"): known[kernel.__name__] for kernel in kernels})
+
+
+def _compile_once(kernel: Any) -> Any:
+    """`kernel`, whose callers share one version for all integers.
+
+    Left alone, numba compiles another for every constant that it is called with, the zero that a variable begins with
+    included, and for 32 bits: most of them twice, and all that they call.
+    """
+    from numba import types
+
+    if isinstance(kernel, FunctionType):  # NUMBA_DISABLE_JIT
+        return kernel
+    call_template = kernel.get_call_template
+
+    def widened(kind: Any) -> Any:
+        kind = types.unliteral(kind)
+        return types.int64 if kind == types.int32 else kind
+
+    def shared_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        return call_template(tuple(map(widened, args)), {name: widened(kind) for name, kind in kws.items()})
+
+    kernel.get_call_template = shared_template
+    return kernel
 
 
 @cache

@@ -9,9 +9,11 @@ fuse       a receive and the send that passes it on become one
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.fuse import fuse
 from optcc.passes.lower import lower
-from optcc.passes.spread import spread
+from optcc.passes.spread import ALL_PAIRS_MAX, by_stage, by_window, spread
 from optcc.passes.timetable import PORTS, Order, Ports, check_ranks, timetable
 from optcc.plan import SLOTS_MAX, Plan
 from optcc.schedule import Schedule
@@ -35,6 +37,10 @@ SLOTS: dict[Ports, int] = {"exclusive": 2, "fifo": 128, "fair": 2}
 and the order found is kept only if it need not wait for them."""
 PEER_LANES = ((0, 2), (2, 1), (4, 1), (3, 1), (6, 1), (4, 2), (8, 1), (3, 2), (0, 3))
 """What is tried where ports are shared fairly: lanes of a pair that carries the mean (0: one for all), and slots."""
+ROW_LANES = ((0, 2), (16, 1))
+"""What is tried with more than `ALL_PAIRS_MAX` servers: segments of a window (0: lanes for each peer), and slots."""
+STAGE_LANES = ((1, 2), (2, 2), (1, 1), (3, 1), (2, 1))
+"""What is tried there for other schedules: lanes for each peer, stage and operation, and slots."""
 NEAR = 1.017
 """Nothing more is tried for a plan that takes at most so many times what its busiest port takes."""
 PEER_LANES_SPENT = 2**24
@@ -75,12 +81,15 @@ def compile_schedule(
     slots: int | None = None,
     fused: bool = True,
     ports: Ports = "exclusive",
+    peer_lanes: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan of `schedule` for a message of `size_bytes`, its ports ordered for `topology` (else as written).
 
     `ports` is the port model of `optcc.simulate` for which they are ordered; it has its own number of `slots`. Where
     ports are fair, a schedule that is written for it gets lanes for each peer, in the author's order: as many as are
-    found best by simulation.
+    found best by simulation, or those of `peer_lanes`, one of `PEER_LANES`. Others get the order of exclusive ports or,
+    if that is faster, lanes for each peer, stage and operation, so that no stage waits for another one's data; with
+    `peer_lanes`, one of `STAGE_LANES`, those.
 
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
@@ -91,17 +100,31 @@ def compile_schedule(
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
     transfers = depend(bind(schedule, size_bytes, dtype, reduction))
     if ports == "fair" and schedule.lane_per_peer:
-        return _lanes_for_peers(schedule.name, transfers, topology, slots)
-    slots = SLOTS[ports] if slots is None else slots
+        if (transfers.n_ranks if topology is None else len(topology.servers)) > ALL_PAIRS_MAX:
+            return _lanes_for_rows(schedule.name, transfers, topology, slots, peer_lanes)
+        settings = PEER_LANES if peer_lanes is None else (peer_lanes,)
+        return _lanes_for_peers(schedule.name, transfers, topology, slots, settings)
+    if ports == "fair" and peer_lanes is not None:
+        return next(_lanes_for_stages(schedule.name, transfers, slots, [peer_lanes]))
     if topology is None:
         order = Order.as_written(transfers)
     else:
-        transfers, order = timetable(transfers, topology, slots, ports)
-    plan = lower(schedule.name, transfers, order.sends, slots, order.receives)
-    return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
+        transfers, order = timetable(transfers, topology, slots or SLOTS[ports], ports)
+    plan = lower(schedule.name, transfers, order.sends, slots or SLOTS[ports], order.receives)
+    if fused and not order.overtakes(transfers):
+        plan = fuse(plan, order.sends)
+    if ports == "fair" and topology is not None:
+        return _fastest(chain([plan], _lanes_for_stages(schedule.name, transfers, slots, STAGE_LANES)), topology)
+    return plan
 
 
-def _lanes_for_peers(name: str, transfers: Transfers, topology: Topology | None, slots: int | None) -> Plan:
+def _lanes_for_peers(
+    name: str,
+    transfers: Transfers,
+    topology: Topology | None,
+    slots: int | None,
+    settings: Sequence[tuple[int, int]],
+) -> Plan:
     """The plan in which every pair of ranks has lanes of its own.
 
     With one lane, the pairs keep step if fairness happens to give each what it needs, as it does with one straggler.
@@ -111,13 +134,60 @@ def _lanes_for_peers(name: str, transfers: Transfers, topology: Topology | None,
     if topology is None:
         return lower(name, transfers, order, slots or SLOTS["fair"], peer_lane=spread(transfers, 0))
     check_ranks(transfers, topology)
+    plans = (
+        lower(name, transfers, order, slots or few, peer_lane=spread(transfers, lanes_mean))
+        for lanes_mean, few in settings
+    )
+    return next(plans) if len(settings) == 1 else _fastest(plans, topology)
+
+
+def _lanes_for_rows(
+    name: str,
+    transfers: Transfers,
+    topology: Topology | None,
+    slots: int | None,
+    setting: tuple[int, int] | None,
+) -> Plan:
+    """The plan for trees over rows of servers: each stage has lanes for each peer, or each rank a window.
+
+    Lanes for each peer keep step where all ranks of a row carry the same, as with one straggler; a window where not.
+    """
+
+    def plan(window: int, few: int) -> Plan:
+        order = np.arange(len(transfers))
+        if window == 0:
+            return lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, 1))
+        own_lanes, slots_of = by_window(transfers, window, slots or few)
+        return lower(name, transfers, order, slots_of, own_lanes=own_lanes)
+
+    if topology is None:
+        return plan(*ROW_LANES[0])
+    check_ranks(transfers, topology)
+    return plan(*setting) if setting is not None else _fastest((plan(*each) for each in ROW_LANES), topology)
+
+
+def _lanes_for_stages(
+    name: str, transfers: Transfers, slots: int | None, settings: Sequence[tuple[int, int]]
+) -> Iterator[Plan]:
+    """Plans in which every pair of ranks has lanes of its own for each stage and operation.
+
+    With one lane a rank sends in one order, and what is for others waits for a slow receiver. Fair ports give each lane
+    what it can use, so the stages of several segments overlap by themselves.
+    """
+    order = np.arange(len(transfers))
+    for lanes, few in settings:
+        yield lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, lanes))
+
+
+def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:
+    """The plan that takes least where ports are shared fairly; plans are tried until one takes little longer than its
+    busiest port, or enough has been simulated."""
     best: tuple[float, Plan] | None = None
     spent = 0
-    for tried, (lanes_mean, few) in enumerate(PEER_LANES, 1):
-        plan = lower(name, transfers, order, slots or few, peer_lane=spread(transfers, lanes_mean))
-        spent += len(transfers) * transfers.n_ranks
-        if len(transfers) == 0:
+    for tried, plan in enumerate(plans, 1):
+        if len(plan.transfers) == 0:
             return plan
+        spent += len(plan.transfers) * plan.transfers.n_ranks
         timing = simulate(plan, topology, model="fair")
         if best is None or timing.seconds < best[0]:
             best = timing.seconds, plan

@@ -30,8 +30,11 @@ acknowledged; the receiver has room for as many. `optcc.verify.failover` is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from optcc.errors import InputError
 from optcc.show import Card
@@ -49,8 +52,7 @@ SENDER_EVENTS = (OFFER, ACK, DOWN, UP, TIMEOUT, REPLAN)
 RECEIVER_EVENTS = (OFFER, DATA, CHANGE, DOWN, UP)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """What happens at one end.
 
     offer            the application has one more chunk to send, or one more slot to receive into
@@ -71,8 +73,7 @@ class Event:
         return f"rail {self.rail} {self.kind}" if self.kind in (DOWN, UP) else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True, gc=False):
     """What an end must do.
 
     send             put the message `message` with `epoch` and `number` on `rail`
@@ -101,8 +102,7 @@ class Action:
 Actions = tuple[Action, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(msgspec.Struct, frozen=True):
     """The sending end. `out[i]` is the rail on which chunk `acked` + i went out last; `up` has bit r for rail r.
 
     `start` is the first chunk of the plan of `epoch`. While `changing`, `asked` is the rail of the last proposal.
@@ -128,8 +128,7 @@ class Sender:
         return not self.up
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(msgspec.Struct, frozen=True):
     """The receiving end. `held` has bit i if chunk `delivered` + i is kept; `offered` counts the slots it was given."""
 
     up: int
@@ -236,12 +235,15 @@ def put_out(link: Link, state: Sender) -> tuple[Sender, Actions]:
             return state, ()
         rail = link.pick(state.up, 0)
         return replace(state, asked=rail), (Action(SEND, CHANGE, rail, state.epoch + 1),)
+    n_out = len(state.out)
+    new = min(link.window - n_out, state.offered - state.acked - n_out)
+    if not new and NOWHERE not in state.out:
+        return state, ()
     out = list(state.out)
     actions: list[Action] = []
-    new = min(link.window - len(out), state.offered - state.sent)
     out += [NOWHERE] * new
-    for i, rail in enumerate(out):
-        if rail == NOWHERE:
+    for i in range(out.index(NOWHERE), len(out)):
+        if out[i] == NOWHERE:
             number = state.acked + i
             out[i] = link.share(state.up, number)
             actions.append(Action(SEND, DATA, out[i], state.epoch, number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,10 @@ import numpy.typing as npt
 from optcc.arrays import Column
 from optcc.show import Card, Shown
 from optcc.units import show_time
+
+Model = Literal["fifo", "exclusive", "fair"]
+"""How the ports of a topology serve what wants them at the same time; `optcc.simulate` says what each means."""
+MODELS: tuple[Model, ...] = ("fifo", "exclusive", "fair")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from optcc.arrays import Column, column
+from optcc.compiled import compiled
 from optcc.errors import ScheduleError
+
+_NONE, _NAMES, _ROOT, _BEHIND = range(4)
+"""What may be wrong with a tree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,16 +33,12 @@ class Tree:
 
     def __post_init__(self) -> None:
         p = len(self.order)
-        place = np.full(p, -1, dtype=np.int64)
-        if p == 0 or len(self.parent) != p or self.order.min() < 0 or self.order.max() >= p:
+        fault = _NAMES if p == 0 or len(self.parent) != p else _kernels().fault(self.order, self.parent)
+        if fault == _NAMES:
             raise ScheduleError(f"tree over {self.order.tolist()}: must name every rank from 0 to {p - 1} once")
-        place[self.order] = np.arange(p)
-        if place.min() < 0:
-            raise ScheduleError(f"tree over {self.order.tolist()}: must name every rank from 0 to {p - 1} once")
-        above = self.parent[1:]
-        if self.parent[0] != -1 or (p > 1 and (above.min() < 0 or above.max() >= p)):
+        if fault == _ROOT:
             raise ScheduleError(f"tree with parents {self.parent.tolist()}: only the root, the first, must have none")
-        if p > 1 and (place[above] >= np.arange(1, p)).any():
+        if fault == _BEHIND:
             raise ScheduleError(f"tree over {self.order.tolist()}: every rank must stand behind its parent")
 
     @classmethod
@@ -81,3 +83,27 @@ class Tree:
     def __repr__(self) -> str:
         edges = zip(self.order.tolist()[1:], self.parent.tolist()[1:], strict=True)
         return f"Tree({', '.join(f'{parent} <- {rank}' for rank, parent in edges)})"
+
+
+@cache
+def _kernels() -> Any:
+    return compiled((_fault,), globals())
+
+
+def _fault(order: Column, parent: Column) -> int:
+    """What is wrong first. A schedule has a tree or two for each segment, most of them small."""
+    p = len(order)
+    place = np.full(p, -1, dtype=np.int64)
+    for at in range(p):
+        if not 0 <= order[at] < p or place[order[at]] >= 0:
+            return _NAMES
+        place[order[at]] = at
+    if parent[0] != -1:
+        return _ROOT
+    for at in range(1, p):
+        if not 0 <= parent[at] < p:
+            return _ROOT
+    for at in range(1, p):
+        if place[parent[at]] >= at:
+            return _BEHIND
+    return _NONE

@@ -10,7 +10,7 @@ the lower bound T*, with the wire's headers in it. Whoever did not come through 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from optcc.experiments.peers_record import OURS, PeerComparison, Run
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 NAME = "peer-dots"
 LOST = "after the loss"
 _ROW_PT = 11.0
-_HEAD_PT, _FOOT_PT = 50.0, 24.0
+_TITLE_PT, _HEAD_PT, _FOOT_PT = 26.0, 24.0, 24.0
 _RIGHT_PT, _GAP_PT = 5.0, 7.0
 _NAME_LENGTH_MAX = 30
 _BED_LENGTH_MAX = 26
+_PANELS_A_LINE = 4
 _ROOM = 1.32
 """How far the scale goes beyond the last dot, for the number beside it."""
 
@@ -62,6 +63,15 @@ class Table:
     size_bytes: int
     contenders: tuple[tuple[str, str], ...]
     panels: tuple[Panel, ...]
+
+    def lines(self) -> list[Table]:
+        """The panels as they stand below each other, each line with the contenders that it has."""
+        found = []
+        for at in range(0, max(1, len(self.panels)), _PANELS_A_LINE):
+            panels = self.panels[at : at + _PANELS_A_LINE]
+            there = {contender for panel in panels for contender, _ in (*panel.runs, *panel.words)}
+            found.append(replace(self, panels=panels, contenders=tuple(c for c in self.contenders if c[0] in there)))
+        return found
 
     @property
     def name(self) -> str:
@@ -137,8 +147,9 @@ def draw(table: Table) -> Figure:
 
 def _draw(table: Table) -> Figure:
     width = style.PAGE_IN * style.POINTS_IN
-    tall = _ROW_PT * max(1, len(table.contenders))
-    height = _HEAD_PT + tall + _FOOT_PT
+    lines = table.lines()
+    talls = [_ROW_PT * max(1, len(line.contenders)) for line in lines]
+    height = _TITLE_PT + sum(_HEAD_PT + tall + _FOOT_PT for tall in talls)
     figure = style.new_figure(width, height)
     record = table.record
 
@@ -152,15 +163,20 @@ def _draw(table: Table) -> Figure:
     said = f"NICs of {record.nic_rate}; T* includes {overhead:.2f} % of headers. Medians, least to greatest; {wrong}."
     put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
     names = [style.label(contender, _NAME_LENGTH_MAX) for contender, _ in table.contenders]
-    left = 6 + max((style.text_width_pt(name, style.LABEL_PT) for name in names), default=20.0)
-    count = max(1, len(table.panels))
+    left = 14 + max((style.text_width_pt(name, style.LABEL_PT) for name in names), default=20.0)
+    count = min(_PANELS_A_LINE, max(1, len(table.panels)))
     panel_pt = (width - left - _RIGHT_PT - (count - 1) * _GAP_PT) / count
     ceiling = 1 + (max([1.2, *(panel.greatest for panel in table.panels)]) - 1) * _ROOM + 0.25
-    for number, panel in enumerate(table.panels):
-        x = left + number * (panel_pt + _GAP_PT)
-        axes = figure.add_axes((x / width, _FOOT_PT / height, panel_pt / width, tall / height))
-        _draw_panel(axes, panel, table, ceiling)
-        axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
+    top = height - _TITLE_PT
+    for line, tall in zip(lines, talls, strict=True):
+        bottom = top - _HEAD_PT - tall
+        names = [style.label(contender, _NAME_LENGTH_MAX) for contender, _ in line.contenders]
+        for number, panel in enumerate(line.panels):
+            x = left + number * (panel_pt + _GAP_PT)
+            axes = figure.add_axes((x / width, bottom / height, panel_pt / width, tall / height))
+            _draw_panel(axes, panel, line, ceiling)
+            axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
+        top = bottom - _FOOT_PT
     return figure
 
 

@@ -41,7 +41,7 @@ class Table(Shown):
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Bytes of the message.")
 @latency_option
-@click.option("--model", default="fifo", show_default=True, help=f"How ports share: {' or '.join(MODELS)}.")
+@click.option("--model", default=None, help=f"How ports share: {', '.join(MODELS)}; as for --ports, else fifo.")
 @plan_options
 @click.option("--rows", type=click.IntRange(min=0), default=10, show_default=True, help="Transfers to list.")
 @click.option(
@@ -58,7 +58,7 @@ def command(
     topology: Topology,
     size: int,
     latency: str | None,
-    model: str,
+    model: str | None,
     dtype: str,
     reduction: str,
     segments: int | str,
@@ -72,6 +72,7 @@ def command(
     if output is not None:
         picture_ending(output)
         require_matplotlib()
+    used = _model(model, ports)
     topology = with_latency(topology, latency)
     plan = build_plan(
         name,
@@ -81,9 +82,9 @@ def command(
         reduction=reduction,
         segments=segments,
         slots=slots,
-        ports=ports or _model(model),
+        ports=ports or used,
     )
-    shown = timeline(plan, topology, _model(model))
+    shown = timeline(plan, topology, used)
     if output is not None:
         shown.save(output)
     if as_json:
@@ -97,8 +98,9 @@ def command(
         click.echo(f"\ntimeline drawn in {output}")
 
 
-def _model(text: str) -> Model:
-    for model in MODELS:
-        if text == model:
-            return model
-    raise InputError(f"--model {text!r}: must be {' or '.join(MODELS)}")
+def _model(model: str | None, ports: str | None) -> Model:
+    """The port model to draw: that of `--model`, else the one that the plan is for, else fifo."""
+    for each in MODELS:
+        if each == (model or ports or "fifo"):
+            return each
+    raise InputError(f"--{'ports' if model is None else 'model'} {model or ports!r}: must be {' or '.join(MODELS)}")

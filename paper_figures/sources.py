@@ -20,6 +20,7 @@ from optcc.errors import CodecError, InputError
 from optcc.experiments import (
     bound_record,
     executor_speed,
+    failover_speed,
     failure_study,
     kernel_bench,
     peers_record,
@@ -30,6 +31,7 @@ from optcc.experiments import (
 )
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.executor_speed import ExecutorSpeed
+from optcc.experiments.failover_speed import FailoverSpeed
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.kernel_bench import KernelSpeed
 from optcc.experiments.peers_record import PeerComparison
@@ -40,11 +42,12 @@ from optcc.experiments.training import TrainingStudy
 from optcc.experiments.transport_speed import TransportSpeed
 from optcc.files import read_file
 
-_NotDrawn = TrainingStudy | ToolSpeed | ExecutorSpeed | KernelSpeed | TransportSpeed
+_NotDrawn = TrainingStudy | ToolSpeed | ExecutorSpeed | KernelSpeed | TransportSpeed | FailoverSpeed
 AnyRecord = Record | BoundCurves | ScheduleRatios | FailureStudy | PeerComparison | _NotDrawn
 _READERS: dict[str, Callable[[bytes, str], AnyRecord]] = {
     bound_record.FORMAT: BoundCurves.from_bytes,
     executor_speed.FORMAT: ExecutorSpeed.from_bytes,
+    failover_speed.FORMAT: FailoverSpeed.from_bytes,
     kernel_bench.FORMAT: KernelSpeed.from_bytes,
     schedule_record.FORMAT: ScheduleRatios.from_bytes,
     failure_study.FORMAT: FailureStudy.from_bytes,

@@ -29,6 +29,7 @@ from optcc.collective import check_dtype, split
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, PlanError, RuntimeFault
 from optcc.plan import Channel, Plan
 from optcc.runtime.agree import agree
+from optcc.runtime.first_reads import find_first_reads
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels, is_stored_as, stored_dtype
 from optcc.runtime.state import WINDOW, Action, PostRecv, PostSend, RankMachine, RankProgram
 from optcc.runtime.transport import (
@@ -52,7 +53,10 @@ _ALIGNMENT = 64
 _CONTROL = 0
 """The group of the channels on which the engines themselves speak."""
 _DEVICE_POLL_S = 50e-6
-_RECV, _SEND, _REDUCE, _COPY, _REDUCE_SLOT, _COPY_SLOT = range(6)
+TIED_BYTES_MIN = 1 << 14
+"""An input of less for each action is copied, too: tying costs more, if the input is elsewhere at every run."""
+_FIRST_BLOCK_BYTES = 1 << 18
+_RECV, _SEND, _REDUCE, _COPY, _REDUCE_SLOT, _COPY_SLOT, _REDUCE_FIRST = range(7)
 _Bound = tuple[int, int, Any, Any]
 """An action tied to memory: (_RECV or _SEND, handle, view, None) or (how to compute, instruction, dst, src)."""
 T = TypeVar("T")
@@ -275,13 +279,16 @@ class Engine:
 
 
 class Arrays(NamedTuple):
-    """The memory of a run: where the plan runs, what is copied (to, from) before and after, and the user's output."""
+    """The memory of a run: where the plan runs, what is copied (to, from) before and after, and the user's output; and
+    where the input stays and is read, with its address, if it is not copied."""
 
     buffer: Any
     address: int
     before: tuple[Any, Any] | None
     after: tuple[Any, Any] | None
     output: Any
+    source: Any = None
+    source_address: int = 0
 
 
 class Handle:
@@ -350,7 +357,7 @@ class PersistentPlan:
         self.engine, self.plan, self.deadline_s, self.group = engine, plan, deadline_s, group
         self.program = RankProgram(plan, engine.rank)
         self.machine = RankMachine(self.program, window)
-        self.handles = engine.transport.open(plan.channels, group)
+        self.handles = engine.transport.open(plan.channels, group, _carried(plan))
         self._kernels, self._staging = kernels, staging
         self._reduce, self._copy = kernels.reduce, kernels.copy
         self._is_queued = kernels.mark() is not None
@@ -368,7 +375,11 @@ class PersistentPlan:
         self._work: Any = None
         self._bound: list[_Bound] = []
         self._averages: list[Any] = []
-        self._tied_to: int | None = None
+        # The addresses of the buffer and, where it is read there, of the input.
+        self._tied_to: tuple[int, int] | None = None
+        self._in_order = window == 1
+        self._first_reads: frozenset[int] | None = None
+        self._first_reads_found = False
         self._queue: deque[Handle] = deque()
         self._is_closed = False
 
@@ -410,8 +421,11 @@ class PersistentPlan:
             if not in_place and -source.nbytes < ahead < target.nbytes:
                 raise InputError("send and recv overlap: must be the same memory or none in common")
         if target is not None and self._runs_in(target, address):
-            before = None if source is None or in_place else (target[slice(*given)], source)
-            return Arrays(target, address, before, None, recv)
+            if source is None or in_place:
+                return Arrays(target, address, None, None, recv)
+            if self._reads_input_where_it_is(source):
+                return Arrays(target, address, None, None, recv, source, at)
+            return Arrays(target, address, (target[slice(*given)], source), None, recv)
         work = self._take_work()
         before = None if source is None else (work[slice(*given)], source)
         after = None if target is None else (target, work[slice(*wanted)])
@@ -446,7 +460,18 @@ class PersistentPlan:
         """True if the plan runs in the user's memory itself: it is whole, and tying the plan to it pays."""
         if target.nbytes != self.plan.buffer_bytes:
             return False
-        return target.nbytes > COPIED_BYTES_MAX or self._tied_to in (None, address)
+        return target.nbytes > COPIED_BYTES_MAX or self._tied_to in (None, (address, 0))
+
+    def _reads_input_where_it_is(self, source: Any) -> bool:
+        """True if no copy of a whole input is needed, and one would cost more than to tie the plan to it."""
+        if self._staging is not None or self._is_queued or source.nbytes != self.plan.buffer_bytes:
+            return False
+        if source.nbytes <= max(COPIED_BYTES_MAX, TIED_BYTES_MIN * len(self.program.actions)):
+            return False
+        if not self._first_reads_found:
+            self._first_reads_found = True
+            self._first_reads = find_first_reads(self.program, self._in_order)
+        return self._first_reads is not None
 
     def _take_work(self) -> Any:
         if self._work is None:
@@ -461,8 +486,8 @@ class PersistentPlan:
         assert arrays is not None
         if arrays.before is not None:
             self._copy(*arrays.before)
-        if self._tied_to != arrays.address:
-            self._tie(arrays.buffer, arrays.address)
+        if self._tied_to != (arrays.address, arrays.source_address):
+            self._tie(arrays)
         self.engine._note_begin(handle)
         self.go_on(self.machine.start())
 
@@ -498,6 +523,8 @@ class PersistentPlan:
             self._reduce(target, source)
         elif code == _COPY:
             self._copy(target, source)
+        elif code == _REDUCE_FIRST:
+            self._reduce_first(target, *source)
         else:
             self._compute_staged(code, target, source)
         if self._is_queued:
@@ -538,6 +565,14 @@ class PersistentPlan:
         self._staging.store(host[: view.nbytes], view)
         self._then(lambda: self.engine.transport.post_send(handle, host[: view.nbytes]))
 
+    def _reduce_first(self, target: Any, first: Any, source: Any) -> None:
+        """target = first op source, block by block, so that what is copied is still in the cache."""
+        step = _FIRST_BLOCK_BYTES // self._itemsize
+        for at in range(0, len(target), step):
+            block = slice(at, at + step)
+            self._copy(target[block], first[block])
+            self._reduce(target[block], source[block])
+
     def _compute_staged(self, code: int, target: Any, slot: Bytes) -> None:
         """A computation on device memory with what has come into host memory."""
         assert self._staging is not None and self._landing is not None
@@ -550,9 +585,10 @@ class PersistentPlan:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _tie(self, buffer: Any, address: int) -> None:
-        """Ties every action of the program to its bytes, once for as long as the buffer stays the same."""
-        view = self._kernels.view
+    def _tie(self, arrays: Arrays) -> None:
+        """Ties every action of the program to its bytes, once for as long as the arrays stay the same."""
+        view, buffer, given = self._kernels.view, arrays.buffer, arrays.source
+        first_reads = (None if given is None else self._first_reads) or frozenset()
         bound: list[_Bound] = []
         for action in self.program.actions:
             if isinstance(action, PostRecv):
@@ -560,11 +596,13 @@ class PersistentPlan:
                 bound.append((_RECV, self.handles[action.channel], slot[: action.bytes], None))
                 continue
             if isinstance(action, PostSend):
-                data = buffer[action.offset : action.offset + action.bytes]
+                data = given if action.index in first_reads else buffer
+                data = data[action.offset : action.offset + action.bytes]
                 bound.append((_SEND, self.handles[action.channel], data, None))
                 continue
             target = view(buffer[action.dst_offset : action.dst_offset + action.bytes])
             code = _REDUCE if action.reduce else _COPY
+            source: Any
             if action.slot < 0:
                 source = view(buffer[action.src_offset : action.src_offset + action.bytes])
             else:
@@ -573,8 +611,11 @@ class PersistentPlan:
                     source = view(source)
                 else:
                     code = _REDUCE_SLOT if action.reduce else _COPY_SLOT
+                if action.index in first_reads:
+                    code = _REDUCE_FIRST
+                    source = view(given[action.dst_offset : action.dst_offset + action.bytes]), source
             bound.append((code, action.instruction, target, source))
-        self._bound, self._tied_to = bound, address
+        self._bound, self._tied_to = bound, (arrays.address, arrays.source_address)
         self._averages = [view(buffer[start:stop]) for start, stop in self._reduced_bytes()]
 
     def _reduced_bytes(self) -> list[tuple[int, int]]:
@@ -652,6 +693,13 @@ class Executor:
         if self.plan.collective.name != "allreduce":
             raise InputError(f"plan {self.plan.name}: {self.plan.collective.name}: must be an allreduce")
         self._prepared.start(send, recv).wait()
+
+
+def _carried(plan: Plan) -> list[int]:
+    """Bytes that each channel carries in a run."""
+    sends = plan.out_channel >= 0
+    carried = np.bincount(plan.out_channel[sends], plan.bytes[sends], minlength=len(plan.channels))
+    return [int(n_bytes) for n_bytes in carried]
 
 
 def _places(plan: Plan, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -195,12 +195,12 @@ def stored_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def is_stored_as(array: Array, dtype: str) -> bool:
-    """Whether `array` is one of `dtype`: its NumPy type, or another package's of the same name.
+    """Whether `array` is one of `dtype`: its NumPy type, or another package's of the same name, bytes in our order.
 
     >>> is_stored_as(np.zeros(3, dtype=np.uint16), "bfloat16"), is_stored_as(np.zeros(3), "bfloat16")
     (True, False)
     """
-    return bool(array.dtype == stored_dtype(dtype) or array.dtype.name == dtype)
+    return bool(array.dtype == stored_dtype(dtype) or (array.dtype.name == dtype and array.dtype.isnative))
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -67,8 +67,11 @@ class Transport(Protocol):
         """Ranks on the network."""
         ...
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """The handle of each channel, -1 for those that do not start or end here.
+
+        `carried` is how many bytes go over each channel in a run, if that is known: with several NICs of unequal rates,
+        what goes over which.
 
         The k-th channel from a rank to a rank within a group is the same one in every call: plans of one group run one
         after another, plans of different groups at the same time. Every rank must open the same channels of the same

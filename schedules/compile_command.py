@@ -98,10 +98,12 @@ def command(
                 "ranks": plan.n_ranks,
                 "transfers": len(plan.transfers),
                 "instructions": len(plan),
+                "ports": model,
             }
         )
     else:
         echo_card(plan)
+        click.echo(f"for {model} ports")
 
 
 def _replace_files(output: Path, files: Files) -> None:

@@ -28,15 +28,17 @@ from optcc.trees import Tree
 def fastest_senders_first(topology: Topology) -> Mapping[str, Any]:
     """For a broadcast: the ranks by their out rates, since whoever comes last sends nothing."""
     any_flat(topology)
-    out = topology.out
-    return {"order": tuple(sorted(range(len(out)), key=lambda rank: -out[rank]))}
+    return {"order": _fastest_first(topology.out)}
 
 
 def fastest_receivers_first(topology: Topology) -> Mapping[str, Any]:
     """For a reduction: the ranks by their in rates, since whoever is farthest from the root receives nothing."""
     any_flat(topology)
-    in_ = topology.in_
-    return {"order": tuple(sorted(range(len(in_)), key=lambda rank: -in_[rank]))}
+    return {"order": _fastest_first(topology.in_)}
+
+
+def _fastest_first(rates: Sequence[Fraction]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(rates)), key=lambda rank: -rates[rank]))
 
 
 @schedule(
@@ -99,10 +101,7 @@ def chain_broadcast(program: Program, order: Sequence[int] = ()) -> None:
     >>> str(chain_broadcast(n_ranks=4, root=2, order=(3, 2, 1, 0))[0])
     '2->3 s0 c0 copy [broadcast]'
     """
-    chain = Tree.chain(_from_root(program, order))
-    with program.stage("broadcast"):
-        for segment in program.pipeline(sections=1):
-            segment[0].broadcast_along(chain)
+    _broadcast(program, Tree.chain(_from_root(program, order)))
 
 
 @schedule(
@@ -121,10 +120,7 @@ def chain_reduce(program: Program, order: Sequence[int] = ()) -> None:
     >>> str(chain_reduce(n_ranks=4, root=2, order=(3, 2, 1, 0))[0])
     '0->1 s0 c0 reduce [reduce]'
     """
-    chain = Tree.chain(_from_root(program, order))
-    with program.stage("reduce"):
-        for segment in program.pipeline(sections=1):
-            segment[0].reduce_along(chain)
+    _reduce(program, Tree.chain(_from_root(program, order)))
 
 
 @schedule(
@@ -143,10 +139,7 @@ def binary_tree_broadcast(program: Program, order: Sequence[int] = ()) -> None:
     >>> [str(each) for each in binary_tree_broadcast(n_ranks=4, root=3)]  # doctest: +NORMALIZE_WHITESPACE
     ['3->0 s0 c0 copy [broadcast]', '3->1 s0 c0 copy [broadcast]', '0->2 s0 c0 copy [broadcast]']
     """
-    tree = _complete_binary_tree(_from_root(program, order))
-    with program.stage("broadcast"):
-        for segment in program.pipeline(sections=1):
-            segment[0].broadcast_along(tree)
+    _broadcast(program, _complete_binary_tree(_from_root(program, order)))
 
 
 @schedule(
@@ -165,7 +158,18 @@ def binary_tree_reduce(program: Program, order: Sequence[int] = ()) -> None:
     >>> [str(each) for each in binary_tree_reduce(n_ranks=4, root=3)]  # doctest: +NORMALIZE_WHITESPACE
     ['2->0 s0 c0 reduce [reduce]', '1->3 s0 c0 reduce [reduce]', '0->3 s0 c0 reduce [reduce]']
     """
-    tree = _complete_binary_tree(_from_root(program, order))
+    _reduce(program, _complete_binary_tree(_from_root(program, order)))
+
+
+def _broadcast(program: Program, tree: Tree) -> None:
+    """Segment after segment goes down `tree`."""
+    with program.stage("broadcast"):
+        for segment in program.pipeline(sections=1):
+            segment[0].broadcast_along(tree)
+
+
+def _reduce(program: Program, tree: Tree) -> None:
+    """Segment after segment gathers contributions up `tree`."""
     with program.stage("reduce"):
         for segment in program.pipeline(sections=1):
             segment[0].reduce_along(tree)

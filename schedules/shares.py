@@ -15,6 +15,8 @@ message to one rank waits for a slot or for its data, the messages to the others
 far as the slots and the order of a lane let one of them run ahead, and with few slots that is not far. With equal
 rates, and with one straggler, the rates of max-min fairness are those that the pairs need, and no port ever idles. With
 other rates they are not, and `optcc.passes.spread` gives a pair that carries more several lanes, which are its weight.
+
+Of more than `ALL_PAIRS_MAX` servers not all pairs flow at once, but rows of them: see `optcc.schedules.rows`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ import numpy as np
 
 from optcc.arrays import column
 from optcc.dsl import Program, Segment, schedule
+from optcc.passes.spread import ALL_PAIRS_MAX
 from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
+from optcc.schedules.rows import row_trees
 from optcc.trees import Tree
 
 PARTS = 2**24
@@ -54,7 +58,8 @@ def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: S
 
     With k segments and one straggler (k + 1)/k times n * max(1/out_v, 1/in_v, 2(p-1)/sum out, 2(p-1)/sum in), and two
     hops, three if out and in differ. A segment of all shares has 2(p - 1) transfers for each. While a segment is
-    reduced the one before it is broadcast. GPUs of a server stand around the one whose turn it is.
+    reduced the one before it is broadcast. GPUs of a server stand around the one whose turn it is. With more than 64
+    servers a segment is one tree up and one down, of 2(p - 1) transfers; it takes some 1000 of them.
 
     >>> schedule = shares(n_ranks=4, segments=3, rates=[(2, 2), (2, 2), (2, 2), (1, 1)])
     >>> schedule.stages, len(schedule)
@@ -62,6 +67,13 @@ def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: S
     """
     out, in_ = (np.array([float(pair[side]) for pair in rates]) for side in (0, 1))
     each = gpus or [1] * len(rates)
+    if len(rates) > ALL_PAIRS_MAX:
+        for whole, (above, below) in zip(program.pipeline(sections=1), row_trees(out, in_, each), strict=False):
+            with program.stage("reduce"):
+                whole[0].reduce_along(above)
+            with program.stage("broadcast"):
+                whole[0].broadcast_along(below)
+        return
     parts = divide(out, in_)
     turns = zip(*(program.pipeline(sections=1, share=part.weight) for part in parts), strict=True)
     reduced: list[tuple[Segment, Tree]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -20,6 +21,7 @@ from hypothesis import settings
 
 ON_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SEED_MAX = 2**32
+COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("here", deadline=None, print_blob=True)
@@ -35,6 +37,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--seed") is None:
         config.option.seed = 0 if ON_CI else random.SystemRandom().randrange(SEED_MAX)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """All tests together: a second process has the kernels compiled, which takes a minute on a fresh clone."""
+    config = session.config
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly:
+        config.stash[COMPILING] = subprocess.Popen(
+            [sys.executable, "-m", "tests.compile_kernels"],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    compiling = session.config.stash.get(COMPILING, None)
+    if compiling is not None:
+        compiling.kill()
+        compiling.wait()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

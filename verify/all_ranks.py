@@ -43,7 +43,8 @@ from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify.induction import Lemma, ProofStops, ask, check_along, chunk_of, prove_chunk, prove_moves, prove_tree
 from optcc.verify.plan import verify_plan
-from optcc.verify.reading import TAKEN_AT_THEIR_WORD, Opaque, read
+from optcc.verify.reading import TAKEN_AT_THEIR_WORD, read
+from optcc.verify.reading_values import Opaque
 from optcc.verify.smt import Checked, Sat
 from optcc.verify.symbolic import FALSE, Along, Case, OutsideSubset, Reading, Term, holds, transfers_of
 

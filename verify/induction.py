@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.schedule import COPY, REDUCE
-from optcc.verify.reading import digits
+from optcc.verify.reading_values import digits
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown
 from optcc.verify.symbolic import (
     FALSE,

@@ -11,7 +11,7 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -22,9 +22,34 @@ from typing import Any
 
 import numpy as np
 
+from optcc import trees
 from optcc.dsl import Definition
 from optcc.schedule import COPY, REDUCE
-from optcc.trees import Tree
+from optcc.verify.reading_values import (
+    Chunk,
+    Endless,
+    Enumerated,
+    FirstOf,
+    Lanes,
+    Lazy,
+    Method,
+    Opaque,
+    Pipelines,
+    Product,
+    Segment,
+    Set,
+    Skipping,
+    Slices,
+    Span,
+    Thing,
+    Tree,
+    Zipped,
+    digits,
+    in_range,
+    is_once,
+    root_key,
+    shown,
+)
 from optcc.verify.symbolic import (
     FALSE,
     SEGMENT_TURN,
@@ -40,7 +65,6 @@ from optcc.verify.symbolic import (
     Guard,
     Le,
     Loop,
-    Mod,
     Move,
     Node,
     Not,
@@ -65,136 +89,11 @@ _UNROLLED_MAX = 16
 _DEPTH_MAX = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A `range`."""
-
-    low: Term
-    high: Term
-
-
-@dataclass(frozen=True, slots=True)
-class _Skipping:
-    """The numbers from 0 to `count` without `gap`."""
-
-    count: Term
-    gap: Term
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lazy:
-    """A comprehension, with the variables that it sees."""
-
-    node: ast.ListComp | ast.GeneratorExp | ast.SetComp
-    scope: dict[str, Any]
-    globals: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Product:
-    parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Enumerated:
-    over: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Zipped:
-    """Pipelines walked side by side, perhaps with what an endless generator yields."""
-
-    parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Lanes:
-    """An array, one entry a lane."""
-
-    lane: str
-    count: Term
-    value: Term
-
-
-@dataclass(frozen=True, slots=True)
-class _Set:
-    values: tuple[Any, ...] | _Span
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipelines:
-    """A family of pipelines; one pipeline if `many` is false."""
-
-    family: int
-    many: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    family: int
-    pipeline: Term
-
-
-@dataclass(frozen=True, slots=True)
-class _Slices:
-    """The segments of equal number of a family of pipelines."""
-
-    family: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    family: int
-    pipeline: Term
-    section: Term
-
-
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    root: Term | str
-
-
-@dataclass(frozen=True, slots=True)
-class _FirstOf:
-    """A list of which only the first entry is known."""
-
-    first: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """A value that only its text is known of: equal texts are equal values."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """`of.name`, to be called."""
-
-    of: Any
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Endless:
-    """What a generator yields each time, in an endless loop."""
-
-    value: Any
-
-
 TAKEN_AT_THEIR_WORD = {
     "optcc.schedules.optimal.tree_pairs": "yields pairs of trees over all ranks, the two of a pair with one root, and "
     "never ends",
 }
 """Helpers that are not read, and what is believed of them: a proof that rests on one says so."""
-
-
-class _Thing:
-    """The program, or its collective, as the author's function sees it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class _Return(Exception):
@@ -207,8 +106,8 @@ class _NeedsModulus(Exception):
         self.modulus = modulus
 
 
-_OF_THE_PROGRAM = (_Thing, _Pipelines, _Zipped, _Segment, _Slices, _Chunk, _Method, _Endless)
-_PROGRAM, _COLLECTIVE = _Thing("program"), _Thing("program.collective")
+_OF_THE_PROGRAM = (Thing, Pipelines, Zipped, Segment, Slices, Chunk, Method, Endless)
+_PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
 _COMPARE: dict[type[ast.cmpop], Callable[[Term, Term], Formula]] = {
     ast.Lt: lt,
     ast.LtE: le,
@@ -329,7 +228,7 @@ class _Reader:
                 self._branch(self._truth(test, scope), body, orelse, scope)
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body):
                 called = self._value(call.func, scope)
-                if called != _Method(_PROGRAM, "stage"):
+                if called != Method(_PROGRAM, "stage"):
                     raise self._outside(ast.unparse(call))
                 self._block(body, scope)
             case ast.For(target=target, iter=over, body=body, orelse=[]):
@@ -345,7 +244,7 @@ class _Reader:
         before = (self.line, self.globals, self.first_line, self.depth, self.nested, self.nodes, dict(self.ranges))
         try:
             value = self._value(node, scope)
-            if isinstance(target, ast.Name) and _is_once(value):
+            if isinstance(target, ast.Name) and is_once(value):
                 raise self._outside(f"{target.id} = ...: an iterator may be used up")
             self._bind(target, value, scope)
         except OutsideSubset:
@@ -377,7 +276,7 @@ class _Reader:
         self.line = line
 
     def _for(self, target: ast.expr, over: Any, body: list[ast.stmt], scope: dict[str, Any]) -> None:
-        if isinstance(over, _Pipelines | _Zipped):
+        if isinstance(over, Pipelines | Zipped):
             self._walk(target, over, body, scope)
             return
         inner = scope
@@ -396,21 +295,21 @@ class _Reader:
     def _walk(self, target: ast.expr, over: Any, body: list[ast.stmt], scope: dict[str, Any]) -> None:
         if self.in_segment or self.ranges or self.nested:
             raise self._outside("a pipeline inside of a loop or a condition")
-        if isinstance(over, _Pipelines):
+        if isinstance(over, Pipelines):
             value: Any = self._segment(over)
             families: tuple[int, ...] = (over.family,)
         else:
             parts, found = [], []
             for part in over.parts:
-                if isinstance(part, _Pipelines):
+                if isinstance(part, Pipelines):
                     parts.append(self._segment(part))
                     found.append(part.family)
-                elif isinstance(part, _Endless):
+                elif isinstance(part, Endless):
                     parts.append(part.value)
                 else:
                     raise self._outside("a pipeline side by side with what may end before it")
             families = tuple(found)
-            value = parts[0] if isinstance(parts[0], _Slices) else tuple(parts)
+            value = parts[0] if isinstance(parts[0], Slices) else tuple(parts)
         if not families or self.walked & set(families) or len(set(families)) != len(families):
             raise self._outside("a pipeline that is walked twice")
         self.walked |= set(families)
@@ -427,8 +326,8 @@ class _Reader:
         self.ranges.clear()
         self._forget(scope, body)
 
-    def _segment(self, pipelines: _Pipelines) -> _Segment | _Slices:
-        return _Slices(pipelines.family) if pipelines.many else _Segment(pipelines.family, Term(()))
+    def _segment(self, pipelines: Pipelines) -> Segment | Slices:
+        return Slices(pipelines.family) if pipelines.many else Segment(pipelines.family, Term(()))
 
     def _inside(self, run: Callable[[], None]) -> tuple[Node, ...]:
         outside, self.nodes = self.nodes, []
@@ -458,7 +357,7 @@ class _Reader:
                 values = value if isinstance(value, tuple | list) else None
                 if isinstance(value, Opaque):
                     values = [Opaque(f"{number} of {value.text}") for number in range(len(targets))]
-                if isinstance(value, _Lazy | _Span):
+                if isinstance(value, Lazy | Span):
                     values = self._unrolled(value)
                 if values is None or len(values) != len(targets):
                     raise self._outside(f"{ast.unparse(target)} = ...")
@@ -474,14 +373,14 @@ class _Reader:
         match over:
             case list() | tuple():
                 return True
-            case _Span(low, high):
+            case Span(low, high):
                 count = (high - low).constant
                 return count is not None and count <= _UNROLLED_MAX
-            case _Product(parts):
+            case Product(parts):
                 return all(map(self._is_unrolled, parts))
-            case _Enumerated(inner):
+            case Enumerated(inner):
                 return self._is_unrolled(inner)
-            case _Lazy(node, scope, names) if len(node.generators) == 1:
+            case Lazy(node, scope, names) if len(node.generators) == 1:
                 outside, self.globals = self.globals, names
                 found = self._is_unrolled(self._value(node.generators[0].iter, dict(scope)))
                 self.globals = outside
@@ -503,7 +402,7 @@ class _Reader:
             case list() | tuple():
                 for number, value in enumerate(over):
                     body(value, Term.of(number))
-            case _Span(low, high):
+            case Span(low, high):
                 count = (high - low).constant
                 if count is not None and count <= _UNROLLED_MAX:
                     for number in range(count):
@@ -525,9 +424,9 @@ class _Reader:
                         lambda gpu: body(server * inner + gpu, server * inner + gpu),
                     ),
                 )
-            case _Skipping(count, gap):
+            case Skipping(count, gap):
                 self._loop("i", Term(()), count, lambda i: body(Term.of(Skip(i, gap)), i))
-            case _Enumerated(listed):
+            case Enumerated(listed):
 
                 def counted(value: Any, index: Term | None) -> None:
                     if index is None:
@@ -535,9 +434,9 @@ class _Reader:
                     body((index, value), index)
 
                 self._each(listed, counted)
-            case _Product(parts):
+            case Product(parts):
                 self._each_of_product(parts, (), body)
-            case _Lazy(node, scope, names):
+            case Lazy(node, scope, names):
                 outside = self.globals
 
                 def at_home(value: Any, index: Term | None) -> None:
@@ -549,7 +448,7 @@ class _Reader:
                 self._each_of_lazy(node, list(node.generators), dict(scope), at_home)
                 self.globals = outside
             case _:
-                raise self._outside(f"a loop over {_shown(over)}")
+                raise self._outside(f"a loop over {shown(over)}")
 
     def _each_of_product(
         self, parts: tuple[Any, ...], chosen: tuple[Any, ...], body: Callable[[Any, Term | None], None]
@@ -631,7 +530,7 @@ class _Reader:
                 if name in self.globals:
                     return self._constant(self.globals[name])
                 if hasattr(builtins, name):
-                    return _Method(None, name)
+                    return Method(None, name)
                 raise self._outside(f"{name}: not known here, or carried from one iteration to the next")
             case ast.Tuple(elts=parts):
                 found = self._list(parts, scope)
@@ -687,7 +586,7 @@ class _Reader:
                 if more is None:
                     if not found or not _is_harmless(part.value):
                         raise self._outside(f"*{ast.unparse(part.value)} in a list")
-                    return _FirstOf(found[0])
+                    return FirstOf(found[0])
                 found += more
             else:
                 found.append(self._value(part, scope))
@@ -713,15 +612,15 @@ class _Reader:
             same = left is None and right is None
             return TRUE if same == isinstance(op, ast.Is | ast.Eq) else FALSE
         if isinstance(op, ast.In | ast.NotIn):
-            if isinstance(right, _Span):
+            if isinstance(right, Span):
                 found = both(self._compare(ast.LtE(), right.low, left), self._compare(ast.Lt(), left, right.high))
             elif isinstance(right, list):
                 found = either(*(self._compare(ast.Eq(), left, each) for each in right))
             else:
-                raise self._outside(f"in {_shown(right)}")
+                raise self._outside(f"in {shown(right)}")
             return found if isinstance(op, ast.In) else no(found)
         if not isinstance(left, Term) or not isinstance(right, Term) or type(op) not in _COMPARE:
-            raise self._outside(f"comparison of {_shown(left)} and {_shown(right)}")
+            raise self._outside(f"comparison of {shown(left)} and {shown(right)}")
         return self._decided(_COMPARE[type(op)](left, right))
 
     def _decided(self, test: Formula) -> Formula:
@@ -762,16 +661,16 @@ class _Reader:
         return total
 
     def _arithmetic(self, op: ast.operator, left: Any, right: Any) -> Any:
-        if isinstance(left, _Lanes) or isinstance(right, _Lanes):
+        if isinstance(left, Lanes) or isinstance(right, Lanes):
             return self._lanes(op, left, right)
-        if isinstance(left, _Set) and isinstance(right, _Set) and isinstance(op, ast.BitAnd):
+        if isinstance(left, Set) and isinstance(right, Set) and isinstance(op, ast.BitAnd):
             return self._common(left, right)
         if isinstance(left, list) and isinstance(right, list) and isinstance(op, ast.Add):
             return [*left, *right]
         if isinstance(left, list) and isinstance(op, ast.Mult) and isinstance(right, Term):
-            return left * right.constant if right.constant is not None else _FirstOf(left[0])
+            return left * right.constant if right.constant is not None else FirstOf(left[0])
         if not isinstance(left, Term) or not isinstance(right, Term):
-            raise self._outside(f"arithmetic with {_shown(right if isinstance(left, Term) else left)}")
+            raise self._outside(f"arithmetic with {shown(right if isinstance(left, Term) else left)}")
         match op:
             case ast.Add():
                 return left + right
@@ -787,33 +686,33 @@ class _Reader:
                 return Term.of(left.constant**right.constant)
         raise self._outside(f"operator {type(op).__name__} on numbers that are not known")
 
-    def _lanes(self, op: ast.operator, left: Any, right: Any) -> _Lanes:
-        lanes = left if isinstance(left, _Lanes) else right
+    def _lanes(self, op: ast.operator, left: Any, right: Any) -> Lanes:
+        lanes = left if isinstance(left, Lanes) else right
         values = []
         for side in (left, right):
-            if isinstance(side, _Lanes):
+            if isinstance(side, Lanes):
                 if side.count != lanes.count:
                     raise self._outside("arrays of different lengths")
                 side = side.value.put({side.lane: Term.var(lanes.lane)})
             values.append(side)
         self.ranges[lanes.lane] = (Term(()), lanes.count)
-        found = _Lanes(lanes.lane, lanes.count, self._arithmetic(op, *values))
+        found = Lanes(lanes.lane, lanes.count, self._arithmetic(op, *values))
         del self.ranges[lanes.lane]
         return found
 
-    def _common(self, left: _Set, right: _Set) -> _Set:
+    def _common(self, left: Set, right: Set) -> Set:
         few, many = (left, right) if isinstance(left.values, tuple) else (right, left)
-        if not isinstance(few.values, tuple) or not isinstance(many.values, _Span):
+        if not isinstance(few.values, tuple) or not isinstance(many.values, Span):
             raise self._outside("an intersection of sets")
         kept = []
         for value in few.values:
             inside = self._compare(ast.In(), value, many.values)
-            if value == Term.var(self.case.straggler or "") and many.values == _Span(Term(()), self.case.servers):
+            if value == Term.var(self.case.straggler or "") and many.values == Span(Term(()), self.case.servers):
                 inside = TRUE  # a fact of the case
             if inside not in (TRUE, FALSE):
-                raise self._outside(f"whether {value} is among {_shown(many.values)}")
+                raise self._outside(f"whether {value} is among {shown(many.values)}")
             kept += [value] if inside == TRUE else []
-        return _Set(tuple(kept))
+        return Set(tuple(kept))
 
     def _mod(self, value: Term, by: Term) -> Term:
         if by.constant is not None and value.constant is None and value.names() == {SEGMENT_TURN}:
@@ -850,37 +749,37 @@ class _Reader:
             if name == "n_ranks":
                 return self.case.ranks
             if name == "ranks":
-                return _Span(Term(()), self.case.ranks)
+                return Span(Term(()), self.case.ranks)
             if name == "collective":
                 return _COLLECTIVE
             if name in ("pipeline", "stage"):
-                return _Method(_PROGRAM, name)
+                return Method(_PROGRAM, name)
         if of is _COLLECTIVE and name == "root":
             return Term.var("root")
-        if isinstance(of, _Segment) and name == "index":
+        if isinstance(of, Segment) and name == "index":
             if of.family != 0:
                 raise self._outside("the index of a segment of a later pipeline")
             return Term.var(SEGMENT_TURN) * self.modulus + self.residue
-        if isinstance(of, _Segment | _Chunk):
-            return _Method(of, name)
-        if isinstance(of, _Tree) and name == "root":
+        if isinstance(of, Segment | Chunk):
+            return Method(of, name)
+        if isinstance(of, Tree) and name == "root":
             return of.root if isinstance(of.root, Term) else Opaque(of.root)
         if isinstance(of, ModuleType) and of is np and name == "arange":
             return np.arange
-        if of is Tree and name == "chain":
-            return _Method(Tree, name)
-        raise self._outside(f"{_shown(of)}.{name}")
+        if of is trees.Tree and name == "chain":
+            return Method(trees.Tree, name)
+        raise self._outside(f"{shown(of)}.{name}")
 
     def _item(self, of: Any, index: Any) -> Any:
-        if isinstance(of, _Slices) and isinstance(index, Term):
-            return _Segment(of.family, index)
-        if isinstance(of, _Segment) and isinstance(index, Term):
-            return _Chunk(of.family, of.pipeline, index)
-        if isinstance(of, _FirstOf) and index == Term(()):
+        if isinstance(of, Slices) and isinstance(index, Term):
+            return Segment(of.family, index)
+        if isinstance(of, Segment) and isinstance(index, Term):
+            return Chunk(of.family, of.pipeline, index)
+        if isinstance(of, FirstOf) and index == Term(()):
             return of.first
         if not isinstance(index, Term):
-            raise self._outside(f"{_shown(of)}[{_shown(index)}]")
-        if isinstance(of, list | tuple) or (isinstance(of, _Lazy) and self._is_unrolled(of)):
+            raise self._outside(f"{shown(of)}[{shown(index)}]")
+        if isinstance(of, list | tuple) or (isinstance(of, Lazy) and self._is_unrolled(of)):
             known = of if isinstance(of, list | tuple) else self._unrolled(of)
             if known is None or index.constant is None or not -len(known) <= index.constant < len(known):
                 raise self._outside(f"entry {index} of a list of {len(known or [])}")
@@ -890,15 +789,15 @@ class _Reader:
     def _entry(self, of: Any, index: Term) -> Any:
         """Entry `index` of a list of unknown length; that it is within is required at this place."""
         match of:
-            case _Span(low, high):
+            case Span(low, high):
                 self._require(index, high - low)
                 return low + index
-            case _Skipping(count, gap):
+            case Skipping(count, gap):
                 self._require(index, count)
                 return Term.of(Skip(index, gap))
-            case _Enumerated(inner):
+            case Enumerated(inner):
                 return index, self._entry(inner, index)
-            case _Lazy(node, scope, names) if len(node.generators) == 1 and not node.generators[0].ifs:
+            case Lazy(node, scope, names) if len(node.generators) == 1 and not node.generators[0].ifs:
                 inner = dict(scope)
                 one = node.generators[0]
                 outside, self.globals = self.globals, names
@@ -906,7 +805,7 @@ class _Reader:
                 found = self._value(node.elt, inner)
                 self.globals = outside
                 return found
-        raise self._outside(f"entry {index} of {_shown(of)}")
+        raise self._outside(f"entry {index} of {shown(of)}")
 
     def _require(self, index: Term, count: Term) -> None:
         test = both(le(0, index), lt(index, count))
@@ -922,22 +821,22 @@ class _Reader:
                 raise self._outside(ast.unparse(node))
             if known is not None:
                 return [self._value(node.elt, scope) for _ in known]
-            if not isinstance(over, _Span):
+            if not isinstance(over, Span):
                 raise self._outside(ast.unparse(node))
             single = self._value(node.elt, scope)
             family = self.families[single.family]
             self.families[single.family] = Family(over.high - over.low, family.sections, family.share, family.line)
-            return _Pipelines(single.family, True)
+            return Pipelines(single.family, True)
         if isinstance(node.elt, ast.Name) and isinstance(one.target, ast.Name) and len(node.generators) == 1:
             over = self._value(one.iter, scope)
             gap = self._gap(one, node.elt, over, scope)
-            if gap is not None and isinstance(over, _Span):
-                return _Skipping(over.high - 1, gap)
-        return _Lazy(node, dict(scope), self.globals)
+            if gap is not None and isinstance(over, Span):
+                return Skipping(over.high - 1, gap)
+        return Lazy(node, dict(scope), self.globals)
 
     def _gap(self, one: ast.comprehension, element: ast.Name, over: Any, scope: dict[str, Any]) -> Term | None:
         """The straggler, in `[x for x in servers if x not in stragglers]`."""
-        if over != _Span(Term(()), self.case.servers) or len(one.ifs) != 1 or not isinstance(one.target, ast.Name):
+        if over != Span(Term(()), self.case.servers) or len(one.ifs) != 1 or not isinstance(one.target, ast.Name):
             return None
         match one.ifs[0]:
             case ast.Compare(left=ast.Name(id=name), ops=[ast.NotIn()], comparators=[others]):
@@ -963,7 +862,7 @@ class _Reader:
                     self._value(each, scope)
             self.helpers.append(f"{called.__module__}.{called.__qualname__}")
             root = f"the root of a pair from {called.__name__} (line {self.line})"
-            return _Endless((_Tree(root), _Tree(root)))
+            return Endless((Tree(root), Tree(root)))
         args: list[Any] = []
         for each in node.args:
             if isinstance(each, ast.Starred):
@@ -976,21 +875,21 @@ class _Reader:
             if keyword.arg is None:
                 raise self._outside(ast.unparse(node))
             named[keyword.arg] = self._value(keyword.value, scope)
-        if isinstance(called, _Method):
+        if isinstance(called, Method):
             return self._method(called, args, named, node)
         if called is np.arange and len(args) == 1 and isinstance(args[0], Term) and not named:
             self.n_loops += 1
-            return _Lanes(f"lane_{self.n_loops}", args[0], Term.var(f"lane_{self.n_loops}"))
+            return Lanes(f"lane_{self.n_loops}", args[0], Term.var(f"lane_{self.n_loops}"))
         name = getattr(called, "__name__", "")
         module = getattr(called, "__module__", "")
         if called is Fraction and len(args) == 2:
             return self._fraction(*args)
         if (module, name) == ("itertools", "product") and not named:
-            return _Product(tuple(args))
+            return Product(tuple(args))
         if (module, name) == ("optcc.arrays", "column"):
             return args[0]
-        if called is Tree and len(args) == 2:
-            return _Tree(_root_key(args[0].first if isinstance(args[0], _FirstOf) else self._item(args[0], Term(()))))
+        if called is trees.Tree and len(args) == 2:
+            return Tree(root_key(args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(()))))
         if inspect.isfunction(called) and not inspect.isgeneratorfunction(called):
             return self._helper(called, args, named, node)
         raise self._outside(ast.unparse(node).partition("\n")[0])
@@ -1004,7 +903,7 @@ class _Reader:
             raise self._outside(f"a share of {top}/({bottom})")
         return bottom
 
-    def _method(self, called: _Method, args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
+    def _method(self, called: Method, args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
         of, name = called.of, called.name
         if of is None:
             return self._builtin(name, args, named, node)
@@ -1020,36 +919,36 @@ class _Reader:
             if isinstance(share, Term) and share.constant is not None:
                 share = Fraction(share.constant)
             self.families.append(Family(Term.of(1), named["sections"], share, self.line))
-            return _Pipelines(len(self.families) - 1, False)
-        if of is Tree and name == "chain":
-            first = args[0].first if isinstance(args[0], _FirstOf) else self._item(args[0], Term(()))
-            return _Tree(_root_key(first))
+            return Pipelines(len(self.families) - 1, False)
+        if of is trees.Tree and name == "chain":
+            first = args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(()))
+            return Tree(root_key(first))
         op = {"reduce": REDUCE, "copy": COPY, "reduce_along": REDUCE, "broadcast_along": COPY}.get(name)
         if op is None or not self.in_segment:
             raise self._outside(ast.unparse(node))
         line = self.first_line + node.lineno - 1
-        if isinstance(of, _Chunk) and name in ("reduce_along", "broadcast_along"):
+        if isinstance(of, Chunk) and name in ("reduce_along", "broadcast_along"):
             (tree,) = args
-            if not isinstance(tree, _Tree) or named:
-                raise self._outside(f"{name} of {_shown(tree)}, of which no root is known")
+            if not isinstance(tree, Tree) or named:
+                raise self._outside(f"{name} of {shown(tree)}, of which no root is known")
             self.nodes.append(Along(op, tree.root, of.family, of.pipeline, of.section, line))
             return None
-        given = dict(zip(("src", "dst") if isinstance(of, _Chunk) else ("section", "src", "dst"), args, strict=False))
+        given = dict(zip(("src", "dst") if isinstance(of, Chunk) else ("section", "src", "dst"), args, strict=False))
         given |= named
-        if isinstance(of, _Chunk) and set(given) == {"src", "dst"}:
+        if isinstance(of, Chunk) and set(given) == {"src", "dst"}:
             ends = (given["src"], given["dst"])
             if not all(isinstance(end, Term) for end in ends):
                 raise self._outside(ast.unparse(node))
             self.nodes.append(Move(op, *ends, of.family, of.pipeline, of.section, line))
             return None
-        if isinstance(of, _Segment) and set(given) == {"section", "src", "dst"}:
+        if isinstance(of, Segment) and set(given) == {"section", "src", "dst"}:
             self._step(op, of, given, line)
             return None
         raise self._outside(ast.unparse(node))
 
-    def _step(self, op: int, of: _Segment, given: dict[str, Any], line: int) -> None:
+    def _step(self, op: int, of: Segment, given: dict[str, Any], line: int) -> None:
         lanes = [given[each] for each in ("src", "dst", "section")]
-        if not all(isinstance(each, _Lanes) and each.count == lanes[0].count for each in lanes):
+        if not all(isinstance(each, Lanes) and each.count == lanes[0].count for each in lanes):
             raise self._outside("a whole step of other things than arrays of one length")
 
         def lane(number: Term) -> None:
@@ -1060,16 +959,16 @@ class _Reader:
 
     def _builtin(self, name: str, args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
         if name == "range" and all(isinstance(each, Term) for each in args) and len(args) in (1, 2):
-            return _Span(*([Term(()), *args] if len(args) == 1 else args))
+            return Span(*([Term(()), *args] if len(args) == 1 else args))
         if name == "enumerate" and len(args) == 1 and not named:
-            return _Enumerated(args[0])
-        if name == "zip" and all(isinstance(each, _Pipelines | _Endless) for each in args):
-            return _Zipped(tuple(args))
+            return Enumerated(args[0])
+        if name == "zip" and all(isinstance(each, Pipelines | Endless) for each in args):
+            return Zipped(tuple(args))
         if name == "divmod" and all(isinstance(each, Term) for each in args):
             return self._floordiv(*args), self._mod(*args)
-        if name == "set" and isinstance(args[0], list | _Span):
-            return _Set(tuple(dict.fromkeys(args[0])) if isinstance(args[0], list) else args[0])
-        if name == "list" and not isinstance(args[0], _Pipelines):
+        if name == "set" and isinstance(args[0], list | Span):
+            return Set(tuple(dict.fromkeys(args[0])) if isinstance(args[0], list) else args[0])
+        if name == "list" and not isinstance(args[0], Pipelines):
             return args[0]
         if name == "len":
             return self._length(args[0])
@@ -1083,21 +982,21 @@ class _Reader:
         match value:
             case list() | tuple():
                 return Term.of(len(value))
-            case _Span(low, high):
+            case Span(low, high):
                 if self._low(high - low) is not None:
                     return high - low
-            case _Skipping(count):
+            case Skipping(count):
                 return count
-            case _Set(values) if isinstance(values, tuple):
+            case Set(values) if isinstance(values, tuple):
                 if len(values) <= 1:
                     return Term.of(len(values))
-        raise self._outside(f"length of {_shown(value)}")
+        raise self._outside(f"length of {shown(value)}")
 
     def _helper(self, called: Callable[..., Any], args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
         """The value of a helper function, read in its place."""
         if self.depth >= _DEPTH_MAX:
             raise self._outside(f"{node}: too many calls inside of each other")
-        if any(_is_once(each) for each in (*args, *named.values())):
+        if any(is_once(each) for each in (*args, *named.values())):
             raise self._outside(f"{ast.unparse(node)}: an iterator may be used up")
         outside = (self.globals, self.first_line, self.line, self.nested)
         tree = self._enter(called)
@@ -1122,43 +1021,7 @@ class _Reader:
         return value
 
 
-def in_range(value: Term, count: Term, ranges: Mapping[str, tuple[Term, Term]]) -> bool:
-    """Whether it is plain to see that 0 <= value < count."""
-    match value.atom:
-        case Var(name):
-            return ranges.get(name) == (Term(()), count)
-        case Mod(_, by):
-            return by == count
-    return False
-
-
-def digits(value: Term, inner: Term, ranges: Mapping[str, tuple[Term, Term]]) -> tuple[Term | None, Term]:
-    """(a, b) with value = a * inner + b and 0 <= b < inner for a positive `inner`, where that is plain to see; a is
-    None where not."""
-    high, low = Term(()), Term(())
-    for monomial, factor in value.parts:
-        part = Term(((monomial, factor),))
-        over = quotient(part, inner)
-        high, low = (high + over, low) if over is not None else (high, low + part)
-    return (high, low) if low.constant == 0 or in_range(low, inner, ranges) else (None, low)
-
-
 def _is_harmless(node: ast.expr) -> bool:
     """Whether all that it calls are these, so that it writes no transfers."""
     calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return all(isinstance(each, ast.Name) and each.id in ("range", "len", "enumerate", "reversed") for each in calls)
-
-
-def _is_once(value: Any) -> bool:
-    """Whether Python could iterate over it once only."""
-    return isinstance(value, _Product | _Enumerated | _Zipped) or (
-        isinstance(value, _Lazy) and isinstance(value.node, ast.GeneratorExp)
-    )
-
-
-def _root_key(root: Any) -> Term | str:
-    return root if isinstance(root, Term) else f"{root}"
-
-
-def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, Term) else type(value).__name__.strip("_").lower()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from optcc.passes.timetable import Ports
 from optcc.plan import Plan
 from optcc.schedule import Schedule
 from optcc.topology import Topology
 from optcc.verdict import PROVED, Verdict
 from optcc.verify.limits import check_limits
 from optcc.verify.plan import verify_plan
-from optcc.verify.timing import Makespan, Model, check_timing
+from optcc.verify.timing import Makespan, check_timing
 from optcc.verify.translation import check_translation
 
 
@@ -26,7 +27,7 @@ class Questions:
 
     schedule: Schedule | None = None
     topology: Topology | None = None
-    model: Model = "exclusive"
+    model: Ports = "exclusive"
     within: Fraction | None = None
     promise_s: Fraction | None = None
     target: str | None = None
@@ -34,7 +35,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict, and the exact time if a claim about it was judged."""
+    """The verdict, and the time if a claim about it was judged: exact but for fair ports."""
 
     verdict: Verdict
     makespan: Makespan | None = None

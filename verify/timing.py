@@ -26,8 +26,12 @@ of that port. All ports are then kept in the order in which `optcc.simulate` ser
 The simulator is not trusted for that: its order is a witness, one way to run the plan, and the time of this way is
 computed here.
 
+**Fair ports** have no order: what flows at once shares them, and a rate changes with everything that begins or ends. No
+graph says that, so `check_timing` takes the simulator's word for it. That is a computation in floats, no proof: right
+to about 1e-9 of the time in tests against an exact evaluator, and called `rounded` wherever it is told.
+
 Numbers are integers of a tick that divides every duration: 64 bits wide where they fit, else Python's. Floats appear
-only in the order of shared ports, and in text.
+only in the order of shared ports, for fair ports, and in text.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ import numpy.typing as npt
 from optcc.arrays import Column
 from optcc.compiled import compiled
 from optcc.errors import InputError, PlanError, TopologyError
+from optcc.passes.timetable import PORTS, Ports
 from optcc.plan import Plan
 from optcc.simulate import DONE_DONE, plan_edges, simulate
 from optcc.topology import Topology
@@ -54,7 +59,7 @@ from optcc.verdict import Counterexample
 from optcc.verify.bounds import collective_bound
 
 Model = Literal["exclusive", "fifo"]
-NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT = (
+NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
     "nothing",
     "its data",
     "bytes that were still being sent",
@@ -62,23 +67,25 @@ NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT = (
     "a free slot",
     "its out port",
     "its in port",
+    "the one before",
 )
-"""What a transfer of a critical path waited for."""
+"""What a transfer of a critical path waited for; the last one where ports are fair, and no more is known."""
 TICKS_MAX = 2**62
 """Times below this are added in 64 bits."""
 TRACE_LINES_MAX = 15
 _STAGES_MAX = 4
+_KEPT = {"lanes": " in the lanes' order", "simulated": " in the simulator's order", "rounded": ""}
 _START, _TAKEN, _DONE = range(3)
 _OWN, _INSTRUCTION, _SLOT, _OUT, _IN = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """The exact time of a plan on a topology, with a longest path.
+    """The time of a plan on a topology, with a longest path.
 
     `path` are transfers, each of which waited for the one before it; `waits[k]` is what `path[k]` waited for, one of
     the constants above, and `begins_s[k]` when that was over. `order` is `lanes`, or `simulated` where lanes share a
-    port.
+    port: then all times are exact. With fair ports it is `rounded`: the times are the simulator's floats.
     """
 
     model: str
@@ -88,9 +95,19 @@ class Makespan:
     waits: tuple[str, ...]
     begins_s: tuple[Fraction, ...]
 
+    @property
+    def exact(self) -> bool:
+        """False if it is a float's value, right up to rounding."""
+        return self.order != "rounded"
+
     def __str__(self) -> str:
-        kept = "the lanes' order" if self.order == "lanes" else "the simulator's order"
-        return f"{_exact(self.seconds)} with {self.model} ports in {kept}, {len(self.path)} transfers on the path"
+        return f"{self.said}, {len(self.path)} transfers on the path"
+
+    @property
+    def said(self) -> str:
+        """The time and how it was found."""
+        time = _exact(self.seconds) if self.exact else f"{show_time(float(self.seconds))} (simulated in floats)"
+        return f"{time} with {self.model} ports{_KEPT[self.order]}"
 
 
 def exact_makespan(plan: Plan, topology: Topology, *, model: Model) -> Makespan:
@@ -121,11 +138,29 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: Model) -> Makespan:
     return _makespan(plan, graph, model, order, time, cause, ticks.per_s)
 
 
+def simulated_makespan(plan: Plan, topology: Topology) -> Makespan:
+    """When the last transfer of `plan` is done on `topology` if ports are shared fairly, up to rounding.
+
+    >>> from optcc.compiler import compile_schedule
+    >>> from optcc.schedules.ring import ring
+    >>> plan = compile_schedule(ring(n_ranks=3), size_bytes=12, ports="fair")
+    >>> str(simulated_makespan(plan, Topology.parse("3@4B/s,2=1B/s")))
+    '16.000 s (simulated in floats) with fair ports, 4 transfers on the path'
+
+    Raises what `optcc.simulate.simulate` raises.
+    """
+    timing = simulate(plan, topology, model="fair")
+    path = timing.critical
+    waits = (NOTHING, *(BEFORE for _ in path[1:])) if path else ()
+    begins = tuple(Fraction(float(timing.start_s[transfer])) for transfer in path)
+    return Makespan("fair", "rounded", Fraction(timing.seconds), path, waits, begins)
+
+
 def check_timing(
     plan: Plan,
     topology: Topology,
     *,
-    model: Model,
+    model: Ports,
     within: Fraction | None = None,
     promise_s: Fraction | None = None,
 ) -> tuple[Counterexample | None, Makespan | None]:
@@ -135,10 +170,14 @@ def check_timing(
     makespan exists where a transfer has no link to go over: between servers whose surviving NICs share no rail of a
     rail-only network; that refutes every claim. (A port of rate zero cannot be: `Topology` refuses it.)
 
-    T* is that of `optcc.verify.bounds.collective_bound` for the plan's collective, fabrics included.
+    T* is that of `optcc.verify.bounds.collective_bound` for the plan's collective, fabrics included. With `fair` ports
+    the time is the simulator's, so the answer is as good as its rounding, and no proof.
 
-    Raises InputError for a claim that is negative, and what `exact_makespan` and `collective_bound` raise.
+    Raises InputError for another model or a claim that is negative, and what `exact_makespan`, `simulated_makespan` and
+    `collective_bound` raise.
     """
+    if model not in PORTS:
+        raise InputError(f"model {model!r}: must be one of {', '.join(PORTS)}")
     for label, value in (("within", within), ("promise", promise_s)):
         if value is not None and value < 0:
             raise InputError(f"{label} {value}: must not be negative")
@@ -147,7 +186,10 @@ def check_timing(
     cut = _missing_link(transfers, topology)
     if cut is not None:
         return _cut_off(transfers, topology, cut), None
-    makespan = exact_makespan(plan, topology, model=model)
+    if model == "fair":
+        makespan = simulated_makespan(plan, topology)
+    else:
+        makespan = exact_makespan(plan, topology, model=model)
     collective = plan.collective
     claims: list[tuple[Fraction, str]] = []
     if promise_s is not None:
@@ -501,12 +543,13 @@ def _overloaded(transfers: Transfers, topology: Topology, slow: _Load, claim: st
 def _too_long(transfers: Transfers, makespan: Makespan, claim: str) -> Counterexample:
     path = np.array(makespan.path)
     ends = (*makespan.begins_s[1:], makespan.seconds)
+    shown = _exact if makespan.exact else _rounded
     lasted = [end - begin for begin, end in zip(makespan.begins_s, ends, strict=True)]
     lines = []
     for stage in _stages_of(transfers, path):
         own = np.flatnonzero(transfers.stage[path] == stage)
         total = sum((lasted[at] for at in own.tolist()), Fraction(0))
-        lines.append(f"[{transfers.stages[stage]}] {len(own)} transfers of the path, {_exact(total)}")
+        lines.append(f"[{transfers.stages[stage]}] {len(own)} transfers of the path, {shown(total)}")
     if len(lines) > _STAGES_MAX:
         lines[_STAGES_MAX:] = [f"... and {len(lines) - _STAGES_MAX} more stages"]
     steps = list(_steps(transfers, makespan))
@@ -515,9 +558,7 @@ def _too_long(transfers: Transfers, makespan: Makespan, claim: str) -> Counterex
         head = (room - 1) // 2
         tail = room - 1 - head
         steps[head:-tail] = [f"... {len(steps) - head - tail} more"]
-    kept = "lanes'" if makespan.order == "lanes" else "simulator's"
-    summary = f"takes {_exact(makespan.seconds)} with {makespan.model} ports in the {kept} order: {claim}"
-    return Counterexample("timing", summary, trace=(*lines, *steps))
+    return Counterexample("timing", f"takes {makespan.said}: {claim}", trace=(*lines, *steps))
 
 
 def _steps(transfers: Transfers, makespan: Makespan) -> Iterator[str]:
@@ -544,7 +585,11 @@ def _cut_off(transfers: Transfers, topology: Topology, transfer: int) -> Counter
     )
 
 
+def _rounded(seconds: Fraction) -> str:
+    return show_time(float(seconds))
+
+
 def _exact(seconds: Fraction) -> str:
     """Rounded, and exact if that is short."""
     text = str(seconds)
-    return show_time(float(seconds)) + (f" (exactly {text} s)" if len(text) <= 24 else "")
+    return _rounded(seconds) + (f" (exactly {text} s)" if len(text) <= 24 else "")

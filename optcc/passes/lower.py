@@ -35,30 +35,39 @@ def lower(
     name: str,
     transfers: Transfers,
     order: Column,
-    slots: int,
+    slots: int | Column,
     receives: Column | None = None,
     *,
     peer_lane: Column | None = None,
+    own_lanes: tuple[Column, Column] | None = None,
 ) -> Plan:
     """The plan that performs `transfers` in `order` on every port, with `slots` slots on each receive lane.
 
     Each rank has one lane that sends, one that receives, and one for local operations. With `peer_lane` each pair of
-    ranks has lanes of its own, and that says for each transfer in which of them it goes. Lanes that would be empty are
-    left out. Within a lane the instructions stand in `order`. All conflicts between transfers are conflicts on one
-    rank's bytes, so `after` turns into dependencies between instructions of one rank. Nothing waits for what comes
-    later in `order`: no deadlock.
+    ranks has lanes of its own, and that says for each transfer in which of them it goes. `own_lanes` says for each
+    transfer in which lane of its sender it goes and in which of its receiver; then `slots` may say for each transfer
+    those of the lane that receives it, the same for all of one lane. Lanes that would be empty are left out. Within a
+    lane the instructions stand in `order`. All conflicts between transfers are conflicts on one rank's bytes, so
+    `after` turns into dependencies between instructions of one rank. Nothing waits for what comes later in `order`: no
+    deadlock.
 
     Where messages overtake each other on their way, `receives` is the order in which they come to their receive lanes;
     it must be that of a run in which no receiver had more than its slots on the way, so that this run proves the plan
     free of deadlock.
     """
     src, dst = transfers.src, transfers.dst
-    parallel = 1 if peer_lane is None else int(peer_lane.max(initial=0)) + 1
-    peers = 1 if peer_lane is None else transfers.n_ranks * parallel
+    # `peers` lanes of a rank receive, and as many send; of those that receive, `width` have messages from one sender.
+    if peer_lane is not None:
+        width = int(peer_lane.max(initial=0)) + 1
+        peers, to, from_ = transfers.n_ranks * width, dst * width + peer_lane, src * width + peer_lane
+    elif own_lanes is not None:
+        to, from_ = own_lanes
+        peers = width = max(int(to.max(initial=0)), int(from_.max(initial=0))) + 1
+    else:
+        peers, width, to, from_ = 1, 1, np.zeros_like(src), np.zeros_like(src)
     lanes_each = 1 + 2 * peers  # of a rank: local, then receiving, then sending
     lanes = lanes_each * transfers.n_ranks
     local = src == dst
-    from_, to = (0, 0) if peer_lane is None else (src * parallel + peer_lane, dst * parallel + peer_lane)
     last = lanes_each * dst + np.where(local, 0, 1 + from_)  # the lane in which a transfer ends
     first = np.where(local, -1, lanes_each * src + 1 + peers + to)  # the lane in which it starts
     counts = np.bincount(last, minlength=lanes) + np.bincount(first[~local], minlength=lanes)
@@ -73,8 +82,10 @@ def lower(
     side = np.repeat((used % lanes_each + peers - 1) // peers, counts[used])
     is_send, is_receive = side == _SEND, side == _RECEIVE
     channel, ends = np.full(len(src), -1, dtype=np.int64), np.empty((int(is_send.sum()), 2), dtype=np.int64)
-    end = dst if peer_lane is None else to
-    n_channels = _kernels().number_channels(transfer[is_send], src, end, transfers.n_ranks * parallel, channel, ends)
+    end = dst * width + from_ % width
+    n_channels = _kernels().number_channels(transfer[is_send], src, end, transfers.n_ranks * width, channel, ends)
+    slots_of = np.empty(n_channels, dtype=np.int64)
+    slots_of[channel[~local]] = slots if isinstance(slots, int) else slots[~local]
     after_starts = np.zeros(len(transfer) + 1, dtype=np.int64)
     waits = transfers.after
     after = _kernels().wait_on_rank(
@@ -87,7 +98,9 @@ def lower(
     return Plan(
         name,
         transfers,
-        tuple(Channel(s, d // parallel, slots) for s, d in ends[:n_channels].tolist()),
+        tuple(
+            Channel(s, d // width, n) for (s, d), n in zip(ends[:n_channels].tolist(), slots_of.tolist(), strict=True)
+        ),
         lane_rank=column(used // lanes_each),
         lanes=Lists(column(np.concatenate(([0], np.cumsum(counts[used])))), column(np.arange(len(transfer)))),
         kind=column(kind[side, transfers.op[transfer]]),

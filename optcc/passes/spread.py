@@ -5,6 +5,13 @@
 Ports that are shared fairly give every transfer that is on its way the same rate, and each lane has one on its way. So
 the lanes of a pair are its weight: with lanes in proportion to the bytes, the pairs that carry much do not fall behind
 while the others wait for them.
+
+Or every stage and operation has lanes of its own (`by_stage`). What a lane sends next may wait for data, and then all
+behind it waits too; with a lane of its own each stage has its share of the port as soon as it has something to send.
+
+Or a rank has a window (`by_window`): it sends its part of at most so many segments at a time, and receives the result
+of as many. With weights that are only nearly right some pairs still run ahead, and a segment is not done until its last
+pair is; a window keeps all pairs of a rank at the same segments, whatever they carry.
 """
 
 from __future__ import annotations
@@ -12,10 +19,13 @@ from __future__ import annotations
 import numpy as np
 
 from optcc.arrays import Column, column
+from optcc.schedule import REDUCE
 from optcc.transfers import Transfers
 
 LANES_MAX = 16
 """Of a pair."""
+ALL_PAIRS_MAX = 64
+"""So many servers at most have lanes for all pairs; a schedule for fair ports and more of them makes do with fewer."""
 
 
 def spread(transfers: Transfers, lanes_mean: int) -> Column:
@@ -34,3 +44,26 @@ def spread(transfers: Transfers, lanes_mean: int) -> Column:
     turn = np.empty(len(pair), dtype=np.int64)
     turn[line] = np.arange(len(pair)) - np.searchsorted(pair[line], pair[line])
     return column(np.where(between, turn % np.clip(lanes, 1, LANES_MAX).astype(np.int64)[pair], 0))
+
+
+def by_stage(transfers: Transfers, lanes: int) -> Column:
+    """For each transfer, which of the lanes of its two ranks it takes: `lanes` for each stage and operation.
+
+    Two segments one behind the other take the same lane, the next two the next one: patterns often take turns segment
+    by segment. With several lanes the steps of a segment do not wait for those of the one before.
+    """
+    return column((2 * transfers.stage + transfers.op) * lanes + transfers.segment // 2 % lanes)
+
+
+def by_window(transfers: Transfers, window: int, slots: int) -> tuple[tuple[Column, Column], Column]:
+    """For each transfer the lane of its sender and that of its receiver, and the slots of the latter.
+
+    A rank sends its parts of sums in `window` lanes, in which the segments take turns, and receives copies in as many,
+    with `slots`. What it receives to add up, and what it sends to copy, waits for the other ends only: there are slots
+    for twice a window, and a lane for each peer.
+    """
+    turn = transfers.segment % window
+    adds = transfers.op == REDUCE
+    send = np.where(adds, turn, window + transfers.dst)
+    receive = np.where(adds, turn, window + turn)
+    return (column(send), column(receive)), column(np.where(adds, 2 * window, slots))

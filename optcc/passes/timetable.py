@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,13 @@ from optcc.arrays import Column, Lists, column
 from optcc.compiled import compiled
 from optcc.errors import TopologyError
 from optcc.schedule import REDUCE
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
-Ports = Literal["fifo", "exclusive", "fair"]
-PORTS: tuple[Ports, ...] = ("fifo", "exclusive", "fair")
+Ports = Model
+"""The model of ports that an order is meant for."""
+PORTS = MODELS
 TICKS = 2**20
 """Times are whole numbers, this many for the longest transfer: the sections of a ragged size differ by an element, and
 without rounding the one that is ready a nanosecond earlier would overtake the one that should go first."""

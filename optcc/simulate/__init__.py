@@ -46,9 +46,9 @@ from optcc.simulate.jitter import Jitter
 from optcc.simulate.ports import Ports
 from optcc.simulate.rails import keep_different_rails, run_rails_with_faults, run_striped
 from optcc.simulate.recovery import NewPlan, Policy, PolicyName
-from optcc.simulate.run import MODELS, Model, Network, run_once
+from optcc.simulate.run import Network, run_once
 from optcc.simulate.with_faults import run_with_faults
-from optcc.timing import Timing
+from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 

@@ -30,6 +30,8 @@ from optcc.simulate.ports import FIRST_PAIR, N_PAIRS, Pairs, link, unlink
 
 Floats = npt.NDArray[np.float64]
 _TOLERANCE = 4e-15
+_RELAXED_SHARE = 4
+"""If something changed at more than one in so many ports, all rates are found anew."""
 
 
 class Shares(NamedTuple):
@@ -118,6 +120,11 @@ class Scratch(NamedTuple):
     (marked in `is_dirty`) something changed. `reached` (marked in `seen`) are the ports that have been looked at for
     it, `pairs` what flows through them, `level` its new rate. `free` is what a port has left for those `weight`
     transfers whose rate is not fixed yet.
+
+    `height` is for each port the rate of the transfers that it holds back, infinite where it has rate to spare: a
+    transfer has the least of the heights of its ports. `line` are the ports whose height is to be found again, a heap
+    with their `rank` in it, the one that was lowest first; `limit` and `number` are for one port the rates that its
+    pairs have elsewhere, and their transfers.
     """
 
     touched: Column
@@ -130,6 +137,12 @@ class Scratch(NamedTuple):
     weight: Column
     pairs: Column
     level: Floats
+    height: Floats
+    line: Column
+    rank: Column
+    order: Floats
+    limit: Floats
+    number: Column
 
 
 def mark(scratch: Scratch, n_dirty: int, port: int) -> int:
@@ -159,6 +172,7 @@ def reach(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, begin: in
         at += 1
         scratch.free[port] = rates[port]
         scratch.weight[port] = 0
+        scratch.height[port] = np.inf
         for place in range(pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]):
             pair = pairs.members[place]
             scratch.weight[port] += flows.active[pair]
@@ -198,6 +212,7 @@ def fill(flows: Flows, pairs: Pairs, scratch: Scratch, begin: int, end: int, res
                 scratch.reached[at] = scratch.reached[end]
                 scratch.reached[end] = port
         level = max(level, least)  # it rises from port to port, up to rounding
+        scratch.height[full] = level
         for place in range(pairs.lists[full, FIRST_PAIR], pairs.lists[full, FIRST_PAIR] + pairs.lists[full, N_PAIRS]):
             pair = pairs.members[place]
             if scratch.level[pair] < 0:
@@ -208,25 +223,6 @@ def fill(flows: Flows, pairs: Pairs, scratch: Scratch, begin: int, end: int, res
                     if port >= 0:
                         scratch.free[port] -= level * flows.active[pair]
                         scratch.weight[port] -= flows.active[pair]
-
-
-def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: int) -> int:
-    """New rates in `level` for the pairs in `pairs`, whose number is returned."""
-    end = 0
-    n_pairs = 0
-    for at in range(n_dirty):
-        port = scratch.dirty[at]
-        scratch.is_dirty[port] = False
-        if not scratch.seen[port]:
-            begin = end
-            before = n_pairs
-            scratch.seen[port] = True
-            scratch.reached[begin] = port
-            end, n_pairs = reach(flows, pairs, scratch, rates, begin, before)
-            fill(flows, pairs, scratch, begin, end, n_pairs - before)
-    for at in range(end):
-        scratch.seen[scratch.reached[at]] = False
-    return n_pairs
 
 
 def sift(heap: Column, position: Column, key: Floats, size: int, at: int) -> None:
@@ -261,6 +257,136 @@ def remove(heap: Column, position: Column, key: Floats, size: int, item: int) ->
         position[heap[at]] = at
         sift(heap, position, key, size, at)
     return size
+
+
+def find_height(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, port: int) -> float:
+    """What `port` can give each of those of its transfers that no other port holds back further."""
+    first, n = pairs.lists[port, FIRST_PAIR], pairs.lists[port, N_PAIRS]
+    weight = 0
+    for at in range(n):
+        pair = pairs.members[first + at]
+        limit = np.inf
+        for side in range(pairs.ends.shape[1] >> 1):
+            other = pairs.ends[pair, side]
+            if other >= 0 and other != port and scratch.height[other] < limit:
+                limit = scratch.height[other]
+        scratch.limit[at] = limit
+        scratch.number[at] = flows.active[pair]
+        weight += flows.active[pair]
+    free = float(rates[port])
+    while weight:
+        height = float(free / weight)
+        left = 0
+        for at in range(n):
+            if scratch.limit[at] < height:
+                free -= scratch.limit[at] * scratch.number[at]
+                weight -= scratch.number[at]
+            else:
+                scratch.limit[left] = scratch.limit[at]
+                scratch.number[left] = scratch.number[at]
+                left += 1
+        if left == n:
+            return height
+        n = left
+    return np.inf
+
+
+def differ(one: float, other: float) -> bool:
+    """Up to rounding."""
+    return one != other and not abs(one - other) <= _TOLERANCE * min(one, other)
+
+
+def queue(scratch: Scratch, size: int, port: int) -> int:
+    """Puts `port` into the line, and returns its new length."""
+    scratch.order[port] = scratch.height[port]
+    scratch.line[size] = port
+    scratch.rank[port] = size
+    sift(scratch.line, scratch.rank, scratch.order, size + 1, size)
+    return size + 1
+
+
+def relax(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: int) -> int:
+    """New heights where they change because of what happened at the dirty ports; below zero: it was given up.
+
+    A port's height follows from those of the ports beyond its pairs that are lower. So a change spreads from lower
+    ports to higher ones, and ends at those that have rate to spare. Heights that follow from each other in this way
+    are those of max-min fairness: every transfer has a port that is full and gives no other transfer more. Returned
+    is the number of `reached` ports, which are those whose pairs may have another rate.
+    """
+    end, size = n_dirty, 0
+    for at in range(n_dirty):
+        port = scratch.dirty[at]
+        scratch.reached[at] = port
+        scratch.seen[port] = True
+        size = queue(scratch, size, port)
+    tries = len(rates)
+    while size:
+        port = scratch.line[0]
+        size = remove(scratch.line, scratch.rank, scratch.order, size, port)
+        before = scratch.height[port]
+        height = find_height(flows, pairs, scratch, rates, port)
+        if not differ(height, before):
+            continue
+        if tries == 0:
+            while size:
+                size = remove(scratch.line, scratch.rank, scratch.order, size, scratch.line[0])
+            for at in range(end):
+                scratch.seen[scratch.reached[at]] = False
+            return -1
+        tries -= 1
+        scratch.height[port] = height
+        if not scratch.seen[port]:
+            scratch.seen[port] = True
+            scratch.reached[end] = port
+            end += 1
+        for place in range(pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]):
+            pair = pairs.members[place]
+            for side in range(pairs.ends.shape[1] >> 1):
+                other = pairs.ends[pair, side]
+                if other >= 0 and other != port and scratch.rank[other] < 0:
+                    beyond = scratch.height[other]
+                    if differ(min(before, beyond), min(height, beyond)):
+                        size = queue(scratch, size, other)
+    return end
+
+
+def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: int) -> int:
+    """New rates in `level` for the pairs in `pairs`, whose number is returned."""
+    end = -1
+    n_pairs = 0
+    if n_dirty * _RELAXED_SHARE <= len(rates):
+        end = relax(flows, pairs, scratch, rates, n_dirty)
+        for at in range(end):
+            port = scratch.reached[at]
+            for place in range(
+                pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
+            ):
+                pair = pairs.members[place]
+                level = np.inf
+                for side in range(pairs.ends.shape[1] >> 1):
+                    other = pairs.ends[pair, side]
+                    if other >= 0 and scratch.height[other] < level:
+                        level = scratch.height[other]
+                if scratch.level[pair] != level:
+                    scratch.level[pair] = level
+                    scratch.pairs[n_pairs] = pair
+                    n_pairs += 1
+    for at in range(n_dirty):
+        scratch.is_dirty[scratch.dirty[at]] = False
+    if end < 0:
+        end = 0
+        for at in range(n_dirty):
+            port = scratch.dirty[at]
+            if not scratch.seen[port]:
+                begin = end
+                before = n_pairs
+                scratch.seen[port] = True
+                scratch.reached[begin] = port
+                end, n_pairs = reach(flows, pairs, scratch, rates, begin, before)
+                fill(flows, pairs, scratch, begin, end, n_pairs - before)
+    for at in range(end):
+        scratch.seen[scratch.reached[at]] = False
+    return n_pairs
 
 
 def run_fair(
@@ -308,6 +434,7 @@ def run_fair(
                 if flows.active[pair] == 0:
                     unlink(pairs, pair)
                     flows.rate[pair] = 0.0
+                    scratch.level[pair] = 0.0
         n_changed = share(flows, pairs, scratch, shares.rates, n_dirty)
         n_dirty = 0
         for at in range(n_changed):
@@ -409,6 +536,12 @@ def make_scratch(n_pairs: int, n_ports: int) -> Scratch:
         np.zeros(n_ports, dtype=np.int64),
         np.zeros(n_pairs, dtype=np.int64),
         np.zeros(n_pairs),
+        np.full(n_ports, np.inf),
+        np.zeros(n_ports, dtype=np.int64),
+        np.full(n_ports, -1, dtype=np.int64),
+        np.zeros(n_ports),
+        np.zeros(n_pairs),
+        np.zeros(n_pairs, dtype=np.int64),
     )
 
 
@@ -420,8 +553,12 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     touch,
     reach,
     fill,
-    share,
     sift,
     remove,
+    find_height,
+    differ,
+    queue,
+    relax,
+    share,
     run_fair,
 )

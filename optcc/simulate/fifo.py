@@ -184,6 +184,37 @@ def be_through(net: Net, times: Any, ports: FifoPorts, in_: int, now: int, laten
     return land(net, times, transfer, now, latency, depth)
 
 
+def change_port(
+    times: Any,
+    sizes: Column,
+    paces: Paces,
+    changes: Changes,
+    ids: Ids,
+    clock: Column,
+    held: int,
+    index: int,
+    now: int,
+    overhead: int,
+) -> None:
+    """Change `index` of the rates: what the port has left to do goes on at the new rate.
+
+    Column `held` of `ids` says of an in port that it is through, and waits for what has not come.
+    """
+    port = changes.port[index]
+    transfer = ids[port, SERVES]
+    old, old_float, was_down = paces.ticks[port], paces.ticks_float[port], paces.down[port]
+    change_rate(paces, changes, index)
+    if transfer >= 0:
+        begins = now if port & 1 else max(now, times[transfer, START] + overhead)
+        rest = clock[port, REST] if was_down else max(0, clock[port, ENDS] - begins)
+        rest += resent(paces, sizes[transfer], rest, changes.lost[index], old, old_float)
+        if not paces.down[port]:
+            rest = rescale(rest, old, paces.ticks[port], old_float, paces.ticks_float[port], paces.exact)
+        clock[port, REST] = rest
+        clock[port, ENDS] = begins + rest
+        ids[port, held] = ids[port, held] and rest == 0
+
+
 def change_fifo(
     times: Any,
     sizes: Column,
@@ -194,20 +225,9 @@ def change_fifo(
     now: int,
     overhead: int,
 ) -> None:
-    """Change `index` of the rates: what the port has left to do goes on at the new rate."""
+    """Change `index` of the rates."""
+    change_port(times, sizes, paces, changes, ports.ids, ports.clock, HELD, index, now, overhead)
     port = changes.port[index]
-    transfer = ports.ids[port, SERVES]
-    old, old_float, was_down = paces.ticks[port], paces.ticks_float[port], paces.down[port]
-    change_rate(paces, changes, index)
-    if transfer >= 0:
-        begins = now if port & 1 else max(now, times[transfer, START] + overhead)
-        rest = ports.clock[port, REST] if was_down else max(0, ports.clock[port, ENDS] - begins)
-        rest += resent(paces, sizes[transfer], rest, changes.lost[index], old, old_float)
-        if not paces.down[port]:
-            rest = rescale(rest, old, paces.ticks[port], old_float, paces.ticks_float[port], paces.exact)
-        ports.clock[port, REST] = rest
-        ports.clock[port, ENDS] = begins + rest
-        ports.ids[port, HELD] = ports.ids[port, HELD] and rest == 0
     if not paces.down[port]:
         note(ports, _FREE if port & 1 else _IDLE, port)
 
@@ -318,6 +338,7 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     queue_in,
     start_taking,
     be_through,
+    change_port,
     change_fifo,
     plan_anew,
     run_fifo,

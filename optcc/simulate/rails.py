@@ -29,9 +29,9 @@ from optcc.simulate.gates import DONE, SENT, START, TAKEN
 from optcc.simulate.ports import Ports
 from optcc.simulate.rates import Change
 from optcc.simulate.recovery import WAYS, Policy, changes_of
-from optcc.simulate.run import Model, Network, Work, check_finished, edges_work, plan_work, run_work, timing_of
+from optcc.simulate.run import Network, Work, check_finished, edges_work, plan_work, run_work, timing_of
 from optcc.simulate.with_faults import with_costs
-from optcc.timing import Timing
+from optcc.timing import Model, Timing
 from optcc.topology import Server, Topology
 from optcc.transfers import Transfers
 

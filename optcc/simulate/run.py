@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,9 @@ from optcc.simulate.kernels import kernels
 from optcc.simulate.ports import Ports, make_pairs, pair_table
 from optcc.simulate.rates import Change, at_start, make_clock
 from optcc.simulate.uplinks import make_line
-from optcc.timing import Timing
+from optcc.timing import Model, Timing
 from optcc.transfers import Transfers
 
-Model = Literal["fifo", "exclusive", "fair"]
-MODELS: tuple[Model, ...] = ("fifo", "exclusive", "fair")
 Small = npt.NDArray[np.int32]
 TRANSFERS_MAX = 2**31 // 3 - 1
 """Events are numbered in 32 bits."""

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
+from optcc.simulate.fifo import ENDS, REST, SERVES, change_port
 from optcc.simulate.gates import (
     BEHIND,
-    FINISHED,
     FRESH,
     IN,
     LATE,
@@ -38,16 +38,16 @@ from optcc.simulate.gates import (
     fire_sent,
     land,
     leave,
-    next_arrival,
     next_leaving,
+    next_moment,
     seed,
     settle,
 )
-from optcc.simulate.rates import Changes, Paces, change_rate, cost, rescale, resent
+from optcc.simulate.rates import Changes, Paces, cost
 
 Ids = npt.NDArray[np.int32]
-ON_PORT, BEFORE, FIRST_WAITING, LAST_WAITING, WAITS_FOR_REST = range(5)
-THROUGH_AT, LEFT_TO_DO = range(2)
+ON_PORT, THROUGH_AT, LEFT_TO_DO = SERVES, ENDS, REST
+BEFORE, FIRST_WAITING, LAST_WAITING, WAITS_FOR_REST = range(1, 5)
 TO_UP, TO_DOWN, TO_IN = range(1, 4)
 FIRST_BYTE, LAST_BYTE = range(2)
 _OUT_IDLE, _IN_IDLE, _EVENTS = 0, 4, 5
@@ -291,20 +291,9 @@ def have_left(net: Net, times: Any, line: Line, out: int, now: int, latency: int
 def change_line(
     times: Any, sizes: Column, paces: Paces, changes: Changes, line: Line, index: int, now: int, overhead: int
 ) -> None:
-    """Change `index` of the rates: what the port has left to do goes on at the new rate."""
+    """Change `index` of the rates."""
+    change_port(times, sizes, paces, changes, line.ids, line.clock, WAITS_FOR_REST, index, now, overhead)
     port = changes.port[index]
-    transfer = line.ids[port, ON_PORT]
-    old, old_float, was_down = paces.ticks[port], paces.ticks_float[port], paces.down[port]
-    change_rate(paces, changes, index)
-    if transfer >= 0:
-        begins = now if port & 1 else max(now, times[transfer, START] + overhead)
-        rest = line.clock[port, LEFT_TO_DO] if was_down else max(0, line.clock[port, THROUGH_AT] - begins)
-        rest += resent(paces, sizes[transfer], rest, changes.lost[index], old, old_float)
-        if not paces.down[port]:
-            rest = rescale(rest, old, paces.ticks[port], old_float, paces.ticks_float[port], paces.exact)
-        line.clock[port, LEFT_TO_DO] = rest
-        line.clock[port, THROUGH_AT] = begins + rest
-        line.ids[port, WAITS_FOR_REST] = line.ids[port, WAITS_FOR_REST] and rest == 0
     if not paces.down[port]:
         list_up(line, _IN_IDLE if port & 1 else _OUT_IDLE, port)
 
@@ -349,18 +338,10 @@ def run_uplinks(
         pass_uplinks(net, times, sizes, paces, line, 1, now, overhead)
         wait_to_enter(net, times, turn, line, now)
         start_entering(net, times, sizes, paces, line, now)
-        later = next_arrival(net, times, latency)
-        if line.filled[_EVENTS] and (later < 0 or line.when[0] < later):
-            later = line.when[0]
-        left = next_leaving(net, times, overhead)
-        if left >= 0 and (later < 0 or left < later):
-            later = left
-        changing = happened < len(changes.at) and net.tail[FINISHED] < len(times)
-        if changing and (later < 0 or changes.at[happened] < later):
-            later = changes.at[happened]
-        if later < 0:
+        event = line.when[0] if line.filled[_EVENTS] else -1
+        now = next_moment(net, times, event, changes.at, happened, latency, overhead)
+        if now < 0:
             return
-        now = later
         depth = arrive(net, times, now, latency, depth)
         while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) == now:
             transfer = net.queues[LEAVING, net.tail[LEFT]]
@@ -376,7 +357,7 @@ def run_uplinks(
             else:
                 depth = have_left(net, times, line, item, now, latency, depth)
         changed = happened
-        while changing and happened < len(changes.at) and changes.at[happened] <= now:
+        while happened < len(changes.at) and changes.at[happened] <= now:
             change_line(times, sizes, paces, changes, line, happened, now, overhead)
             happened += 1
         if happened > changed:

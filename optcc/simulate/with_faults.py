@@ -15,8 +15,8 @@ from optcc.plan import Plan
 from optcc.simulate.ports import Ports
 from optcc.simulate.rates import Change
 from optcc.simulate.recovery import Policy, message_bytes, opening, port_changes, without
-from optcc.simulate.run import Model, Network, run_once
-from optcc.timing import FaultCost, Recovery, Timing
+from optcc.simulate.run import Network, run_once
+from optcc.timing import FaultCost, Model, Recovery, Timing
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 

@@ -417,8 +417,9 @@ class LoopbackTransport:
         """Ranks on the network."""
         return self._network.n_ranks
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`."""
+        del carried  # a rank has one port
         return self._network.open(self._rank, channels, group)
 
     def post_send(self, channel: int, view: Bytes) -> None:

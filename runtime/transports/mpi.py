@@ -110,8 +110,9 @@ class MpiTransport:
         """The transport's own communicator; for `Abort` when a run has failed."""
         return self._comm
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`. Raises InputError for a rank or a number of channels that MPI does not have."""
+        del carried  # the library has its own way
         handles: list[int] = []
         for src, dst, k in self._numbers.take(channels, group):
             if not (0 <= src < self._n_ranks and 0 <= dst < self._n_ranks) or src == dst:

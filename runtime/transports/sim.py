@@ -901,8 +901,9 @@ class SimTransport:
         """Ranks on the network."""
         return self._network.n_ranks
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`."""
+        del carried  # divided by the rates of each pair alone
         return self._network.open(self._rank, channels, group)
 
     def post_send(self, channel: int, view: Bytes) -> None:

@@ -2,7 +2,7 @@
 
 Each channel is cut into chunks, striped over the rails in proportion to their rates. The two ends of a channel do what
 `optcc.failover.step` says, and nothing else; this module is the memory, the wires and the clock of that table. A rail
-of the table is a *turn* of a real one (`optcc.runtime.transports.tcp_wire.Stripes`).
+of the table is a *turn* of a real one (`optcc.runtime.transports.tcp_wire.Shares`).
 
 Whatever arrives is read from the socket into the slot that waits for it (`optcc.runtime.transports.tcp_routes`). A send
 is reported when its last chunk is acknowledged, which is after the application has it; a short one earlier, see below.
@@ -27,13 +27,12 @@ import contextlib
 import os
 import selectors
 import socket
-import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import msgspec
-import numpy as np
 
 from optcc.errors import (
     AllRailsFailed,
@@ -47,6 +46,7 @@ from optcc.errors import (
 from optcc.plan import Channel
 from optcc.runtime.launch import Meet, Meeting, Nic
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, ChannelNumbers, Clock, Event, MonotonicClock
+from optcc.runtime.transports.bruck import Gathering
 from optcc.runtime.transports.nic_watch import NicWatch
 from optcc.runtime.transports.tcp_rails import Answering, Incoming, Line, Outgoing, RailCount, listen, tune
 from optcc.runtime.transports.tcp_routes import (
@@ -70,7 +70,7 @@ from optcc.runtime.transports.tcp_wire import (
     Doorman,
     Hello,
     WireError,
-    crc32c_in_hardware,
+    crc32,
 )
 
 CHUNK_BYTES = 1 << 20
@@ -90,14 +90,13 @@ _HALF_OPEN_SPARE = 16
 
 
 class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank says of itself when the ranks meet: what all must agree on, whether it has CRC-32C in hardware, and
-    its NICs as (name, address, port, rate out, rate in)."""
+    """What a rank says of itself when the ranks meet: what all must agree on, and its NICs as (name, address, port,
+    rate out, rate in)."""
 
     version: int
     chunk_bytes: int
     window: int
     crc: bool
-    has_crc32c: bool
     nics: tuple[NicEntry, ...]
 
 
@@ -142,6 +141,8 @@ class TcpTransport:
         self._watch: NicWatch | None = None
         self._ticked_s, self._tick_s = 0.0, WATCH_S
         self._closed = False
+        # Posts whose events have not been told.
+        self._n_awaited = 0
         try:
             for nic in nics:
                 self._listeners.append(_listen_on(nic, buffer_bytes))
@@ -149,13 +150,12 @@ class TcpTransport:
             own = tuple(
                 (nic.name, nic.address, port, nic.out_rate, nic.in_rate) for nic, port in zip(nics, ports, strict=True)
             )
-            crc32c = crc32c_in_hardware() if crc else None
-            terms = _Terms(VERSION, chunk_bytes, window, crc, crc32c is not None, own)
+            terms = _Terms(VERSION, chunk_bytes, window, crc, own)
             self._hub.meeting = meet(msgspec.json.encode(terms))
             everyone = _read_book(self._hub.meeting, terms)
             self._hub.book = [each.nics for each in everyone]
             if crc:
-                self._hub.checksum = crc32c if all(each.has_crc32c for each in everyone) else zlib.crc32
+                self._hub.checksum = crc32
             self._watch_nics()
             for number, listener in enumerate(self._listeners):
                 self._hub.selector.register(listener, selectors.EVENT_READ, partial(self._accept, number))
@@ -185,9 +185,13 @@ class TcpTransport:
 
     # --- Transport ----------------------------------------------------------------------------------------------------
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`. Connections to the destinations are begun, not waited for."""
         handles: list[int] = []
+        between: Counter[tuple[int, int]] = Counter()
+        for channel, n_bytes in zip(channels, carried, strict=False):
+            between[channel.src, channel.dst] += n_bytes
+        shares = self._hub.shares_for(between)
         for src, dst, k in self._numbers.take(channels, group):
             if not (0 <= src < self.n_ranks and 0 <= dst < self.n_ranks) or src == dst:
                 raise InputError(f"channel {src}->{dst}: must join two ranks below {self.n_ranks}")
@@ -206,6 +210,8 @@ class TcpTransport:
                     in_ = self._hub.in_(src)
                     self._ends.append((in_, in_.channel(k)))
                 self._ends[-1][1].handle = handle
+            if (src, dst) in shares:
+                self._ends[handle][1].shares = shares[src, dst]
             handles.append(handle)
         return handles
 
@@ -213,6 +219,7 @@ class TcpTransport:
         """See `Transport`."""
         route, end = self._ends[channel]
         assert isinstance(route, OutRoute) and isinstance(end, SendChannel), f"channel {channel}: ends here"
+        self._n_awaited += 1
         route.post(end, view.data)
         self._hub.flush()
 
@@ -220,49 +227,45 @@ class TcpTransport:
         """See `Transport`."""
         route, end = self._ends[channel]
         assert isinstance(route, InRoute) and isinstance(end, RecvChannel), f"channel {channel}: starts here"
+        self._n_awaited += 1
         route.post(end, view.data)
         # The slots of long messages are told at once; those of short ones together, when this rank waits next.
         self._hub.flush()
 
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Transport`; raises AllRailsFailed and MismatchError too."""
-        if self._hub.owes_reports:
-            self._hub.flush_all()
-        if not self._hub.events:
-            self._progress(lambda: bool(self._hub.events), timeout_s)
-            if not self._hub.events and self._hub.failure is not None:
-                raise self._hub.failure
-        events, self._hub.events = self._hub.events, []
+        hub = self._hub
+        if not hub.events:
+            self._progress(lambda: bool(hub.events), timeout_s)
+        if not hub.events:
+            hub.flush_all()
+            if hub.failure is not None:
+                raise hub.failure
+        events, hub.events = hub.events, []
+        self._n_awaited -= len(events)
+        # Whoever still waits for an event comes again; else this may be the last call for long.
+        if hub.owes_reports and self._n_awaited <= 0:
+            hub.flush_owed()
         return events
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
-        """See `Transport`; raises AllRailsFailed too, and MismatchError if the payloads differ in length.
-
-        In ceil(log2 n) rounds (Bruck et al. 1997): in round i each rank passes what it has to the rank 2^i before it.
-        """
-        n, me, size = self.n_ranks, self.rank, len(payload)
-        have = np.zeros(n * size, dtype=np.uint8)
-        have[:size] = np.frombuffer(payload, np.uint8)
-        rounds: list[tuple[OutRoute, SendChannel, InRoute, RecvChannel, int, int]] = []
-        distance = 1
-        while distance < n:
-            count = min(distance, n - distance)
-            out, in_ = self._hub.out((me - distance) % n), self._hub.in_((me + distance) % n)
+        """See `Transport`; raises AllRailsFailed too, and MismatchError if the payloads differ in length."""
+        gathering = Gathering(self.rank, self.n_ranks, payload)
+        ways: list[tuple[OutRoute, SendChannel, int, RecvChannel, int]] = []
+        for each in gathering.rounds:
+            out, in_ = self._hub.out(each.dst), self._hub.in_(each.src)
             sends, recvs = out.channel(EXCHANGE), in_.channel(EXCHANGE)
-            rounds.append((out, sends, in_, recvs, sends.n_sent + 1, recvs.n_received + 1))
-            in_.post(recvs, have[distance * size : (distance + count) * size].data)
-            distance += count
+            ways.append((out, sends, sends.n_sent + 1, recvs, recvs.n_received + 1))
+            in_.post(recvs, each.into.data)
         self._hub.flush()
         deadline_s = self._hub.clock.now_s() + timeout_s
-        count = 1
-        for out, sends, _, recvs, _, received in rounds:
-            out.post(sends, have[: min(count, n - count) * size].data)
+        for each, (out, sends, _, recvs, received) in zip(gathering.rounds, ways, strict=True):
+            out.post(sends, each.out.data)
             self._hub.flush()
             self._await(partial(recvs.has_received, received), deadline_s, timeout_s)
-            count += min(count, n - count)
         # Whoever has not got its part from here yet would wait for it in vain if this rank went away now.
-        self._await(lambda: all(each[1].n_sent >= each[4] for each in rounds), deadline_s, timeout_s)
-        return [have[((rank - me) % n) * size :][:size].tobytes() for rank in range(n)]
+        self._await(lambda: all(sends.n_sent >= sent for _, sends, sent, _, _ in ways), deadline_s, timeout_s)
+        return gathering.parts
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """See `Transport`."""
@@ -279,6 +282,7 @@ class TcpTransport:
             return
         failed = self._hub.failure is not None
         if self._hub.selector.get_map():
+            self._hub.flush_all()
             self._progress(self._has_written_all, 0.0 if failed else _CLOSE_S)
             for line in self._lines():
                 if isinstance(line, (Outgoing, Incoming)):
@@ -322,15 +326,14 @@ class TcpTransport:
         hub = self._hub
         now_s = hub.clock.now_s()
         deadline_s = now_s + timeout_s
-        hub.flush_all()
         while not holds():
-            self._turn(max(0.0, min(deadline_s, hub.next_tick_s) - now_s))
+            hub.flush_late(now_s)
+            self._turn(max(0.0, min(deadline_s, hub.next_tick_s, hub.late_to_s) - now_s))
             if holds():
                 return
             now_s = hub.clock.now_s()
             if hub.failure is not None or now_s >= deadline_s:
                 return
-            hub.flush_all()
 
     def _turn(self, wait_s: float) -> None:
         for key, mask in self._hub.selector.select(wait_s):

@@ -6,6 +6,7 @@ the socket and from the socket into the view that was posted, without a copy in 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
@@ -43,6 +44,11 @@ from optcc.runtime.transports.tcp_wire import (
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
 _VIEWS_AT_ONCE = 8
+_CHECKED_SEND_BYTES = 1 << 20
+_CHECKED_READ_BYTES = 1 << 18
+"""What is checked goes to the socket, and comes from there, in parts that are still in the processor's cache."""
+_LOW_WATER_BYTES = 1 << 19
+"""In the middle of a chunk, so much must have come before anybody is woken."""
 _CONTROL_BYTES = 1 << 14
 _STAGE_BYTES = EAGER_BYTES + 4 * HEADER_BYTES
 _INFO_BYTES = 256
@@ -382,20 +388,25 @@ class Outgoing(Line):
         if self._urgent:
             pending.append(bytes(self._urgent))
             self._urgent.clear()
-        while queue and len(pending) < _VIEWS_AT_ONCE:
+        n_checked = 0
+        while queue and len(pending) < _VIEWS_AT_ONCE and n_checked < _CHECKED_SEND_BYTES:
             owner, number, epoch, view = queue.popleft()
             if view is None:
                 pending.append(change_header(self.session, epoch, owner.k))
                 continue
             if owner.is_stale(number, epoch):
                 continue
-            crc = None if checksum is None else checksum(view)
+            crc = None
+            if checksum is not None:
+                crc, n_checked = checksum(view, 0), n_checked + len(view)
             header = data_header(self.session, epoch, owner.k, number, len(view), crc)
-            if len(view) <= EAGER_BYTES:
-                pending.append(header + view)
-            else:
+            if len(view) > EAGER_BYTES:
                 pending.append(header)
                 pending.append(view)
+            elif pending and type(pending[-1]) is bytes and len(pending[-1]) <= EAGER_BYTES:
+                pending[-1] += header + view
+            else:
+                pending.append(header + view)
 
     def read(self) -> list[tuple[int, int, int, int]]:
         """The states that have come, as (channel, epoch, number, slots). A bye sets `left`; `words` are collected.
@@ -481,11 +492,13 @@ class Incoming(Line):
             "_crc",
             "_header",
             "_left",
+            "_low_water",
             "_out",
             "_reader",
             "_slot",
             "_stage",
             "_states",
+            "_sum",
             "_urgent",
         ),
         *("blocked", "is_registered_for_writing", "left", "rail", "session"),
@@ -510,6 +523,7 @@ class Incoming(Line):
         self._slot: memoryview | None = None
         self._chunk = (0, 0, 0)
         self._crc: int | None = None
+        self._sum, self._low_water = 0, 1
         self._states: dict[int, None] = {}
         self._out, self._urgent = bytearray(), bytearray()
         self.blocked = self.is_registered_for_writing = False
@@ -524,11 +538,21 @@ class Incoming(Line):
 
         A chunk is read into its slot. What comes first, or is short, is read with what is around it, and copied.
         """
-        sock, stage, budget = self.sock, self._stage, _READ_BYTES_MAX
+        self._read_up_to(_READ_BYTES_MAX)
+        low_water = min(self._left, _LOW_WATER_BYTES) or 1
+        if low_water != self._low_water:
+            self._low_water = low_water
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+
+    def _read_up_to(self, budget: int) -> None:
+        sock, stage = self.sock, self._stage
         while budget > 0:
             if self._left:
                 done = 0 if self._slot is None else len(self._slot) - self._left
                 rest = _sink[: self._left] if self._slot is None else self._slot[done:]
+                if self._crc is not None:
+                    rest = rest[:_CHECKED_READ_BYTES]
                 # The header behind the chunk comes with its rest, in one call.
                 into = [rest, self._header] if len(rest) == self._left else [rest]
             else:
@@ -547,12 +571,13 @@ class Incoming(Line):
             if self._left:
                 into_chunk = min(n_bytes, len(rest))
                 self._left -= into_chunk
+                self._check(rest[:into_chunk])
                 if not self._left:
                     self._finish_chunk()
                 self._at = n_bytes - into_chunk
                 if self._at == HEADER_BYTES:
                     self._at = 0
-                    self._take_header()
+                    self._take_header(self._header, 0)
             else:
                 self._take(stage[:n_bytes])
             if n_bytes < wanted:
@@ -560,34 +585,44 @@ class Incoming(Line):
 
     def _take(self, data: memoryview) -> None:
         """Headers and chunks, or their parts, as they came."""
-        at = 0
-        while at < len(data):
+        at, end = 0, len(data)
+        while at < end:
             if self._left:
-                n_bytes = min(self._left, len(data) - at)
+                n_bytes = min(self._left, end - at)
+                part = data[at : at + n_bytes]
                 if self._slot is not None:
                     done = len(self._slot) - self._left
-                    self._slot[done : done + n_bytes] = data[at : at + n_bytes]
+                    self._slot[done : done + n_bytes] = part
                 self._left -= n_bytes
+                self._check(part)
                 if not self._left:
                     self._finish_chunk()
+            elif not self._at and end - at >= HEADER_BYTES:
+                n_bytes = HEADER_BYTES
+                self._take_header(data, at)
             else:
-                n_bytes = min(HEADER_BYTES - self._at, len(data) - at)
+                n_bytes = min(HEADER_BYTES - self._at, end - at)
                 self._header[self._at : self._at + n_bytes] = data[at : at + n_bytes]
                 self._at += n_bytes
                 if self._at == HEADER_BYTES:
                     self._at = 0
-                    self._take_header()
+                    self._take_header(self._header, 0)
             at += n_bytes
 
-    def _take_header(self) -> None:
+    def _check(self, part: memoryview) -> None:
+        """Takes what has just come of a chunk into its checksum."""
+        if self._crc is not None and self._checksum is not None and self._slot is not None:
+            self._sum = self._checksum(part, self._sum)
+
+    def _take_header(self, data: memoryview, at: int) -> None:
         try:
-            kind, flags, epoch, channel, number, length, crc = decode(self._header, self.session)
+            kind, flags, epoch, channel, number, length, crc = decode(data, self.session, at)
         except WireError as error:
             raise Broken(str(error), is_damage=True) from error
         if kind == DATA_FRAME:
             self._slot = self._reader.begin(self, epoch, channel, number, length)
             self._chunk, self._left = (epoch, channel, number), length
-            self._crc = crc if flags & CHECKED else None
+            self._crc, self._sum = crc if flags & CHECKED else None, 0
             if not length:
                 self._finish_chunk()
         elif kind == CHANGE_FRAME:
@@ -604,7 +639,7 @@ class Incoming(Line):
         slot, self._slot = self._slot, None
         if slot is None:
             return
-        if self._crc is not None and self._checksum is not None and self._checksum(slot) != self._crc:
+        if self._crc is not None and self._checksum is not None and self._sum != self._crc:
             # The sender's view may change under a second copy once the first has been delivered.
             if self._reader.wants(*self._chunk):
                 raise Broken("chunk: wrong checksum", is_damage=True)

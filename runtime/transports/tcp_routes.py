@@ -1,7 +1,7 @@
 """The routes of the TCP transport: all that goes from one rank to another, and the failover table that carries it.
 
 `OutRoute` and `InRoute` are the two ends of a direction of a pair: its rails, its channels, and for each one end
-of the table. They do what `optcc.failover.step` says; a rail of the table is a *turn* of a real one (`Stripes`).
+of the table. They do what `optcc.failover.step` says; a rail of the table is a *turn* of a real one (`Shares`).
 
 The receiver tells the sender for how many chunks it has posted slots, and a chunk is offered to the table only then:
 whatever arrives is read from the socket into the slot that waits for it, and neither end keeps bytes of its own. There
@@ -17,7 +17,7 @@ import errno
 import os
 import selectors
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,7 +32,6 @@ from optcc.failover import (
     FREE,
     NOWHERE,
     OFFER,
-    RAILS_MAX,
     RECEIVER_ROWS,
     REPLAN,
     SEND,
@@ -47,6 +46,7 @@ from optcc.failover import (
     step,
 )
 from optcc.runtime.launch import Meeting, Nic
+from optcc.runtime.striping import divide
 from optcc.runtime.transport import RECEIVED, SENT, Clock
 from optcc.runtime.transport import Event as TransportEvent
 from optcc.runtime.transports.tcp_rails import Broken, Dialing, Incoming, Line, Outgoing, RailCount, open_socket
@@ -61,9 +61,9 @@ from optcc.runtime.transports.tcp_wire import (
     Caller,
     Checksum,
     Hello,
-    Stripes,
+    Piece,
+    Shares,
     WireError,
-    share_turns,
 )
 
 CHUNK_BYTES_MAX = 1 << 30
@@ -71,15 +71,19 @@ NONCE_BYTES = 32
 _CONNECT_S = 2.0
 _DIAL_SILENT_S = 0.5
 _SUSPICION_S = 1.0
-_SHARED_BYTES_MIN = 1 << 18
-_PIECES = 4
 WATCH_S = 0.01
 """So often a connection is looked at while bytes on it are not acknowledged."""
+_PATIENCE_S = 0.001
+_CHANCES, _CHANCES_MAX, _VAIN = 4, 64, 8
+"""Reports wait, for so long, for a short message to the same peer once it could have taken so many along; each wait in
+vain counts as much as `_VAIN` of them."""
 _REDIAL_S_MIN = 0.01
 _REDIAL_S_MAX = 0.25
 _TIMEOUT_S = 5.0
 _TIMEOUT_S_MAX = 60.0
 
+
+_NEVER_S = float("inf")
 
 NicEntry = tuple[str, str, int, int, int]
 """A NIC as the ranks tell each other: name, address, port, rate out, rate in (bytes/s)."""
@@ -127,7 +131,8 @@ class Hub:
 
     `left` says of each rank that has said bye whether it did so because of a failure; `failure` ends every wait.
     `nic_up` is what the kernel says of this rank's NICs. Reports in `late_ins` may wait until this rank waits itself,
-    or with `owes_reports` until it is told of events.
+    a little longer, to `late_to_s`, if a message is likely to take them along; with `owes_reports` only until it is
+    told of events.
     """
 
     def __init__(self, settings: Settings, nics: Sequence[Nic], clock: Clock) -> None:
@@ -145,6 +150,7 @@ class Hub:
         self.dirty_ins: dict[Incoming, InRoute] = {}
         self.late_ins: dict[Incoming, InRoute] = {}
         self.next_tick_s = 0.0
+        self.late_to_s = _NEVER_S
         self.nic_up = [True] * len(self.nics)
         self._suspect_to_s = [0.0] * len(self.nics)
         self._round_trip_s = [0.0] * len(self.nics)
@@ -161,13 +167,13 @@ class Hub:
         """Writes what has been queued; what a broken connection leaves is queued elsewhere, and written too."""
         if not self.dirty_outs and not self.dirty_ins:
             return
-        self.next_tick_s = min(self.next_tick_s, self.clock.now_s() + WATCH_S)
+        now_s = self.clock.now_s()
+        self.next_tick_s = min(self.next_tick_s, now_s + WATCH_S)
         while self.dirty_outs or self.dirty_ins:
             while self.dirty_outs:
                 line, out = self.dirty_outs.popitem()
                 try:
-                    if self.late_ins:
-                        self._hand_over(line, out)
+                    self._hand_over(line, out, now_s)
                     line.flush()
                     if line.blocked != line.is_registered_for_writing:
                         self.watch(line, partial(out.ready, line))
@@ -182,22 +188,50 @@ class Hub:
                 except Broken as error:
                     in_.lose(incoming, error)
 
-    def _hand_over(self, line: Outgoing, out: OutRoute) -> None:
+    def _hand_over(self, line: Outgoing, out: OutRoute, now_s: float) -> None:
         """Lets a short message take along what there is to report to its peer."""
         in_ = self.ins.get(out.peer)
         if in_ is None or not line.can_carry_reports():
             return
+        in_.note_chance(now_s)
+        if not self.late_ins:
+            return
         for incoming in in_.lines:
             if incoming is not None and self.late_ins.pop(incoming, None) is not None:
+                in_.chances, in_.late_to_s = min(in_.chances + 1, _CHANCES_MAX), _NEVER_S
                 for k in incoming.take_states():
                     line.report(k, *in_.state_of(k))
 
+    def flush_late(self, now_s: float) -> None:
+        """Writes what could wait until this rank waits, but what a message to the same peer is likely to take along."""
+        self.late_to_s = _NEVER_S
+        for incoming, in_ in list(self.late_ins.items()):
+            if now_s >= in_.late_to_s:
+                in_.chances = max(0, in_.chances - _VAIN)
+            elif in_.chances >= _CHANCES:
+                in_.late_to_s = min(in_.late_to_s, now_s + _PATIENCE_S)
+                self.late_to_s = min(self.late_to_s, in_.late_to_s)
+                continue
+            in_.reported_s, in_.late_to_s = now_s, _NEVER_S
+            self.dirty_ins[incoming] = self.late_ins.pop(incoming)
+        self.flush()
+
+    def flush_owed(self) -> None:
+        """Writes the reports that its peers wait for, and this rank may have no reason to wait any more."""
+        self.owes_reports = False
+        for incoming, in_ in list(self.late_ins.items()):
+            if in_.owes_report:
+                in_.late_to_s = _NEVER_S
+                self.dirty_ins[incoming] = self.late_ins.pop(incoming)
+        self.flush()
+
     def flush_all(self) -> None:
         """Writes the reports that could wait, too."""
-        self.owes_reports = False
-        if self.late_ins:
-            self.dirty_ins.update(self.late_ins)
-            self.late_ins.clear()
+        self.owes_reports, self.late_to_s = False, _NEVER_S
+        for in_ in self.late_ins.values():
+            in_.late_to_s = _NEVER_S
+        self.dirty_ins.update(self.late_ins)
+        self.late_ins.clear()
         self.flush()
 
     def watch(self, line: Outgoing | Incoming, ready: Callable[[int], None]) -> None:
@@ -315,16 +349,27 @@ class Hub:
             pairs = [(number, number) for number in range(min(len(self.book[src]), len(self.book[dst])))]
         return sorted(pairs, key=lambda pair: self.book[min(src, dst)][pair[src > dst]][0])
 
-    def cut(self, stripes: Stripes, n_bytes: int, first: int) -> list[tuple[int, int]]:
-        """The pieces of a message; over several rails so many that unequal rails can have unequal shares."""
-        chunk_bytes, n_rails = self.settings.chunk_bytes, len(set(stripes.turns))
-        if n_rails > 1:
-            chunk_bytes = min(chunk_bytes, max(_SHARED_BYTES_MIN, n_bytes // (_PIECES * n_rails)))
-        return stripes.cut(n_bytes, first, chunk_bytes)
+    def cut(self, channel: SendChannel | RecvChannel, n_bytes: int) -> Sequence[Piece]:
+        """The pieces of the next message of a channel, alike at both ends."""
+        shares, chunk_bytes = channel.shares, self.settings.chunk_bytes
+        if n_bytes >= shares.cut_bytes_min or n_bytes > chunk_bytes:
+            return shares.cut(n_bytes, chunk_bytes)
+        channel.n_whole += 1
+        return (Piece(0, n_bytes, shares.turns[channel.n_whole % len(shares.turns)]),)
 
-    def stripes(self, src: int, dst: int, pairs: Sequence[tuple[int, int]]) -> Stripes:
-        """How messages from `src` to `dst` are striped: by what the NICs of each rail send and receive at most."""
-        return Stripes.of([min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in pairs])
+    def shares(self, src: int, dst: int) -> Shares:
+        """How a message from `src` to `dst` is divided: by what the NICs of each rail send and receive at most."""
+        pairs = self.pairs(src, dst)
+        return Shares.of([min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in pairs])
+
+    def shares_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Shares]:
+        """How the messages of a plan are divided that carries so many bytes from rank to rank; nothing for those that
+        are divided as always: where NICs are equal, and where there is one rail."""
+        rates = [[nic[3:] for nic in nics] for nics in self.book]
+        if not carried or all(each == [rates[0][0]] * len(rates[0]) for each in rates):
+            return {}
+        parts = divide(carried, {pair: self.pairs(*pair) for pair in carried}, rates)
+        return {pair: Shares.of([max(1, part) for part in each]) for pair, each in parts.items() if len(each) > 1}
 
 
 class SendChannel:
@@ -334,16 +379,17 @@ class SendChannel:
     rail of the table stands."""
 
     __slots__ = (
-        *("chunks", "handle", "has_copies", "highest", "k", "n_sent", "posted", "sender", "since_s", "slots"),
-        *("timeout_s", "turns"),
+        *("chunks", "handle", "has_copies", "highest", "k", "n_sent", "n_whole", "posted", "sender", "shares"),
+        *("since_s", "slots", "timeout_s", "turns"),
     )
 
-    def __init__(self, k: int, link: Link, turns: tuple[int, ...]) -> None:
-        self.k, self.handle, self.turns = k, -1, turns
+    def __init__(self, k: int, link: Link, shares: Shares) -> None:
+        self.k, self.handle, self.shares = k, -1, shares
+        self.turns = list(shares.turns)
         self.sender: Sender = link.sender()
-        self.chunks: deque[tuple[memoryview, bool, bool]] = deque()
+        self.chunks: deque[tuple[memoryview, bool, bool, int]] = deque()
         self.has_copies = False
-        self.posted = self.slots = self.highest = self.n_sent = 0
+        self.posted = self.slots = self.highest = self.n_sent = self.n_whole = 0
         self.since_s, self.timeout_s = 0.0, _TIMEOUT_S
 
     def is_stale(self, number: int, epoch: int) -> bool:
@@ -354,17 +400,21 @@ class SendChannel:
 class RecvChannel:
     """The receiving end of a channel. `slots` are those that are not filled, from `receiver.delivered` on, each with
     whether it is the last of its message, and whether its sender has a copy; `arriving` says over which connection a
-    chunk is on its way into its slot; `early` are chunks that came before their slots."""
+    chunk is on its way into its slot; `early` are chunks that came before their slots. `posted` counts the slots,
+    `told` those that the sender has been told of."""
 
-    __slots__ = ("arriving", "early", "handle", "k", "n_received", "posted", "receiver", "slots")
+    __slots__ = (
+        *("arriving", "early", "handle", "k", "n_received", "n_whole", "posted", "receiver", "shares", "slots"),
+        "told",
+    )
 
-    def __init__(self, k: int, link: Link) -> None:
-        self.k, self.handle = k, -1
+    def __init__(self, k: int, link: Link, shares: Shares) -> None:
+        self.k, self.handle, self.shares = k, -1, shares
         self.receiver: Receiver = link.receiver()
         self.slots: deque[tuple[memoryview, bool, bool]] = deque()
         self.arriving: dict[int, Incoming] = {}
         self.early: dict[int, memoryview] = {}
-        self.posted = self.n_received = 0
+        self.posted = self.told = self.n_received = self.n_whole = 0
 
     def has_received(self, count: int) -> bool:
         """True once `count` messages have come in all."""
@@ -400,14 +450,10 @@ class OutRoute:
             Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
             for mine, theirs in pairs
         ]
-        self._stripes = hub.stripes(me, peer, pairs)
-        # As many turns as there can be, so that they can be shared anew by what the rails turn out to carry; but rates
-        # that were declared to differ are believed.
-        self._turns = self._stripes.turns * (RAILS_MAX // len(self._stripes.turns))
-        counts = {self._turns.count(rail) for rail in self._turns}
-        are_equal = len(counts) == len(set(self._stripes.weights)) == 1
-        self._learns = hub.settings.learn_rates and are_equal and len(self.rails) > 1
-        self._link = Link(len(self._turns), hub.settings.window)
+        self._shares = hub.shares(me, peer)
+        self._learns = hub.settings.learn_rates and self._shares.are_equal and len(self.rails) > 1
+        self._credit = [0.0] * len(self.rails)
+        self._link = Link(self._shares.n_turns, hub.settings.window)
         self._channels: dict[int, SendChannel] = {}
         # Watched seconds for which no rail has been joined: time in which nobody called `poll` does not count.
         self.dark_s = 0.0
@@ -415,7 +461,7 @@ class OutRoute:
     def channel(self, k: int) -> SendChannel:
         """The k-th channel to the peer; a new one knows which rails are down."""
         if k not in self._channels:
-            channel = self._channels[k] = SendChannel(k, self._link, self._turns)
+            channel = self._channels[k] = SendChannel(k, self._link, self._shares)
             for turn, rail in enumerate(channel.turns):
                 if self.rails[rail].line is None:
                     self._at_sender(channel, Event(DOWN, turn))
@@ -423,15 +469,14 @@ class OutRoute:
 
     def post(self, channel: SendChannel, view: memoryview) -> None:
         """Queues a message."""
-        pieces = self._hub.cut(self._stripes, len(view), channel.posted)
-        if self._learns and len(pieces) > 1 and not channel.chunks:
-            self._share(channel)
+        pieces = self._hub.cut(channel, len(view))
         if is_eager(channel, view, pieces):
-            channel.chunks.append((memoryview(bytes(view)), True, True))
+            channel.chunks.append((memoryview(bytes(view)), True, True, pieces[0].rail))
             channel.has_copies = True
         else:
-            for i, (start, end) in enumerate(pieces):
-                channel.chunks.append((view[start:end], i == len(pieces) - 1, False))
+            last = len(pieces) - 1
+            for i, (start, end, rail) in enumerate(pieces):
+                channel.chunks.append((view[start:end], i == last, False, rail))
         channel.posted += len(pieces)
         self._offer(channel)
 
@@ -458,7 +503,29 @@ class OutRoute:
                 can_wait = channel.has_copies and channel.slots and channel.chunks[offered - acked][2]
                 if not can_wait or offered - acked >= min(EARLY_CHUNKS_MAX, self._link.window):
                     return
+            if len(self.rails) > 1 and not self._take_turn(channel, channel.chunks[offered - acked][3]):
+                return
             self._at_sender(channel, Event(OFFER))
+
+    def _take_turn(self, channel: SendChannel, rail: int) -> bool:
+        """Has the rail of the table that the next chunk goes to stand for `rail`, or for another one if that is down;
+        False if something is out on it that went elsewhere: its acknowledgement will come."""
+        turn = channel.sender.offered % self._link.n_rails
+        is_taken = turn in channel.sender.out
+        if self._learns:
+            if is_taken:
+                return False
+            rail = self._next_by_rate(rail)
+        if self.rails[rail].line is None:
+            alive = [number for number, each in enumerate(self.rails) if each.line is not None]
+            rail = alive[channel.sender.offered % len(alive)] if alive else rail
+        if channel.turns[turn] == rail:
+            return True
+        if is_taken:
+            return False
+        channel.turns[turn] = rail
+        self._at_sender(channel, Event(DOWN if self.rails[rail].line is None else UP, turn))
+        return True
 
     def _at_sender(self, channel: SendChannel, event: Event) -> None:
         hub = self._hub
@@ -498,12 +565,12 @@ class OutRoute:
     def _report_copies(self, channel: SendChannel) -> None:
         """Messages of which this end has a copy count as sent, in their order, once they have a slot and are out."""
         chunks, acked = channel.chunks, channel.sender.acked
-        for i, rail in enumerate(channel.sender.out):
-            chunk, is_last, is_copy = chunks[i]
+        for i, turn in enumerate(channel.sender.out):
+            chunk, is_last, is_copy, rail = chunks[i]
             if is_last:
-                if not is_copy or rail == NOWHERE or acked + i >= channel.slots:
+                if not is_copy or turn == NOWHERE or acked + i >= channel.slots:
                     return
-                chunks[i] = (chunk, False, True)
+                chunks[i] = (chunk, False, True, rail)
                 self._report(channel)
 
     # --- the rails
@@ -580,16 +647,16 @@ class OutRoute:
             if its_rail == rail:
                 self._at_sender(channel, Event(kind, turn))
 
-    def _share(self, channel: SendChannel) -> None:
-        """Shares the turns anew by the rails' measured rates. Nothing is out: no chunk is on a turn that moves."""
-        rates = [0 if rail.line is None else int(rail.line.rate) for rail in self.rails]
+    def _next_by_rate(self, rail: int) -> int:
+        """The rail that is most behind with what its measured rate would have it carry; `rail` before all are known."""
+        rates = [0.0 if each.line is None else each.line.rate for each in self.rails]
         if not all(rates):
-            return
-        turns = share_turns(rates, channel.turns)
-        if turns != channel.turns:
-            channel.turns = turns
-            for turn, rail in enumerate(turns):
-                self._at_sender(channel, Event(DOWN if self.rails[rail].line is None else UP, turn))
+            return rail
+        total = sum(rates)
+        self._credit = [credit + rate / total for credit, rate in zip(self._credit, rates, strict=True)]
+        rail = self._credit.index(max(self._credit))
+        self._credit[rail] -= 1
+        return rail
 
     def _dial_later(self, rail: Rail, refused: bool) -> None:
         """After a failure: the next try, at growing intervals."""
@@ -692,24 +759,28 @@ class InRoute:
         pairs = hub.pairs(peer, hub.rank)
         self.mine = [mine for _, mine in pairs]
         self.lines: list[Incoming | None] = [None] * len(pairs)
-        self._stripes = hub.stripes(peer, hub.rank, pairs)
-        self._link = Link(len(self._stripes.turns), hub.settings.window)
+        self._shares = hub.shares(peer, hub.rank)
+        self._link = Link(self._shares.n_turns, hub.settings.window)
+        self._turns = self._shares.turns
         self._channels: dict[int, RecvChannel] = {}
+        # When reports were last written on their own, and how often a short message to the peer then followed soon.
+        self.reported_s, self.chances = 0.0, 0
+        self.late_to_s, self.owes_report = _NEVER_S, False
 
     def channel(self, k: int) -> RecvChannel:
         """The k-th channel from the peer; a new one knows which rails are down."""
         if k not in self._channels:
-            channel = self._channels[k] = RecvChannel(k, self._link)
-            for turn, rail in enumerate(self._stripes.turns):
+            channel = self._channels[k] = RecvChannel(k, self._link, self._shares)
+            for turn, rail in enumerate(self._turns):
                 if self.lines[rail] is None:
                     self._at_receiver(channel, Event(DOWN, turn))
         return self._channels[k]
 
     def post(self, channel: RecvChannel, view: memoryview) -> None:
         """Queues the slots of a message, and tells the sender of them."""
-        pieces = self._hub.cut(self._stripes, len(view), channel.posted)
+        pieces = self._hub.cut(channel, len(view))
         eager = is_eager(channel, view, pieces)
-        for i, (start, end) in enumerate(pieces):
+        for i, (start, end, _) in enumerate(pieces):
             number = channel.receiver.delivered + len(channel.slots)
             channel.slots.append((view[start:end], i == len(pieces) - 1, eager))
             if number in channel.early:
@@ -718,8 +789,6 @@ class InRoute:
                     self._hub.fail(self._mismatch(len(chunk), end - start))
                     return
                 view[start:end] = chunk
-                # It counts as sent once its slot is told, and this rank may have no reason to wait any more.
-                self._hub.owes_reports = True
             self._at_receiver(channel, Event(OFFER))
         channel.posted += len(pieces)
         self._tell_slots(channel, can_wait=eager)
@@ -743,14 +812,14 @@ class InRoute:
 
     def _tell_slots(self, channel: RecvChannel, *, can_wait: bool = False) -> None:
         """Over the rail whose turn it is, or the next that is up."""
-        turns = self._stripes.turns
+        turns = self._turns
         turn = self._link.pick(channel.receiver.up, channel.receiver.delivered % len(turns))
         if turn >= 0:
             self._say(turn, channel, can_wait=can_wait)
 
     def _say(self, turn: int, channel: RecvChannel, *, can_wait: bool = False) -> None:
         """Tells the state of a channel; if it `can_wait`, when this rank waits next, with what there is to say then."""
-        line = self.lines[self._stripes.turns[turn]]
+        line = self.lines[self._turns[turn]]
         if line is not None:
             line.tell(channel.k)
             (self._hub.late_ins if can_wait else self._hub.dirty_ins)[line] = self
@@ -769,6 +838,9 @@ class InRoute:
                     channel.n_received += 1
                     if channel.handle >= 0:
                         hub.events.append((RECEIVED, channel.handle))
+                if channel.receiver.delivered > channel.told:
+                    # It counts as sent once its slot is told.
+                    self.owes_report = hub.owes_reports = True
             elif action.kind == FORGET:
                 channel.early.clear()
             elif action.kind == SEND:
@@ -832,7 +904,14 @@ class InRoute:
     def state_of(self, channel: int) -> tuple[int, int, int]:
         """See `Reader`."""
         end = self._channels[channel]
+        end.told, self.owes_report = end.posted, False
         return end.receiver.epoch, end.receiver.delivered, end.posted
+
+    def note_chance(self, now_s: float) -> None:
+        """A short message goes to the peer, and could have taken along what was reported just before."""
+        if now_s - self.reported_s < _PATIENCE_S:
+            self.chances = min(self.chances + 1, _CHANCES_MAX)
+        self.reported_s = 0.0
 
     def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
         """See `Reader`."""
@@ -844,7 +923,7 @@ class InRoute:
         return self._channels[k]
 
     def _turn_of(self, line: Incoming) -> int:
-        return self._stripes.turns.index(line.rail)
+        return self._turns.index(line.rail)
 
     # --- the rails
 
@@ -855,7 +934,7 @@ class InRoute:
             self.lose(former, Broken("replaced"))
         self.lines[line.rail] = line
         for channel in list(self._channels.values()):
-            for turn, rail in enumerate(self._stripes.turns):
+            for turn, rail in enumerate(self._turns):
                 if rail == line.rail:
                     self._at_receiver(channel, Event(UP, turn))
             if channel.posted:
@@ -899,7 +978,7 @@ class InRoute:
         for channel in list(self._channels.values()):
             for number in [number for number, its_line in channel.arriving.items() if its_line is line]:
                 del channel.arriving[number]
-            for turn, rail in enumerate(self._stripes.turns):
+            for turn, rail in enumerate(self._turns):
                 if rail == line.rail:
                     self._at_receiver(channel, Event(DOWN, turn))
             self._tell_slots(channel)
@@ -921,6 +1000,6 @@ class InRoute:
         return is_busy
 
 
-def is_eager(channel: SendChannel | RecvChannel, view: memoryview, pieces: Sequence[tuple[int, int]]) -> bool:
+def is_eager(channel: SendChannel | RecvChannel, view: memoryview, pieces: Sequence[Piece]) -> bool:
     """True for a message that is sent from a copy; both ends must say the same."""
     return len(view) <= EAGER_BYTES and len(pieces) == 1 and channel.k != EXCHANGE

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
@@ -34,6 +33,7 @@ from optcc.runtime.transport import (
     Event,
     MonotonicClock,
 )
+from optcc.runtime.transports.bruck import Gathering
 from optcc.runtime.transports.tcp_wire import Stripes
 from optcc.runtime.transports.ucx_library import CANCELED, OK, TRUNCATED, Port, Request, load
 
@@ -94,7 +94,6 @@ class UcxTransport:
         self._failure: RuntimeFault | None = None
         self._stripes: dict[tuple[int, int], tuple[Stripes, list[tuple[int, int]]]] = {}
         self._numbers = ChannelNumbers()
-        self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._lanes: list[_Lane] = []
         self._exchange: dict[tuple[int, int], _Lane] = {}
@@ -130,8 +129,9 @@ class UcxTransport:
 
     # --- Transport ----------------------------------------------------------------------------------------------------
 
-    def open(self, channels: Sequence[Channel], group: int = 0) -> list[int]:
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`."""
+        del carried  # divided by the rates of each pair alone
         handles: list[int] = []
         for src, dst, k in self._numbers.take(channels, group):
             if not (0 <= src < self.n_ranks and 0 <= dst < self.n_ranks) or src == dst:
@@ -165,30 +165,22 @@ class UcxTransport:
         return events
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
-        """See `Transport`; raises MismatchError if the payloads differ in length.
-
-        In ceil(log2 n) rounds (Bruck et al. 1997): in round i each rank passes what it has to the rank 2^i before it.
-        """
+        """See `Transport`; raises MismatchError if the payloads differ in length."""
         if self._failure is not None:
             raise self._failure
-        n, me, size = self.n_ranks, self.rank, len(payload)
-        have = np.zeros(n * size, dtype=np.uint8)
-        have[:size] = np.frombuffer(payload, np.uint8)
+        gathering = Gathering(self.rank, self.n_ranks, payload)
         sends: list[tuple[_Lane, int]] = []
         deadline_s = self._clock.now_s() + timeout_s
-        distance = 1
-        while distance < n:
-            count = min(distance, n - distance)
-            out, in_ = self._exchange_lane(me, (me - distance) % n), self._exchange_lane((me + distance) % n, me)
+        for each in gathering.rounds:
+            out, in_ = self._exchange_lane(self.rank, each.dst), self._exchange_lane(each.src, self.rank)
             received = in_.n_done + 1
-            self._post(in_, have[distance * size : (distance + count) * size], False)
-            self._post(out, have[: count * size], True)
+            self._post(in_, each.into, False)
+            self._post(out, each.out, True)
             sends.append((out, out.n_done + 1))
             self._await(lambda lane=in_, until=received: lane.n_done >= until, deadline_s, timeout_s)  # type: ignore[misc]
-            distance += count
         # Whoever has not got its part from here yet would wait for it in vain if this rank went away now.
         self._await(lambda: all(lane.n_done >= until for lane, until in sends), deadline_s, timeout_s)
-        return [have[((rank - me) % n) * size :][:size].tobytes() for rank in range(n)]
+        return gathering.parts
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """See `Transport`."""

@@ -82,7 +82,7 @@ def test_many_mutants_get_the_naive_verdict(batch: int, seed: int) -> None:
 def test_the_three_ways_of_visiting_states_find_the_same() -> None:
     """Level by level, each state once, and the least states alone: the same problems, in the same places."""
     compared = Counter[str]()
-    for seed in range(5000, 5150):
+    for seed in range(5000, 5090):
         plan = draw_mutant(seed).plan
         if plan is None:
             continue
@@ -101,7 +101,7 @@ def test_the_three_ways_of_visiting_states_find_the_same() -> None:
             assert (each.wrong, each.differing) == (plainly.wrong, plainly.differing), seed
         compared[plainly.first] += 1
     assert all(compared[each] for each in ("", "deadlock", "races", "result")), compared
-    assert compared["too large"] < 75, compared
+    assert compared["too large"] < 45, compared
 
 
 def test_a_number_is_all_there_is_to_say_about_a_mutant() -> None:

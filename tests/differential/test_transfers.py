@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.differential.transfers_interpreter import ITEM_BYTES, check
+from tests.sample import sampled
 
 Row = dict[str, Any]
 
@@ -195,14 +197,15 @@ def test_malformed_files() -> None:
 COUNTS = [0, 1, 2, 5, 7, 12, 31, 64]
 
 
-@pytest.mark.parametrize("name", ["ring", "optcc"])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
+TYPED = (
+    *(("float32", "sum"), ("float64", "max"), ("int32", "prod"), ("int64", "avg")),
+    *(("bfloat16", "sum"), ("float16", "avg"), ("int8", "bxor"), ("uint8", "min")),
+)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "reduction"),
-    [
-        *(("float32", "sum"), ("float64", "max"), ("int32", "prod"), ("int64", "avg")),
-        *(("bfloat16", "sum"), ("float16", "avg"), ("int8", "bxor"), ("uint8", "min")),
-    ],
+    ("name", "ranks", "dtype", "reduction"),
+    sampled(((name, ranks, *typed) for name, ranks, typed in product(("ring", "optcc"), range(2, 7), TYPED)), every=3),
 )
 def test_compiled_schedules_are_correct(name: str, ranks: int, dtype: str, reduction: str) -> None:
     """What the compiler writes is an AllReduce for every ragged size, whatever overlaps."""

@@ -384,7 +384,7 @@ def test_a_run_that_is_interrupted_leaves_no_process(name: str, number: signal.S
         assert [path.name for path in Fabric(name).directory.iterdir()] == ["state.json"]
     else:
         with contextlib.suppress(DeadlineExceeded):
-            Fabric(name).run(["true"], timeout_s=30, capture=True)
+            Fabric(name).run(["true"], timeout_s=10, capture=True)
         assert [path.name for path in Fabric(name).directory.iterdir()] == ["state.json"]
 
 

@@ -94,7 +94,7 @@ def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) 
 
 
 def test_what_keeps_a_job_from_starting_is_said(fabric: Fabric, tmp_path: Path) -> None:
-    wrong = our_case("ring", "tcp", "3@100MB/s")
+    wrong = our_case("ring", "tcp", "3@100MB/s", SIZE)
     job = Job("open-mpi", sys.executable, "openmpi", (wrong,), MPI_RING, {"OPTCC_SOCKET_IFNAME": "ib"})
     team = Team(fabric, job, Comparison(SIZE, 1, "", "", "400Mbit/s").told, tmp_path, "50MB/s")
     try:

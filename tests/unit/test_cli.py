@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from optcc import cli
 from optcc.codec import read_plan, write_plan
 from optcc.verdict import LINES_MAX, PROPERTIES
+from optcc.verify import failover, failover_induction
 from tests.negative.edits import Draft
 
 FLAT = ["--topology", "3@50MB/s,2=25MB/s", "--size", "12KiB", "--segments", "2"]
@@ -183,6 +185,28 @@ def test_verify_claims_about_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert done(capsys, *words, "--eps", "0.499", code=1)["verdict"] == "refuted"
 
 
+def test_verify_judges_time_on_the_ports_of_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Fair ports by simulation: no exact time. A plan from a file as well; a name that is none is refused."""
+    topology = ("--topology", "4@50MB/s,3=25MB/s")
+    size = (*topology, "--size", "1MiB", "--segments", "64")
+    answer = done(capsys, "verify", "optimal", *size, "--ports", "fair", "--eps", "0.02")
+    assert answer["properties"]["timing"] == "proved"
+    shown = answer["makespan"]
+    assert (shown["model"], shown["seconds_exact"]) == ("fair", None)
+    assert shown["seconds"] == done(capsys, "simulate", "optimal", *size, "--model", "fair")["seconds"]
+    path = tmp_path / "plan"
+    done(capsys, "compile", "optimal", *size, "--ports", "fair", "-o", str(path))
+    kept = done(capsys, "verify", "--plan", str(path), *topology, "--eps", "0.02", "--ports", "fair")
+    assert kept["makespan"] == shown
+    for ports in ("fifo", "exclusive"):
+        exact = done(capsys, "verify", "ring", *size, "--ports", ports, "--eps", "9")["makespan"]
+        assert exact["model"] == ports and "/" in exact["seconds_exact"]
+    wrong = refused(capsys, "verify", "--plan", str(path), *topology, "--ports", "open")
+    assert "--ports 'open': must be one of fifo, exclusive, fair" in wrong
+    slow = refused(capsys, "verify", "optimal", *size, "--ports", "fair", "--slowdown", "1:8")
+    assert "--slowdown with --ports fair" in slow
+
+
 def test_verify_limits_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     """Too many steps for a thread block are refuted for that target alone."""
     words = ("verify", "ring", "--topology", "4@1GB/s", "--size", "1MiB", "--segments", "64")
@@ -211,8 +235,11 @@ def test_verify_for_all_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "NAME" in refused(capsys, "verify", "--all-ranks")
 
 
-def test_verify_the_failover_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_the_failover_protocol(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """States, lemmas, and the encoding held against the table."""
+    asked = ((failover, "check_encoding"), (failover, "check_replay"), (failover_induction, "prove_invariants"))
+    for module, name in asked:  # once, and printed twice
+        monkeypatch.setattr(module, name, cache(getattr(module, name)))
     answer = done(capsys, "verify", "--failover")
     assert (answer["verdict"], answer["properties"]) == ("proved", {"replay": "proved"})
     assert answer["states"] > 10**5

@@ -54,7 +54,7 @@ def test_the_job_of_four_ranks_runs() -> None:
         (b"optcc-executor-speed/1", b"optcc-executor-speed/2", r"\$\.format"),
         (b'"instructions"', b'"instruction"', r"\$\.rows"),
         (b'"cpu_s": [', b'"cpu_s": [0.0,', r"\$\.rows\[0\]\.cpu_s"),
-        (b"{", b"[", r"\$"),
+        (b"{", b"[", r"^record '': "),
     ],
 )
 def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import replace as change
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from optcc.errors import InputError, SolverError
 from optcc.failover import (
@@ -50,16 +51,14 @@ from optcc.verdict import PROVED, REFUTED, UNKNOWN
 from optcc.verify.failover import (
     FULL,
     QUICK,
-    RECEIVER_RELATIONS,
-    SENDER_RELATIONS,
     Config,
     Exploration,
     check_encoding,
     check_invariants,
     check_replay,
     explore,
-    prove_invariants,
 )
+from optcc.verify.failover_induction import RECEIVER_RELATIONS, SENDER_RELATIONS, prove_invariants
 
 State = TypeVar("State", Sender, Receiver)
 NO_EFFECT = {
@@ -339,7 +338,7 @@ Effect = Callable[[Link, Any, Event], tuple[Any, Actions]]
 
 def mutated(rows: Sequence[Row[State]], name: str, **changes: Any) -> tuple[Row[State], ...]:
     assert name in {row.name for row in rows}
-    return tuple(replace(row, **changes) if row.name == name else row for row in rows)
+    return tuple(change(row, **changes) if row.name == name else row for row in rows)
 
 
 def sender_with(config: Config, **effects: Effect) -> Exploration:
@@ -600,7 +599,7 @@ def test_every_row_keeps_the_invariants_for_any_number_of_chunks_and_any_window(
 def test_the_relations_are_those_of_the_table() -> None:
     assert set(SENDER_RELATIONS) == {row.name for row in SENDER_ROWS}
     assert set(RECEIVER_RELATIONS) == {row.name for row in RECEIVER_ROWS}
-    checked = check_encoding(QUICK[3:5], walks=[replace(WILD, n_rails=3, n_chunks=12, window=5)], n_moves=600, seed=3)
+    checked = check_encoding(QUICK[3:5], walks=[change(WILD, n_rails=3, n_chunks=12, window=5)], n_moves=600, seed=3)
     assert int(checked.how.split()[0]) > 1000
 
 

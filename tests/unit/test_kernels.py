@@ -250,11 +250,16 @@ class TestChoice:
 
     def test_another_packages_bfloat16_is_one(self) -> None:
         class Foreign:
-            dtype = type("Dtype", (), {"name": "bfloat16"})()
+            dtype = type("Dtype", (), {"name": "bfloat16", "isnative": True})()
 
         assert is_stored_as(Foreign(), "bfloat16")  # type: ignore[arg-type]
         assert not is_stored_as(Foreign(), "float16")  # type: ignore[arg-type]
         assert is_stored_as(np.zeros(1, np.float16), "float16")
+
+    def test_bytes_in_another_order_are_not_of_the_type(self) -> None:
+        for dtype in ("float32", "float16", "int64"):
+            assert is_stored_as(np.zeros(1, dtype), dtype)
+            assert not is_stored_as(np.zeros(1, np.dtype(dtype).newbyteorder()), dtype)
 
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_without_numba_numpy_does_it(self, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

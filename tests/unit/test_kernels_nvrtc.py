@@ -23,7 +23,7 @@ def count_vectors(body: str, kind: str) -> int:
     return len(re.findall(VECTOR[kind], body))
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_every_kernel_compiles_and_moves_16_bytes_at_once(architecture: str) -> None:
     """To machine code, for Ampere and Hopper: each kernel reads each operand and writes each result as vectors."""
     ptx, machine_code = compile_for_gpu(source(PAIRS), architecture)

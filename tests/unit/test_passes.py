@@ -26,6 +26,7 @@ from optcc.transfers import Transfers
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
 from tests.property.strategies import Trees
+from tests.sample import sampled
 
 
 def reaches(after: Lists, later: int, earlier: int) -> bool:
@@ -160,9 +161,10 @@ def test_the_timetable_is_an_order(name: str, text: str, ports: Ports) -> None:
         timetable(transfers, Topology.parse("6@50MB/s"), 2, ports)
 
 
-@pytest.mark.parametrize("slots", [1, 2, None])
-@pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s", "5@50MB/s,0=1MB/s"])
-@pytest.mark.parametrize("name", SCHEDULES)
+FIFO_TOPOLOGIES = ("4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s", "5@50MB/s,0=1MB/s")
+
+
+@pytest.mark.parametrize(("name", "text", "slots"), sampled(product(SCHEDULES, FIFO_TOPOLOGIES, (1, 2, None)), every=5))
 def test_the_fifo_order_runs_with_its_slots(name: str, text: str, slots: int | None) -> None:
     """The plan is proved, which includes that it is free of deadlock, and has a time under every port model."""
     topology = Topology.parse(text)

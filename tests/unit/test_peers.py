@@ -29,7 +29,7 @@ from optcc.experiments.peers_on_fabric import (
     jobs,
     our_case,
 )
-from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run
+from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run, Summary
 from optcc.experiments.record import STEAL_MAX
 from optcc.paper_figures import build, peer_dots
 from optcc.runtime.launch import Meet, Meeting, Nic
@@ -127,11 +127,27 @@ def test_declared_rates_are_those_of_the_bed() -> None:
     assert declared["two stragglers"].count("=") == 4
 
 
+def test_a_segment_is_a_mebibyte_until_there_are_few_or_many() -> None:
+    found = {size: our_case("optimal", "tcp", "4@50MB/s", size).told["segments"] for size in (2**19, 2**25, 2**28)}
+    assert found == {2**19: 32, 2**25: 32, 2**28: 128}
+
+
+def test_the_standard_set_has_every_state_and_the_goals_have_theirs() -> None:
+    found = peers_on_fabric.stages(2**26, STANDARD)
+    assert {bed.name for stage in found if stage.hosts == 4 and stage.size_bytes == 2**26 for bed in stage.beds} == {
+        bed.name for bed in BEDS
+    }
+    assert {(stage.hosts, stage.size_bytes) for stage in found} == {(4, 2**26), (8, 2**26), (4, 2**28)}
+    assert sum(stage.loses for stage in found) == 1
+    assert all(stage.beds == BEDS for stage in peers_on_fabric.stages(2**26, LONG))
+
+
 def test_every_schedule_that_is_compared_has_settings() -> None:
     for name in {name for names in peers_on_fabric.OURS_ALL.values() for name in names}:
-        case = our_case(name, "tcp", "4@50MB/s")
+        case = our_case(name, "tcp", "4@50MB/s", 2**26)
         assert case.contender == f"{name} (tcp)"
-        assert f"segments={OUR_SETTINGS[name]['segments']}" in case.settings
+        segments = OUR_SETTINGS[name].get("segments", 64)
+        assert f"segments={segments}" in case.settings.split()
         assert "topology" not in case.settings
 
 
@@ -157,6 +173,23 @@ def test_the_last_words_of_a_job_name_the_cause() -> None:
     assert _last_words("") == "without a word"
 
 
+# The docs
+
+
+def test_the_docs_show_the_record() -> None:
+    """If not: python -m optcc.experiments.peers_on_fabric --markdown."""
+    text = (Path(__file__).parents[2] / "docs" / "fabric.md").read_text(encoding="utf-8")
+    begin, end = "<!-- peers-on-fabric -->\n", "<!-- end of peers-on-fabric -->"
+    assert text[text.index(begin) + len(begin) : text.index(end)] == f"\n{PeerComparison.read().markdown()}\n"
+
+
+def test_the_summary_has_the_best_of_either_side_over_the_bound() -> None:
+    rows = {row[2]: row[4:] for row in Summary(RECORD).card().rows}
+    assert rows[HEALTHY] == ("-", "-", "1.020", "1.050", "Open MPI ring, TCP")
+    assert rows["one NIC at half"] == ("1.040", "-", "-", "2.400", "Open MPI ring, TCP")
+    assert rows["after the loss"] == ("1.100", "-", "-", "-", "-")
+
+
 # Which runs count
 
 
@@ -180,7 +213,7 @@ def turn(seconds: float, steal: float = 0.0, wrong: int = 0) -> Turn:
 
 
 def tally(*answers: Turn | RuntimeFault) -> _Tally:
-    return _Tally(Script(list(answers)), 3, our_case("ring", "tcp", "4@50MB/s"))  # type: ignore[arg-type]
+    return _Tally(Script(list(answers)), 3, our_case("ring", "tcp", "4@50MB/s", 2**26))  # type: ignore[arg-type]
 
 
 def test_a_disturbed_run_is_repeated_and_the_quiet_one_counts() -> None:
@@ -289,6 +322,16 @@ def test_the_figure_is_drawn_from_the_record_alone(tmp_path: Path) -> None:
     assert "dot:4:one NIC at half:optimal (tcp)" in ids
     assert "word:4:after the loss:MPICH, UCX" in ids
     assert sum(each.startswith("dot:") for each in ids) == len(RECORD.runs) + 1
+
+
+def test_panels_that_do_not_fit_beside_each_other_stand_below_with_the_contenders_they_have() -> None:
+    few = [run(name, OURS, [1.1], bed=f"state {n}") for n, name in enumerate(["ring (tcp)", "optimal (tcp)"] * 3)]
+    table = peer_dots.data(replace(RECORD, runs=(*RECORD.runs, *few)), 2**26)
+    lines = table.lines()
+    assert [panel for line in lines for panel in line.panels] == list(table.panels)
+    assert [len(line.panels) for line in lines] == [4, 4, 1]
+    assert lines[0].contenders == table.contenders
+    assert [name for name, _ in lines[1].contenders] == ["ring (tcp)", "optimal (tcp)"]
 
 
 def test_a_second_record_of_the_kind_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -17,19 +18,24 @@ from msgspec.structs import replace as changed
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError
 from optcc.experiments import schedule_record
+from optcc.experiments.failure_study import Partial
 from optcc.experiments.schedule_record import (
     COLUMNS,
     FULL,
+    NO_TIME,
     PATH,
     SIZE_BYTES,
     Case,
     ScheduleRatios,
     Study,
-    cases,
+    Unit,
     command,
     curve,
+    make,
     one_straggler,
     random_rates,
+    run_unit,
+    units,
 )
 from optcc.paper_figures import build, schedule_curves, style
 from optcc.schedules.registry import SCHEDULES
@@ -51,21 +57,17 @@ TINY = Study(
     transfers_max=2**11,
     exclusive_ranks=(4,),
     exclusive_segments=(4, 8),
-    random_ranks=(4,),
-    random_each=2,
+    random={4: 2},
     many={6: 32},
-    fair_segments={4: (16, 32)},
-    fair_random={4: 3},
+    many_slowdown=HALF,
+    fair_segments={4: (16, 32), 6: (8,)},
 )
 
 
 @cache
 def small() -> ScheduleRatios:
     """A record of a few cases."""
-    lost_max = Fraction(1, 2)
-    curves = tuple(curve(ranks, lost_max) for ranks in TINY.ranks)
-    rate, latency_s = schedule_record.RATE, schedule_record.LATENCY_S
-    return ScheduleRatios("title", ("make",), SIZE_BYTES, rate, latency_s, {"cores": 2}, {}, curves, tuple(cases(TINY)))
+    return make(TINY, ("make",))
 
 
 @cache
@@ -129,23 +131,55 @@ def test_segments_are_tried_as_far_as_the_plan_stays_small() -> None:
 
 
 def test_every_kind_of_case_is_there_once() -> None:
-    """Both exclusive and fair for the plan of exclusive ports; random rates under fifo, and fair with other seeds."""
+    """Both exclusive and fair for the plan of exclusive ports; random rates under fifo and under fair ports."""
     models = {(case.schedule, case.ranks, case.model) for case in small().cases if case.slowdown == HALF}
     plain = {(name, ranks, "fifo") for name in TINY.segments for ranks in TINY.ranks}
     both = {(name, 4, model) for name in ("optcc", "optimal") for model in ("exclusive", "fair")}
-    assert models == plain | both | {("shares", 4, "fair")}
+    many = {("optimal", 6, "fifo"), ("shares", 6, "fair")}
+    assert models == plain | both | many | {("shares", 4, "fair")}
     drawn = small().select("shares", "fair", straggler=False)
-    assert [(case.ranks, case.seed, case.tried) for case in drawn] == [(4, seed, (16, 32)) for seed in range(3)]
+    assert [(case.ranks, case.seed, case.tried) for case in drawn] == [(4, 0, (16, 32)), (4, 1, (16, 32)), (6, 0, (8,))]
     random = small().select("optimal", straggler=False)
     assert [(case.ranks, case.seed) for case in random] == [(4, 0), (4, 1), (6, 0)]
+    assert small().not_run == ()
 
 
-def test_simulation_is_the_same_again() -> None:
-    """All but the planning seconds."""
-    again = cases(TINY)
-    assert [changed(case, planning_s=0.0) for case in again] == [
-        changed(case, planning_s=0.0) for case in small().cases
-    ]
+def test_two_processes_make_the_same_record_and_the_cheap_cases_come_first(tmp_path: Path) -> None:
+    """All but the planning seconds; and what is done is not done again."""
+    told: list[str] = []
+    partial = Partial.open(tmp_path / "partial", "tiny", resume=False)
+    record = make(TINY, ("make",), jobs=2, partial=partial, report=lambda _done, _of, name: told.append(name))
+    plain = [changed(case, planning_s=0.0) for case in record.cases]
+    assert plain == [changed(case, planning_s=0.0) for case in small().cases]
+    assert sorted(told) == sorted(str(unit) for unit in units(TINY))
+    assert told[-1].endswith("fair")
+    again = Partial.open(tmp_path / "partial", "tiny", resume=True)
+    told.clear()
+    assert make(TINY, ("make",), partial=again, report=lambda _done, _of, name: told.append(name)) == record
+    assert told == []
+    (name, *_) = (str(unit) for unit in units(TINY) if unit.schedule == "ring")
+    del again.done[name]
+    short = make(TINY, ("make",), partial=again, finish=True)
+    assert len(short.cases) == len(record.cases) - 1
+    assert {(f"{each.schedule}, p = {each.ranks}", each.reason) for each in short.not_run} == {("ring, p = 4", NO_TIME)}
+    assert ScheduleRatios.from_bytes(short.to_bytes(), "short") == short
+
+
+def test_what_does_not_fit_into_memory_is_listed_with_the_reason() -> None:
+    """Few segments fit, many do not; the first are a case. A schedule that refuses is listed too."""
+    here_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    unit = Unit("ring", 64, HALF, None, "fifo", (1, 256), memory_bytes=here_bytes + 2**28)
+    outcome = run_unit(unit)
+    assert [(case.segments, case.tried) for case in outcome.cases] == [(1, (1,))]
+    (missing,) = outcome.not_run
+    assert (missing.segments, missing.ports) == (256, "fifo")
+    assert missing.reason.startswith("memory of ")
+    many = run_unit(replace(unit, segments=(2 * 10**6,)))
+    assert many.cases == ()
+    assert "must have from 1 to 1000000 segments" in many.not_run[0].reason
+    record = replace(small(), not_run=(missing,))
+    assert ScheduleRatios.from_bytes(record.to_bytes(), "x") == record
+    assert str(missing).startswith("ring, p = 64, l = 2, fifo, 256 segments: not run: memory")
 
 
 def test_random_rates_lie_where_they_should() -> None:
@@ -206,7 +240,7 @@ def edited(edit: Callable[[Any], object]) -> bytes:
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (lambda v: v.update(format="optcc-schedules/2"), r"\$\.format"),
+        (lambda v: v.update(format="optcc-schedules/1"), r"\$\.format"),
         (lambda v: v.update(more=1), "more"),
         (lambda v: v.pop("columns"), "columns"),
         (lambda v: v["columns"].reverse(), r"\$\.columns"),
@@ -233,6 +267,7 @@ def edited(edit: Callable[[Any], object]) -> bytes:
         (lambda v: v["cases"][0].update(seconds=1e-9), r"cases\[0\]\.seconds.*at least the bound"),
         (lambda v: v["cases"][0].update(bound="0/1"), r"cases\[0\]\.bound"),
         (lambda v: v["cases"][0].update(planning_s=-1.0), r"cases\[0\]\.planning_s"),
+        (lambda v: v.update(not_run=[{}]), r"not_run\[0\]"),
     ],
 )
 def test_what_is_no_record_is_refused(edit: Callable[[Any], object], why: str) -> None:
@@ -251,13 +286,25 @@ def test_no_json() -> None:
 def test_the_command_prints_and_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick run never replaces the package's record."""
     before = PATH.read_bytes()
-    monkeypatch.setattr(schedule_record, "make", lambda quick: small())
+    monkeypatch.setattr(schedule_record, "make", lambda *_given, **_options: small())
     done = CliRunner().invoke(command, ["--quick"])
     assert done.exit_code == 0, done.output
     assert "r2ccl-allreduce" in done.stdout
     assert CliRunner().invoke(command, ["--quick", str(tmp_path / "a.json")]).exit_code == 0
     assert ScheduleRatios.read(tmp_path / "a.json") == small()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
     assert PATH.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["--quick", "--resume"], "--resume and --finish: must come with FILE"), (["--jobs", "0"], "--jobs 0: must be")],
+)
+def test_options_that_cannot_be(words: list[str], why: str) -> None:
+    """Nothing is simulated."""
+    done = CliRunner().invoke(command, words)
+    assert isinstance(done.exception, InputError)
+    assert why in str(done.exception)
 
 
 # The committed record
@@ -269,8 +316,14 @@ def test_the_committed_record_holds_every_case_of_the_study() -> None:
     assert record.to_bytes() == PATH.read_bytes()
     for name in FULL.segments:
         found = [(case.ranks, case.slowdown) for case in record.select(name, straggler=True)]
-        assert found == [(ranks, slowdown) for ranks in FULL.ranks for slowdown in FULL.slowdowns]
-    assert len(record.select("optimal", straggler=False)) == len(FULL.random_ranks) * FULL.random_each + len(FULL.many)
+        assert found[: len(FULL.ranks) * len(FULL.slowdowns)] == [
+            (ranks, slowdown) for ranks in FULL.ranks for slowdown in FULL.slowdowns
+        ]
+    made = {(case.schedule, case.ranks, case.slowdown, case.seed, case.model) for case in record.cases}
+    missing = {(each.schedule, each.ranks, each.slowdown, each.seed, each.ports) for each in record.not_run}
+    for unit in units(FULL):
+        key = (unit.schedule, unit.ranks, unit.slowdown, unit.seed, unit.ports)
+        assert key in made | missing, unit
     assert record.curves == tuple(curve(ranks, Fraction(7, 8)) for ranks in FULL.ranks)
     for case in record.cases:
         assert case.bound == collective_bound(cluster(case), SIZE_BYTES).seconds

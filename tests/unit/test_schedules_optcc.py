@@ -14,6 +14,7 @@ from optcc.errors import ScheduleError, TopologyError
 from optcc.passes.bind import bind
 from optcc.schedule import Schedule
 from optcc.schedules.optcc import find_stragglers, optcc
+from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify import predictions
@@ -262,3 +263,19 @@ def test_stragglers_that_cannot_be_are_refused(n_ranks: int, stragglers: tuple[i
     """Called without a topology; a schedule that would leave somebody out is not built."""
     with pytest.raises(ScheduleError, match=rule):
         optcc(n_ranks, stragglers=stragglers, gpus=gpus)
+
+
+@pytest.mark.parametrize(("p", "slowdown"), [(4, 2), (8, 2), (8, 4), (16, 4), (8, 8)])
+def test_lanes_for_each_stage_bring_fair_ports_to_the_formula(p: int, slowdown: int) -> None:
+    """With one lane a rank sends in one order, and its neighbours wait while it serves the straggler."""
+    topology = Topology.parse(f"{p}@50GB/s,{p - 1}={50 / slowdown}GB/s").with_latency(Fraction(5, 10**6))
+    built, segments = optcc.build(topology, 64), 64
+    seconds, in_order = (
+        simulate(
+            compile_schedule(built, size_bytes=2**30, topology=topology, ports=ports), topology, model="fair"
+        ).seconds
+        for ports in ("fair", "exclusive")
+    )
+    formula = max(slowdown, 2 - 1 / (p - 1)) * 2**30 / 50e9 * (segments + 1) / segments
+    assert seconds < 1.02 * formula
+    assert seconds < in_order

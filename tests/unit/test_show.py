@@ -323,26 +323,39 @@ def test_text_stays_inside_the_picture() -> None:
     assert all(below[1] <= above[0] + 1 for below, above in pairwise(lines))
 
 
-@pytest.mark.parametrize("ending", [".svg", ".png", ".pdf"])
+ENDINGS = {".svg": b"<?xml", ".png": PNG, ".pdf": b"%PDF"}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The timeline in each form, with few and with many bars, saved by another process in another place."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    code = (
+        "import sys; from optcc.paper_figures import timeline; from optcc.cli import run\n"
+        "for bars_max in map(int, sys.argv[2].split(',')):\n"
+        "    timeline.BARS_MAX = bars_max\n"
+        "    for ending in sys.argv[3].split(','):\n"
+        "        assert run([*sys.argv[4:], '-o', f'{sys.argv[1]}/{bars_max}{ending}', '--json']) == 0\n"
+    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
+    words = [str(folder), f"0,{BARS_MAX}", ",".join(ENDINGS), *WORDS]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("bars_max", [0, BARS_MAX])
 def test_the_same_timeline_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, bars_max: int
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, ending: str, bars_max: int
 ) -> None:
     monkeypatch.setattr(drawing, "BARS_MAX", bars_max)
     shown().save(tmp_path / f"one{ending}")
-    code = (
-        "import sys; from optcc.paper_figures import timeline; from optcc.cli import main\n"
-        "timeline.BARS_MAX = int(sys.argv[1]); main(sys.argv[2:])"
-    )
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
-    words = [*WORDS, "-o", str(tmp_path / f"two{ending}"), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(bars_max), *words], env=environ, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    one, two = [(tmp_path / f"{name}{ending}").read_bytes() for name in ("one", "two")]
+    one, two = (tmp_path / f"one{ending}").read_bytes(), (elsewhere / f"{bars_max}{ending}").read_bytes()
     assert one == two
-    assert one.startswith({".svg": b"<?xml", ".png": PNG, ".pdf": b"%PDF"}[ending])
+    assert one.startswith(ENDINGS[ending])
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

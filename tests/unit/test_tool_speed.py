@@ -52,7 +52,7 @@ def test_verifying_counts_the_plan() -> None:
         (b"optcc-tool-speed/1", b"optcc-tool-speed/2", r"\$\.format"),
         (b'"peak_bytes"', b'"peak"', r"\$\.rows"),
         (b'"seconds": [', b'"seconds": [-1.0,', r"\$\.rows\[0\]\.seconds"),
-        (b"{", b"[", r"\$"),
+        (b"{", b"[", r"^record '': "),
     ],
 )
 def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> None:

@@ -7,28 +7,23 @@ from pathlib import Path
 import pytest
 
 from optcc.errors import CodecError
-from optcc.experiments.transport_speed import CASES, RAW, SIZES, TransportSpeed, measure
+from optcc.experiments.fabric import can_make_namespaces
+from optcc.experiments.transport_speed import CASES, LONG_ONLY, ON_FABRIC, RAW, SIZES, TransportSpeed, measure
 
 DOCS = Path(__file__).parents[2] / "docs" / "transports.md"
 MARK = "<!-- transport-speed -->\n"
 
 
-def table(record: TransportSpeed) -> str:
-    """The record as the table of the docs."""
-    card = record.card()
-    rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def test_the_docs_show_the_record() -> None:
+    """If not: python -m optcc.experiments.transport_speed --markdown."""
     record = TransportSpeed.read()
     short, _ = SIZES
-    wanted = {(case, size) for case in CASES for size in SIZES} - {(RAW, short)}
+    wanted = {(case, size) for case in CASES for size in SIZES} - {(case, short) for case in LONG_ONLY}
     assert {(row.case, row.size_bytes) for row in record.rows} == wanted
     assert all(len(row.samples.seconds) >= 9 for row in record.rows)
     text = DOCS.read_text(encoding="utf-8")
     shown = text[text.index(MARK) + len(MARK) : text.index("<!-- end -->")]
-    assert shown == f"\n{table(record)}\n"
+    assert shown == f"\n{record.markdown()}\n"
 
 
 def test_cpu_time_is_by_what_leaves_a_rank() -> None:
@@ -42,7 +37,7 @@ def test_cpu_time_is_by_what_leaves_a_rank() -> None:
         (b"optcc-transport-speed/1", b"optcc-transport-speed/2", r"\$\.format"),
         (b'"cpu_s"', b'"cpu"', r"\$\.rows"),
         (b'"seconds": [', b'"seconds": [-1.0,', r"\$\.rows\[0\]\.samples"),
-        (b"{", b"[", r"\$"),
+        (b"{", b"[", r"^record '': "),
     ],
 )
 def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> None:
@@ -56,4 +51,5 @@ def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> 
 @pytest.mark.mpi
 def test_it_can_be_measured_again() -> None:
     rows = measure(n_jobs=1).rows
-    assert {row.case for row in rows} == set(CASES)
+    left_out = set() if can_make_namespaces() is None else set(ON_FABRIC.values())
+    assert {row.case for row in rows} == set(CASES) - left_out

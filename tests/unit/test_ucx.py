@@ -16,39 +16,21 @@ from optcc.plan import Channel
 from optcc.runtime.check import make_input, wrong_elements
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Meeting, Nic
+from optcc.runtime.launch import Nic
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import Port, load
 from optcc.schedules.optcc import optcc
 from optcc.schedules.ring import ring
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
+from tests.unit.rank_threads import DONE_S, Room, run_threads
 
 T = TypeVar("T")
-DONE_S = 60.0
 
 try:
     load()
 except EnvironmentMissing as missing:
     pytest.skip(f"no UCX: {missing}", allow_module_level=True)
-
-
-class Room:
-    """Where the threads meet."""
-
-    def __init__(self, n_ranks: int) -> None:
-        self._barrier = threading.Barrier(n_ranks)
-        self._records: list[bytes] = [b""] * n_ranks
-
-    def meet(self, rank: int) -> Callable[[bytes], Meeting]:
-        """See `optcc.runtime.launch.Meet`."""
-
-        def meet(record: bytes) -> Meeting:
-            self._records[rank] = record
-            self._barrier.wait(DONE_S)
-            return Meeting(rank, len(self._records), bytes(16), bytes(32), tuple(self._records))
-
-        return meet
 
 
 LO = (Nic("lo", "127.0.0.1"),)
@@ -59,29 +41,7 @@ def run_ucx(
 ) -> list[T]:
     """`function` once a rank, in threads; raises the first exception that is not a consequence of another's."""
     room = Room(n_ranks)
-    results: dict[int, T] = {}
-    failures: list[BaseException] = []
-
-    def body(rank: int) -> None:
-        try:
-            transport = UcxTransport(room.meet(rank), nics, **settings)
-            try:
-                results[rank] = function(rank, transport)
-            finally:
-                transport.close()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(n_ranks)]
-    for thread in threads:
-        thread.start()
-    deadline_s = time.monotonic() + DONE_S
-    for thread in threads:
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads), f"not done after {DONE_S:g} s"
-    if failures:
-        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
-    return [results[rank] for rank in range(n_ranks)]
+    return run_threads(n_ranks, lambda rank: UcxTransport(room.meet(rank), nics, **settings), function)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])

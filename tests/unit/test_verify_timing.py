@@ -16,7 +16,6 @@ import pytest
 from optcc.arrays import column
 from optcc.compiler import compile_schedule
 from optcc.errors import InputError, PlanError, TopologyError
-from optcc.passes.timetable import PORTS
 from optcc.plan import LOCALS, RECEIVES, SENDS, Channel, Plan
 from optcc.schedules.hierarchical import hierarchical
 from optcc.schedules.optcc import optcc
@@ -30,6 +29,7 @@ from optcc.verify import timing as module
 from optcc.verify.bounds import collective_bound
 from optcc.verify.parametric import makespan_of
 from optcc.verify.timing import (
+    BEFORE,
     DATA,
     IN_PORT,
     NOTHING,
@@ -42,6 +42,7 @@ from optcc.verify.timing import (
     Model,
     check_timing,
     exact_makespan,
+    simulated_makespan,
 )
 from tests.negative.edits import Draft
 from tests.property.strategies import Trees
@@ -90,7 +91,7 @@ def random_plan(rng: random.Random, *, slots: int | None = None, ranks_max: int 
         topology=rng.choice((topology, random_topology(rng, n_ranks), None)),
         slots=slots or rng.randint(1, 3),
         fused=rng.random() < 0.5,
-        ports=rng.choice(PORTS),
+        ports=rng.choice(MODELS),
     )
     return plan, topology
 
@@ -520,3 +521,41 @@ def test_bytes_beyond_64_bits_in_sum_are_added_exactly() -> None:
     topology = flat(1, 1)
     ports = module._Ports.of(huge, topology)
     assert ports.carried(huge) == [2**62] * 4
+
+
+# Fair ports -----------------------------------------------------------------------------------------------------------
+
+
+def test_fair_ports_are_judged_by_simulation_and_called_rounded() -> None:
+    """The claim holds at the simulated time and not below; the path is the simulator's, and no time is called exact."""
+    topology = Topology.parse("4@50MB/s,3=25MB/s")
+    plan = compile_schedule(SCHEDULES["shares"].build(topology, 8), size_bytes=2**20, topology=topology, ports="fair")
+    timing = simulate(plan, topology, model="fair")
+    makespan = simulated_makespan(plan, topology)
+    assert (makespan.model, makespan.order, makespan.exact) == ("fair", "rounded", False)
+    assert (float(makespan.seconds), makespan.path) == (timing.seconds, timing.critical)
+    assert makespan.waits == (NOTHING, *[BEFORE] * (len(makespan.path) - 1))
+    assert all(one <= other for one, other in pairwise((*makespan.begins_s, makespan.seconds)))
+    assert "exactly" not in str(makespan) and "simulated in floats" in str(makespan)
+    found, again = check_timing(plan, topology, model="fair", promise_s=makespan.seconds)
+    assert (found, again) == (None, makespan)
+    found, _ = check_timing(plan, topology, model="fair", promise_s=makespan.seconds * Fraction(999, 1000))
+    assert found is not None
+    assert "simulated in floats) with fair ports: " in found.summary
+    assert "exactly" not in "".join(found.trace)
+
+
+def test_a_plan_for_fair_ports_keeps_its_promise_there_and_not_under_exclusive_ones() -> None:
+    """Shares with a lane for each pair: (k + 1)/k of the bound where ports are fair."""
+    topology = Topology.parse("4@50MB/s,3=25MB/s")
+    plan = compile_schedule(SCHEDULES["shares"].build(topology, 64), size_bytes=2**20, topology=topology, ports="fair")
+    within = Fraction(102, 100)
+    assert check_timing(plan, topology, model="fair", within=within)[0] is None
+    found, makespan = check_timing(plan, topology, model="exclusive", within=within)
+    assert found is not None and makespan is not None and makespan.exact
+
+
+def test_another_model_is_refused() -> None:
+    """With its name and the rule."""
+    with pytest.raises(InputError, match="model 'open': must be one of fifo, exclusive, fair"):
+        check_timing(ring_plan(), Topology.parse("4@1B/s"), model="open")  # type: ignore[arg-type]

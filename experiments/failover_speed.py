@@ -1,0 +1,573 @@
+"""What the failure of a NIC costs a collective that is under way, on emulated hosts, as a record.
+
+    python -m optcc.experiments.failover_speed        (a hundred failures, in about five minutes)
+
+Three hosts of two NICs run a ring of 8 MiB over the TCP transport again and again. At a random moment of a run one NIC
+of one host fails, in one of seven ways; the next run finds it failed; then it is healed, and runs go on until they are
+as fast as before. Every result is compared bit by bit.
+
+The *stall* of a run is what its bandwidths do not explain. With H the time of a healthy run and L that of the next one,
+both medians, a failure at the time t has left the share 1 - t/H to be done at the pace of L, so
+
+    stall = run - t - (1 - t/H) L
+
+A failure is set off by a program that is loaded already and waits for its last line; `blur_s` is how long it then took,
+and t the middle of it. The record is a file of its own format, `optcc-failover-speed/1`. Needs root, for the hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import secrets
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, ClassVar, Final
+
+import click
+import msgspec
+import numpy as np
+
+import optcc
+from optcc.cli import build_plan, echo_card, main
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, OptccError, RuntimeFault
+from optcc.experiments.demo_command import WIRE_OVERHEAD
+from optcc.experiments.fabric import (
+    Fabric,
+    FabricSpec,
+    NicRates,
+    Target,
+    blackhole_rules,
+    control_address,
+    core_namespace,
+    core_port,
+    exact_rate,
+    host_namespace,
+    nic_address,
+    shaper_line,
+)
+from optcc.experiments.record import (
+    STEAL_MAX,
+    Recorded,
+    decode,
+    stolen_jiffies,
+    stolen_share,
+    these_versions,
+    this_machine,
+)
+from optcc.plan import Plan
+from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.engine import Executor
+from optcc.runtime.launch import Nic, at_address
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.show import Card, Shown
+from optcc.topology import Topology
+from optcc.units import parse_rate, show_size
+from optcc.verify.plan import verify_plan
+from optcc.verify.predictions import ring
+
+FORMAT: Final = "optcc-failover-speed/1"
+HOSTS, NICS, NIC_RATE = 3, 2, "200Mbit/s"
+SIZE_BYTES, SEGMENTS = 8 * 2**20, 4
+FAILURES, SEED = 15, 1
+DEGRADED: Final = Fraction(1, 4)
+"""What is left of the rate of a NIC that is degraded."""
+LEFT: Final[Mapping[str, Fraction]] = {
+    "down": Fraction(0),
+    "carrier": Fraction(0),
+    "blackhole": Fraction(0),
+    "blackhole-out": Fraction(0),
+    "blackhole-in": Fraction(0),
+    "reset": Fraction(1),
+    "degraded": DEGRADED,
+}
+"""For each kind of failure the share of the NIC's rate that is left."""
+KINDS: Final = tuple(LEFT)
+NOTHING: Final = "nothing"
+GOALS: Final[Mapping[str, tuple[float, float]]] = {
+    "down": (0.012, 0.050),
+    "carrier": (0.012, 0.050),
+    "blackhole": (0.150, 0.150),
+    "blackhole-out": (0.150, 0.150),
+    "blackhole-in": (0.150, 0.150),
+}
+"""Stall that is aimed at: the median and the 99th percentile, seconds."""
+MOMENTS: Final = (0.05, 0.9)
+"""A NIC fails between these shares of a healthy run."""
+HEALTHY_RUNS = 5
+BACK_SHARE: Final = 1.15
+"""The NIC is in use again when a run takes at most so many times the healthy one."""
+BACK_RUNS_MAX = 60
+_PORT: Final = 5100
+_START_S: Final = 0.03
+_READY_S: Final = 60.0
+_RUN_S: Final = 20.0
+_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One failure: of which kind and NIC, when in its run, and what this and the next run took; seconds.
+
+    `blur_s` is how exactly the moment is known, `back_s` how long after it was healed the NIC was in use again, `steal`
+    the hypervisor's share of the machine during the run, `wrong` counts elements of all runs of the trial and ranks.
+    """
+
+    kind: str
+    nic: str
+    at_s: float
+    blur_s: float
+    run_s: float
+    next_s: float
+    back_s: float
+    steal: float
+    wrong: int
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    hosts: int
+    nics: int
+    nic_rate: str
+    size_bytes: int
+    seed: int
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    healthy_s: list[float]
+    trials: list[Trial]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that the given share of all values does not exceed.
+
+    >>> percentile([3.0, 1.0, 2.0], 0.5), percentile([3.0, 1.0, 2.0], 0.99)
+    (2.0, 3.0)
+    """
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+@dataclass(frozen=True)
+class FailoverSpeed(Recorded, Shown):
+    """All trials, and the times of healthy runs between them."""
+
+    own_path: ClassVar[Path] = Path(__file__).parent / "records" / "failover-speed.json"
+
+    hosts: int
+    nics: int
+    nic_rate: str
+    size_bytes: int
+    seed: int
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    healthy_s: tuple[float, ...]
+    trials: tuple[Trial, ...]
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        file = _File(
+            FORMAT,
+            self.hosts,
+            self.nics,
+            self.nic_rate,
+            self.size_bytes,
+            self.seed,
+            dict(self.machine),
+            dict(self.versions),
+            list(self.healthy_s),
+            list(self.trials),
+        )
+        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> FailoverSpeed:
+        file, check = decode(data, name, _File, FORMAT)
+        good = bool(file.healthy_s) and all(0 < each < math.inf for each in file.healthy_s)
+        check("healthy_s", file.healthy_s, good, "be one or more, above zero")
+        for number, trial in enumerate(file.trials):
+            where = f"trials[{number}]"
+            check(f"{where}.kind", trial.kind, trial.kind in KINDS, f"be one of {', '.join(KINDS)}")
+            for label in ("at_s", "run_s", "next_s"):
+                value = getattr(trial, label)
+                check(f"{where}.{label}", value, 0 < value < math.inf, "be above zero")
+            check(f"{where}.at_s", trial.at_s, trial.at_s < trial.run_s, f"be within the run of {trial.run_s} s")
+            check(f"{where}.wrong", trial.wrong, trial.wrong >= 0, "not be negative")
+        return cls(
+            file.hosts,
+            file.nics,
+            file.nic_rate,
+            file.size_bytes,
+            file.seed,
+            file.machine,
+            file.versions,
+            tuple(file.healthy_s),
+            tuple(file.trials),
+        )
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over all runs and ranks."""
+        return sum(trial.wrong for trial in self.trials)
+
+    def of(self, kind: str) -> tuple[Trial, ...]:
+        """The trials of one kind that the hypervisor left alone; all of them if it disturbed all."""
+        trials = tuple(trial for trial in self.trials if trial.kind == kind)
+        return tuple(trial for trial in trials if trial.steal <= STEAL_MAX) or trials
+
+    def next_s(self, kind: str) -> float:
+        """The next run's median."""
+        return statistics.median(trial.next_s for trial in self.of(kind))
+
+    def stalls_s(self, kind: str) -> list[float]:
+        """By how much each run of a kind took longer than its bandwidths explain; see the module."""
+        healthy_s = statistics.median(self.healthy_s)
+        if kind == NOTHING:
+            return [each - healthy_s for each in self.healthy_s]
+        left_s = self.next_s(kind)
+        return [trial.run_s - trial.at_s - max(0.0, 1 - trial.at_s / healthy_s) * left_s for trial in self.of(kind)]
+
+    def by_rates_s(self, kind: str) -> float:
+        """What a ring takes at the rates that a failure of this kind leaves, the wire's headers included."""
+        rate = parse_rate(self.nic_rate)
+        left = rate * (self.nics - 1 + LEFT.get(kind, Fraction(1)))
+        topology = Topology.parse(f"{self.hosts}@{exact_rate(rate * self.nics)},0={exact_rate(left)}")
+        return float(ring(topology, self.size_bytes) * Fraction(WIRE_OVERHEAD))
+
+    def misses(self) -> list[str]:
+        """The goals that this record does not reach, a sentence each."""
+        found = [f"{self.wrong} wrong elements"] if self.wrong else []
+        for kind, goals in GOALS.items():
+            if not self.of(kind):
+                continue
+            stalls_s = self.stalls_s(kind)
+            for name, share, goal_s in (("median", 0.5, goals[0]), ("99 %", 0.99, goals[1])):
+                value_s = percentile(stalls_s, share)
+                if value_s > goal_s:
+                    found.append(f"{kind}: stall, {name}: {1e3 * value_s:.0f} ms, above {1e3 * goal_s:.0f} ms")
+        return found
+
+    def card(self) -> Card:
+        rows = []
+        for kind in (NOTHING, *KINDS):
+            if kind != NOTHING and not self.of(kind):
+                continue
+            stalls_s = self.stalls_s(kind)
+            next_s = statistics.median(self.healthy_s) if kind == NOTHING else self.next_s(kind)
+            back = "-" if kind == NOTHING else _ms(statistics.median(trial.back_s for trial in self.of(kind)))
+            rows.append(
+                (
+                    kind,
+                    f"{len(stalls_s)}",
+                    _ms(statistics.median(stalls_s)),
+                    _ms(percentile(stalls_s, 0.99)),
+                    _ms(next_s),
+                    _ms(self.by_rates_s(kind)),
+                    back,
+                )
+            )
+        title = f"A NIC fails in mid-run: ring of {show_size(self.size_bytes)}, {self.hosts} hosts"
+        columns = ("what fails", "n", "stall: median", "99 %", "next run", "by the rates", "healed: in use after")
+        return Card(f"{title} of {self.nics} NICs of {self.nic_rate}", columns, tuple(rows))
+
+    def markdown(self) -> str:
+        """The card as the table of the docs."""
+        card = self.card()
+        rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
+
+
+# --- a rank -----------------------------------------------------------------------------------------------------------
+
+
+def _plan(n_ranks: int, size_bytes: int) -> Plan:
+    return build_plan("ring", Topology.parse(f"{n_ranks}@1GB/s"), size_bytes, segments=SEGMENTS)
+
+
+def _rank(channel: IO[str]) -> None:
+    """Runs whenever it is told to, from one moment for all; says when it was done, and how many elements are wrong.
+
+    What it must know comes first.
+    """
+    told = json.loads(channel.readline())
+    rank, n_ranks, size_bytes = int(told["rank"]), int(told["hosts"]), int(told["size_bytes"])
+    nics = [Nic(f"eth{nic}", nic_address(rank, nic)) for nic in range(int(told["nics"]))]
+    meet = at_address((control_address(0), _PORT), rank, n_ranks, bytes.fromhex(told["secret"]), timeout_s=_READY_S)
+    transport = TcpTransport(meet, nics)
+    plan = _plan(n_ranks, size_bytes)
+    executor = Executor(plan, rank, transport, verify_plan(plan), deadline_s=_RUN_S)
+    send, recv = make_input(rank, size_bytes // 4, "float32", "sum"), np.empty(size_bytes // 4, np.float32)
+
+    def say(value: Mapping[str, Any]) -> None:
+        channel.write(json.dumps(value) + "\n")
+        channel.flush()
+
+    say({})
+    for line in channel:
+        recv.fill(np.nan)
+        time.sleep(max(0.0, float(line) - time.monotonic()))
+        try:
+            executor.all_reduce(send, recv)
+        except OptccError as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+            break
+        say({"end_s": time.monotonic(), "wrong": wrong_elements(plan, rank, recv)})
+    transport.close()
+
+
+class _Job:
+    """A rank on every host, and the lines to them. Raises RuntimeFault if they do not come about, or fail."""
+
+    def __init__(self, fabric: Fabric, size_bytes: int) -> None:
+        spec = fabric.state().spec
+        self.wrong = 0
+        self._stack = contextlib.ExitStack()
+        self._wires: list[tuple[socket.socket, IO[str]]] = []
+        secret = secrets.token_hex(32)
+        try:
+            for rank in range(spec.hosts):
+                told = {"rank": rank, "hosts": spec.hosts, "nics": spec.nics, "size_bytes": size_bytes}
+                self._start(fabric, rank, told, secret)
+            self._hear(_READY_S)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, fabric: Fabric, rank: int, told: Mapping[str, Any], secret: str) -> None:
+        own, its = socket.socketpair()
+        self._stack.callback(own.close)
+        file = self._stack.enter_context(own.makefile("r", encoding="utf-8"))
+        with its:
+            argv = [sys.executable, "-m", "optcc.experiments.failover_speed", "--rank"]
+            process = subprocess.Popen(
+                fabric.host_command(rank, argv),
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": str(Path(optcc.__file__).resolve().parents[1])},
+            )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        self._wires.append((own, file))
+        # By the socket and not by the command line, which all can read.
+        own.sendall(json.dumps({**told, "secret": secret}).encode() + b"\n")
+
+    def _hear(self, limit_s: float) -> list[dict[str, Any]]:
+        deadline_s = time.monotonic() + limit_s
+        heard = []
+        for rank, (wire, file) in enumerate(self._wires):
+            wire.settimeout(max(0.01, deadline_s - time.monotonic()))
+            try:
+                line = file.readline()
+            except TimeoutError:
+                raise RuntimeFault(f"rank {rank}: no answer within {limit_s:g} s") from None
+            if not line:
+                raise RuntimeFault(f"rank {rank}: ended")
+            heard.append(json.loads(line))
+        return heard
+
+    def run(self, during: Callable[[float], object] | None = None) -> float:
+        """Seconds of one run, of the slowest rank; `during` is called with the moment at which it begins."""
+        start_s = time.monotonic() + _START_S
+        for wire, _ in self._wires:
+            wire.sendall(f"{start_s!r}\n".encode())
+        if during is not None:
+            during(start_s)
+        said = self._hear(_RUN_S + 5)
+        failed = [each["error"] for each in said if "error" in each]
+        if failed:
+            raise RuntimeFault(failed[0])
+        self.wrong += sum(int(each["wrong"]) for each in said)
+        return float(max(each["end_s"] for each in said)) - start_s
+
+    def end(self) -> None:
+        """Nothing of it goes on."""
+        self._stack.close()
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def triggers(fabric: Fabric, kind: str, target: Target) -> list[tuple[list[str], str]]:
+    """The programs that make a NIC fail, and what each waits to be told.
+
+    A reset comes from the host itself, which gives up every connection of the NIC; its listeners stay.
+    """
+    assert target.nic is not None
+    host, core = host_namespace(fabric.name, target.host), core_namespace(fabric.name)
+    nic, port = f"eth{target.nic}", core_port(target.host, target.nic)
+    if kind == "down":
+        return [(["ip", "-n", host, "-batch", "-"], f"link set {nic} down\n")]
+    if kind == "carrier":
+        return [(["ip", "-n", core, "-batch", "-"], f"link set {port} down\n")]
+    if kind == "reset":
+        kill = f"read -r _; exec ss -K -t state established src {nic_address(target.host, target.nic)}"
+        return [(["ip", "netns", "exec", host, "/bin/sh", "-c", kill], "\n")]
+    if kind == "degraded":
+        rates = fabric.state().spec.rates[target.host][target.nic]
+        less = NicRates(rates.rate_out * DEGRADED, rates.rate_in * DEGRADED)
+        return [
+            (["tc", "-n", host, "-batch", "-"], shaper_line(nic, less.bits_out) + "\n"),
+            (["tc", "-n", core, "-batch", "-"], shaper_line(port, less.bits_in) + "\n"),
+        ]
+    rules = blackhole_rules(target.host, target.nic, kind)
+    return [(["ip", "netns", "exec", core, "nft", "-f", "-"], rules)]
+
+
+@contextlib.contextmanager
+def _armed(commands: Sequence[tuple[list[str], str]]) -> Iterator[Callable[[float], tuple[float, float]]]:
+    """Starts the programs; the result tells them their last line at a moment, and returns (when, how exactly)."""
+    environment = os.environ | {"PATH": f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}", "LC_ALL": "C"}
+    with contextlib.ExitStack() as stack:
+        waiting = []
+        for argv, _ in commands:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            waiting.append(process)
+
+        def fire(moment_s: float) -> tuple[float, float]:
+            time.sleep(max(0.0, moment_s - time.monotonic()))
+            began_s = time.monotonic()
+            for process, (_, text) in zip(waiting, commands, strict=True):
+                assert process.stdin is not None
+                process.stdin.write(text.encode())
+                process.stdin.close()
+            for process, (argv, _) in zip(waiting, commands, strict=True):
+                if process.wait(_RUN_S):
+                    assert process.stderr is not None
+                    said = process.stderr.read().decode(errors="replace").strip()
+                    raise RuntimeFault(f"{shlex.join(argv)}: {said}")
+            ended_s = time.monotonic()
+            return (began_s + ended_s) / 2, ended_s - began_s
+
+        yield fire
+
+
+def _failed_run(
+    fabric: Fabric, job: _Job, kind: str, target: Target, moment_s: float
+) -> tuple[float, float, float, float]:
+    """A run in which a NIC fails: when and how exactly, the run's seconds, and the share that was stolen meanwhile."""
+    fired: list[tuple[float, float]] = []
+
+    with _armed(triggers(fabric, kind, target)) as fire:
+        stolen = stolen_jiffies()
+
+        def fail(start_s: float) -> None:
+            at_s, blur_s = fire(start_s + moment_s)
+            fired.append((at_s - start_s, blur_s))
+
+        run_s = job.run(fail)
+        return *fired[0], run_s, stolen_share(stolen, stolen_jiffies())
+
+
+def _trial(fabric: Fabric, job: _Job, kind: str, target: Target, share: float, healthy_s: float) -> Trial:
+    """One failure, the next run, and the way back."""
+    job.wrong = 0
+    for earlier in (1, 2, 4):
+        at_s, blur_s, run_s, steal = _failed_run(fabric, job, kind, target, share / earlier * healthy_s)
+        if at_s < run_s:
+            break
+        fabric.heal(target)  # the run was over before: once more, and earlier
+    else:
+        raise RuntimeFault(f"{kind}: {target.text}: came after the end of its run, of {run_s:.3f} s, three times")
+    next_s = job.run()
+    fabric.heal(target)
+    healed_s = time.monotonic()
+    for _ in range(BACK_RUNS_MAX):
+        again_s = job.run()
+        if again_s <= BACK_SHARE * healthy_s:
+            break
+    else:
+        raise RuntimeFault(f"{kind}: {target.text}: not back after {BACK_RUNS_MAX} runs, the last of {again_s:.3f} s")
+    back_s = time.monotonic() - healed_s - again_s
+    return Trial(kind, target.text, at_s, blur_s, run_s, next_s, back_s, steal, job.wrong)
+
+
+def measure(
+    failures: int = FAILURES,
+    seed: int = SEED,
+    kinds: Sequence[str] = KINDS,
+    rate: str = NIC_RATE,
+    size_bytes: int = SIZE_BYTES,
+) -> FailoverSpeed:
+    """Makes so many failures of each kind, the kinds in turns, at moments and NICs drawn from `seed`.
+
+    Raises EnvironmentMissing without the right to make hosts, RuntimeFault if a run fails or a NIC does not come back.
+    """
+    draw = random.Random(seed)
+    trials, healthy_s = [], []
+    # What the ranks need compiled is compiled here, once.
+    verify_plan(_plan(HOSTS, size_bytes))
+    name = f"failover-{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        fabric = stack.enter_context(Fabric.up(FabricSpec.parse(f"{HOSTS}x{NICS}@{rate}", name=name)))
+        job = _Job(fabric, size_bytes)
+        stack.callback(job.end)
+        job.run()
+        healthy_s = [job.run() for _ in range(HEALTHY_RUNS)]
+        for _ in range(failures):
+            for kind in kinds:
+                target, share = Target(draw.randrange(HOSTS), draw.randrange(NICS)), draw.uniform(*MOMENTS)
+                trials.append(_trial(fabric, job, kind, target, share, statistics.median(healthy_s)))
+                healthy_s.append(job.run())
+    return FailoverSpeed(
+        HOSTS, NICS, rate, size_bytes, seed, this_machine(), these_versions(), tuple(healthy_s), tuple(trials)
+    )
+
+
+@click.command()
+@click.option("--rank", is_flag=True, hidden=True, help="Be a rank; what it needs to know comes by standard input.")
+@click.option("--failures", type=click.IntRange(1), default=FAILURES, show_default=True, help="Of each kind.")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only failures of this kind.")
+@click.option("--seed", default=SEED, show_default=True, help="Of the moments and the NICs.")
+@click.option("--rate", default=NIC_RATE, show_default=True, help="Rate of a NIC, each way.")
+@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the table of the docs.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=FailoverSpeed.own_path, show_default=True
+)
+def command(
+    rank: bool, failures: int, kinds: tuple[str, ...], seed: int, rate: str, markdown: bool, output: Path
+) -> int:
+    """Measure what the failure of a NIC costs, and write the record. The exit code is 1 if an element was wrong."""
+    if rank:
+        with socket.socket(fileno=os.dup(0)) as wire, wire.makefile("rw", encoding="utf-8") as channel:
+            _rank(channel)
+        return EXIT_DONE
+    if markdown:
+        click.echo(FailoverSpeed.read(output).markdown(), nl=False)
+        return EXIT_DONE
+    record = measure(failures, seed, kinds or KINDS, rate)
+    record.write(output)
+    echo_card(record)
+    for miss in record.misses():
+        click.echo(f"missed: {miss}")
+    return EXIT_REFUTED if record.wrong else EXIT_DONE
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    # Told to end, it takes the hosts down first.
+    signal.signal(signal.SIGTERM, _leave)
+    main(command=command)

@@ -1,0 +1,157 @@
+"""How messages are divided between the rails of a pair of ranks whose NICs are shared with other pairs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from optcc.errors import InputError
+from optcc.plan import Channel
+from optcc.runtime.launch import Nic
+from optcc.runtime.striping import PARTS, Pair, divide
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.tcp_wire import Shares
+from tests.unit.rank_threads import Room, run_threads
+
+Rates = list[list[tuple[int, int]]]
+WITHIN = 1.02
+"""Of the least possible time of the busiest NIC."""
+
+
+def all_pairs(n_ranks: int) -> list[Pair]:
+    return [(src, dst) for src in range(n_ranks) for dst in range(n_ranks) if src != dst]
+
+
+def busiest_s(carried: dict[Pair, int], shares: dict[Pair, tuple[int, ...]], rates: Rates) -> float:
+    """When the last NIC is done, in either direction; rail r joins NICs r."""
+    loads = np.zeros((len(rates), len(rates[0]), 2))
+    for (src, dst), parts in shares.items():
+        for rail, part in enumerate(parts):
+            flow = carried[src, dst] * part / sum(parts)
+            loads[src, rail, 0] += flow
+            loads[dst, rail, 1] += flow
+    return float((loads / np.array(rates)).max())
+
+
+def least_s(carried: dict[Pair, int], rates: Rates) -> float:
+    """The linear program: no division has the last NIC done sooner."""
+    optimize = pytest.importorskip("scipy.optimize")
+    pairs, n_rails = list(carried), len(rates[0])
+    n = len(pairs) * n_rails
+    limits = np.zeros((len(rates), n_rails, 2, n + 1))
+    equal = np.zeros((len(pairs), n + 1))
+    for number, (src, dst) in enumerate(pairs):
+        for rail in range(n_rails):
+            at = number * n_rails + rail
+            limits[src, rail, 0, at] = limits[dst, rail, 1, at] = equal[number, at] = 1
+    limits[..., n] = -np.array(rates)
+    rows = limits.reshape(-1, n + 1)
+    found = optimize.linprog(
+        np.eye(n + 1)[n], A_ub=rows, b_ub=np.zeros(len(rows)), A_eq=equal, b_eq=[carried[pair] for pair in pairs]
+    )
+    return float(found.fun)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_busiest_nic_is_done_nearly_as_soon_as_it_can_be(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    n_ranks, n_rails = int(random.integers(2, 8)), int(random.integers(2, 5))
+    rates: Rates = random.choice([100, 75, 50, 25], (n_ranks, n_rails, 2), p=[0.6, 0.15, 0.15, 0.1]).tolist()
+    carried = {pair: int(n_bytes) for pair in all_pairs(n_ranks) if (n_bytes := random.integers(0, 1000))}
+    joined = {pair: [(rail, rail) for rail in range(n_rails)] for pair in carried}
+    shares = divide(carried, joined, rates)
+    assert busiest_s(carried, shares, rates) <= WITHIN * least_s(carried, rates), f"seed {seed}"
+
+
+def test_peers_of_a_slow_nic_use_the_same_rail_more_among_themselves() -> None:
+    """Four hosts, one NIC at half: what `shares` carries. By the rates of each pair alone, rail 0 has 8 % too much."""
+    rates: Rates = [[(50, 50), (50, 50)]] * 3 + [[(50, 50), (25, 25)]]
+    carried = {pair: 4 if 3 in pair else 6 for pair in all_pairs(4)}
+    joined = {pair: [(0, 0), (1, 1)] for pair in carried}
+    shares = divide(carried, joined, rates)
+    assert busiest_s(carried, shares, rates) == pytest.approx(16 / 100, rel=5e-3)
+    alone: dict[Pair, tuple[int, ...]] = {pair: (2, 1) if 3 in pair else (1, 1) for pair in carried}
+    assert busiest_s(carried, alone, rates) == pytest.approx(16 / 100 * 13 / 12)
+
+
+def test_pairs_that_share_fewer_rails_leave_the_others_to_the_rest() -> None:
+    """One host has lost a NIC: its peers meet it on rail 0, and each other mostly on rail 1."""
+    rates = [[(50, 50), (50, 50)]] * 3 + [[(50, 50)]]
+    carried = dict.fromkeys(all_pairs(4), 1)
+    joined: dict[Pair, Sequence[tuple[int, int]]] = {
+        pair: [(0, 0)] if 3 in pair else [(0, 0), (1, 1)] for pair in carried
+    }
+    shares = divide(carried, joined, rates)
+    assert shares[0, 3] == (PARTS,)
+    assert shares[0, 1][0] / PARTS == pytest.approx(1 / 4, abs=0.01)
+
+
+@pytest.mark.parametrize(("is_known", "share"), [(True, 1 / 2), (False, 7 / 12)])
+def test_what_a_plan_carries_decides_how_bytes_fall_on_the_nics(is_known: bool, share: float) -> None:
+    """Three ranks, one slow NIC, all to all; each pair by itself gives rail 0 of the others too much."""
+    n_ranks, size_bytes = 3, 4 << 20
+    channels = [Channel(src, dst, 1) for src, dst in all_pairs(n_ranks)]
+    room = Room(n_ranks)
+
+    def make(rank: int) -> TcpTransport:
+        rates = [100, 50 if rank == 2 else 100]
+        nics = [Nic(f"r{i}", f"127.0.{i + 1}.{rank + 1}", rate, rate) for i, rate in enumerate(rates)]
+        return TcpTransport(room.meet(rank), nics)
+
+    def exchange(rank: int, transport: TcpTransport) -> float:
+        handles = transport.open(channels, 0, [size_bytes] * len(channels) if is_known else ())
+        ours = [(handle, channel.src == rank) for handle, channel in zip(handles, channels, strict=True) if handle >= 0]
+        view = np.zeros(size_bytes, np.uint8)
+        # What goes out before all rails are joined is not counted.
+        for _ in range(2):
+            transport.barrier()
+            before = [rail.sent_bytes for rail in transport.rails]
+            for handle, is_sent in ours:
+                (transport.post_send if is_sent else transport.post_recv)(handle, view if is_sent else view.copy())
+            left, deadline_s = len(ours), time.monotonic() + 20
+            while left and time.monotonic() < deadline_s:
+                left -= len(transport.poll(1.0))
+            assert not left
+        sent = [rail.sent_bytes - former for rail, former in zip(transport.rails, before, strict=True)]
+        transport.barrier()
+        return sent[0] / sum(sent)
+
+    shares = run_threads(n_ranks, make, exchange)
+    assert shares[:2] == pytest.approx([share] * 2, abs=0.02)
+    assert shares[2] == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_what_carries_nothing_has_no_share() -> None:
+    assert divide({(0, 1): 0}, {(0, 1): [(0, 0), (1, 1)]}, [[(1, 1), (1, 1)]] * 2) == {}
+    assert divide({}, {}, [[(1, 1)]]) == {}
+
+
+@pytest.mark.parametrize("parts", [(1,), (1, 1), (2, 1), (10, 7), (1, 1, 1), (100, 100, 50), (25, 24), (1000, 3)])
+def test_messages_are_cut_without_gaps_and_in_proportion(parts: tuple[int, ...]) -> None:
+    shares = Shares.of(parts)
+    assert set(shares.turns) == set(range(len(parts)))
+    for n_bytes in (0, 1, 63, 65_536, 1_000_003, 8 << 20):
+        for chunk_bytes in (1000, 1 << 20):
+            pieces = sorted(shares.cut(n_bytes, chunk_bytes))
+            assert pieces[0].start == 0 and pieces[-1].end == n_bytes
+            assert all(before.end == after.start for before, after in pairwise(pieces))
+            assert all(piece.end - piece.start <= chunk_bytes + 64 for piece in pieces)
+            for rail, part in enumerate(parts):
+                over = sum(piece.end - piece.start for piece in pieces if piece.rail == rail)
+                assert over == pytest.approx(n_bytes * part / sum(parts), abs=64)
+
+
+def test_rails_take_turns_with_the_pieces_of_a_long_message() -> None:
+    rails = [piece.rail for piece in Shares.of([2, 1]).cut(12 << 20, 1 << 20)]
+    assert rails.count(0) == 8
+    assert all(set(rails[at : at + 3]) == {0, 1} for at in range(0, 12, 3))
+
+
+@pytest.mark.parametrize(("parts", "words"), [((), "0 rails"), ((1,) * 17, "17 rails"), ((1, 0), "rate 0 B/s")])
+def test_shares_that_cannot_be_are_refused(parts: tuple[int, ...], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Shares.of(parts)
