@@ -1,11 +1,11 @@
 """What schedules take in simulation, held against the bound, the fault-free ring and their own formulas, as a record.
 
 Two kinds of clusters: one straggler, slowed down l times; and rates drawn at random, out and in apart, from a seed.
-A plan is compiled for the port model under which it is simulated (for `fair`, the plan for `exclusive`, but for
-`shares`, which is what `optimal` is where ports are fair), with the best of a few powers of two of segments; each case
-says which were tried. What did not fit into memory is listed as not run, with the reason. All but that and the planning
-seconds is the same on every machine. The record is a file of its own format, `optcc-schedules/2`; rationals are text,
-"a/b" in lowest terms. The one that comes with the package is made by
+A plan is compiled for the port model under which it is simulated (`shares` is what `optimal` is where ports are fair),
+with the best of a few powers of two of segments; each case says which were tried. What did not fit into memory is
+listed as not run, with the reason. All but that and the planning seconds is the same on every machine. The record is a
+file of its own format, `optcc-schedules/2`; rationals are text, "a/b" in lowest terms. The one that comes with the
+package is made by
 
     python -m optcc.experiments.schedule_record --jobs 2
 
@@ -42,7 +42,7 @@ from optcc.files import read_file, replace_file
 from optcc.passes.timetable import Ports
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
-from optcc.simulate import MODELS, Model, simulate
+from optcc.simulate import MODELS, simulate
 from optcc.topology import RANKS_MAX, Nic, Server, Topology
 from optcc.verify.bounds import collective_bound
 from optcc.verify.predictions import fault_free, predictions
@@ -61,6 +61,8 @@ GOALS = {"straggler": Fraction(102, 100), "random": Fraction(103, 100), "many ra
 """Above so many times the bound, `optimal` misses its goal, under fifo ports and, as `shares`, under fair ones."""
 OPTIMAL = (("optimal", "fifo"), ("shares", "fair"))
 """The schedule and the ports of that."""
+OTHER_PORTS: Mapping[str, tuple[Ports, ...]] = {"optcc": ("exclusive", "fair"), "optimal": ("exclusive",)}
+"""Under which ports besides fifo a schedule is simulated with one straggler."""
 MANY_RANKS = 256
 FORMULA_GOAL = Fraction(1, 100)
 """By more than this share, OptCC is slower than its own formula."""
@@ -334,9 +336,9 @@ FULL = Study(
     exclusive_ranks=(4, 8, 16),
     exclusive_segments=(16, 64, 128, 512, 2048),
     random={4: 60, 8: 60, 16: 40, 32: 30, 64: 10},
-    many={256: 1024, 1024: 1024},
+    many={256: 2048, 1024: 2048},
     many_slowdown=Fraction(2),
-    fair_segments={4: (64, 256), 8: (64, 256), 16: (64, 128), 32: (64,), 64: (64,), 256: (1024,), 1024: (1024,)},
+    fair_segments={4: (64, 256), 8: (64, 256), 16: (64, 128, 256), 32: (64,), 64: (64,), 256: (2048,), 1024: (2048,)},
 )
 QUICK = Study(
     ranks=(4, 8),
@@ -411,7 +413,7 @@ def curve(ranks: int, lost_max: Fraction) -> Curve:
 
 @dataclass(frozen=True)
 class Unit:
-    """A schedule on a cluster, under every model that its plan for `ports` is for, with each number of `segments`.
+    """A schedule on a cluster, planned and simulated for `ports`, with each number of `segments`.
 
     One straggler, `slowdown` times slower, or random rates of a `seed`. Numbers of segments with which the plan has
     more than `transfers_max` transfers are left out; what needs more than `memory_bytes` is not run.
@@ -454,11 +456,11 @@ def units(study: Study, memory_bytes: int | None = None) -> Iterator[Unit]:
     """What `study` simulates: one straggler, random rates, many ranks; of each what ports are for, side by side."""
     for ranks in study.ranks:
         for slowdown in study.slowdowns:
-            for name, tried in study.segments.items():
-                yield Unit(name, ranks, slowdown, None, "fifo", tried, study.transfers_max, memory_bytes)
-                if name in ("optcc", "optimal") and ranks in study.exclusive_ranks:
-                    few = study.exclusive_segments
-                    yield Unit(name, ranks, slowdown, None, "exclusive", few, study.transfers_max, memory_bytes)
+            for name, fifo_tried in study.segments.items():
+                yield Unit(name, ranks, slowdown, None, "fifo", fifo_tried, study.transfers_max, memory_bytes)
+                for ports in OTHER_PORTS.get(name, ()) if ranks in study.exclusive_ranks else ():
+                    tried = study.exclusive_segments
+                    yield Unit(name, ranks, slowdown, None, ports, tried, study.transfers_max, memory_bytes)
             yield from _fair(study, ranks, slowdown, None, memory_bytes)
     for ranks, seeds in study.random.items():
         for seed in range(seeds):
@@ -494,12 +496,11 @@ class _Run:
 
 
 def run_unit(unit: Unit) -> Outcome:
-    """Simulates `unit`: a case for each model, unless nothing fitted into memory."""
+    """Simulates `unit`: a case, unless nothing fitted into memory."""
     name, topology = unit.schedule, unit.topology
-    models: tuple[Model, ...] = ("exclusive", "fair") if unit.ports == "exclusive" else (unit.ports,)
     definition = SCHEDULES[name]
     each = len(definition.build(topology, 1))
-    runs: dict[Model, list[_Run]] = {model: [] for model in models}
+    runs = []
     not_run = []
     for k in unit.segments:
         if k * each > unit.transfers_max:
@@ -510,39 +511,31 @@ def run_unit(unit: Unit) -> Outcome:
                 schedule = definition.build(topology, k)
                 plan = compile_schedule(schedule, size_bytes=SIZE_BYTES, topology=topology, ports=unit.ports)
                 planning_s = round(time.process_time() - began, 4)
-                found = {
-                    model: _Run(k, len(plan.transfers), simulate(plan, topology, model=model).seconds, planning_s)
-                    for model in models
-                }
+                seconds = simulate(plan, topology, model=unit.ports).seconds
+                runs.append(_Run(k, len(plan.transfers), seconds, planning_s))
         except (MemoryError, OptccError) as error:
             limit = "" if unit.memory_bytes is None else f" of {unit.memory_bytes / 2**30:.1f} GiB"
             why = f"memory{limit}: {error}" if isinstance(error, MemoryError) else str(error)
             not_run.append(NotRun(name, unit.ranks, unit.slowdown, unit.seed, unit.ports, k, why))
-            continue
-        for model in models:
-            runs[model].append(found[model])
-    cases = []
-    for model in models:
-        if runs[model]:
-            best = min(runs[model], key=lambda run: run.seconds)
-            cases.append(
-                Case(
-                    name,
-                    unit.ranks,
-                    unit.slowdown,
-                    unit.seed,
-                    model,
-                    tuple(run.segments for run in runs[model]),
-                    best.segments,
-                    best.transfers,
-                    best.seconds,
-                    collective_bound(topology, SIZE_BYTES).seconds,
-                    fault_free(topology, SIZE_BYTES),
-                    _formula(name, topology, best.segments),
-                    best.planning_s,
-                )
-            )
-    return Outcome(tuple(cases), tuple(not_run))
+    if not runs:
+        return Outcome((), tuple(not_run))
+    best = min(runs, key=lambda run: run.seconds)
+    case = Case(
+        name,
+        unit.ranks,
+        unit.slowdown,
+        unit.seed,
+        unit.ports,
+        tuple(run.segments for run in runs),
+        best.segments,
+        best.transfers,
+        best.seconds,
+        collective_bound(topology, SIZE_BYTES).seconds,
+        fault_free(topology, SIZE_BYTES),
+        _formula(name, topology, best.segments),
+        best.planning_s,
+    )
+    return Outcome((case,), tuple(not_run))
 
 
 def _left_out(unit: Unit) -> Outcome:

@@ -178,8 +178,13 @@ class UcxTransport:
             self._post(out, each.out, True)
             sends.append((out, out.n_done + 1))
             self._await(lambda lane=in_, until=received: lane.n_done >= until, deadline_s, timeout_s)  # type: ignore[misc]
-        # Whoever has not got its part from here yet would wait for it in vain if this rank went away now.
-        self._await(lambda: all(lane.n_done >= until for lane, until in sends), deadline_s, timeout_s)
+        # Whoever has not got its part from here yet would wait for it in vain if this rank went away now. If a rank was
+        # lost since, the next call says so: all parts are here.
+        self._await(
+            lambda: self._failure is not None or all(lane.n_done >= until for lane, until in sends),
+            deadline_s,
+            timeout_s,
+        )
         return gathering.parts
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:

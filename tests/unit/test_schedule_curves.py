@@ -131,10 +131,10 @@ def test_segments_are_tried_as_far_as_the_plan_stays_small() -> None:
 
 
 def test_every_kind_of_case_is_there_once() -> None:
-    """Both exclusive and fair for the plan of exclusive ports; random rates under fifo and under fair ports."""
+    """OptCC for all ports, the optimum for two; random rates under fifo and under fair ports."""
     models = {(case.schedule, case.ranks, case.model) for case in small().cases if case.slowdown == HALF}
     plain = {(name, ranks, "fifo") for name in TINY.segments for ranks in TINY.ranks}
-    both = {(name, 4, model) for name in ("optcc", "optimal") for model in ("exclusive", "fair")}
+    both = {("optcc", 4, "exclusive"), ("optcc", 4, "fair"), ("optimal", 4, "exclusive")}
     many = {("optimal", 6, "fifo"), ("shares", 6, "fair")}
     assert models == plain | both | many | {("shares", 4, "fair")}
     drawn = small().select("shares", "fair", straggler=False)

@@ -81,6 +81,7 @@ def test_an_allreduce_over_two_unequal_rails_is_exact_on_every_rank(two_rails: l
                 executor.all_reduce(make_input(rank, count, "float32", "sum", seed), recv)
                 assert wrong_elements(plan, rank, recv, seed) == 0
                 results.append(recv.tobytes())
+        transport.barrier()
         return results
 
     results = run_ucx(4, body, two_rails, chunk_bytes=10_000)
