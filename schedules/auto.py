@@ -38,6 +38,8 @@ PLANNING_S, FEW_RANKS, PLANNING_S_PER_RANK = 20e-3, 8, 5e-3
 """A plan for few ranks may take so long to make and to verify, and so much longer for each further one; no further
 candidate is tried behind `TRYING` of that."""
 TRYING = 0.6
+UNVERIFIED = 0.9
+"""What choosing a plan takes, of what it takes with its verification."""
 PEER_LANES = ((0, 3), (0, 2), (3, 2), (4, 2))
 """Of the compiler's `PEER_LANES` those of which one is always near the best: few for long messages, many for short."""
 ROWS_FILL = 30
@@ -46,8 +48,10 @@ ROWS_FILL = 30
 
 def planning_s(transfers: int, ranks: int, ports: Ports) -> float:
     """About how long it takes to build, compile, simulate and verify a plan. With few ranks building is most of it;
-    under fair ports simulating is, since every transfer that begins or ends changes the rates of the others."""
-    return transfers * (2.5e-6 + 25e-6 / ranks + (12e-9 * ranks**2 if ports == "fair" else 0))
+    under fifo ports ordering is, under fair ones simulating: every transfer that begins or ends changes the rates of
+    the others."""
+    each_s = {"fifo": 3.5e-6, "exclusive": 2.5e-6, "fair": 2.5e-6 + 12e-9 * ranks**2}[ports]
+    return transfers * (each_s + 25e-6 / ranks)
 
 
 def planning_limit_s(ranks: int, message_s: float) -> float:
@@ -167,11 +171,17 @@ def _bound_s(topology: Topology, size_bytes: float) -> float:
 
 
 def _affordable(ranking: list[Candidate], ranks: int, ports: Ports, limit_s: float) -> list[Candidate]:
-    """The most promising candidates, as many as are planned within `limit_s`; at least one."""
+    """The most promising candidates, as many as are planned within `limit_s`; at least one, if need be the one that is
+    planned fastest."""
+    within = ranking
+    if ports == "fifo":  # under fair ports a single one is neither ordered nor simulated
+        costs_s = {each: UNVERIFIED * planning_s(each.transfers, ranks, ports) for each in ranking}
+        cheapest = min(ranking, key=lambda each: costs_s[each])
+        within = [each for each in ranking if costs_s[each] <= limit_s] or [cheapest]
     taken: list[Candidate] = []
     spent_s = 0.0
-    for each in ranking:
-        if each.estimate_s > WORTH_A_TRY * ranking[0].estimate_s or len(taken) == TRIES_MAX:
+    for each in within:
+        if each.estimate_s > WORTH_A_TRY * within[0].estimate_s or len(taken) == TRIES_MAX:
             break
         again = any((other.name, other.segments) == (each.name, each.segments) for other in taken)
         more_s = planning_s(each.transfers, ranks, ports) / (2 if again else 1)  # the schedule is there already
