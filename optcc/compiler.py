@@ -39,8 +39,9 @@ PEER_LANES = ((0, 2), (2, 1), (4, 1), (3, 1), (6, 1), (4, 2), (8, 1), (3, 2), (0
 """What is tried where ports are shared fairly: lanes of a pair that carries the mean (0: one for all), and slots."""
 ROW_LANES = ((0, 2), (16, 1))
 """What is tried with more than `ALL_PAIRS_MAX` servers: segments of a window (0: lanes for each peer), and slots."""
-STAGE_LANES = ((1, 2), (2, 2), (1, 1), (3, 1), (2, 1))
-"""What is tried there for other schedules: lanes for each peer, stage and operation, and slots."""
+STAGE_LANES = ((0, 2), (2, 2), (6, 2), (4, 2), (1, 1))
+"""What is tried there for other schedules: lanes for each peer, stage and operation that carries the mean (0: one for
+all), and slots."""
 NEAR = 1.017
 """Nothing more is tried for a plan that takes at most so many times what its busiest port takes."""
 PEER_LANES_SPENT = 2**24
@@ -156,7 +157,7 @@ def _lanes_for_rows(
     def plan(window: int, few: int) -> Plan:
         order = np.arange(len(transfers))
         if window == 0:
-            return lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, 1))
+            return lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, 0))
         own_lanes, slots_of = by_window(transfers, window, slots or few)
         return lower(name, transfers, order, slots_of, own_lanes=own_lanes)
 

@@ -234,8 +234,8 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "e
         halves = max(2 * alpha + once / 2 * (1 + 1 / segments), alpha + once)
         lanes = None
         if ports == "fair":  # every pair has lanes of its own: one of the compiler's `STAGE_LANES`
-            lanes = (1, 2) if segments <= 2 else (2, 2)
-            waits = max(0.0, segments / (lanes[0] * lanes[1]) - 1) * alpha
+            lanes = (0, 2) if segments <= 2 else (2, 2)
+            waits = max(0.0, segments / (max(1, lanes[0]) * lanes[1]) - 1) * alpha
         yield Candidate("direct", segments, halves + waits, transfers, lanes)
         step = max(once / each, once / each / segments + alpha, segments * alpha / slots)
         yield Candidate("ring", segments, each * step + alpha, transfers)

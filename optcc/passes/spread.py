@@ -46,13 +46,23 @@ def spread(transfers: Transfers, lanes_mean: int) -> Column:
     return column(np.where(between, turn % np.clip(lanes, 1, LANES_MAX).astype(np.int64)[pair], 0))
 
 
-def by_stage(transfers: Transfers, lanes: int) -> Column:
-    """For each transfer, which of the lanes of its two ranks it takes: `lanes` for each stage and operation.
+def by_stage(transfers: Transfers, lanes_mean: int) -> Column:
+    """For each transfer, which of the lanes of its two ranks it takes: each stage and operation has its own.
 
-    Two segments one behind the other take the same lane, the next two the next one: patterns often take turns segment
-    by segment. With several lanes the steps of a segment do not wait for those of the one before.
+    What a pair carries in a stage and operation has as many lanes as it is of the mean of these, times `lanes_mean`,
+    and at least one; with 0 it has one. Two segments one behind the other take the same lane, the next two the next
+    one: patterns often take turns segment by segment.
     """
-    return column((2 * transfers.stage + transfers.op) * lanes + transfers.segment // 2 % lanes)
+    kinds = 2 * len(transfers.stages)
+    kind = 2 * transfers.stage + transfers.op
+    if lanes_mean == 0 or len(kind) == 0:
+        return column(kind)
+    key = (transfers.src * transfers.n_ranks + transfers.dst) * kinds + kind
+    carried = np.bincount(key, transfers.bytes * (transfers.src != transfers.dst))
+    if not carried.any():
+        return column(kind)
+    lanes = np.clip(np.rint(lanes_mean * carried / carried[carried > 0].mean()), 1, LANES_MAX).astype(np.int64)
+    return column(kind * int(lanes.max()) + transfers.segment // 2 % lanes[key])
 
 
 def by_window(transfers: Transfers, window: int, slots: int) -> tuple[tuple[Column, Column], Column]:

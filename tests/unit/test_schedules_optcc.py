@@ -265,8 +265,8 @@ def test_stragglers_that_cannot_be_are_refused(n_ranks: int, stragglers: tuple[i
         optcc(n_ranks, stragglers=stragglers, gpus=gpus)
 
 
-@pytest.mark.parametrize(("p", "slowdown"), [(4, 2), (8, 2), (8, 4), (16, 4), (8, 8)])
-def test_lanes_for_each_stage_bring_fair_ports_to_the_formula(p: int, slowdown: int) -> None:
+@pytest.mark.parametrize(("p", "slowdown"), [(4, 4 / 3), (4, 2), (8, 8 / 7), (8, 2), (8, 4), (16, 4)])
+def test_lanes_for_each_stage_bring_fair_ports_to_the_formula(p: int, slowdown: float) -> None:
     """With one lane a rank sends in one order, and its neighbours wait while it serves the straggler."""
     topology = Topology.parse(f"{p}@50GB/s,{p - 1}={50 / slowdown}GB/s").with_latency(Fraction(5, 10**6))
     built, segments = optcc.build(topology, 64), 64
@@ -277,5 +277,5 @@ def test_lanes_for_each_stage_bring_fair_ports_to_the_formula(p: int, slowdown: 
         for ports in ("fair", "exclusive")
     )
     formula = max(slowdown, 2 - 1 / (p - 1)) * 2**30 / 50e9 * (segments + 1) / segments
-    assert seconds < 1.02 * formula
+    assert seconds < 1.017 * formula
     assert seconds < in_order
