@@ -199,8 +199,8 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
     "optimal": {"ports": "fair", "slots": 2, "window": 4},
 }
 """The fastest here: the network stores, so ports are fifo; OptCC has lanes for each peer and stage, and `optimal` is
-`shares`, a flow for each pair of hosts, with a segment for each MiB of long messages; more cost more processor time than
-they save."""
+`shares`, a flow for each pair of hosts, with a segment for each MiB of long messages; more cost more processor time
+than they save."""
 
 
 def our_case(schedule: str, carrier: str, topology: str, size_bytes: int) -> Case:
