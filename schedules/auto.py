@@ -272,7 +272,7 @@ def _shares(
         return
     each = ceil(2 * (p - 1) * centres)
     if ports == "fair" and p > 8:
-        most *= 2  # no pass looks for an order of the ports
+        most *= 3  # no pass looks for an order of the ports
     counts = list(_segments(most // each, size_bytes / p))
     if ports == "fair" and counts and 2 * counts[-1] > most // each > counts[-1]:
         counts.append(most // each)

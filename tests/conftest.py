@@ -28,6 +28,10 @@ settings.register_profile("here", deadline=None, print_blob=True)
 settings.load_profile("ci" if ON_CI else "here")
 
 
+# What UCX has to say goes to a buffer of the C library, which is written when Python ends: behind the summary.
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run the long studies")
     parser.addoption("--update-golden", action="store_true", help="write what tests/golden compares with, instead")

@@ -111,8 +111,8 @@ def test_a_plan_that_is_tried_costs_no_more_than_planning_may(ports: Ports, rank
     limit_s = planning_limit_s(ranks, 2**exponent / 25e9)
     found = list(estimates(topology, 2**exponent, SLOTS[ports], ports))
     assert found
-    twice = 2 if ports == "fair" else 1
-    assert max(each.transfers for each in found) <= twice * max(4 * ranks, transfers_max(ranks, limit_s))
+    more = 3 if ports == "fair" else 1  # no pass looks for an order of the ports
+    assert max(each.transfers for each in found) <= more * max(4 * ranks, transfers_max(ranks, limit_s))
     assert planning_limit_s(8, 0) == 0.02
 
 
