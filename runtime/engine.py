@@ -646,7 +646,7 @@ class PersistentPlan:
             if n_bytes:
                 raise InputError(f"{name}: None: must be an array of {n_bytes} B at rank {self.engine.rank}")
             return None, 0
-        if array.dtype != self._stored and not (is_stored_as(array, dtype) and array.dtype.isnative):
+        if array.dtype != self._stored and not is_stored_as(array, dtype):
             raise InputError(f"{name}: {array.dtype}: must be the plan's {dtype}")
         if array.nbytes != n_bytes:
             raise InputError(f"{name}: {array.nbytes} B: must be the plan's {n_bytes} B")

@@ -33,17 +33,21 @@ def spread(transfers: Transfers, lanes_mean: int) -> Column:
 
     A pair that carries the mean of the pairs that carry anything has `lanes_mean` lanes; with 0 all have one.
     """
-    n = transfers.n_ranks
-    pair = transfers.src * n + transfers.dst
-    between = transfers.src != transfers.dst
-    carried = np.bincount(pair, transfers.bytes * between, minlength=n * n)
-    if lanes_mean == 0 or not carried.any():
-        return column(np.zeros(len(pair)))
-    lanes = np.rint(lanes_mean * carried / carried[carried > 0].mean())
+    pair = transfers.src * transfers.n_ranks + transfers.dst
     line = np.argsort(pair, kind="stable")
     turn = np.empty(len(pair), dtype=np.int64)
     turn[line] = np.arange(len(pair)) - np.searchsorted(pair[line], pair[line])
-    return column(np.where(between, turn % np.clip(lanes, 1, LANES_MAX).astype(np.int64)[pair], 0))
+    return column(np.where(transfers.src != transfers.dst, turn % _in_proportion(transfers, pair, lanes_mean), 0))
+
+
+def _in_proportion(transfers: Transfers, key: Column, lanes_mean: int) -> Column:
+    """For each transfer how many lanes there are for its `key`: `lanes_mean` if what they carry between ranks is the
+    mean of the keys that carry anything, at least one, and one with 0."""
+    carried = np.bincount(key, transfers.bytes * (transfers.src != transfers.dst)) if lanes_mean else np.zeros(1)
+    if not carried.any():
+        return column(np.ones(len(key), dtype=np.int64))
+    lanes = np.rint(lanes_mean * carried / carried[carried > 0].mean())
+    return column(np.clip(lanes, 1, LANES_MAX).astype(np.int64)[key])
 
 
 def by_stage(transfers: Transfers, lanes_mean: int) -> Column:
@@ -53,16 +57,10 @@ def by_stage(transfers: Transfers, lanes_mean: int) -> Column:
     and at least one; with 0 it has one. Two segments one behind the other take the same lane, the next two the next
     one: patterns often take turns segment by segment.
     """
-    kinds = 2 * len(transfers.stages)
     kind = 2 * transfers.stage + transfers.op
-    if lanes_mean == 0 or len(kind) == 0:
-        return column(kind)
-    key = (transfers.src * transfers.n_ranks + transfers.dst) * kinds + kind
-    carried = np.bincount(key, transfers.bytes * (transfers.src != transfers.dst))
-    if not carried.any():
-        return column(kind)
-    lanes = np.clip(np.rint(lanes_mean * carried / carried[carried > 0].mean()), 1, LANES_MAX).astype(np.int64)
-    return column(kind * int(lanes.max()) + transfers.segment // 2 % lanes[key])
+    pair = transfers.src * transfers.n_ranks + transfers.dst
+    lanes = _in_proportion(transfers, pair * 2 * len(transfers.stages) + kind, lanes_mean)
+    return column(kind * int(lanes.max(initial=1)) + transfers.segment // 2 % lanes)
 
 
 def by_window(transfers: Transfers, window: int, slots: int) -> tuple[tuple[Column, Column], Column]:
