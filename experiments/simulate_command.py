@@ -44,7 +44,9 @@ JITTER_SIGMA = 0.02
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
 @latency_option
-@click.option("--model", default=None, help=f"How ports share: {', '.join(MODELS)}; as for --ports, else fifo.")
+@click.option(
+    "--model", default=None, help=f"How ports share: {', '.join(MODELS)}; as for --ports or the plan, else fifo."
+)
 @click.option("--as-written", is_flag=True, help="In the order in which NAME is written, in one pass and no plan.")
 @click.option("--faults", default=None, help="NICs that fail meanwhile: 3/0@1ms, 3/0@1ms..4ms, 3/0@1ms=1/2:out, ...")
 @click.option("--policy", default=None, help="What happens then: migrate to surviving NICs, or wait for the repair.")
@@ -78,9 +80,16 @@ def command(
     """
     if (name is None) == (plan_file is None):
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
-    used: Model | None = next((each for each in MODELS if each == (model or ports or "fifo")), None)
+    filed = None if plan_file is None else read_plan(read_file(plan_file, FILE_BYTES_MAX))
+    ordered_for = None if filed is None else filed.ports
+    wanted = model or ports or ordered_for or "fifo"
+    used: Model | None = next((each for each in MODELS if each == wanted), None)
     if used is None:
         raise InputError(f"--{'ports' if model is None else 'model'} {model or ports!r}: must be {' or '.join(MODELS)}")
+    if ports is not None and ordered_for not in (None, ports):
+        raise InputError(
+            f"--ports {ports}: the plan is ordered for {ordered_for}: must be left out, or given as --model"
+        )
     topology = with_latency(topology, latency)
     if policy is not None and policy not in POLICIES:
         raise InputError(f"--policy {policy!r}: must be {' or '.join(POLICIES)}")
@@ -105,8 +114,8 @@ def command(
             swept, Collective(definition.collective, topology.n_ranks), topology, size, swept.transfers, spent, as_json
         )
         return
-    if plan_file is not None:
-        plan = read_plan(read_file(plan_file, FILE_BYTES_MAX))
+    if filed is not None:
+        plan = filed
     else:
         assert name is not None
         if size is None:

@@ -44,11 +44,13 @@ _CollectiveName = Literal["allreduce", "reducescatter", "allgather", "broadcast"
 _Reduction = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
 _Dtype = Literal["float32", "float64", "int32", "int64", "float16", "bfloat16", "int8", "uint8"]
 _Op = Literal["reduce", "copy"]
+_Ports = Literal["fifo", "exclusive", "fair"]
 _Kind = Literal["send", "receive", "receive-reduce", "receive-reduce-send", "receive-copy-send", "copy", "reduce"]
+_ABSENT: Any = ""
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """An object of a file. A field with the default -1 is one that may be absent; -1 itself is out of its bounds."""
+    """An object of a file. A field with the default -1 or `_ABSENT` may be absent; these are out of its bounds."""
 
 
 class _Collective(_Strict):
@@ -99,7 +101,7 @@ class _Rank(_Strict):
     lanes: list[list[_Instruction]]
 
 
-class _Head(_Strict):
+class _Head(_Strict, kw_only=True):
     format: Literal["optcc-plan/1"]
     digest: _Digest
     origin_digest: _Digest
@@ -109,10 +111,11 @@ class _Head(_Strict):
     dtype: _Dtype
     size_bytes: _Index
     scratch_bytes: _Index
+    ports: _Ports = _ABSENT
     stages: list[_Name]
 
 
-class _PlanFile(_Head):
+class _PlanFile(_Head, kw_only=True):
     channels: list[_Channel]
     transfers: list[_PlanTransfer]
     ranks: list[_Rank]
@@ -154,6 +157,7 @@ def write_plan(plan: Plan) -> bytes:
         dtype=_known(transfers.dtype),
         size_bytes=transfers.size_bytes,
         scratch_bytes=transfers.scratch_bytes,
+        ports=plan.ports or _ABSENT,
         stages=list(transfers.stages),
     )
     channels = (_Channel(channel.src, channel.dst, channel.slots) for channel in plan.channels)
@@ -162,7 +166,8 @@ def write_plan(plan: Plan) -> bytes:
         for fields, line in zip(_transfer_rows(transfers), transfers.line.tolist(), strict=True)
     )
     try:
-        fields = b",\n".join(_encode(key) + b": " + _encode(getattr(head, key)) for key in _Head.__struct_fields__)
+        said = {key: getattr(head, key) for key in _Head.__struct_fields__ if getattr(head, key) is not _ABSENT}
+        fields = b",\n".join(_encode(key) + b": " + _encode(value) for key, value in said.items())
         data = b"{\n%b,\n%b,\n%b,\n%b\n}\n" % (
             fields,
             _array(b'"channels": ', map(_encode, channels)),
@@ -339,6 +344,7 @@ def _plan_of(file: _PlanFile, instructions: Sequence[_Instruction]) -> Plan:
         recv_transfer=column(each.recv_transfer for each in instructions),
         send_transfer=column(each.send_transfer for each in instructions),
         after=Lists.of([each.after for each in instructions]),
+        ports=file.ports or None,
     )
 
 
@@ -374,9 +380,14 @@ def _transfers_of(
 
 
 def _origin_digest(plan: Plan) -> str:
-    """SHA-256 over what `Plan.digest` leaves out: names, and where the transfers come from and in which sequence."""
+    """SHA-256 over what `Plan.digest` leaves out: names, ports, where the transfers come from and in which sequence.
+
+    A plan that does not name its ports has the digest that it had before plans could.
+    """
     t = plan.transfers
-    head = {"format": FORMAT, "name": plan.name, "stages": t.stages}
+    head: dict[str, Any] = {"format": FORMAT, "name": plan.name, "stages": t.stages}
+    if plan.ports is not None:
+        head["ports"] = plan.ports
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for each in (t.segment, t.stage, t.line, t.after.starts, t.after.values, t.order.starts, t.order.values):
         digest.update(len(each).to_bytes(8, "little"))

@@ -86,11 +86,11 @@ def compile_schedule(
 ) -> Plan:
     """The plan of `schedule` for a message of `size_bytes`, its ports ordered for `topology` (else as written).
 
-    `ports` is the port model of `optcc.simulate` for which they are ordered; it has its own number of `slots`. Where
-    ports are fair, a schedule that is written for it gets lanes for each peer, in the author's order: as many as are
-    found best by simulation, or those of `peer_lanes`, one of `PEER_LANES`. Others get the order of exclusive ports or,
-    if that is faster, lanes for each peer, stage and operation, so that no stage waits for another one's data; with
-    `peer_lanes`, one of `STAGE_LANES`, those.
+    `ports` is the port model of `optcc.simulate` for which they are ordered; it has its own number of `slots`, and the
+    plan says which it is, unless its order is the author's. Where ports are fair, a schedule that is written for it
+    gets lanes for each peer, in the author's order: as many as are found best by simulation, or those of `peer_lanes`,
+    one of `PEER_LANES`. Others get the order of exclusive ports or, if that is faster, lanes for each peer, stage and
+    operation, so that no stage waits for another one's data; with `peer_lanes`, one of `STAGE_LANES`, those.
 
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
@@ -107,11 +107,12 @@ def compile_schedule(
         return _lanes_for_peers(schedule.name, transfers, topology, slots, settings)
     if ports == "fair" and peer_lanes is not None:
         return next(_lanes_for_stages(schedule.name, transfers, slots, [peer_lanes]))
+    made_for: Ports | None = ports
     if topology is None:
-        order = Order.as_written(transfers)
+        order, made_for = Order.as_written(transfers), None
     else:
         transfers, order = timetable(transfers, topology, slots or SLOTS[ports], ports)
-    plan = lower(schedule.name, transfers, order.sends, slots or SLOTS[ports], order.receives)
+    plan = lower(schedule.name, transfers, order.sends, slots or SLOTS[ports], order.receives, ports=made_for)
     if fused and not order.overtakes(transfers):
         plan = fuse(plan, order.sends)
     if ports == "fair" and topology is not None:
@@ -133,10 +134,10 @@ def _lanes_for_peers(
     """
     order = np.arange(len(transfers))
     if topology is None:
-        return lower(name, transfers, order, slots or SLOTS["fair"], peer_lane=spread(transfers, 0))
+        return lower(name, transfers, order, slots or SLOTS["fair"], peer_lane=spread(transfers, 0), ports="fair")
     check_ranks(transfers, topology)
     plans = (
-        lower(name, transfers, order, slots or few, peer_lane=spread(transfers, lanes_mean))
+        lower(name, transfers, order, slots or few, peer_lane=spread(transfers, lanes_mean), ports="fair")
         for lanes_mean, few in settings
     )
     return next(plans) if len(settings) == 1 else _fastest(plans, topology)
@@ -157,9 +158,9 @@ def _lanes_for_rows(
     def plan(window: int, few: int) -> Plan:
         order = np.arange(len(transfers))
         if window == 0:
-            return lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, 0))
+            return lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, 0), ports="fair")
         own_lanes, slots_of = by_window(transfers, window, slots or few)
-        return lower(name, transfers, order, slots_of, own_lanes=own_lanes)
+        return lower(name, transfers, order, slots_of, own_lanes=own_lanes, ports="fair")
 
     if topology is None:
         return plan(*ROW_LANES[0])
@@ -177,7 +178,7 @@ def _lanes_for_stages(
     """
     order = np.arange(len(transfers))
     for lanes, few in settings:
-        yield lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, lanes))
+        yield lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, lanes), ports="fair")
 
 
 def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:

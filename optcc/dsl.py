@@ -333,7 +333,7 @@ class Definition:
     """A schedule function with what users need to know of it; call it with a number of ranks to get a `Schedule`.
 
     `configure` turns a topology into the function's parameters, or refuses it with a TopologyError. `lane_per_peer` is
-    that of its schedules; `fair` is what takes its place where ports are shared fairly.
+    that of its schedules; `fair` and `fifo` are what takes its place under these ports.
     """
 
     function: Callable[..., None]
@@ -345,10 +345,12 @@ class Definition:
     """As written on the command line."""
     lane_per_peer: bool = False
     fair: Definition | None = None
+    fifo: Definition | None = None
 
     def under(self, ports: str) -> Definition:
         """The definition to build where ports are ordered for `ports`."""
-        return self.fair if ports == "fair" and self.fair is not None else self
+        other = {"fair": self.fair, "fifo": self.fifo}.get(ports)
+        return self if other is None else other
 
     @property
     def summary(self) -> str:
@@ -420,6 +422,7 @@ def schedule(
     configure: Configure = ...,
     lane_per_peer: bool = ...,
     fair: Definition | None = ...,
+    fifo: Definition | None = ...,
 ) -> Callable[[Callable[..., None]], Definition]: ...
 
 
@@ -434,16 +437,17 @@ def schedule(
     configure: Configure = any_flat,
     lane_per_peer: bool = False,
     fair: Definition | None = None,
+    fifo: Definition | None = None,
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
     `name` is what users call it (the function's own if empty), `collective` what it computes; `accepts` says in words
     which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
-    from; `lane_per_peer` and `fair` are those of `Definition`.
+    from; `lane_per_peer`, `fair` and `fifo` are those of `Definition`.
     """
 
     def define(function: Callable[..., None]) -> Definition:
         called = name or function.__name__
-        return Definition(function, collective, accepts, paper, configure, called, lane_per_peer, fair)
+        return Definition(function, collective, accepts, paper, configure, called, lane_per_peer, fair, fifo)
 
     return define if function is None else define(function)

@@ -507,6 +507,56 @@ RECEIVER_ROWS: tuple[Row[Receiver], ...] = (
 )
 
 
+# --- the usual cases at once ------------------------------------------------------------------------------------------
+#
+# What nearly every event of a healthy channel does, without a search through the rows. Each gives the state that `step`
+# gives, and stands for the actions that it names; or None: then the table is to be asked. A test holds them to it.
+
+
+def offer_at_once(link: Link, state: Sender) -> Sender | None:
+    """`offer` where nothing waits: chunk `offered` is to be sent, on its own rail."""
+    number, out = state.offered, state.out
+    own = number % link.n_rails
+    if state.changing or number != state.acked + len(out) or len(out) >= link.window or not state.up >> own & 1:
+        return None
+    if NOWHERE in out:
+        return None
+    return Sender(state.up, state.epoch, state.start, number + 1, state.acked, (*out, own))
+
+
+def acknowledge_at_once(state: Sender, epoch: int, number: int) -> Sender | None:
+    """`ack` where nothing waits: chunks `acked` to `number` - 1 are free; none if there is nothing new."""
+    acked, out = state.acked, state.out
+    if epoch != state.epoch or state.changing or state.offered != acked + len(out) or NOWHERE in out:
+        return None
+    if number <= acked:
+        return state
+    if number > state.offered:
+        return None
+    return Sender(state.up, epoch, state.start, state.offered, number, out[number - acked :])
+
+
+def take_slot_at_once(link: Link, state: Receiver) -> Receiver | None:
+    """`offer` to a receiver that keeps nothing, or just the chunk for this slot: then `delivered` of the result is one
+    more, that is to be delivered, and acknowledged on its own rail."""
+    held, delivered = state.held, state.delivered
+    if not held & 1:
+        return Receiver(state.up, state.epoch, state.start, state.offered + 1, delivered, held)
+    if held != 1 or state.offered != delivered or not state.up >> delivered % link.n_rails & 1:
+        return None
+    return Receiver(state.up, state.epoch, state.start, delivered + 1, delivered + 1, 0)
+
+
+def take_chunk_at_once(state: Receiver, rail: int, epoch: int, number: int) -> Receiver | None:
+    """`data` that is next where nothing is kept, on a rail that is up: it is to be kept and, with a slot, delivered at
+    once, as `delivered` of the result says, and acknowledged on `rail`."""
+    if number != state.delivered or state.held or epoch != state.epoch or not state.up >> rail & 1:
+        return None
+    if number < state.offered:
+        return Receiver(state.up, epoch, state.start, state.offered, number + 1, 0)
+    return Receiver(state.up, epoch, state.start, state.offered, number, 1)
+
+
 # --- showing it -------------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from optcc.arrays import Column, Lists
 from optcc.collective import Collective
 from optcc.errors import PlanError
 from optcc.show import Card, Shown
+from optcc.timing import Model
 from optcc.transfers import Transfers
 from optcc.units import show_size
 
@@ -90,7 +91,8 @@ class Plan(Shown):
 
     `lane_rank[l]` is the rank of lane l and `lanes[l]` its instructions in order. For a send the bytes are read at
     `src_offset`; for a receive they are written at `dst_offset`, and a fused receive sends what it has written there.
-    `transfers` is where every instruction points back to.
+    `transfers` is where every instruction points back to. `ports` is the port model that the lanes were ordered for;
+    None if they have the author's order, or nobody knows. No run depends on it.
 
     Raises PlanError if an instruction names a lane, channel, transfer, byte or dependency that is not its own.
     """
@@ -109,6 +111,7 @@ class Plan(Shown):
     recv_transfer: Column
     send_transfer: Column
     after: Lists
+    ports: Model | None = None
 
     def __post_init__(self) -> None:
         _check_columns(self)

@@ -35,12 +35,35 @@ def find_stragglers(topology: Topology) -> Mapping[str, Any]:
     return {"stragglers": stragglers, "gpus": gpus.pop()}
 
 
-@schedule(
-    accepts="equally many GPUs a server, servers of one rate and any slower ones beside at least two of them",
-    paper="OptCC, arXiv 2606.01680",
-    configure=find_stragglers,
-)
-def optcc(program: Program, stragglers: Sequence[int], gpus: int = 1) -> None:
+def find_when_stored(topology: Topology) -> Mapping[str, Any]:
+    """What `find_stragglers` gives, and whose turn is first where the network stores messages.
+
+    >>> find_when_stored(Topology.parse("4@50GB/s,2=25GB/s"))
+    {'stragglers': (2,), 'gpus': 1, 'turn': 1}
+    """
+    found = find_stragglers(topology)
+    rates = [min(out, in_) for out, in_ in zip(topology.out, topology.in_, strict=True)]
+    alone = len(found["stragglers"]) == 1 and found["gpus"] == 1
+    return {**found, "turn": int(alone and 2 * min(rates) <= max(rates))}
+
+
+ACCEPTS = "equally many GPUs a server, servers of one rate and any slower ones beside at least two of them"
+PAPER = "OptCC, arXiv 2606.01680"
+
+
+@schedule(name="optcc", accepts=ACCEPTS, paper=PAPER, configure=find_when_stored)
+def optcc_stored(program: Program, stragglers: Sequence[int], gpus: int, turn: int) -> None:
+    """`optcc` for ports that serve one at a time while the network stores: one straggler of at most half the rate,
+    among servers of one GPU, seeds the first segment and passes on the last, if their number is even.
+
+    So its port out has work from the start and its port in to the end; nothing takes less than that
+    (`optcc.schedules.optcc_timetable`). Of an odd number the last one would be seeded, too, and come back late.
+    """
+    optcc.function(program, stragglers, gpus, turn if program.segments % 2 == 0 else 0)
+
+
+@schedule(accepts=ACCEPTS, paper=PAPER, configure=find_stragglers, fifo=optcc_stored)
+def optcc(program: Program, stragglers: Sequence[int], gpus: int = 1, turn: int = 0) -> None:
     """Reduce-scatter among the healthy, owner to straggler and back, all-gather: patterns 1-2-3-4 and 3-1-4-2.
 
     Of p servers m are stragglers; the q = p - m healthy ones own a section each. A straggler sends and receives the
@@ -48,15 +71,21 @@ def optcc(program: Program, stragglers: Sequence[int], gpus: int = 1) -> None:
     and receives it when it is finished: 3-1-4-2. Or it gets the sum of all others from the owner, adds its own data and
     returns the result: 1-2-3-4. Only one can come last in a sum, so a section passes through one straggler at most,
     and the other ones seed it. One straggler takes the choices in turn, segment by segment; several take turns in being
-    passed through, section by section. That gives both ports of a straggler work early and late.
+    passed through, section by section. That gives both ports of a straggler work early and late. `turn` says whose turn
+    is first: with 1 instead of 0 and one straggler, it seeds segment 0.
 
     A healthy server sends and receives (q - 1)/q of the message in stage 1, as much in stage 4, and in stages 2 and 3
     one section to and one from every straggler: together (2(q - 1) + m)/q. With rates B and B/l, l of the slowest:
 
         max(l, (2(q - 1) + m)/q) * n / B        max(l, 2 - 1/(p - 1)) * n / B for one straggler
 
-    which is the lower bound if it is l. Filling and draining the pipeline adds O(1/k) of that with k segments: about
-    (k + 1)/k times it for one straggler.
+    which is the lower bound if it is l. Filling and draining the pipeline adds O(1/k) of that with k segments. For one
+    straggler no order of the ports can take less than
+
+        max(l + (1 - 1/q)/k, 2 - 1/q) * n / B
+
+    as the straggler's port in has nothing to do before a section has been around the ring. For l >= 2 and an even k a
+    timetable in closed form takes just that (`optcc.schedules.optcc_timetable`).
 
     With g `gpus` a server, each server first reduces shard j, a g-th of each segment, to its j-th GPU; the j-th GPUs
     of all servers run the four stages on it, all shards side by side over pooled NICs; then GPUs inside a server copy
@@ -79,7 +108,7 @@ def optcc(program: Program, stragglers: Sequence[int], gpus: int = 1) -> None:
         with program.stage(name):  # named in the paper's order, in whatever order segments come to them
             pass
     for segment in program.pipeline(sections=gpus * sections):
-        last = [_last(stragglers, segment.index, owner) for owner in range(q)]
+        last = [_last(stragglers, segment.index + turn, owner) for owner in range(q)]
         passed = [(owner, straggler) for owner, straggler in enumerate(last) if straggler is not None]
         seeded = [(owner, straggler) for owner, straggler in product(range(q), stragglers) if straggler != last[owner]]
         if gpus > 1:

@@ -11,10 +11,15 @@ of loads is a mixture of such pairs. So the time is the bound n * max(1/out, 1/i
 A star makes a chunk wait for p - 1 others at its centre; trees of a small degree have the same loads in the mean and
 let a chunk through in degree * log(p) steps. `tree_pairs` keeps for every endpoint an account of the children that it
 still owes, and each chunk takes as inner nodes those that owe the most.
+
+Many servers of one rate all owe the same, whatever tree comes next, and a tree of depth three and more goes wrong a
+little at every level. Where the network stores messages, they stand in rows instead (`optcc.schedules.rows`): all but
+an eighth of what a server exchanges stays in its row, and the rows keep step by themselves.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
@@ -26,17 +31,32 @@ import numpy as np
 from optcc.arrays import Column, column
 from optcc.compiled import compiled
 from optcc.dsl import Program, schedule
+from optcc.passes.spread import ALL_PAIRS_MAX
 from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
 from optcc.schedules.shares import shares
 from optcc.trees import Tree
 
+ROWS_SEGMENTS = 1024
+"""With fewer segments filling the rows costs more than they are better at: with 256 servers and one at half rate, rows
+are 1.02 of the bound and trees 1.05 with 2048 segments, 1.08 and 1.07 with 512, 1.30 and 1.14 with 128."""
+ACCEPTS = "any servers, out and in apart; NICs of a server pooled"
+PAPER = "optcc, docs/bounds.md: the fluid optimum by tree packing"
 
-@schedule(
-    accepts="any servers, out and in apart; NICs of a server pooled",
-    paper="optcc, docs/bounds.md: the fluid optimum by tree packing",
-    configure=rates,
-    fair=shares,
-)
+
+@schedule(name="optimal", accepts=ACCEPTS, paper=PAPER, configure=rates)
+def optimal_stored(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
+    """`optimal` for ports that serve one at a time while the network stores: more than 64 servers, most of them of one
+    rate, stand in rows if there are 1024 segments or more.
+
+    >>> optimal.under("fifo").name, optimal.under("exclusive") is optimal
+    ('optimal', True)
+    """
+    commonest = max(Counter(rates).values(), default=0)
+    in_rows = len(rates) > ALL_PAIRS_MAX and 2 * commonest > len(rates) and program.segments >= ROWS_SEGMENTS
+    (shares if in_rows else optimal).function(program, rates, gpus)
+
+
+@schedule(accepts=ACCEPTS, paper=PAPER, configure=rates, fair=shares, fifo=optimal_stored)
 def optimal(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
     """Each segment is reduced along one tree and broadcast along another; loads follow the rates of the servers.
 

@@ -80,7 +80,8 @@ def command(
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
 
-    With --eps or --promise, also how long it takes on --ports: exactly on fifo and exclusive ones, simulated and up to
+    With --eps or --promise, also how long it takes on --ports (of a file, if left out, those that the plan names, else
+    exclusive ones): exactly on fifo and exclusive ones, simulated and up to
     rounding on fair ones. With --eps and --slowdown, against the bound for every slowdown of the slowest endpoint in
     the interval, on exclusive ports.
     """
@@ -97,10 +98,9 @@ def command(
     for flag, value in (("--eps", eps), ("--promise", promise), ("--slowdown", interval)):
         if value is not None and topology is None:
             raise InputError(f"{flag}: needs --topology")
-    model: Ports | None = next((each for each in PORTS if each == (ports or "exclusive")), None)
-    if model is None:
+    if ports is not None and ports not in PORTS:
         raise InputError(f"--ports {ports!r}: must be one of {', '.join(PORTS)}")
-    if interval is not None and model == "fair":
+    if interval is not None and ports == "fair":
         raise InputError("--slowdown with --ports fair: must be exclusive, where the ports' order is fixed")
     options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
     built: Built | None = None
@@ -119,6 +119,10 @@ def command(
             raise InputError(f"verify {name}: give --topology and --size")
         built = build(name, topology, size, segments=segments, **options)
         plan = built.plan
+    model: Ports = next((each for each in PORTS if each == (ports or plan.ports)), "exclusive")
+    asked = any(each is not None for each in (eps, promise, interval))
+    if asked and plan.ports not in (None, model):
+        click.echo(f"optcc: the plan is ordered for {plan.ports} ports, and timed on {model} ones", err=True)
     questions = Questions(
         None if built is None else built.schedule,
         topology,

@@ -127,6 +127,7 @@ def _merge(plan: Plan, view: _View, partner: Column, time: Column) -> Plan:
         recv_transfer=column(plan.recv_transfer[received]),
         send_transfer=column(plan.send_transfer[kept]),
         after=Lists(column(after_starts), column(after)),
+        ports=plan.ports,
     )
 
 

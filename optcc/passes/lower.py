@@ -25,6 +25,7 @@ from optcc.plan import (
     Plan,
 )
 from optcc.schedule import COPY, REDUCE
+from optcc.timing import Model
 from optcc.transfers import Transfers
 
 _LOCAL, _RECEIVE, _SEND = range(3)
@@ -40,6 +41,7 @@ def lower(
     *,
     peer_lane: Column | None = None,
     own_lanes: tuple[Column, Column] | None = None,
+    ports: Model | None = None,
 ) -> Plan:
     """The plan that performs `transfers` in `order` on every port, with `slots` slots on each receive lane.
 
@@ -47,9 +49,9 @@ def lower(
     ranks has lanes of its own, and that says for each transfer in which of them it goes. `own_lanes` says for each
     transfer in which lane of its sender it goes and in which of its receiver; then `slots` may say for each transfer
     those of the lane that receives it, the same for all of one lane. Lanes that would be empty are left out. Within a
-    lane the instructions stand in `order`. All conflicts between transfers are conflicts on one rank's bytes, so
-    `after` turns into dependencies between instructions of one rank. Nothing waits for what comes later in `order`: no
-    deadlock.
+    lane the instructions stand in `order`, and the plan says for which `ports` that is. All conflicts between transfers
+    are conflicts on one rank's bytes, so `after` turns into dependencies between instructions of one rank. Nothing
+    waits for what comes later in `order`: no deadlock.
 
     Where messages overtake each other on their way, `receives` is the order in which they come to their receive lanes;
     it must be that of a run in which no receiver had more than its slots on the way, so that this run proves the plan
@@ -112,6 +114,7 @@ def lower(
         recv_transfer=column(np.where(is_send, -1, transfer)),
         send_transfer=column(np.where(is_send, transfer, -1)),
         after=Lists(column(after_starts), column(after)),
+        ports=ports,
     )
 
 

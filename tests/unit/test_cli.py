@@ -196,8 +196,9 @@ def test_verify_judges_time_on_the_ports_of_the_plan(capsys: pytest.CaptureFixtu
     assert shown["seconds"] == done(capsys, "simulate", "optimal", *size, "--model", "fair")["seconds"]
     path = tmp_path / "plan"
     done(capsys, "compile", "optimal", *size, "--ports", "fair", "-o", str(path))
-    kept = done(capsys, "verify", "--plan", str(path), *topology, "--eps", "0.02", "--ports", "fair")
-    assert kept["makespan"] == shown
+    for words in ((), ("--ports", "fair")):
+        kept = done(capsys, "verify", "--plan", str(path), *topology, "--eps", "0.02", *words)
+        assert kept["makespan"] == shown
     for ports in ("fifo", "exclusive"):
         exact = done(capsys, "verify", "ring", *size, "--ports", ports, "--eps", "9")["makespan"]
         assert exact["model"] == ports and "/" in exact["seconds_exact"]
@@ -205,6 +206,27 @@ def test_verify_judges_time_on_the_ports_of_the_plan(capsys: pytest.CaptureFixtu
     assert "--ports 'open': must be one of fifo, exclusive, fair" in wrong
     slow = refused(capsys, "verify", "optimal", *size, "--ports", "fair", "--slowdown", "1:8")
     assert "--slowdown with --ports fair" in slow
+
+
+def test_a_plan_file_knows_the_ports_that_it_is_ordered_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """They are the default; to time it on others is said, and a contradiction is refused."""
+    topology = ("--topology", "4@50MB/s,3=25MB/s")
+    path = str(tmp_path / "plan")
+    size = (*topology, "--size", "1MiB", "--segments", "16")
+    for ports in ("fifo", "exclusive", "fair"):
+        done(capsys, "compile", "optcc", *size, "--ports", ports, "-o", path)
+        simulated = done(capsys, "simulate", "--plan", path, *topology)
+        assert simulated["model"] == ports
+        again = done(capsys, "simulate", "--plan", path, *topology, "--model", ports)
+        assert simulated["seconds"] == again["seconds"]
+        assert done(capsys, "simulate", "--plan", path, *topology, "--model", "fifo")["model"] == "fifo"
+        assert done(capsys, "verify", "--plan", path, *topology, "--eps", "9")["makespan"]["model"] == ports
+        assert capsys.readouterr().err == ""
+        other = "exclusive" if ports == "fifo" else "fifo"
+        wrong = refused(capsys, "simulate", "--plan", path, *topology, "--ports", other)
+        assert f"--ports {other}: the plan is ordered for {ports}" in wrong
+        assert cli.run(["verify", "--plan", path, *topology, "--ports", other, "--eps", "9"]) == 0
+        assert f"the plan is ordered for {ports} ports, and timed on {other} ones" in capsys.readouterr().err
 
 
 def test_verify_limits_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS, Collective
 from optcc.errors import CodecError, PlanError
 from optcc.plan import FORMAT, KINDS, RECV, RECV_REDUCE_SEND, SEND, Channel, Plan
 from optcc.schedule import COPY, OPS, REDUCE
+from optcc.timing import MODELS, Model
 from optcc.transfers import Transfers
 
 TRANSFER_COLUMNS = ("src", "dst", "op", "src_offset", "dst_offset", "bytes", "segment", "stage", "line")
@@ -86,7 +87,7 @@ def same_transfers(a: Transfers, b: Transfers) -> bool:
 def same_plans(a: Plan, b: Plan) -> bool:
     """Equal in everything."""
     return (
-        (a.name, a.channels, a.digest) == (b.name, b.channels, b.digest)
+        (a.name, a.channels, a.digest, a.ports) == (b.name, b.channels, b.digest, b.ports)
         and all(np.array_equal(getattr(a, name), getattr(b, name)) for name in PLAN_COLUMNS)
         and list(a.lanes) == list(b.lanes)
         and list(a.after) == list(b.after)
@@ -120,6 +121,21 @@ def test_a_plan_comes_back_the_same() -> None:
     again = read_plan(PLAN_BYTES)
     assert same_plans(again, PLAN)
     assert write_plan(again) == PLAN_BYTES
+
+
+@pytest.mark.parametrize("ports", MODELS)
+def test_a_plan_may_name_the_ports_that_it_is_ordered_for(ports: Model) -> None:
+    """No run depends on them, so its digest is the same; a file that lost or changed them is found out."""
+    plan = replace(PLAN, ports=ports)
+    data = write_plan(plan)
+    assert plan.digest == PLAN.digest
+    assert same_plans(read_plan(data), plan)
+    document = json.loads(data)
+    assert document["ports"] == ports
+    assert "ports" not in json.loads(PLAN_BYTES)
+    del document["ports"]
+    for other in ({}, {"ports": MODELS[MODELS.index(ports) - 1]}):
+        assert refusal(json.dumps(document | other).encode() + b"\n").startswith("$.origin_digest")
 
 
 def test_writing_changes_nothing() -> None:
@@ -160,6 +176,7 @@ def test_the_file_lists_the_names_that_the_nouns_know() -> None:
     for names, literal in (
         (KINDS, codec._Kind),
         (OPS, codec._Op),
+        (MODELS, codec._Ports),
         (COLLECTIVES, codec._CollectiveName),
         (REDUCTIONS, codec._Reduction),
         (tuple(DTYPE_BYTES), codec._Dtype),
@@ -224,6 +241,9 @@ INSTRUCTION = ("ranks", 1, "lanes", 0, 1)
         (("collective", "ranks"), 10**9, "$.collective.ranks: 1000000000: must be an integer <= 65536"),
         (("collective", "root"), 2, "$: root 2: must be a rank below 2"),
         (("size_bytes",), 15, "$: size 15 B: must be a whole number of float32 elements of 4 B"),
+        (("ports",), "open", '$.ports: "open": must be one of "fifo", "exclusive", "fair"'),
+        (("ports",), "", '$.ports: "": must be one of "fifo", "exclusive", "fair"'),
+        (("ports",), None, '$.ports: null: must be one of "fifo", "exclusive", "fair"'),
         (("name",), "x" * 2000, f'$.name: "{"x" * 56}...: must be a string of length <= 1000'),
         (("stages", 1), "reduce-scatter", '$.stages[1]: "reduce-scatter": must be there once'),
         (("transfers", 2, "stage"), "gather", '$.transfers[2].stage: "gather": must be one of $.stages'),

@@ -21,9 +21,11 @@ from optcc.experiments import schedule_record
 from optcc.experiments.failure_study import Partial
 from optcc.experiments.schedule_record import (
     COLUMNS,
+    FORMULA_GOAL,
     FULL,
     NO_TIME,
     PATH,
+    RATE,
     SIZE_BYTES,
     Case,
     ScheduleRatios,
@@ -31,6 +33,7 @@ from optcc.experiments.schedule_record import (
     Unit,
     command,
     curve,
+    formula_of,
     make,
     one_straggler,
     random_rates,
@@ -39,7 +42,7 @@ from optcc.experiments.schedule_record import (
 )
 from optcc.paper_figures import build, schedule_curves, style
 from optcc.schedules.registry import SCHEDULES
-from optcc.simulate import simulate
+from optcc.simulate import Model, simulate
 from optcc.topology import Topology
 from optcc.verify.bounds import collective_bound
 from optcc.verify.predictions import fault_free, one_straggler_optimum, optcc, ring
@@ -59,7 +62,7 @@ TINY = Study(
     exclusive_segments=(4, 8),
     random={4: 2},
     many={6: 32},
-    many_slowdown=HALF,
+    many_slowdowns={"fifo": (HALF,), "fair": (HALF,)},
     fair_segments={4: (16, 32), 6: (8,)},
 )
 
@@ -111,14 +114,18 @@ def test_a_case_says_what_simulation_says() -> None:
 
 
 def test_formulas_are_those_of_the_predictions() -> None:
-    """OptCC's with the segments of the case, and the latency of the 2(p - 1) steps of its first section; the optimum's
-    is the bound."""
+    """OptCC's is what its ports need with the segments of the case, and the latency of the 2(p - 1) steps of its first
+    section; the optimum's is the bound."""
     for case in small().cases:
         if case.slowdown is not None:
             topology = one_straggler(case.ranks, case.slowdown)
             if case.schedule == "optcc":
                 steps = 2 * (case.ranks - 1)
-                assert case.formula == optcc(topology, SIZE_BYTES, case.segments) + steps * topology.latency_s
+                q, k, passing = case.ranks - 1, case.segments, case.slowdown if case.model == "exclusive" else 1
+                least = max(case.slowdown + Fraction(q - 1, q * k), (2 * (q - 1) + passing) / Fraction(q))
+                assert case.formula == least * SIZE_BYTES / RATE + steps * topology.latency_s
+                if case.model != "exclusive":
+                    assert optcc(topology, SIZE_BYTES) <= case.formula
             if case.schedule == "ring":
                 assert case.formula == ring(topology, SIZE_BYTES)
         if case.schedule in ("optimal", "shares"):
@@ -216,7 +223,9 @@ def test_misses_are_listed() -> None:
     assert replace(record, cases=(fine, ring_case)).misses() == ()
     slow = changed(bad, schedule="optcc", formula=bad.bound)
     assert "of its formula" in replace(record, cases=(slow,)).misses()[0]
-    assert replace(record, cases=(changed(slow, formula=2 * bad.bound),)).misses() == ()
+    assert "of its formula" in replace(record, cases=(changed(slow, formula=2 * bad.bound),)).misses()[0]
+    near = changed(slow, formula=bad.bound * Fraction(102, 100))
+    assert replace(record, cases=(near,)).misses() == ()
     fair = changed(bad, schedule="shares", model="fair")
     assert len(replace(record, cases=(fair, changed(bad, model="fair"))).misses()) == 1
     for ranks, misses in ((64, 1), (256, 0)):
@@ -335,10 +344,23 @@ def test_the_committed_times_are_those_of_this_code() -> None:
         case = next(
             case for case in committed().select(name, straggler=True) if (case.ranks, case.slowdown) == (4, HALF)
         )
-        schedule = SCHEDULES[name].build(cluster(case), case.segments)
+        schedule = SCHEDULES[name].under("fifo").build(cluster(case), case.segments)
         plan = compile_schedule(schedule, size_bytes=SIZE_BYTES, topology=cluster(case), ports="fifo")
         assert case.transfers == len(plan.transfers)
         assert simulate(plan, cluster(case)).seconds == pytest.approx(case.seconds, rel=0.005), str(case)
+
+
+def test_optcc_takes_what_its_ports_need_in_the_committed_record() -> None:
+    """Within 1 %, above and below, with one straggler under fifo and under fair ports; `optimal` reaches its goals."""
+    own: list[Case] = []
+    models: tuple[Model, ...] = ("fifo", "fair")
+    for model in models:
+        cases = committed().select("optcc", model, straggler=True)
+        assert all(case.formula == formula_of("optcc", cluster(case), case.segments, model) for case in cases)
+        own += cases
+    assert len(own) > len(FULL.ranks) * len(FULL.slowdowns)
+    assert max(abs((case.over_formula or 0) - 1) for case in own) < FORMULA_GOAL
+    assert committed().misses() == ()
 
 
 def test_the_committed_record_shows_what_the_papers_state() -> None:

@@ -73,6 +73,48 @@ def test_one_straggler_of_single_gpus_is_what_it_always_was() -> None:
     assert digest.hexdigest() == ONE_STRAGGLER
 
 
+@pytest.mark.parametrize("slowdown", [2, 4, 8])
+@pytest.mark.parametrize("p", [4, 8, 16])
+def test_a_slow_straggler_seeds_the_first_segment_where_the_network_stores(p: int, slowdown: int) -> None:
+    """That takes less time: only what the straggler's port in needs, once a section has come around."""
+    topology = Topology.parse(f"{p}@40MB/s,{p - 1}={40 // slowdown}MB/s")
+    size_bytes = 4 * 16 * (p - 1) * 1000
+    times = []
+    for definition in (optcc, optcc.under("fifo")):
+        schedule = definition.build(topology, 16)
+        plan = compile_schedule(schedule, size_bytes=size_bytes, topology=topology, ports="fifo")
+        assert verify_plan(plan).verdict == PROVED
+        times.append(simulate(plan, topology).seconds)
+    assert times[1] < times[0]
+    least = (slowdown + Fraction(p - 2, 16 * (p - 1))) * size_bytes / (40 * 10**6)
+    assert times[1] == pytest.approx(float(least), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments", "turned"),
+    [
+        ("4@50GB/s,3=25GB/s", 8, True),
+        ("4@50GB/s,3=25GB/s", 7, False),
+        ("4@50GB/s,3=26GB/s", 8, False),
+        ("4@50GB/s", 8, False),
+        ("5@50GB/s,1=10GB/s,3=10GB/s", 8, False),
+        ("4x2@50GB/s,3=1/2", 8, False),
+    ],
+)
+def test_whose_turn_is_first(text: str, segments: int, turned: bool) -> None:
+    """The straggler's, under fifo ports, if it is the only one, has one GPU and at most half the rate, and segments are
+    even; else all ports have the same schedule."""
+    topology = Topology.parse(text)
+    built = optcc.under("fifo").build(topology, segments)
+    assert built.name == "optcc"
+    assert optcc.under("exclusive") is optcc.under("fair") is optcc
+    assert (fingerprint(built) != fingerprint(optcc.build(topology, segments))) == turned
+    if turned:
+        assert fingerprint(built) == fingerprint(optcc(4, segments, stragglers=(3,), turn=1))
+        first = built.segment == 0
+        assert built.src[first][0] == 3
+
+
 @pytest.mark.parametrize(("p", "m"), CROWDS)
 def test_any_stragglers_and_any_size_are_proved(p: int, m: int) -> None:
     """In the author's order and in the timetable's, whole or ragged, fewer segments than stragglers or more."""

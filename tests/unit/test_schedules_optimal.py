@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 
@@ -12,9 +13,12 @@ import pytest
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
+from optcc.passes.spread import ALL_PAIRS_MAX
 from optcc.passes.timetable import PORTS
+from optcc.schedule import Schedule
 from optcc.schedules.loads import port_loads
-from optcc.schedules.optimal import degree_for, optimal, tree_pairs
+from optcc.schedules.optimal import ROWS_SEGMENTS, degree_for, optimal, tree_pairs
+from optcc.schedules.shares import shares
 from optcc.simulate import simulate
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import PROVED
@@ -97,6 +101,70 @@ def test_trees_share_the_root_and_the_loads(p: int, kind: str) -> None:
         received += np.bincount(down.order[1:], minlength=p) + np.bincount(up.parent[1:], minlength=p)
         assert np.abs(sent - n * loads[0]).max() <= degree_for(p)
         assert np.abs(received - n * loads[1]).max() <= degree_for(p)
+
+
+def same_transfers(one: Schedule, other: Schedule) -> bool:
+    """The same ranks, in the same order."""
+    pairs = ((one.src, other.src), (one.dst, other.dst), (one.op, other.op), (one.segment, other.segment))
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("ports", ["fifo", "exclusive"])
+def test_many_servers_of_one_rate_stand_in_rows_where_the_network_stores(
+    ports: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 64 of them, most alike, and many segments, under fifo; else the trees are those of any rates."""
+    monkeypatch.setattr("optcc.schedules.optimal.ROWS_SEGMENTS", 12)
+    many = ALL_PAIRS_MAX + 1
+    half, halves = (
+        Topology.parse(f"{n}@2GB/s" + "".join(f",{server}=1GB/s" for server in range(many // 2)))
+        for n in (many, 2 * (many // 2))
+    )
+    cases = (
+        (one_straggler(many, Fraction(2)), ports == "fifo"),
+        (one_straggler(many - 1, Fraction(2)), False),
+        (random_rates(many, 0), False),
+        (half, ports == "fifo"),
+        (halves, False),
+    )
+    for topology, in_rows in cases:
+        for segments, rows in ((12, in_rows), (11, False)):
+            built = optimal.under(ports).build(topology, segments)
+            assert built.name == "optimal"
+            assert not built.lane_per_peer
+            assert same_transfers(built, (shares if rows else optimal).build(topology, segments))
+            assert same_transfers(built, optimal.build(topology, segments)) == (not rows)
+
+
+def test_rows_under_fifo_ports_are_proved() -> None:
+    """And compute the sum."""
+    topology = one_straggler(ALL_PAIRS_MAX + 1, Fraction(2))
+    built = optimal.under("fifo").build(topology, ROWS_SEGMENTS)
+    plan = compile_schedule(built, size_bytes=4 * ROWS_SEGMENTS, topology=topology, ports="fifo")
+    assert verify_plan(plan).verdict == PROVED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slower", ["8/7", "4/3", "8/5", "2", "4", "8"])
+def test_one_straggler_among_256_is_within_the_goal_under_fifo_ports(slower: str) -> None:
+    """1.05 of the bound."""
+    topology = one_straggler(256, Fraction(slower))
+    built = optimal.under("fifo").build(topology, 2048)
+    plan = compile_schedule(built, size_bytes=SIZE_BYTES, topology=topology, ports="fifo")
+    assert simulate(plan, topology).seconds <= 1.05 * float(collective_bound(topology, SIZE_BYTES).seconds)
+
+
+@pytest.mark.slow
+def test_rows_are_faster_than_trees_with_many_segments_only() -> None:
+    """For 256 servers, one of them at half rate: all ports are busy at the bound."""
+    topology = one_straggler(256, Fraction(2))
+    for segments, faster in ((128, False), (2048, True)):
+        times = []
+        for definition in (shares, optimal):
+            built = replace(definition.build(topology, segments), lane_per_peer=False)
+            plan = compile_schedule(built, size_bytes=SIZE_BYTES, topology=topology, ports="fifo")
+            times.append(simulate(plan, topology).seconds)
+        assert (times[0] < times[1]) == faster
 
 
 def test_gpus_of_a_server_take_turns() -> None:

@@ -124,10 +124,10 @@ def test_lanes_follow_the_bytes() -> None:
 
 
 def test_optimal_under_fair_ports_is_shares() -> None:
-    """By the name of the one or of the other the plan is the same; the other ports keep their trees."""
+    """By the name of the one or of the other the plan is the same; exclusive ports keep their trees."""
     topology = one_straggler(4, Fraction(2))
     assert optimal.under("fair") is shares
-    assert optimal.under("fifo") is optimal is optimal.under("exclusive")
+    assert optimal.under("exclusive") is optimal
     plans = [build(name, topology, 2**16, segments=4, ports="fair").plan for name in ("optimal", "shares")]
     assert plans[0].digest == plans[1].digest
     assert plans[0].name == "shares"
