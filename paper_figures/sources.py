@@ -1,8 +1,8 @@
 """`Source`: a record with the file it came from, fit to be drawn.
 
 A record is a measurement (`Record`), curves of the bound (`BoundCurves`), schedules in simulation (`ScheduleRatios`),
-failures (`FailureStudy`) or ours and peers (`PeerComparison`); its field `format` says which. Those of training steps
-and of speed (`_NotDrawn`) are known and not drawn: the manual has them as tables.
+failures (`FailureStudy`) or ours and peers (`PeerComparison`); its field `format` says which. Those of training steps,
+of speed and of `auto` (`_NotDrawn`) are known and not drawn: the manual has them as tables.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ import msgspec
 from optcc import experiments
 from optcc.errors import CodecError, InputError
 from optcc.experiments import (
+    auto_ratios,
     bound_record,
     executor_speed,
     failover_speed,
     failure_study,
     kernel_bench,
     peers_record,
+    planning_speed,
     schedule_record,
     tool_speed,
     training,
     transport_speed,
 )
+from optcc.experiments.auto_ratios import AutoRatios
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.executor_speed import ExecutorSpeed
 from optcc.experiments.failover_speed import FailoverSpeed
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.kernel_bench import KernelSpeed
 from optcc.experiments.peers_record import PeerComparison
+from optcc.experiments.planning_speed import PlanningSpeed
 from optcc.experiments.record import RECORD_BYTES_MAX, Record, Samples
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.experiments.tool_speed import ToolSpeed
@@ -42,9 +46,11 @@ from optcc.experiments.training import TrainingStudy
 from optcc.experiments.transport_speed import TransportSpeed
 from optcc.files import read_file
 
-_NotDrawn = TrainingStudy | ToolSpeed | ExecutorSpeed | KernelSpeed | TransportSpeed | FailoverSpeed
+_Speed = ToolSpeed | ExecutorSpeed | KernelSpeed | TransportSpeed | FailoverSpeed | PlanningSpeed
+_NotDrawn = TrainingStudy | AutoRatios | _Speed
 AnyRecord = Record | BoundCurves | ScheduleRatios | FailureStudy | PeerComparison | _NotDrawn
 _READERS: dict[str, Callable[[bytes, str], AnyRecord]] = {
+    auto_ratios.FORMAT: AutoRatios.from_bytes,
     bound_record.FORMAT: BoundCurves.from_bytes,
     executor_speed.FORMAT: ExecutorSpeed.from_bytes,
     failover_speed.FORMAT: FailoverSpeed.from_bytes,
@@ -52,6 +58,7 @@ _READERS: dict[str, Callable[[bytes, str], AnyRecord]] = {
     schedule_record.FORMAT: ScheduleRatios.from_bytes,
     failure_study.FORMAT: FailureStudy.from_bytes,
     peers_record.FORMAT: PeerComparison.from_bytes,
+    planning_speed.FORMAT: PlanningSpeed.from_bytes,
     training.FORMAT: TrainingStudy.from_bytes,
     tool_speed.FORMAT: ToolSpeed.from_bytes,
     transport_speed.FORMAT: TransportSpeed.from_bytes,

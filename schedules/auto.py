@@ -1,18 +1,24 @@
 """`auto`: which schedule of the library, in how many segments, for this topology and this size.
 
 Every candidate has an estimate from latency and bandwidth (alpha-beta), which is cheap; the most promising ones are
-compiled and simulated as far as time allows, and the fastest is taken. Small messages want few steps, large ones want
-every port busy. A runtime replans while its ranks wait, so what a candidate costs to plan counts too: 20 ms for 8
-ranks, 0.3 s for 64, or as long as the message itself takes.
+compiled and simulated as far as time allows, and the fastest is taken. What one of them takes in simulation corrects
+the estimates of its like. Small messages want few steps, large ones want every port busy. A runtime replans while its
+ranks wait, so what a candidate costs to plan counts too (`COSTS`): 20 ms for 8 ranks, 0.4 s for 64 and of that 0.2 s to
+choose, or as long as the message itself takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log, log2
+from math import ceil, log, log2, sqrt
+from typing import NamedTuple
 
-from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, compile_schedule
+import numpy as np
+
+from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule
+from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.passes.spread import ALL_PAIRS_MAX
 from optcc.passes.timetable import Ports
@@ -20,6 +26,7 @@ from optcc.plan import Plan
 from optcc.schedule import Schedule
 from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
+from optcc.schedules.shares import divide
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
 from optcc.topology import Topology
@@ -28,40 +35,87 @@ from optcc.units import show_time
 CHUNK_BYTES_MIN = 512
 IN_FLIGHT_MIN = 16
 """So many segments at least, or two for each slot of a receiver, are on their way at once and share a latency."""
-TRIES_MAX = 8
+TRIES_MAX = 16
 """So many candidates are compiled at most."""
+TRANSFERS_MAX = 2**20
+"""Of a plan, however long planning may take."""
 PER_NAME = 5
-"""So many variants of one schedule are considered."""
-WORTH_A_TRY = 1.25
-"""A candidate is tried if its estimate is below this many times the best."""
-PLANNING_S, FEW_RANKS, PLANNING_S_PER_RANK = 20e-3, 8, 5e-3
-"""A plan for few ranks may take so long to make and to verify, and so much longer for each further one; no further
-candidate is tried behind `TRYING` of that."""
-TRYING = 0.6
-UNVERIFIED = 0.9
-"""What choosing a plan takes, of what it takes with its verification."""
-PEER_LANES = ((0, 3), (0, 2), (3, 2), (4, 2))
-"""Of the compiler's `PEER_LANES` those of which one is always near the best: few for long messages, many for short."""
+"""So many candidates of one schedule, at least, are among those that are listed."""
+WORTH_A_TRY, WORTH_ANOTHER = 1.25, 1.1
+"""Estimates are wrong by such factors, and by these once the same schedule was tried in other segments: a candidate is
+tried if it may be better than the best by so much."""
+FEW_RANKS, FEW_RANKS_S = 8, 20e-3
+"""A plan for so few ranks may take so long to choose and to verify."""
+PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 8e-3, 0.4, 6e-3
+"""For more ranks, each adds `PER_RANK_S` up to `MORE_RANKS_S`, and at least `PER_RANK_S_MIN`."""
+CHOOSING_S = 0.2
+"""To choose it may take so long, or half of all."""
+SPENT = 0.8
+"""Candidates are chosen so that planning takes about this share of what it may."""
+FAIR_PAIRS = {
+    (0, 3): (((1.0, 0.0), 0.5), ((0.9, 0.7), 0.37)),
+    (0, 2): (((1.0, 0.0), 0.5), ((0.9, 0.7), 0.47)),
+    (3, 2): (((2.0, 0.0), 0.38), ((1.6, 1.9), 0.20)),
+    (4, 2): (((2.0, 0.0), 0.27), ((2.3, 3.0), 0.18)),
+}
+"""Of the compiler's `PEER_LANES` those of which one is always near the best, and what `shares` takes with them, with
+out and in alike, and apart: with k segments a/(k + b) of the bound to fill them, for each (a, b), and how many
+latencies a message of the busiest pair takes where latency decides. Fitted to simulations of 2 to 16 ranks."""
+DRIFT, DRIFTS_FROM = 0.03, 12
+"""With one lane a pair and different rates, pairs drift apart by this share of the bound, from so many segments on."""
+ROWS_RATES = 48
+"""Simulating rows of servers costs what it costs with so many different rates."""
 ROWS_FILL = 30
 """So many segments fill the rows that `shares` takes with many servers."""
 
 
-def planning_s(transfers: int, ranks: int, ports: Ports) -> float:
-    """About how long it takes to build, compile, simulate and verify a plan. With few ranks building is most of it;
-    under fifo ports ordering is, under fair ones simulating: every transfer that begins or ends changes the rates of
-    the others."""
-    each_s = {"fifo": 3.5e-6, "exclusive": 2.5e-6, "fair": 2.5e-6 + 12e-9 * ranks**2}[ports]
-    return transfers * (each_s + 25e-6 / ranks)
+class Cost(NamedTuple):
+    """Seconds of processor time that a step of planning takes: in any case, for each transfer, and for each transfer
+    times the ranks. Of `simulate` under fair ports, times the different rates: what ends together is one event."""
+
+    fixed_s: float
+    transfer_s: float
+    many_s: float
+
+    def of(self, transfers: int, many: int) -> float:
+        """For so many transfers, and so many ranks or rates."""
+        return self.fixed_s + transfers * (self.transfer_s + many * self.many_s)
+
+
+class Costs(NamedTuple):
+    """What planning costs where ports are ordered for one port model."""
+
+    compile: Cost
+    simulate: Cost
+    verify: Cost
+
+
+COSTS: dict[Ports, Costs] = {
+    "fifo": Costs(Cost(1.0e-3, 2.3e-6, 9e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
+    "exclusive": Costs(Cost(0.7e-3, 1.2e-6, 3e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
+    "fair": Costs(Cost(0.6e-3, 0.7e-6, 1.5e-9), Cost(0.3e-3, 0.4e-6, 120e-9), Cost(0.6e-3, 0.9e-6, 2e-9)),
+}
+"""Measured for 8 to 1024 ranks, one straggler and random rates, as the least processor time of several runs on one core
+of a virtual machine; on another machine all of them are a little longer or shorter."""
+START_S = 1e-3
+"""What the estimates take."""
+BUILD_S, STATEMENT_S = 0.3e-3, 5e-6
+"""What building a schedule takes, and each transfer that is a statement of its own."""
+WHOLE_STATEMENT_S, KNOWN_TRANSFER_S = {"shares": 9e-6, "optimal": 18e-6, "ring": 18e-6, "direct": 18e-6}, 0.25e-6
+"""What a statement takes where one is a tree, or a step of all ranks, and each of its transfers."""
 
 
 def planning_limit_s(ranks: int, message_s: float) -> float:
     """How long planning may take for a message that takes `message_s`."""
-    return max(PLANNING_S + PLANNING_S_PER_RANK * max(0, ranks - FEW_RANKS), message_s)
+    if ranks <= FEW_RANKS:
+        return max(FEW_RANKS_S, message_s)
+    return max(min(PER_RANK_S * ranks, MORE_RANKS_S), PER_RANK_S_MIN * ranks, message_s)
 
 
-def transfers_max(ranks: int, limit_s: float) -> int:
-    """Plans with more transfers are not considered: they take longer than `limit_s` without being simulated."""
-    return min(max(2**14, 1024 * ranks), int(limit_s / planning_s(1, ranks, "exclusive")))
+def transfers_max(ranks: int, limit_s: float, ports: Ports) -> int:
+    """Plans with more transfers are not considered: to compile and to verify them takes longer than `limit_s`."""
+    each_s = [cost.of(1, ranks) - cost.fixed_s for cost in (COSTS[ports].compile, COSTS[ports].verify)]
+    return min(TRANSFERS_MAX, int(limit_s / (KNOWN_TRANSFER_S + sum(each_s))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +180,16 @@ def choose(
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
-    by_name: dict[str, list[Candidate]] = {}
-    found = estimates(timed, size_bytes, slots or SLOTS[ports], ports)
-    for each in sorted(found, key=lambda each: each.estimate_s):
-        by_name.setdefault(each.name, []).append(each)
-    ranking = sorted((each for some in by_name.values() for each in some[:PER_NAME]), key=lambda each: each.estimate_s)
-    limit_s = planning_limit_s(topology.n_ranks, _bound_s(timed, size_bytes))
-    promising = _affordable(ranking, topology.n_ranks, ports, TRYING * limit_s)
+    ranking = sorted(estimates(timed, size_bytes, slots or SLOTS[ports], ports), key=lambda each: each.estimate_s)
+    search = Search(timed, ports, ranking, planning_limit_s(timed.n_ranks, _bound_s(timed, size_bytes)))
     best: tuple[float, Plan, Schedule, Candidate] | None = None
-    tried: list[Candidate] = []
     built: dict[tuple[str, int], Schedule] = {}
-    for candidate in promising:
+    while (candidate := search.next()) is not None:
         key = candidate.name, candidate.segments
         if key not in built:
-            built[key] = SCHEDULES[candidate.name].build(timed, candidate.segments)
-        schedule = built[key]
+            built[key] = _definition(candidate.name, ports).build(timed, candidate.segments)
         plan = compile_schedule(
-            schedule,
+            built[key],
             size_bytes=size_bytes,
             dtype=dtype,
             reduction=reduction,
@@ -151,14 +198,19 @@ def choose(
             ports=ports,
             peer_lanes=candidate.peer_lanes,
         )
-        if len(promising) == 1:
-            return Choice(plan, schedule, candidate, tuple(ranking))
+        if search.is_last(candidate):
+            return Choice(plan, built[key], candidate, search.listed())
         seconds = simulate(plan, timed, model=ports).seconds
-        tried.append(replace(candidate, seconds=seconds))
+        search.took(candidate, seconds)
         if best is None or seconds < best[0]:
-            best = seconds, plan, schedule, tried[-1]
+            best = seconds, plan, built[key], replace(candidate, seconds=seconds)
     assert best is not None
-    return Choice(*best[1:], (*tried, *(each for each in ranking if each not in promising)))
+    return Choice(*best[1:], search.listed())
+
+
+def _definition(name: str, ports: Ports) -> Definition:
+    """What is built: under fair ports `optimal` itself, since `shares` is a candidate of its own there."""
+    return SCHEDULES[name] if ports == "fair" else SCHEDULES[name].under(ports)
 
 
 def _bound_s(topology: Topology, size_bytes: float) -> float:
@@ -170,25 +222,100 @@ def _bound_s(topology: Topology, size_bytes: float) -> float:
     return size_bytes * max(1 / min(*out, *in_), share / sum(out), share / sum(in_))
 
 
-def _affordable(ranking: list[Candidate], ranks: int, ports: Ports, limit_s: float) -> list[Candidate]:
-    """The most promising candidates, as many as are planned within `limit_s`; at least one, if need be the one that is
-    planned fastest."""
-    within = ranking
-    if ports == "fifo":  # under fair ports a single one is neither ordered nor simulated
-        costs_s = {each: UNVERIFIED * planning_s(each.transfers, ranks, ports) for each in ranking}
-        cheapest = min(ranking, key=lambda each: costs_s[each])
-        within = [each for each in ranking if costs_s[each] <= limit_s] or [cheapest]
-    taken: list[Candidate] = []
-    spent_s = 0.0
-    for each in within:
-        if each.estimate_s > WORTH_A_TRY * within[0].estimate_s or len(taken) == TRIES_MAX:
-            break
-        again = any((other.name, other.segments) == (each.name, each.segments) for other in taken)
-        more_s = planning_s(each.transfers, ranks, ports) / (2 if again else 1)  # the schedule is there already
-        if not taken or spent_s + more_s <= limit_s:
-            taken.append(each)
-            spent_s += more_s
-    return taken
+class Search:
+    """Which candidates are tried, one after the other, within `limit_s` of planning; `ranking` has the one with the
+    least estimate first.
+
+    What a candidate takes in simulation, over its estimate, corrects the estimates of the same schedule. Time is spent
+    by `COSTS` and not by a clock, so that all ranks that plan come to the same choice.
+    """
+
+    def __init__(self, topology: Topology, ports: Ports, ranking: Sequence[Candidate], limit_s: float) -> None:
+        self._ports, self._ranks = ports, topology.n_ranks
+        self._rates = self._ranks
+        if ports == "fair" and len(topology.servers) > ALL_PAIRS_MAX:
+            self._rates = ROWS_RATES
+        elif ports == "fair" and topology.out == topology.in_:
+            self._rates = len(set(topology.out))
+        self._limit_s, self._choosing_s = SPENT * limit_s, SPENT * max(CHOOSING_S, limit_s / 2)
+        self._spent_s, self._verify_s = START_S, 0.0
+        self._ranking = ranking
+        self._tried: dict[Candidate, float] = {}
+        self._untried = [each for each in ranking if self._fits(each, self._compile_s(each))]
+        self._untried = self._untried or [min(ranking, key=lambda each: each.transfers)]
+
+    def next(self) -> Candidate | None:
+        """What to compile next; None if nothing more is worth it, or can be afforded."""
+        if self._tried:
+            self._untried = [each for each in self._untried if self._fits(each, self._try_s(each))]
+        if not self._untried or len(self._tried) == TRIES_MAX:
+            return None
+        found = min(self._untried, key=self._promises_s)
+        if self._tried and self._promises_s(found) > min(self._tried.values()):
+            return None
+        self._untried.remove(found)
+        return found
+
+    def is_last(self, candidate: Candidate) -> bool:
+        """Whether nothing can be compared with `candidate`, which `next` has just given: no need to simulate it."""
+        both_s = self._try_s(candidate)
+        return not self._tried and not any(
+            self._fits(larger, both_s + self._try_s(each))
+            for each in self._untried
+            for larger in [max(candidate, each, key=lambda one: one.transfers)]
+        )
+
+    def took(self, candidate: Candidate, seconds: float) -> None:
+        """`candidate` was tried, and takes so long in simulation."""
+        self._spent_s += self._try_s(candidate)
+        self._verify_s = max(self._verify_s, self._verifying_s(candidate))
+        self._tried[candidate] = seconds
+
+    def listed(self) -> tuple[Candidate, ...]:
+        """Those that were tried, then the most promising others: `PER_NAME` of each schedule at most."""
+        count = Counter[str]()
+        others = []
+        for each in self._ranking:
+            count[each.name] += 1
+            if count[each.name] <= PER_NAME and each not in self._tried:
+                others.append(each)
+        return (*(replace(each, seconds=seconds) for each, seconds in self._tried.items()), *others)
+
+    def _promises_s(self, candidate: Candidate) -> float:
+        """What it may come down to: the estimate, corrected by the nearest try of the same schedule (of `shares`, with
+        the same lanes), less what estimates are wrong by."""
+        alike = [each for each in self._tried if each.name == candidate.name]
+        same = [each for each in alike if each.peer_lanes == candidate.peer_lanes or each.name != "shares"]
+        if same:
+            nearest = min(same, key=lambda each: float(abs(log(each.segments / candidate.segments))))
+            return candidate.estimate_s * self._tried[nearest] / nearest.estimate_s / WORTH_ANOTHER
+        over = min((self._tried[each] / each.estimate_s for each in alike), default=1.0)
+        return candidate.estimate_s * sqrt(over) / WORTH_A_TRY
+
+    def _fits(self, candidate: Candidate, more_s: float) -> bool:
+        """Whether `more_s` can be spent on choosing, and whatever is taken then be verified, `candidate` too."""
+        choose_s = self._spent_s + more_s
+        verify_s = max(self._verify_s, self._verifying_s(candidate))
+        return choose_s <= self._choosing_s and choose_s + verify_s <= self._limit_s
+
+    def _compile_s(self, candidate: Candidate) -> float:
+        """To build and to compile it; to build it only if it is not there in so many segments."""
+        transfers = candidate.transfers
+        compile_s = COSTS[self._ports].compile.of(transfers, self._ranks)
+        if self._ports == "fair" and candidate.peer_lanes is None:
+            simulate_s = COSTS[self._ports].simulate.of(transfers, self._rates)
+            compile_s += len(STAGE_LANES) * (compile_s + simulate_s)  # the compiler tries them all
+        if any((each.name, each.segments) == (candidate.name, candidate.segments) for each in self._tried):
+            return compile_s
+        statement_s = WHOLE_STATEMENT_S.get(candidate.name)
+        each_s = STATEMENT_S if statement_s is None else statement_s / self._ranks + KNOWN_TRANSFER_S
+        return BUILD_S + transfers * each_s + compile_s
+
+    def _try_s(self, candidate: Candidate) -> float:
+        return self._compile_s(candidate) + COSTS[self._ports].simulate.of(candidate.transfers, self._rates)
+
+    def _verifying_s(self, candidate: Candidate) -> float:
+        return COSTS[self._ports].verify.of(candidate.transfers, self._ranks)
 
 
 def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "exclusive") -> Iterator[Candidate]:
@@ -199,15 +326,15 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "e
         yield Candidate("optimal", 1, 0.0)
         return
     alpha, bound = float(topology.latency_s), _bound_s(topology, n)
-    most = transfers_max(p, planning_limit_s(p, bound))
+    most = transfers_max(p, planning_limit_s(p, bound), ports)
     slowest = float(min(*topology.out, *topology.in_))
     degree = degree_for(servers)
     hops = max(1.0, log(servers, degree))
     each = 2 * (p - 1)
-    lost = 1.0
+    lost, alike = 1.0, topology.out == topology.in_
     if ports == "fair" and p > 4:
         lost = 1.25  # its stages share ports as they come
-    elif topology.out != topology.in_:
+    elif not alike:
         lost = 1.75 if ports == "exclusive" else 1.03  # a port waits for its other end, which has another rate
     for segments in _segments(most // each, n):
         fill = 1 + degree * hops / (2 * segments)
@@ -216,7 +343,8 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "e
         yield Candidate(
             "optimal", segments, lost * bound * fill + late, segments * each, (2, 2) if ports == "fair" else None
         )
-    if ports != "exclusive":
+    all_pairs = servers <= ALL_PAIRS_MAX  # to order many messages that may change places takes too long
+    if ports == "fair" or (ports == "fifo" and all_pairs):
         yield from _shares(topology, n, bound, most, slots, ports)
     if not topology.is_flat:
         return
@@ -231,12 +359,14 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "e
     for segments in _segments(min(32, most // (p * each)), n / p):  # what follows hides the latency of what went before
         transfers = p * each * segments
         waits = (max(0.0, (p - 1) * segments / slots - 1) + segments / 32) * alpha  # a slot: one message in a latency
-        halves = max(2 * alpha + once / 2 * (1 + 1 / segments), alpha + once)
+        apart = min(1.0, (2 if ports == "fifo" else 1) / segments)  # the share of a half that the other one waits for
+        halves = max((2 if alike else 1) * alpha + once / 2 * (1 + apart), alpha + once)
         lanes = None
         if ports == "fair":  # every pair has lanes of its own: one of the compiler's `STAGE_LANES`
             lanes = (0, 2) if segments <= 2 else (2, 2)
             waits = max(0.0, segments / (max(1, lanes[0]) * lanes[1]) - 1) * alpha
-        yield Candidate("direct", segments, halves + waits, transfers, lanes)
+        if all_pairs or ports != "fifo":
+            yield Candidate("direct", segments, halves + waits, transfers, lanes)
         step = max(once / each, once / each / segments + alpha, segments * alpha / slots)
         yield Candidate("ring", segments, each * step + alpha, transfers)
     if p * each <= most:
@@ -261,35 +391,32 @@ def _shares(
     p, alpha = topology.n_ranks, float(topology.latency_s)
     alike = topology.out == topology.in_
     equal = len({*topology.out, *topology.in_}) == 1
-    centres = p if alike else 1.6 * p
-    hops = 2 if alike else 3
     if ports == "fair" and len(topology.servers) > ALL_PAIRS_MAX:
         setting = ROW_LANES[0 if alike else 1]
         for segments in _segments(most // (2 * (p - 1)), size_bytes):
-            late = 2 * hops * alpha * (1 + segments / IN_FLIGHT_MIN)
+            late = (4 if alike else 6) * alpha * (1 + segments / IN_FLIGHT_MIN)
             filled = bound * (1 + ROWS_FILL / segments)
             yield Candidate("shares", segments, filled + late, 2 * (p - 1) * segments, setting)
         return
-    each = ceil(2 * (p - 1) * centres)
-    if ports == "fair" and p > 8:
-        most *= 3  # no pass looks for an order of the ports
-    counts = list(_segments(most // each, size_bytes / p))
-    if ports == "fair" and counts and 2 * counts[-1] > most // each > counts[-1]:
-        counts.append(most // each)
-    for segments in counts:
+    parts = divide(*(np.array([float(rate) for rate in side]) for side in (topology.out, topology.in_)))
+    messages = sum(max(Counter(ends).values()) for ends in zip(*(part[:2] for part in parts), strict=True))
+    each = 2 * (p - 1) * len(parts)
+    for segments in _segments(most // each, size_bytes / p, halfway=True):
         transfers = segments * each
         if ports == "fifo":
-            full = centres * segments / slots
+            full = len(parts) * segments / slots
             waits = (max(0.0, full - 1) + segments / 32 if alike else full) * alpha  # a slot: one message in a latency
             yield Candidate("shares", segments, bound * (1 + 0.6 / segments) + 2 * alpha + waits, transfers)
             continue
-        messages = (2 if alike else 6) * segments  # of the busiest pair
-        for lanes, few in PEER_LANES:
-            fill = 0 if equal else max(1, lanes / 2) / segments
+        for setting, fitted in FAIR_PAIRS.items():
+            (filling, more), turns = fitted[not alike]
+            fill = 0.0 if equal else min(1.0, filling / (segments + more))
+            if not alike and setting[0] == 0 and segments >= DRIFTS_FROM:
+                fill += DRIFT
+            hops = 2 if alike else 3 if setting[0] or segments > 1 else 4
             filled = bound * (1 + fill) + hops * alpha / (2 if equal and segments > 1 else 1)
-            side_by_side = max(1, lanes if alike else min(lanes, 2))
-            in_turn = (bound + messages * alpha / side_by_side) / few + (2 * alpha if lanes else 0)
-            yield Candidate("shares", segments, max(filled, in_turn), transfers, (lanes, few))
+            in_turn = bound / setting[1] + (turns * messages * segments + (2 if setting[0] else 0)) * alpha
+            yield Candidate("shares", segments, (filled**8 + in_turn**8) ** (1 / 8), transfers, setting)
 
 
 def _optcc(topology: Topology, size_bytes: float, most: int) -> Iterator[Candidate]:
@@ -312,9 +439,11 @@ def _optcc(topology: Topology, size_bytes: float, most: int) -> Iterator[Candida
         yield Candidate("optcc", segments, max(fluid * (1 + 1 / segments) + 2 * alpha, in_turn), each * segments)
 
 
-def _segments(most: int, size_bytes: float) -> Iterator[int]:
-    """Powers of two up to `most`, as long as chunks do not get too small."""
+def _segments(most: int, size_bytes: float, *, halfway: bool = False) -> Iterator[int]:
+    """Powers of two up to `most`, as long as chunks do not get too small; `halfway`: and 3, 6, 12, ..."""
     segments = 1
     while segments <= most and (segments == 1 or size_bytes >= CHUNK_BYTES_MIN * segments):
         yield segments
+        if halfway and segments > 1 and 3 * segments // 2 <= most:
+            yield 3 * segments // 2
         segments *= 2

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, cycle
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -77,8 +78,9 @@ def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: S
     parts = divide(out, in_)
     turns = zip(*(program.pipeline(sections=1, share=part.weight) for part in parts), strict=True)
     reduced: list[tuple[Segment, Tree]] = []
-    for turn, segments in enumerate(chain(turns, [()])):
-        trees = [stars(part, turn, each) for part in parts]
+    turns_apart = min(program.segments, lcm(len(each), *each))
+    rounds = cycle([[stars(part, turn, each) for part in parts] for turn in range(turns_apart)])
+    for segments, trees in zip(chain(turns, [()]), rounds, strict=False):
         with program.stage("reduce"):
             for segment, (up, _) in zip(segments, trees, strict=False):
                 segment[0].reduce_along(up)
@@ -119,12 +121,13 @@ def divide(out: Loads, in_: Loads) -> tuple[Share, ...]:
 def stars(share: Share, turn: int, gpus: Sequence[int]) -> tuple[Tree, Tree]:
     """The tree to reduce `share` along and the one to broadcast it along, over the ranks; both end, or start, at the
     same one. Who is added first, and who is sent to first, changes with the `turn`."""
-    others = np.roll(np.arange(len(gpus)), -share.broadcast - 1 - turn)
-    others = others[others != share.broadcast]
-    down = Tree(column([share.broadcast, *others]), column([-1, *[share.broadcast] * len(others)]))
+    p = len(gpus)
+    others = [rank % p for rank in range(share.broadcast + 1 + turn, share.broadcast + 1 + turn + p)]
+    others.remove(share.broadcast)
+    down = Tree(column([share.broadcast, *others]), column([-1, *[share.broadcast] * (p - 1)]))
     up = down
     if share.reduced != share.broadcast:
-        leaves = others[others != share.reduced]
-        above = [-1, share.broadcast, *[share.reduced] * len(leaves)]
-        up = Tree(column([share.broadcast, share.reduced, *leaves]), column(above))
+        others.remove(share.reduced)
+        above = [-1, share.broadcast, *[share.reduced] * (p - 2)]
+        up = Tree(column([share.broadcast, share.reduced, *others]), column(above))
     return (up, down) if max(gpus) == 1 else (with_gpus(up, gpus, turn), with_gpus(down, gpus, turn))

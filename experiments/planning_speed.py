@@ -1,0 +1,158 @@
+"""How long it takes to plan with `auto`: to choose a plan, and to choose and to verify it, as a record.
+
+Processor time of one process on one core. What numba compiles is compiled before, on the same case (for many ranks on a
+case of fewer), and is not counted. The record is a file of its own format, `optcc-planning-speed/1`. The one that
+comes with the package is made by
+
+    python -m optcc.experiments.planning_speed
+
+in less than four minutes on a core that nothing else uses.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+import msgspec
+
+from optcc.experiments.record import Check, Plain, these_versions, this_machine
+from optcc.experiments.schedule_record import random_rates
+from optcc.passes.timetable import PORTS, Ports
+from optcc.schedules.auto import choose
+from optcc.show import Card, Shown
+from optcc.topology import Topology
+from optcc.verdict import PROVED
+from optcc.verify.plan import verify_plan
+
+FORMAT = "optcc-planning-speed/1"
+PATH = Path(__file__).parent / "records" / "planning-speed.json"
+REPEATS = {8: 9, 64: 5, 256: 1, 1024: 1}
+"""Ranks, and how often a case of so many is repeated."""
+SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
+"""From 4 KiB to 64 MiB."""
+MANY_RANKS, MANY_RANKS_SIZES = 256, (2**12, 2**19, 2**26)
+"""With so many ranks, only these sizes."""
+RATES = ("one straggler", "random rates")
+SEED = 1
+LATENCY_S = Fraction(5, 10**6)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One case: what was chosen, and the processor seconds of choosing, and of choosing and verifying, each time."""
+
+    ranks: int
+    rates: str
+    ports: str
+    size_bytes: int
+    schedule: str
+    segments: int
+    transfers: int
+    choose_s: list[float]
+    planned_s: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningSpeed(Plain, Shown):
+    """The rows, the machine and the versions."""
+
+    format: ClassVar[str] = FORMAT
+    own_path: ClassVar[Path] = PATH
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
+            for label, seconds in (("choose_s", row.choose_s), ("planned_s", row.planned_s)):
+                good = bool(seconds) and min(seconds) > 0
+                check(f"rows[{number}].{label}", seconds, good, "be one or more, above zero")
+
+    def card(self) -> Card:
+        rows = []
+        for ranks, ports in dict.fromkeys((row.ranks, row.ports) for row in self.rows):
+            some = [row for row in self.rows if (row.ranks, row.ports) == (ranks, ports)]
+            medians = [[statistics.median(each) for each in (row.choose_s, row.planned_s)] for row in some]
+            rows.append(
+                (
+                    str(ranks),
+                    ports,
+                    *(_shown(statistics.median(column)) for column in zip(*medians, strict=True)),
+                    *(_shown(max(column)) for column in zip(*medians, strict=True)),
+                    _shown(max(max(row.planned_s) for row in some)),
+                )
+            )
+        chosen = ("chosen", "and verified")
+        columns = ("ranks", "ports", *chosen, *(f"{each}, slowest case" for each in chosen), "slowest time of all")
+        return Card("processor time of a plan with auto", columns, tuple(rows))
+
+    def markdown(self) -> str:
+        """The table, as in docs/schedules.md."""
+        card = self.card()
+        rows = (card.columns, tuple("---" for _ in card.columns), *card.rows)
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _shown(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+
+
+def cluster(ranks: int, rates: str) -> Topology:
+    """The topology of so many ranks with `rates`, one of `RATES`."""
+    if rates == RATES[0]:
+        return Topology.parse(f"{ranks}@50GB/s,3=25GB/s").with_latency(LATENCY_S)
+    return random_rates(ranks, SEED)
+
+
+def run_case(ranks: int, rates: str, ports: Ports, size_bytes: int, repeats: int) -> Row:
+    """Plans a case `repeats` times in this process."""
+    topology = cluster(ranks, rates)
+    warm = topology if ranks < MANY_RANKS else cluster(64, rates)
+    verify_plan(choose(warm, size_bytes, ports=ports).plan)
+    choose_s, planned_s = [], []
+    for _ in range(repeats):
+        started = time.process_time()
+        chosen = choose(topology, size_bytes, ports=ports)
+        choose_s.append(time.process_time() - started)
+        assert verify_plan(chosen.plan).verdict == PROVED
+        planned_s.append(time.process_time() - started)
+    taken, transfers = chosen.taken, len(chosen.plan.transfers)
+    return Row(ranks, rates, ports, size_bytes, taken.name, taken.segments, transfers, choose_s, planned_s)
+
+
+def measure(ranks: Sequence[int] = tuple(REPEATS)) -> PlanningSpeed:
+    """All cases of so many `ranks`, each one of `REPEATS`."""
+    rows = []
+    for p in ranks:
+        for ports in PORTS:
+            for rates in RATES:
+                for size_bytes in SIZES if p < MANY_RANKS else MANY_RANKS_SIZES:
+                    rows.append(run_case(p, rates, ports, size_bytes, REPEATS[p]))
+                    taken = f"{rows[-1].schedule} in {rows[-1].segments}: {max(rows[-1].planned_s):.4f} s"
+                    click.echo(f"{p} ranks, {rates}, {ports}, {size_bytes} B: {taken}", err=True)
+    return PlanningSpeed(dict(this_machine()), dict(these_versions()), tuple(rows))
+
+
+@click.command()
+@click.option("--ranks", multiple=True, type=click.Choice(tuple(REPEATS)), help="Only cases of so many ranks.")
+@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the table of the docs.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
+def command(ranks: tuple[int, ...], markdown: bool, output: Path) -> None:
+    """Measure how long planning takes, and write the record."""
+    if markdown:
+        click.echo(PlanningSpeed.read(output).markdown(), nl=False)
+        return
+    record = measure(ranks or tuple(REPEATS))
+    record.write(output)
+    click.echo(record.markdown(), nl=False)
+
+
+if __name__ == "__main__":
+    command()
