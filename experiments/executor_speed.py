@@ -14,7 +14,6 @@ in about half a minute on two cores that nothing else uses.
 from __future__ import annotations
 
 import cProfile
-import json
 import os
 import pstats
 import statistics
@@ -34,7 +33,7 @@ import numpy as np
 from optcc.cli import build_plan
 from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import find_mpirun
-from optcc.experiments.record import Recorded, decode, these_versions, this_machine
+from optcc.experiments.record import Check, Plain, these_versions, this_machine
 from optcc.plan import Channel, Plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.launch import nics_of, over_mpi
@@ -86,18 +85,11 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    rows: list[Row]
-    profile: list[Share]
-
-
 @dataclass(frozen=True, slots=True)
-class ExecutorSpeed(Recorded, Shown):
+class ExecutorSpeed(Plain, Shown):
     """The rows, the profile of the first case, the machine and the versions."""
 
+    format: ClassVar[str] = FORMAT
     own_path: ClassVar[Path] = PATH
 
     machine: dict[str, Any]
@@ -105,19 +97,11 @@ class ExecutorSpeed(Recorded, Shown):
     rows: tuple[Row, ...]
     profile: tuple[Share, ...]
 
-    def to_bytes(self) -> bytes:
-        """The record as a file."""
-        file = _File(FORMAT, self.machine, self.versions, list(self.rows), list(self.profile))
-        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = "") -> ExecutorSpeed:
-        file, check = decode(data, name, _File, FORMAT)
-        for number, row in enumerate(file.rows):
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
             for label, seconds in (("cpu_s", row.cpu_s), ("wall_s", row.wall_s)):
                 good = bool(seconds) and min(seconds) > 0
                 check(f"rows[{number}].{label}", seconds, good, "be one or more, above zero")
-        return cls(file.machine, file.versions, tuple(file.rows), tuple(file.profile))
 
     def card(self) -> Card:
         rows = tuple(
@@ -135,11 +119,7 @@ class ExecutorSpeed(Recorded, Shown):
 
     def markdown(self) -> str:
         """Both tables, as in docs/performance.md."""
-        tables = []
-        for card in (self.card(), self.profile_card()):
-            rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
-            tables.append("".join(f"| {' | '.join(row)} |\n" for row in rows))
-        return "\n".join(tables)
+        return "\n".join(card.markdown() for card in (self.card(), self.profile_card()))
 
     def profile_card(self) -> Card:
         """The profile as a table."""

@@ -12,7 +12,6 @@ others on the machine do not count; on a GPU they are between two events on the 
 
 from __future__ import annotations
 
-import json
 import operator
 import statistics
 import time
@@ -31,7 +30,7 @@ import numpy.typing as npt
 from optcc.cli import SizeType, echo_card
 from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
-from optcc.experiments.record import Recorded, decode, these_versions, this_machine
+from optcc.experiments.record import Check, Plain, these_versions, this_machine
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels, stored_dtype
 from optcc.show import Card, Shown
 
@@ -394,19 +393,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(self.moved / seconds / (2 / copied) for seconds, copied in pairs)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    device: str
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    wrong: int
-    rows: list[Row]
-
-
 @dataclass(frozen=True, slots=True)
-class KernelSpeed(Recorded, Shown):
+class KernelSpeed(Plain, Shown):
     """The device, the machine, the versions, how many elements were wrong, and the rows."""
 
+    format: ClassVar[str] = FORMAT
     own_path: ClassVar[Path] = PATHS["cpu"]
 
     device: str
@@ -415,19 +406,11 @@ class KernelSpeed(Recorded, Shown):
     wrong: int
     rows: tuple[Row, ...]
 
-    def to_bytes(self) -> bytes:
-        """The record as a file."""
-        file = _File(FORMAT, self.device, self.machine, self.versions, self.wrong, list(self.rows))
-        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = "") -> KernelSpeed:
-        file, check = decode(data, name, _File, FORMAT)
-        for number, row in enumerate(file.rows):
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
             for field, seconds in (("seconds", row.seconds), ("copy_seconds", row.copy_seconds)):
                 good = bool(seconds) and len(seconds) == len(row.seconds) and min(seconds) > 0
                 check(f"rows[{number}].{field}", seconds, good, "be one or more, above zero, as many as seconds")
-        return cls(file.device, file.machine, file.versions, file.wrong, tuple(file.rows))
 
     def card(self) -> Card:
         rows = tuple(

@@ -8,8 +8,11 @@ contender is started with differs, so each kind has a job of its own; all jobs s
 have no turn sleep on a socket (`optcc.experiments.peers_rank`). A run during which the hypervisor took more than
 `STEAL_MAX` of the machine is repeated. A NIC is then lost in the middle of a collective, and the next ones are timed.
 
-Two cores move what all hosts send. So that they are not what is measured, rates are low, and on twice as many hosts
-each NIC has half the rate: together they carry as much.
+Two cores move what all hosts send. So that they are not what is measured, rates are low: `NIC_RATES`. On 8 hosts they
+would be busy for three quarters of the time at 200 Mbit/s a NIC, so it is half of that there.
+
+A part of the set, or a state that is not in it, is measured with `--hosts` and `--bed`, and joins a record with
+`--join`: its states replace those of the record, and each run says in which session it was measured.
 
 Needs root, for the hosts. MPICH and torch live in environments of their own, named by `--mpich` and `--torch`
 (a Python each); what is not installed is not run, and the record says so.
@@ -36,9 +39,11 @@ from types import FrameType
 from typing import IO, Any
 
 import click
+import numpy as np
 
 import optcc
 from optcc.cli import SizeType, echo_card
+from optcc.collective import Collective
 from optcc.errors import (
     EXIT_BAD_INPUT,
     EXIT_DONE,
@@ -62,9 +67,22 @@ from optcc.experiments.fabric import (
     nic_address,
 )
 from optcc.experiments.peers_rank import plan_of, wires_of
-from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run, Summary
+from optcc.experiments.peers_record import (
+    AFTER_LOSS,
+    HEALTHY,
+    OURS,
+    PEER,
+    Loss,
+    Losses,
+    PeerComparison,
+    Run,
+    Session,
+    Summary,
+    shown_state,
+)
 from optcc.experiments.record import STEAL_MAX, stolen_jiffies, stolen_share, these_versions, this_machine
 from optcc.files import VerdictCache, cache_directory
+from optcc.runtime.check import expected_output, make_input
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_rate, show_size
@@ -73,21 +91,25 @@ from optcc.verify.plan import VERSION
 
 PATH = Path("results/peers-on-fabric.json")
 HOSTS, HOSTS_MORE, NICS = 4, 8, 2
-NIC_RATE = "400Mbit/s"
-ROUNDS, WARMUP = 5, 1
+NIC_RATES: Mapping[int, str] = {HOSTS: "400Mbit/s", HOSTS_MORE: "100Mbit/s"}
+"""What a healthy NIC carries each way, by number of hosts, unless told otherwise."""
+ROUNDS, ROUNDS_FEW, WARMUP = 5, 3, 1
 REPEATS_MAX = 3
 """Times that a run is repeated because of steal; after that it is kept, marked by its steal."""
 NEXT_RUNS = 3
+DTYPE, REDUCTION = "float32", "sum"
 LOST_NIC = "h3.eth1"
 LOST_AT = 0.4
 """When the NIC is lost: this share of the contender's own time into the run."""
 LOSS_LIMIT_S = 8.0
 READY_S = 60.0
-DEADLINE_S = 60.0
+DEADLINE_S, RINGS_MAX = 60.0, 4
+"""A run may take so long, and the time of so many rings on healthy hosts."""
 END_S = 10.0
 TEAM_S = 3600.0
 MINUTES_MAX = 30.0
 _START_S = 0.02
+_OVERHEAD = float(Fraction(WIRE_OVERHEAD))
 _CONTROL_SHARE_MAX = 0.05
 
 QUICK_BYTES, QUICK_ROUNDS = 8 * 2**20, 2
@@ -97,7 +119,7 @@ SCHEDULES = ("ring", "r2ccl-allreduce", "optcc", "optimal")
 OURS_ALL: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": SCHEDULES}
 OURS_STANDARD: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": ("ring", "optimal")}
 OURS_FEW: Mapping[str, tuple[str, ...]] = {"tcp": ("ring", "optimal")}
-"""Which schedules go over which carrier: with --long, otherwise, and on more hosts."""
+"""Which schedules go over which carrier: with --long, otherwise, and in further states."""
 
 SEGMENT_BYTES = 1 << 20
 SEGMENTS_MIN, SEGMENTS_MAX = 32, 128
@@ -127,6 +149,7 @@ class Bed:
 
 
 HALF, THREE_QUARTERS = Fraction(1, 2), Fraction(3, 4)
+HEALTHY_HOSTS = Bed(HEALTHY)
 ONE_NIC = Bed("one NIC at half", {"h3.eth1": HALF})
 ONE_HOST = Bed("one host at half", {"h3.eth0": HALF, "h3.eth1": HALF})
 BEDS_FEW = (
@@ -137,8 +160,8 @@ BEDS_FEW = (
         {"h1.eth0": THREE_QUARTERS, "h2.eth1": HALF, "h3.eth0": HALF, "h3.eth1": THREE_QUARTERS},
     ),
 )
-"""States in which only the best of ours and two peers are compared, unless with --long."""
-BEDS = (Bed(HEALTHY), ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
+"""States in which only ring and optimal are compared with two peers, unless with --long."""
+BEDS = (HEALTHY_HOSTS, ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
 
 
 @dataclass(frozen=True)
@@ -215,24 +238,26 @@ def _library(contender: str) -> Case:
     return Case(contender, PEER, {"peer": "mpi"})
 
 
-STANDARD, LONG, FEW = "standard", "long", "few"
+STANDARD, LONG, FEW, LEAST = "standard", "long", "few", "least"
 LEFT_OUT = "left out there for the time it takes; --long runs it"
+LEFT_OUT_LEAST = "left out there for the time it takes, for Gloo is run; --long runs it"
 
 
 def jobs(ours: Sequence[Case], mpich: str, torch: str, extent: str = STANDARD) -> tuple[list[Job], dict[str, str]]:
     """Every job that can be run here, and for the others the reason why not."""
     here, mptcp = sys.executable, _mptcp_library()
-    ring, ucx = (*ours, _library("Open MPI ring, TCP")), _library("Open MPI ring, UCX")
+    over_tcp, ucx = _library("Open MPI ring, TCP"), _library("Open MPI ring, UCX")
     no_mpich = _lacks(mpich, "mpi4py", "a venv with mpich and mpi4py, and --mpich its python")
     no_torch = _lacks(torch, "torch", "a venv with optcc[torch,mpi], and --torch its python")
     no_mptcp = None if mptcp else "no libmptcpwrap: apt-get install mptcpize"
-    few = LEFT_OUT if extent == FEW else None
+    few = LEFT_OUT if extent in (FEW, LEAST) else None
+    gloo_only = extent == LEAST and no_torch is None
     rare = None if extent == LONG else "slower than its ring, which is run; --long runs it"
     one_nic = None if extent == LONG else "its TCP provider uses one NIC, and UCX, which is run, two; --long runs it"
     netmod = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
     preload = {"LD_PRELOAD": mptcp}
     wanted: list[tuple[Job, str | None]] = [
-        (Job("open-mpi", here, "openmpi", ring, MPI_RING), None),
+        (Job("open-mpi", here, "openmpi", tuple(ours) if gloo_only else (*ours, over_tcp), MPI_RING), None),
         (Job("open-mpi-ucx", here, "openmpi", (ucx,), (*MPI_RING, *_ANY_UCX), _UCX), few),
         (
             Job("open-mpi-mptcp", here, "openmpi", (_library("Open MPI ring, MPTCP"),), MPI_RING, preload),
@@ -247,6 +272,8 @@ def jobs(ours: Sequence[Case], mpich: str, torch: str, extent: str = STANDARD) -
         (Job("gloo", torch, "openmpi", (Case("Gloo", PEER, {"peer": "gloo"}),)), no_torch),
     ]
     absent = {case.contender: reason for job, reason in wanted if reason is not None for case in job.cases}
+    if gloo_only:
+        absent[over_tcp.contender] = LEFT_OUT_LEAST
     absent |= {"Intel MPI": "proprietary, left out", "NCCL, RCCL": "need a GPU on every host"}
     return [job for job, reason in wanted if reason is None], absent
 
@@ -315,6 +342,7 @@ class Team:
         try:
             self._accept()
             everyone = self._ask(json.dumps({**told, "cases": [case.told for case in job.cases]}), READY_S)
+            self._limit_s = float(told["deadline_s"])
         except BaseException:
             self.end()
             raise
@@ -379,11 +407,13 @@ class Team:
             self._tell(line)
         return self._hear(limit_s)
 
-    def turn(self, number: int, limit_s: float = DEADLINE_S, during: Iterator[None] | None = None) -> Turn:
+    def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
         """Runs case `number` once; `during` is advanced once the run has begun.
 
-        Raises Hung if it does not end within `limit_s`, RuntimeFault with what a rank said if it failed.
+        Raises Hung if it does not end within `limit_s` (None: the deadline that all were told), RuntimeFault with what
+        a rank said if it failed.
         """
+        limit_s = self._limit_s if limit_s is None else limit_s
         self._ask(json.dumps({"prepare": number}), READY_S)
         stolen, busy = stolen_jiffies(), busy_jiffies()
         start_s = time.perf_counter() + _START_S
@@ -431,81 +461,106 @@ def busy_jiffies() -> int:
 
 @dataclass
 class Comparison:
-    """What has been asked for, and what it has given so far."""
+    """What has been asked for, and what it has given so far.
+
+    Each contender is timed `rounds` times in a state, after `warmup` runs that do not count, on NICs of `rate`.
+    """
 
     size_bytes: int
     rounds: int
     mpich: str
     torch: str
-    rate: str = NIC_RATE
+    rate: str
+    warmup: int = WARMUP
     runs: list[Run] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     predicted_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """What all ranks of all jobs are told."""
-        return {"size_bytes": self.size_bytes, "dtype": "float32", "deadline_s": DEADLINE_S, "ready_s": READY_S - 5}
+    def told(self, folder: Path, n_ranks: int) -> dict[str, Any]:
+        """What all ranks of all jobs are told; inputs and what they must end with are in files in `folder`."""
+        inputs = [folder / f"input-{self.size_bytes}-{rank}.npy" for rank in range(n_ranks)]
+        wanted = folder / f"wanted-{self.size_bytes}.npy"
+        if not wanted.exists():
+            count = self.size_bytes // np.dtype(DTYPE).itemsize
+            for rank, path in enumerate(inputs):
+                np.save(path, make_input(rank, count, DTYPE, REDUCTION))
+            np.save(wanted, expected_output(Collective("allreduce", n_ranks), count, DTYPE, REDUCTION, 0)[0])
+        ring_s = 2 * self.size_bytes / float(NICS * parse_rate(self.rate))
+        deadline_s = DEADLINE_S + RINGS_MAX * ring_s
+        return {
+            "size_bytes": self.size_bytes,
+            "dtype": DTYPE,
+            "inputs": [str(path) for path in inputs],
+            "wanted": str(wanted),
+            "deadline_s": deadline_s,
+            "ready_s": READY_S - 5,
+        }
 
     def compare(self, fabric: Fabric, bed: Bed, folder: Path, extent: str = STANDARD) -> None:
         """All contenders in one state of the hosts, interleaved; the hosts are healed at the end."""
         with _in_state(fabric, bed, self.rate):
             topology = fabric.topology_text()
-            carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW}[extent]
+            carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW, LEAST: OURS_FEW}[extent]
+            where = shown_state((fabric.state().spec.hosts, self.size_bytes, bed.name))
             wanted = [
                 our_case(name, carrier, topology, self.size_bytes)
                 for carrier, names in carried.items()
                 for name in names
             ]
-            ours = [case for case in wanted if self._predict(case, bed.name)]
+            ours = [case for case in wanted if self._predict(case, where)]
             started, absent = jobs(ours, self.mpich, self.torch, extent)
-            if extent == FEW:
-                absent = {f"{name}: further states": why for name, why in absent.items() if why == LEFT_OUT}
-            self.absent |= {name: why for name, why in absent.items() if name not in self.absent}
+            told = self.told(folder, fabric.state().spec.hosts)
+            for name, why in absent.items():
+                in_states = {LEFT_OUT: f"{name}: further states", LEFT_OUT_LEAST: f"{name}: {where}"}
+                self.absent.setdefault(in_states.get(why, name), why)
             with contextlib.ExitStack() as stack:
                 teams = []
                 for job in started:
                     try:
-                        team = Team(fabric, job, self.told, folder, bed.declared(self.rate))
+                        team = Team(fabric, job, told, folder, bed.declared(self.rate))
                     except RuntimeFault as fault:
-                        self.absent |= {f"{case.contender}: {bed.name}": str(fault) for case in job.cases}
+                        self.absent |= {f"{case.contender}: {where}": str(fault) for case in job.cases}
                         continue
                     stack.callback(team.end)
                     teams.append(team)
                 self._rounds(fabric, bed, topology, teams)
 
-    def _predict(self, case: Case, bed: str) -> bool:
+    def _predict(self, case: Case, where: str) -> bool:
         """Whether there is a plan for it. Proofs and compiled loops are kept for the ranks, which all need them."""
         try:
-            plan = plan_of(case.told, self.size_bytes, "float32")
+            plan = plan_of(case.told, self.size_bytes, DTYPE)
             proved(plan, VerdictCache(cache_directory(os.environ), VERSION))
         except OptccError as error:
-            self.absent[f"{case.contender}: {bed}"] = str(error)
+            self.absent[f"{case.contender}: {where}"] = str(error)
             return False
         predicted_s = simulate(plan, wires_of(case.told), model=case.told["ports"]).seconds
         self.predicted_s[case.contender, case.told["topology"]] = predicted_s
         return True
 
     def _rounds(self, fabric: Fabric, bed: Bed, topology: str, teams: Sequence[Team]) -> None:
+        where = shown_state((fabric.state().spec.hosts, self.size_bytes, bed.name))
         tallies = []
         for team in teams:
             for number, case in enumerate(team.job.cases):
                 if "absent" in team.made[number]:
-                    self.absent[f"{case.contender}: {bed.name}"] = team.made[number]["absent"]
+                    self.absent[f"{case.contender}: {where}"] = team.made[number]["absent"]
                 else:
                     tallies.append(_Tally(team, number, case))
-        for round_ in range(WARMUP + self.rounds):
+        for round_ in range(self.warmup + self.rounds):
             for tally in [*tallies[round_ % max(1, len(tallies)) :], *tallies[: round_ % max(1, len(tallies))]]:
                 if tally.failed:
                     continue
-                if round_ < WARMUP:
-                    tally.warm_up(fabric, self.size_bytes)
+                before = fabric.control_bytes() if round_ == 0 else 0
+                if round_ < self.warmup:
+                    tally.warm_up()
                 else:
                     tally.run()
+                if round_ == 0:
+                    tally.check_control(fabric.control_bytes() - before, self.size_bytes)
         for tally in tallies:
             if tally.failed or not tally.turns:
-                self.absent[f"{tally.case.contender}: {bed.name}"] = tally.failed
+                self.absent[f"{tally.case.contender}: {where}"] = tally.failed
             else:
                 self.runs.append(self._made(tally, bed.name, topology, fabric.state().spec))
 
@@ -519,8 +574,9 @@ class Comparison:
             topology,
             spec.hosts,
             spec.nics,
+            self.rate,
             self.size_bytes,
-            "float32",
+            DTYPE,
             tally.case.settings,
             float(allreduce_bound(wired, self.size_bytes).seconds),
             self.predicted_s.get((tally.case.contender, topology)),
@@ -538,23 +594,25 @@ class Comparison:
         Ours runs a plan for healthy hosts, and after it one for those that are left.
         """
         healthy = fabric.topology_text()
+        where = shown_state((fabric.state().spec.hosts, self.size_bytes, AFTER_LOSS))
         with _in_state(fabric, Bed("", down=(LOST_NIC,)), self.rate):
             left = fabric.topology_text()
         name = "ring, then optimal (tcp)"
         own = (our_case("ring", "tcp", healthy, self.size_bytes), our_case("optimal", "tcp", left, self.size_bytes))
         for case in own:
-            self._predict(replace(case, contender=name), "NIC lost in mid-run")
+            self._predict(replace(case, contender=name), where)
         ours = Job("ours", sys.executable, "openmpi", tuple(replace(case, contender=name) for case in own), MPI_RING)
         others, _ = jobs((), self.mpich, self.torch)
         for job in (ours, *others):
             try:
                 self._lose(fabric, job, folder, left)
             except RuntimeFault as fault:
-                self.absent[f"{job.cases[0].contender}: NIC lost in mid-run"] = str(fault)
+                self.absent[f"{job.cases[0].contender}: {where}"] = str(fault)
             fabric.heal(LOST_NIC)
 
     def _lose(self, fabric: Fabric, job: Job, folder: Path, left: str) -> None:
-        team = Team(fabric, job, self.told, folder, Bed("").declared(self.rate))
+        told = self.told(folder, fabric.state().spec.hosts)
+        team = Team(fabric, job, told, folder, Bed("").declared(self.rate))
         case = job.cases[0]
         try:
             before_s = min(team.turn(0).seconds for _ in range(1 + WARMUP))
@@ -581,7 +639,7 @@ class Comparison:
                 if tally.failed:
                     outcome = f"went on, then {tally.failed}"
             spec = fabric.state().spec
-            next_ = self._made(tally, "after the loss", left, spec) if tally.turns and not tally.failed else None
+            next_ = self._made(tally, AFTER_LOSS, left, spec) if tally.turns and not tally.failed else None
             self.losses.append(
                 Loss(
                     case.contender,
@@ -609,15 +667,15 @@ class _Tally:
         self.rejected = self.wrong = 0
         self.failed = ""
 
-    def warm_up(self, fabric: Fabric, size_bytes: int) -> None:
-        """A run that does not count, and a look at the control network: data must not sneak through it."""
-        before = fabric.control_bytes()
+    def warm_up(self) -> None:
+        """A run that does not count."""
         turn = self._turn()
-        if turn is None:
-            return
-        self.wrong += turn.wrong
-        sneaked = fabric.control_bytes() - before
-        if sneaked > _CONTROL_SHARE_MAX * size_bytes:
+        if turn is not None:
+            self.wrong += turn.wrong
+
+    def check_control(self, sneaked: int, size_bytes: int) -> None:
+        """Data must not sneak through the control network, which has carried `sneaked` bytes meanwhile."""
+        if not self.failed and sneaked > _CONTROL_SHARE_MAX * size_bytes:
             self.failed = f"{show_size(sneaked)} went over the control network"
 
     def run(self) -> None:
@@ -686,6 +744,21 @@ class Stage:
     extent: str
     loses: bool = False
 
+    @property
+    def is_long(self) -> bool:
+        """Whether a run takes many seconds: then three do, and what only the first one has to do is little of it."""
+        return self.hosts == HOSTS_MORE or self.size_bytes >= LONG_BYTES
+
+    @property
+    def warmup(self) -> int:
+        """How many runs do not count."""
+        return 0 if self.is_long else WARMUP
+
+    @property
+    def rounds(self) -> int:
+        """How often each contender is timed, unless told otherwise."""
+        return ROUNDS if self.extent in (STANDARD, LONG) and not self.is_long else ROUNDS_FEW
+
 
 def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
     """What is compared unless told otherwise: `extent` is `STANDARD` or `LONG`."""
@@ -698,48 +771,44 @@ def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
     return (
         Stage(HOSTS, size_bytes, tuple(bed for bed in BEDS if bed not in BEDS_FEW), STANDARD, loses=True),
         Stage(HOSTS, size_bytes, BEDS_FEW, FEW),
-        Stage(HOSTS_MORE, size_bytes, (ONE_NIC, ONE_HOST), FEW),
+        Stage(HOSTS_MORE, size_bytes, (ONE_HOST, ONE_NIC, HEALTHY_HOSTS), FEW),
         Stage(HOSTS, LONG_BYTES, (ONE_HOST,), FEW),
+        Stage(HOSTS_MORE, LONG_BYTES, (ONE_HOST, HEALTHY_HOSTS), LEAST),
     )
-
-
-def rate_of(hosts: int, rate: str) -> str:
-    """The rate of a NIC on so many hosts, if it is `rate` on `HOSTS`: together they carry as much.
-
-    >>> rate_of(4, "400Mbit/s"), rate_of(8, "400Mbit/s")
-    ('400Mbit/s', '25MB/s')
-    """
-    return rate if hosts == HOSTS else show_rate(parse_rate(rate) * HOSTS / hosts)
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Two rounds of 8 MiB on healthy and degraded hosts, for a smoke test.")
 @click.option("--long", "long", is_flag=True, help="Every state on 4 and 8 hosts, also with 256 MiB; weaker peers too.")
-@click.option("--rate", default=NIC_RATE, show_default=True, help="Rate of a NIC, each way; on 8 hosts half of it.")
-@click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True, help="Timed runs of each.")
+@click.option("--rate", default="", help="Rate of a NIC, each way; if absent, 400Mbit/s, on 8 hosts 100Mbit/s.")
+@click.option("--rounds", type=click.IntRange(1), help="Timed runs of each; 5, or 3 in further states.")
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Size of the message.")
 @click.option("--bed", "only", multiple=True, help="Only this state of the hosts, or loss; may be repeated.")
-@click.option("--hosts", type=click.IntRange(HOSTS, HOSTS_MORE), default=HOSTS, help="Hosts for --bed.")
+@click.option("--hosts", type=click.Choice([str(each) for each in NIC_RATES]), help="Only on so many hosts.")
 @click.option("--few", is_flag=True, help="With --bed: only our ring and optimal, Open MPI over TCP, and Gloo.")
+@click.option("--least", is_flag=True, help="With --bed: only our ring and optimal, and Gloo.")
 @click.option("--mpich", default="", envvar="OPTCC_MPICH_PYTHON", help="The Python of an environment with MPICH.")
 @click.option("--torch", default="", envvar="OPTCC_TORCH_PYTHON", help="The Python of an environment with torch.")
 @click.option("--minutes", default=MINUTES_MAX, show_default=True, help="After these no further state is begun.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
+@click.option("--join", is_flag=True, help="Keep what the file has of other states, instead of writing it anew.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record.")
 @click.option("--markdown", is_flag=True, help="Only print the package's record as in docs/fabric.md.")
 def command(
     quick: bool,
     long: bool,
     rate: str,
-    rounds: int,
+    rounds: int | None,
     size: int,
     only: tuple[str, ...],
-    hosts: int,
+    hosts: str | None,
     few: bool,
+    least: bool,
     mpich: str,
     torch: str,
     minutes: float,
     output: Path,
+    join: bool,
     as_json: bool,
     markdown: bool,
 ) -> int:
@@ -750,28 +819,40 @@ def command(
     reason = can_make_namespaces()
     if reason is not None:
         raise EnvironmentMissing(f"emulated hosts: {reason}")
-    names = [bed.name for bed in BEDS]
     for name in only:
-        if name not in (*names, LOSS):
-            raise InputError(f"--bed {name!r}: must be one of {'; '.join((*names, LOSS))}")
-    if (few or hosts != HOSTS) and not only:
-        raise InputError("--few and --hosts: go with --bed")
+        if name not in (*(bed.name for bed in BEDS), LOSS):
+            raise InputError(f"--bed {name!r}: must be one of {'; '.join((*(bed.name for bed in BEDS), LOSS))}")
+    if (few or least) and not only:
+        raise InputError("--few and --least: go with --bed")
+    before = PeerComparison.read(output) if join else None
+    if before is not None:
+        before.check_overhead(_OVERHEAD)
     if only:
-        chosen = tuple(bed for bed in BEDS if bed.name in only)
-        wanted: tuple[Stage, ...] = (
-            Stage(hosts, size, chosen, FEW if few else LONG if long else STANDARD, LOSS in only),
-        )
+        extent = LEAST if least else FEW if few else LONG if long else STANDARD
+        beds = tuple(bed for bed in BEDS if bed.name in only)
+        wanted: tuple[Stage, ...] = (Stage(int(hosts or HOSTS), size, beds, extent, LOSS in only),)
     elif quick:
-        wanted, rounds = stages(QUICK_BYTES, STANDARD)[:1], QUICK_ROUNDS
+        wanted, rounds = stages(QUICK_BYTES, STANDARD)[:1], rounds or QUICK_ROUNDS
     else:
         wanted = stages(size, LONG if long else STANDARD)
-    sets = [Comparison(each.size_bytes, rounds, mpich, torch, rate_of(each.hosts, rate)) for each in wanted]
+        wanted = tuple(each for each in wanted if hosts is None or each.hosts == int(hosts))
+    sets = [
+        Comparison(
+            each.size_bytes,
+            rounds or each.rounds,
+            mpich,
+            torch,
+            rate or NIC_RATES[each.hosts],
+            each.warmup,
+        )
+        for each in wanted
+    ]
     began = time.monotonic()
 
     def in_time(asked: Comparison, hosts: int, what: str) -> bool:
         """Says what is next, or in the record that there was no time for it."""
         spent_s = time.monotonic() - began
-        title = f"{hosts} hosts, {what}, {show_size(asked.size_bytes)}"
+        title = shown_state((hosts, asked.size_bytes, what))
         if spent_s > 60 * minutes:
             asked.absent[title] = f"not begun after {spent_s:.0f} s: --minutes {minutes:g}"
             return False
@@ -785,21 +866,25 @@ def command(
                     asked.compare(fabric, bed, folder, each.extent)
             if each.loses and in_time(asked, each.hosts, "a NIC lost in mid-run"):
                 asked.lose(fabric, folder)
-    rates = {each.hosts: asked.rate for each, asked in zip(wanted, sets, strict=True)}
-    shown = ", ".join(each if len(rates) == 1 else f"{each} on {hosts} hosts" for hosts, each in rates.items())
-    record = PeerComparison(
-        f"AllReduce on emulated hosts, {NICS} NICs of {shown} each",
-        ("python", "-m", "optcc.experiments.peers_on_fabric", *sys.argv[1:]),
-        shown,
-        float(Fraction(WIRE_OVERHEAD)),
+    session = Session(
+        ["python", "-m", "optcc.experiments.peers_on_fabric", *sys.argv[1:]],
+        time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         this_machine(),
         {**these_versions(), **_versions_of(mpich, ("mpich",)), **_versions_of(torch, ("torch",))},
+    )
+    record = PeerComparison(
+        f"AllReduce on emulated hosts with {NICS} NICs each",
+        _OVERHEAD,
+        (session,),
         {name: each.absent[name] for each in sets for name in sorted(each.absent)},
         tuple(run for each in sets for run in each.runs),
         tuple(loss for each in sets for loss in each.losses),
     )
     if not record.runs and not record.losses:
         raise RuntimeFault(f"nothing could be run: {next(iter(record.absent.values()))}")
+    wrong = record.wrong
+    if before is not None:
+        record = before.with_newer(record)
     output.parent.mkdir(parents=True, exist_ok=True)
     record.write(output)
     if as_json:
@@ -816,8 +901,10 @@ def command(
         click.echo(f"T* and predictions have {WIRE_OVERHEAD} bytes on the wire for each byte of payload")
         for name, reason in record.absent.items():
             click.echo(f"not run: {name}: {reason}")
+        for past in record.sessions:
+            click.echo(f"measured until {past.finished}: {' '.join(past.command)}")
     _say(f"Took {time.monotonic() - began:.0f} s. Record: {output}")
-    return EXIT_REFUTED if record.wrong else EXIT_DONE
+    return EXIT_REFUTED if wrong else EXIT_DONE
 
 
 def _say(text: str) -> None:

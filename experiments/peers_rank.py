@@ -25,14 +25,12 @@ from typing import IO, Any
 import numpy as np
 
 from optcc.cli import build_plan
-from optcc.collective import Collective
 from optcc.errors import OptccError
 from optcc.experiments.bench import Array, Case
 from optcc.experiments.bench_command import Ours, proved
 from optcc.experiments.peers import Peer, make_peer
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
-from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
@@ -53,12 +51,11 @@ class Rank:
         self._tcp: TcpTransport | None = None
         self._peers: dict[str, Peer] = {}
         self._given = assignment
-        self.dtype, self.reduction = str(assignment["dtype"]), "sum"
-        self.count = int(assignment["size_bytes"]) // np.dtype(self.dtype).itemsize
-        self.source = make_input(self.rank, self.count, self.dtype, self.reduction)
-        whole = Collective("allreduce", self.n_ranks)
-        self.wanted = expected_output(whole, self.count, self.dtype, self.reduction, self.rank)[0]
-        self.target = np.zeros_like(self.source)
+        self.dtype = str(assignment["dtype"])
+        # In files, for the ranks of all jobs together: else each would take as much memory, and time to make them.
+        self.source: Array = np.load(assignment["inputs"][self.rank], mmap_mode="r")
+        self.wanted: Array = np.load(assignment["wanted"], mmap_mode="r")
+        self.target = np.zeros(self.source.shape, self.source.dtype)
         self.cases: list[Case | None] = []
 
     def make(self, case: Mapping[str, Any]) -> dict[str, str]:
@@ -73,7 +70,7 @@ class Rank:
     def _peer(self, name: str) -> Peer:
         if name not in self._peers:
             deadline_s = float(self._given["deadline_s"])
-            self._peers[name] = make_peer(name, self.mpi.comm, self.dtype, self.reduction, deadline_s)
+            self._peers[name] = make_peer(name, self.mpi.comm, self.dtype, "sum", deadline_s)
         return self._peers[name]
 
     def _ours(self, case: Mapping[str, Any]) -> Ours:

@@ -1,38 +1,52 @@
-"""`PeerComparison`: ours and peers on the same emulated hosts, as a record of its own format, `optcc-peers/1`.
+"""`PeerComparison`: ours and peers on the same emulated hosts, as a record of its own format, `optcc-peers/2`.
 
 A `Run` is one contender in one state of the hosts, timed several times; a `Loss` is what became of a contender whose
-collective lost a NIC on the way, and of the next ones. What could not be run is named with the reason.
+collective lost a NIC on the way, and of the next ones. What could not be run is named with the reason. States may have
+been measured in several sessions, each with its command, machine and versions; all contenders in a state are of one.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from msgspec import structs
 
-from optcc.experiments.record import STEAL_MAX, Check, Recorded, decode
+from optcc.errors import InputError
+from optcc.experiments.record import STEAL_MAX, Check, Plain
 from optcc.show import Card, Shown
 from optcc.units import show_size
 
-FORMAT = "optcc-peers/1"
+FORMAT = "optcc-peers/2"
 OURS, PEER = "ours", "peer"
-HEALTHY = "healthy"
+State = tuple[int, int, str]
+"""Hosts, size of the message in bytes, and what is wrong with the hosts."""
+HEALTHY, AFTER_LOSS = "healthy", "after the loss"
 RING, BEST = "ring (tcp)", "optimal (tcp)"
 """Contenders of ours that the summary shows; what is run after a loss ends in the name of the second."""
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One contender in one state of the hosts.
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured in one go: by which command, until when (UTC), on which machine, with which versions."""
 
-    `seconds` are of the slowest rank, from one start for all; `steal` is the hypervisor's share of each; `cpu_s` are
-    processor seconds of all ranks, `busy_s` those of the whole machine, its kernel included; `rejected` runs were
-    repeated because of steal. `bound_s` and `predicted_s` include the wire's headers; a peer has no prediction.
+    command: list[str]
+    finished: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One contender in one state of the hosts, measured in session number `session`.
+
+    `nic_rate` is what a healthy NIC carries each way. `seconds` are of the slowest rank, from one start for all;
+    `steal` is the hypervisor's share of each; `cpu_s` are processor seconds of all ranks, `busy_s` those of the whole
+    machine, its kernel included; `rejected` runs were repeated because of steal. `bound_s` and `predicted_s` include
+    the wire's headers; a peer has no prediction.
     """
 
     contender: str
@@ -41,6 +55,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topology: str
     hosts: int
     nics: int
+    nic_rate: str
     size_bytes: int
     dtype: str
     settings: str
@@ -52,6 +67,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     busy_s: list[float]
     rejected: int
     wrong: int
+    session: int = 0
+
+    @property
+    def state(self) -> State:
+        """Of what all contenders were compared."""
+        return self.hosts, self.size_bytes, self.bed
 
     @property
     def median_s(self) -> float:
@@ -100,6 +121,12 @@ class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_s: float | None
     outcome: str
     next: Run | None
+    session: int = 0
+
+    @property
+    def state(self) -> State:
+        """As of a run; `next` is in it too."""
+        return self.hosts, self.size_bytes, AFTER_LOSS
 
     @property
     def stall_s(self) -> float | None:
@@ -107,36 +134,22 @@ class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.run_s is None else self.run_s - self.before_s
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    title: str
-    command: list[str]
-    nic_rate: str
-    wire_overhead: float
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    absent: dict[str, str]
-    runs: list[Run]
-    losses: list[Loss]
-
-
 @dataclass(frozen=True)
-class PeerComparison(Recorded, Shown):
-    """All runs and losses of one comparison.
+class PeerComparison(Plain, Shown):
+    """All runs and losses of a comparison, and the sessions in which they were measured.
 
-    `wire_overhead` is bytes on the wire for each byte of payload; `absent` says why something was not run.
+    `wire_overhead` is bytes on the wire for each byte of payload; `absent` says why something was not run: a contender,
+    or a contender in a state (`Gloo: 4 hosts, healthy, 64MiB`), or a state.
     """
 
     title: str
-    command: tuple[str, ...]
-    nic_rate: str
     wire_overhead: float
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str]
+    sessions: tuple[Session, ...]
     absent: Mapping[str, str]
     runs: tuple[Run, ...]
     losses: tuple[Loss, ...]
 
+    format: ClassVar[str] = FORMAT
     own_path: ClassVar[Path] = Path(__file__).parent / "records" / "peers-on-fabric.json"
 
     @property
@@ -144,41 +157,45 @@ class PeerComparison(Recorded, Shown):
         """Wrong elements over everything that ended."""
         return sum(run.wrong for run in self.every_run())
 
-    def to_bytes(self) -> bytes:
-        """The record as a file."""
-        file = _File(
-            FORMAT,
-            self.title,
-            list(self.command),
-            self.nic_rate,
-            self.wire_overhead,
-            dict(self.machine),
-            dict(self.versions),
-            dict(self.absent),
-            list(self.runs),
-            list(self.losses),
-        )
-        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = "") -> PeerComparison:
-        """A record from a file called `name`; raises CodecError, which names the field, if it is none."""
-        file, check = decode(data, name, _File, FORMAT)
-        for number, run in enumerate(file.runs):
-            _check(run, f"runs[{number}]", check)
-        for number, loss in enumerate(file.losses):
+    def check_fields(self, check: Check) -> None:
+        for number, run in enumerate(self.runs):
+            _check(run, f"runs[{number}]", check, len(self.sessions))
+        for number, loss in enumerate(self.losses):
+            _check_session(loss, f"losses[{number}]", check, len(self.sessions))
             if loss.next is not None:
-                _check(loss.next, f"losses[{number}].next", check)
-        return cls(
-            file.title,
-            tuple(file.command),
-            file.nic_rate,
-            file.wire_overhead,
-            file.machine,
-            file.versions,
-            file.absent,
-            tuple(file.runs),
-            tuple(file.losses),
+                _check(loss.next, f"losses[{number}].next", check, len(self.sessions))
+
+    def check_overhead(self, wire_overhead: float) -> None:
+        """Raises InputError unless the bytes on the wire of what is to join this record are as here."""
+        if wire_overhead != self.wire_overhead:
+            raise InputError(f"wire overhead {wire_overhead}: must be the {self.wire_overhead} of the record")
+
+    def with_newer(self, newer: PeerComparison) -> PeerComparison:
+        """This record with the states of `newer`, which replace those that both have, all their contenders together.
+
+        Raises InputError if their bytes on the wire differ.
+        """
+        self.check_overhead(newer.wire_overhead)
+        states = {each.state for each in newer.runs} | {each.state for each in newer.losses}
+        runs = _joined(self.runs, newer.runs, states, len(self.sessions))
+        losses = _joined(self.losses, newer.losses, states, len(self.sessions))
+        kept = {run.session for run in runs} | {loss.session for loss in losses}
+        sessions = [*self.sessions, *newer.sessions]
+        number = {old: new for new, old in enumerate(sorted(kept))}
+        anew = {shown_state(state) for state in states}
+        contenders = {run.contender for run in runs} | {loss.contender for loss in losses}
+        absent = {
+            what: why
+            for what, why in {**self.absent, **newer.absent}.items()
+            if what not in contenders and (what in newer.absent or not any(what.endswith(each) for each in anew))
+        }
+        return PeerComparison(
+            newer.title,
+            newer.wire_overhead,
+            tuple(sessions[each] for each in sorted(kept)),
+            absent,
+            tuple(_in_session(each, number[each.session]) for each in runs),
+            tuple(_in_session(each, number[each.session]) for each in losses),
         )
 
     def fault_free_s(self, run: Run) -> float | None:
@@ -199,9 +216,7 @@ class PeerComparison(Recorded, Shown):
 
     def markdown(self) -> str:
         """The summary, as in docs/fabric.md."""
-        card = Summary(self).card()
-        rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
-        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        return Summary(self).card().markdown()
 
     def every_run(self) -> tuple[Run, ...]:
         """All runs, those after a loss at the end."""
@@ -209,13 +224,43 @@ class PeerComparison(Recorded, Shown):
 
     def parts(self) -> tuple[Part, ...]:
         """The runs of each size, number of hosts and state, to be shown one after the other."""
-        groups: dict[tuple[int, int, str], list[Run]] = {}
+        groups: dict[State, list[Run]] = {}
         for run in self.every_run():
-            groups.setdefault((run.size_bytes, run.hosts, run.bed), []).append(run)
+            groups.setdefault(run.state, []).append(run)
         return tuple(
-            Part(self, f"{hosts} hosts, {bed}: {show_size(size)}, T* {runs[0].bound_s:.4g} s", tuple(runs))
-            for (size, hosts, bed), runs in groups.items()
+            Part(
+                self,
+                f"{shown_state(state)}, NICs of {runs[0].nic_rate}, T* {runs[0].bound_s:.4g} s",
+                tuple(runs),
+            )
+            for state, runs in groups.items()
         )
+
+
+Member = TypeVar("Member", Run, Loss)
+
+
+def shown_state(state: State) -> str:
+    """What a state is called.
+
+    >>> shown_state((4, 2**26, "one NIC at half"))
+    '4 hosts, one NIC at half, 64MiB'
+    """
+    hosts, size_bytes, bed = state
+    return f"{hosts} hosts, {bed}, {show_size(size_bytes)}"
+
+
+def _joined(older: Iterable[Member], newer: Iterable[Member], states: set[State], before: int) -> list[Member]:
+    """Those of `older` in no state of `states`, and those of `newer`, whose sessions come after the `before` first."""
+    found = [each for each in older if each.state not in states]
+    found += [_in_session(each, before + each.session) for each in newer]
+    return sorted(found, key=lambda each: (each.size_bytes, each.hosts, each.state[2] != HEALTHY))
+
+
+def _in_session(each: Member, session: int) -> Member:
+    if isinstance(each, Loss) and each.next is not None:
+        return structs.replace(each, session=session, next=structs.replace(each.next, session=session))
+    return structs.replace(each, session=session)
 
 
 @dataclass(frozen=True)
@@ -266,6 +311,7 @@ class Summary(Shown):
             rows.append(
                 (
                     f"{first.hosts}",
+                    first.nic_rate,
                     show_size(first.size_bytes),
                     first.bed,
                     f"{first.bound_s:.3f} s",
@@ -274,10 +320,12 @@ class Summary(Shown):
                     "-" if ring is None else f"{ring.median_s / ring.bound_s:.3f}",
                     "-" if peer is None else f"{peer.median_s / peer.bound_s:.3f}",
                     "-" if peer is None else peer.contender,
+                    f"{min(len(run.seconds) for run in part.runs)}",
                 )
             )
         ours = ("our optimal", "as simulated", "our ring")
-        columns = ("hosts", "size", "state", "T*", *(f"{each} / T*" for each in ours), "best peer / T*", "which")
+        over = (*(f"{each} / T*" for each in ours), "best peer / T*")
+        columns = ("hosts", "a NIC", "size", "state", "T*", *over, "which", "runs")
         return Card(self.whole.title, columns, tuple(rows))
 
 
@@ -304,8 +352,15 @@ class Losses(Shown):
         return Card("A NIC is lost in mid-run", columns, rows)
 
 
-def _check(run: Run, where: str, check: Check) -> None:
+def _check_session(each: Run | Loss, where: str, check: Check, sessions: int) -> None:
+    """Raises CodecError if `each` is of no session that the record has."""
+    good = 0 <= each.session < sessions
+    check(f"{where}.session", each.session, good, f"be the number of one of {sessions} sessions")
+
+
+def _check(run: Run, where: str, check: Check, sessions: int) -> None:
     """Raises CodecError if `run` cannot be a measurement."""
+    _check_session(run, where, check, sessions)
 
     def must(field: str, holds: bool, rule: str) -> None:
         check(f"{where}.{field}", getattr(run, field), holds, rule)

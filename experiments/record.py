@@ -12,7 +12,7 @@ import statistics
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -77,14 +77,48 @@ def decode(
         file = msgspec.json.decode(data, type=kind, dec_hook=hook)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CodecError(f"record {name!r}: {error}") from None
+    check = _check_of(name)
+    found = getattr(file, "format")  # noqa: B009 - a field that every kind has
+    check("format", found, found == format_, f"be {format_!r}")
+    return file, check
 
+
+def _check_of(name: str) -> Check:
     def check(field: str, value: object, holds: bool, rule: str) -> None:
         if not holds:
             raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
 
-    found = getattr(file, "format")  # noqa: B009 - a field that every kind has
-    check("format", found, found == format_, f"be {format_!r}")
-    return file, check
+    return check
+
+
+@dataclass(frozen=True)
+class Plain(Recorded):
+    """A record whose file is `format` and then its fields: a subclass is a frozen dataclass, and names its format."""
+
+    format: ClassVar[str]
+
+    def check_fields(self, check: Check) -> None:
+        """Raises CodecError, by `check`, unless the fields hold what their types cannot say."""
+
+    def to_bytes(self) -> bytes:
+        """The record as a file."""
+        return (json.dumps({"format": self.format, **msgspec.to_builtins(self)}, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "") -> Self:
+        check = _check_of(name)
+        try:
+            file = msgspec.json.decode(data, type=dict[str, Any])
+            found = file.pop("format", None)
+            check("format", found, found == cls.format, f"be {cls.format!r}")
+            unknown = file.keys() - {field.name for field in fields(cls)}
+            if unknown:
+                raise msgspec.ValidationError(f"Object contains unknown field `{min(unknown)}`")
+            record = msgspec.convert(file, cls)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise CodecError(f"record {name!r}: {error}") from None
+        record.check_fields(check)
+        return record
 
 
 class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,17 +183,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return busbw(self.size_bytes, self.seconds, self.ranks)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    title: str
-    command: list[str]
-    bed: str
-    wire_overhead: float
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    rows: list[Row]
-
-
 def algbw(size_bytes: int, seconds: float) -> float:
     """GB/s of the message; 0 for no time."""
     return size_bytes / seconds / 1e9 if seconds else 0.0
@@ -171,11 +194,13 @@ def busbw(size_bytes: int, seconds: float, ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Record(Recorded, Shown):
+class Record(Plain, Shown):
     """What was run (`command`), where (`bed`, `machine`), with which versions, and the rows it gave.
 
     `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it.
     """
+
+    format: ClassVar[str] = FORMAT
 
     title: str
     command: tuple[str, ...]
@@ -184,29 +209,6 @@ class Record(Recorded, Shown):
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
     rows: tuple[Row, ...]
-
-    def to_bytes(self) -> bytes:
-        """The record as a file."""
-        value = msgspec.to_builtins(
-            _File(
-                FORMAT,
-                self.title,
-                list(self.command),
-                self.bed,
-                self.wire_overhead,
-                dict(self.machine),
-                dict(self.versions),
-                list(self.rows),
-            )
-        )
-        return (json.dumps(value, indent=1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = "") -> Record:
-        file, _ = decode(data, name, _File, FORMAT)
-        return cls(
-            file.title, tuple(file.command), file.bed, file.wire_overhead, file.machine, file.versions, tuple(file.rows)
-        )
 
     def card(self) -> Card:
         fault_free = {

@@ -11,7 +11,6 @@ in about three minutes on one core. What others take is in docs/performance.md.
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from optcc.cli import echo_card
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
 from optcc.errors import InputError
-from optcc.experiments.record import Recorded, decode, these_versions, this_machine
+from optcc.experiments.record import Check, Plain, these_versions, this_machine
 from optcc.plan import Plan
 from optcc.schedule import SegmentShape
 from optcc.schedules.registry import SCHEDULES
@@ -60,35 +59,21 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(self.seconds)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    rows: list[Row]
-
-
 @dataclass(frozen=True, slots=True)
-class ToolSpeed(Recorded, Shown):
+class ToolSpeed(Plain, Shown):
     """The rows, the machine and the versions."""
 
+    format: ClassVar[str] = FORMAT
     own_path: ClassVar[Path] = PATH
 
     machine: dict[str, Any]
     versions: dict[str, str]
     rows: tuple[Row, ...]
 
-    def to_bytes(self) -> bytes:
-        """The record as a file."""
-        file = _File(FORMAT, self.machine, self.versions, list(self.rows))
-        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = "") -> ToolSpeed:
-        file, check = decode(data, name, _File, FORMAT)
-        for number, row in enumerate(file.rows):
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
             good = bool(row.seconds) and min(row.seconds) > 0
             check(f"rows[{number}].seconds", row.seconds, good, "be one or more, above zero")
-        return cls(file.machine, file.versions, tuple(file.rows))
 
     def card(self) -> Card:
         rows = tuple(

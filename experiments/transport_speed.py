@@ -15,7 +15,6 @@ the reduction.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -44,9 +43,9 @@ from optcc.compiler import compile_schedule
 from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, find_mpirun, nic_address
 from optcc.experiments.record import (
-    Recorded,
+    Check,
+    Plain,
     Samples,
-    decode,
     stolen_jiffies,
     stolen_share,
     these_versions,
@@ -102,37 +101,23 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(self.cpu_s) / (2 * (RANKS - 1) * self.size_bytes / 1e9)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    rows: list[Row]
-
-
 @dataclass(frozen=True, slots=True)
-class TransportSpeed(Recorded, Shown):
+class TransportSpeed(Plain, Shown):
     """The rows, the machine and the versions."""
 
+    format: ClassVar[str] = FORMAT
     own_path: ClassVar[Path] = PATH
 
     machine: dict[str, Any]
     versions: dict[str, str]
     rows: tuple[Row, ...]
 
-    def to_bytes(self) -> bytes:
-        """The record as a file."""
-        file = _File(FORMAT, self.machine, self.versions, list(self.rows))
-        return (json.dumps(msgspec.to_builtins(file), indent=1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = "") -> TransportSpeed:
-        file, check = decode(data, name, _File, FORMAT)
-        for number, row in enumerate(file.rows):
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
             seconds = row.samples.seconds
             good = bool(seconds) and min(seconds) > 0 and len(seconds) == len(row.samples.steal) == len(row.cpu_s)
             rule = "be one or more, above zero, each with its steal and CPU time"
             check(f"rows[{number}].samples", seconds, good, rule)
-        return cls(file.machine, file.versions, tuple(file.rows))
 
     def card(self) -> Card:
         found = {(row.case, row.size_bytes): row for row in self.rows}
@@ -153,9 +138,7 @@ class TransportSpeed(Recorded, Shown):
 
     def markdown(self) -> str:
         """The table, as in docs/transports.md."""
-        card = self.card()
-        rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
-        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        return self.card().markdown()
 
 
 # --- one job ----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,18 @@ class Card:
         left_out = f"... {len(self.rows) - ROWS_MAX} more"
         return (*self.rows[:ROWS_MAX], (left_out, *[""] * (len(self.columns) - 1)))
 
+    def markdown(self) -> str:
+        """All rows, as a table of the docs.
+
+        >>> print(Card("two", ("case", "time"), (("a", "1 s"), ("b", "2 s"))).markdown(), end="")
+        | case | time |
+        | --- | --- |
+        | a | 1 s |
+        | b | 2 s |
+        """
+        lines = (self.columns, ("---",) * len(self.columns), *self.rows)
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
 
 class Shown:
     """Mixin: a class with a `card` method gets its rich and its notebook form from it."""

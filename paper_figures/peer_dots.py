@@ -74,6 +74,15 @@ class Table:
         return found
 
     @property
+    def nic_rates(self) -> dict[int, str]:
+        """What a healthy NIC carries, by number of hosts; several rates of one number in one text."""
+        runs = [run for panel in self.panels for _, run in panel.runs]
+        return {
+            hosts: " and ".join(dict.fromkeys(run.nic_rate for run in runs if run.hosts == hosts))
+            for hosts in dict.fromkeys(run.hosts for run in runs)
+        }
+
+    @property
     def name(self) -> str:
         """How files of the figure are called."""
         return f"{NAME}-{show_size(self.size_bytes)}"
@@ -118,10 +127,11 @@ def numbers(table: Table) -> dict[str, Number]:
     record = table.record
     found = {
         "size": Number(table.size_bytes, show_size(table.size_bytes)),
-        "nic-rate": Number(record.nic_rate, record.nic_rate),
         "wire-overhead-percent": Number.percent(100 * (record.wire_overhead - 1), 2),
         "wrong": Number.whole(record.wrong),
     }
+    for hosts, rate in table.nic_rates.items():
+        found[f"{hosts}-hosts/nic-rate"] = Number(rate, rate)
     for panel in table.panels:
         if panel.bound_s:
             found[f"{panel.key}/bound"] = Number.seconds(panel.bound_s)
@@ -160,7 +170,8 @@ def _draw(table: Table) -> Figure:
     put(3, title, size=style.TITLE_PT, weight="bold")
     overhead = 100 * (record.wire_overhead - 1)
     wrong = f"{record.wrong} wrong elements" if record.wrong else "no wrong element"
-    said = f"NICs of {record.nic_rate}; T* includes {overhead:.2f} % of headers. Medians, least to greatest; {wrong}."
+    rates = ", ".join(f"{rate} on {hosts} hosts" for hosts, rate in table.nic_rates.items())
+    said = f"NICs of {rates}; T* includes {overhead:.2f} % of headers. Medians, least to greatest; {wrong}."
     put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
     names = [style.label(contender, _NAME_LENGTH_MAX) for contender, _ in table.contenders]
     left = 14 + max((style.text_width_pt(name, style.LABEL_PT) for name in names), default=20.0)

@@ -64,6 +64,25 @@ def divide(
     return {each: tuple(part.tolist()) for each, part in zip(pairs, parts, strict=True)}
 
 
+def divide_plan(
+    carried: Mapping[Pair, int],
+    joined: Mapping[Pair, Sequence[tuple[int, int]]],
+    rates: Sequence[Sequence[tuple[int, int]]],
+) -> dict[Pair, tuple[int, ...]]:
+    """`divide` for what a plan carries, no part being 0; nothing where each pair may divide by its own rates: where all
+    NICs are equal, for pairs with one rail, and if it is not known what is carried.
+
+    >>> divide_plan({(0, 1): 1}, {(0, 1): [(0, 0), (1, 1)]}, [[(5, 5), (5, 5)]] * 2)
+    {}
+    >>> divide_plan({(0, 1): 1}, {(0, 1): [(0, 0), (1, 1)]}, [[(5, 5), (5, 5)], [(5, 5), (1, 1)]])
+    {(0, 1): (3421, 675)}
+    """
+    if not carried or all(each == [rates[0][0]] * len(rates[0]) for each in rates):
+        return {}
+    parts = divide(carried, joined, rates)
+    return {pair: tuple(max(1, part) for part in each) for pair, each in parts.items() if len(each) > 1}
+
+
 def _settle(pair: Column, out: Column, in_: Column, wanted: Floats, out_rate: Floats, in_rate: Floats) -> Floats:
     """What goes over each rail of each pair, from a division by the rates of the pair alone."""
     flow = np.minimum(out_rate[out], in_rate[in_])

@@ -8,8 +8,8 @@ peer has posted the receive that takes it: the plan's proof counts on it that no
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +43,9 @@ class MonotonicClock:
 
     __slots__ = ()
 
-    def now_s(self) -> float:
-        return time.perf_counter()
-
-    def sleep_s(self, seconds: float) -> None:
-        time.sleep(seconds)
+    # Asked many times a message, hence no functions around them.
+    now_s = staticmethod(time.perf_counter)
+    sleep_s = staticmethod(time.sleep)
 
 
 class Transport(Protocol):
@@ -114,6 +112,16 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Gives everything back; further calls of `close` do nothing."""
+        ...
+
+
+@runtime_checkable
+class Defers(Protocol):
+    """A transport that has things to tell its peers which can go with the next message, if there is one at once."""
+
+    def defer_reports(self) -> Callable[[], None]:
+        """From now on they may wait until what this returns is called; whoever asks for it must call it whenever this
+        rank may not call again for long, after events."""
         ...
 
 

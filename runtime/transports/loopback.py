@@ -22,16 +22,8 @@ from typing import TypeVar
 
 from optcc.errors import DeadlineExceeded, InputError, RankLost, TopologyError
 from optcc.plan import Channel
-from optcc.runtime.transport import (
-    COLLECTIVE_TIMEOUT_S,
-    RECEIVED,
-    SENT,
-    Bytes,
-    ChannelNumbers,
-    Clock,
-    Event,
-    MonotonicClock,
-)
+from optcc.runtime.transport import RECEIVED, SENT, Bytes, ChannelNumbers, Clock, Event, MonotonicClock
+from optcc.runtime.transports.rank_end import RankEnd
 from optcc.topology import Topology
 
 RUN_DEADLINE_S = 120.0
@@ -397,30 +389,10 @@ def max_min_rates(flows: Sequence[tuple[int, ...]], capacity: Sequence[float]) -
     return rates
 
 
-class LoopbackTransport:
-    """One rank's end of a `LoopbackNetwork`; used by one thread."""
+class LoopbackTransport(RankEnd[LoopbackNetwork]):
+    """One rank's end of a `LoopbackNetwork`; used by one thread. The network lives on until its own `close`."""
 
-    __slots__ = ("_closed", "_n_rounds", "_network", "_rank")
-
-    def __init__(self, network: LoopbackNetwork, rank: int) -> None:
-        self._network, self._rank = network, rank
-        self._n_rounds = 0
-        self._closed = False
-
-    @property
-    def rank(self) -> int:
-        """The rank whose end this is."""
-        return self._rank
-
-    @property
-    def n_ranks(self) -> int:
-        """Ranks on the network."""
-        return self._network.n_ranks
-
-    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
-        """See `Transport`."""
-        del carried  # a rank has one port
-        return self._network.open(self._rank, channels, group)
+    __slots__ = ()
 
     def post_send(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
@@ -429,27 +401,6 @@ class LoopbackTransport:
     def post_recv(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
         self._network.post(self._rank, channel, view, False)
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        """See `Transport`."""
-        return self._network.poll(self._rank, timeout_s)
-
-    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
-        """See `Transport`."""
-        self._n_rounds += 1
-        return self._network.allgather(self._n_rounds, self._rank, payload, timeout_s)
-
-    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
-        """See `Transport`."""
-        self.allgather(b"", timeout_s)
-
-    def abort(self, cause: str) -> None:
-        """See `Transport`."""
-        self._network.abort(self._rank, cause)
-
-    def close(self) -> None:
-        """See `Transport`; the network lives on until its own `close`."""
-        self._closed = True
 
 
 def run_ranks(

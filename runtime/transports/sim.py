@@ -70,8 +70,9 @@ from optcc.failover import (
 )
 from optcc.faults import Direction, FaultPlan
 from optcc.plan import Channel
-from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, RECEIVED, SENT, Bytes, ChannelNumbers
+from optcc.runtime.transport import RECEIVED, SENT, Bytes, ChannelNumbers
 from optcc.runtime.transport import Event as TransportEvent
+from optcc.runtime.transports.rank_end import RankEnd
 from optcc.runtime.transports.sim_ports import NEVER, FairPorts, FifoPorts, Packet, Ports, Seconds
 from optcc.runtime.transports.tcp_wire import Stripes
 from optcc.topology import Nic, Server, Topology
@@ -881,30 +882,17 @@ class SimClock:
         self._network.sleep(self._rank, seconds)
 
 
-class SimTransport:
-    """One rank's end of a `SimNetwork`; its `clock` is the simulated one, which an executor must be given."""
+class SimTransport(RankEnd[SimNetwork]):
+    """One rank's end of a `SimNetwork`; its `clock` is the simulated one, which an executor must be given.
 
-    __slots__ = ("_n_rounds", "_network", "_rank", "clock")
+    `poll` raises AllRailsFailed too.
+    """
+
+    __slots__ = ("clock",)
 
     def __init__(self, network: SimNetwork, rank: int) -> None:
-        self._network, self._rank = network, rank
-        self._n_rounds = 0
+        super().__init__(network, rank)
         self.clock = SimClock(network, rank)
-
-    @property
-    def rank(self) -> int:
-        """The rank whose end this is."""
-        return self._rank
-
-    @property
-    def n_ranks(self) -> int:
-        """Ranks on the network."""
-        return self._network.n_ranks
-
-    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
-        """See `Transport`."""
-        del carried  # divided by the rates of each pair alone
-        return self._network.open(self._rank, channels, group)
 
     def post_send(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
@@ -913,26 +901,6 @@ class SimTransport:
     def post_recv(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
         self._network.post_recv(self._rank, channel, view)
-
-    def poll(self, timeout_s: float) -> list[TransportEvent]:
-        """See `Transport`; raises AllRailsFailed too."""
-        return self._network.poll(self._rank, timeout_s)
-
-    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
-        """See `Transport`."""
-        self._n_rounds += 1
-        return self._network.allgather(self._n_rounds, self._rank, payload, timeout_s)
-
-    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
-        """See `Transport`."""
-        self.allgather(b"", timeout_s)
-
-    def abort(self, cause: str) -> None:
-        """See `Transport`."""
-        self._network.abort(self._rank, cause)
-
-    def close(self) -> None:
-        """See `Transport`; the network is memory, and there is nothing to give back."""
 
 
 def run_sim(network: SimNetwork, function: Callable[[int, SimTransport], T]) -> list[T]:

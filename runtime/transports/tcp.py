@@ -107,7 +107,7 @@ class TcpTransport:
     two ranks are joined over the NICs that have the same name, or in order if none have. Chunks are of about
     `chunk_bytes`, at most `window` are out at once on a channel, with `crc` each has a checksum: these must be the same
     at every rank. With `replan`, the sender changes to the next epoch after each failure that it learns of. With
-    `learn_rates`, rails of equal rates are striped by what they turn out to carry.
+    `learn_rates`, NICs that turn out to be slower than others of their host, measured by what is declared, get less.
     `buffer_bytes` sizes the sockets' buffers, 0 leaves them to the system. For `silent_s` and `stall_s` see above.
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
@@ -122,7 +122,7 @@ class TcpTransport:
         window: int = WINDOW,
         crc: bool = False,
         replan: bool = False,
-        learn_rates: bool = False,
+        learn_rates: bool = True,
         buffer_bytes: int = BUFFER_BYTES,
         silent_s: float = SILENT_S,
         stall_s: float = STALL_S,
@@ -143,6 +143,7 @@ class TcpTransport:
         self._closed = False
         # Posts whose events have not been told.
         self._n_awaited = 0
+        self._is_settled = False
         try:
             for nic in nics:
                 self._listeners.append(_listen_on(nic, buffer_bytes))
@@ -220,17 +221,21 @@ class TcpTransport:
         route, end = self._ends[channel]
         assert isinstance(route, OutRoute) and isinstance(end, SendChannel), f"channel {channel}: ends here"
         self._n_awaited += 1
-        route.post(end, view.data)
-        self._hub.flush()
+        data = view.data
+        if not route.send_at_once(end, data):
+            route.post(end, data)
+            self._hub.flush()
 
     def post_recv(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
         route, end = self._ends[channel]
         assert isinstance(route, InRoute) and isinstance(end, RecvChannel), f"channel {channel}: starts here"
         self._n_awaited += 1
-        route.post(end, view.data)
+        data = view.data
         # The slots of long messages are told at once; those of short ones together, when this rank waits next.
-        self._hub.flush()
+        if not route.post_at_once(end, data):
+            route.post(end, data)
+            self._hub.flush()
 
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Transport`; raises AllRailsFailed and MismatchError too."""
@@ -244,9 +249,18 @@ class TcpTransport:
         events, hub.events = hub.events, []
         self._n_awaited -= len(events)
         # Whoever still waits for an event comes again; else this may be the last call for long.
-        if hub.owes_reports and self._n_awaited <= 0:
+        if hub.owes_reports and self._n_awaited <= 0 and not self._is_settled:
             hub.flush_owed()
         return events
+
+    def defer_reports(self) -> Callable[[], None]:
+        """See `optcc.runtime.transport.Defers`."""
+        self._is_settled = True
+        return self._settle
+
+    def _settle(self) -> None:
+        if self._hub.owes_reports and not self._closed:
+            self._hub.flush_owed()
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
         """See `Transport`; raises AllRailsFailed too, and MismatchError if the payloads differ in length."""
@@ -338,9 +352,11 @@ class TcpTransport:
     def _turn(self, wait_s: float) -> None:
         for key, mask in self._hub.selector.select(wait_s):
             key.data(mask)
-        self._hub.flush()
-        now_s = self._hub.clock.now_s()
-        if now_s >= self._hub.next_tick_s:
+        hub = self._hub
+        if hub.dirty_outs or hub.dirty_ins:
+            hub.flush()
+        now_s = hub.clock.now_s()
+        if now_s >= hub.next_tick_s:
             self._tick(now_s)
             self._hub.flush()
 
@@ -350,16 +366,19 @@ class TcpTransport:
         elapsed_s = min(now_s - self._ticked_s, _TICK_S)
         watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
-        is_busy = bool(self._answering)
+        hub = self._hub
+        hub.watch_s = WATCH_S if self._answering else _TICK_S
         for answering in [each for each in self._answering if now_s >= each.deadline_s]:
             self._refuse(answering)
-        for out in list(self._hub.outs.values()):
-            is_busy |= out.tick(now_s, elapsed_s, watched_s)
-        for in_ in list(self._hub.ins.values()):
-            is_busy |= in_.tick(watched_s)
+        for out in list(hub.outs.values()):
+            out.tick(now_s, elapsed_s, watched_s)
+        for in_ in list(hub.ins.values()):
+            in_.tick(watched_s)
+        if hub.meters.is_on:
+            hub.meters.look(now_s, elapsed_s)
         self._look_for_trouble()
-        self._tick_s = min(_TICK_S, max(WATCH_S, (self._hub.clock.now_s() - now_s) / _TICK_SHARE))
-        self._hub.next_tick_s = now_s + (self._tick_s if is_busy else _TICK_S)
+        self._tick_s = min(_TICK_S, max(min(hub.watch_s, WATCH_S), (hub.clock.now_s() - now_s) / _TICK_SHARE))
+        hub.next_tick_s = now_s + (self._tick_s if hub.watch_s < _TICK_S else _TICK_S)
 
     def _look_for_trouble(self) -> None:
         """Names the failure that makes further waiting useless."""
@@ -371,7 +390,7 @@ class TcpTransport:
                     how = "before it had taken and sent all"
                     self._hub.fail(RankLost(f"rank {self.rank}: rank {peer} is lost: it has left {how}"))
         for peer, out in self._hub.outs.items():
-            if peer in self._hub.left or out.is_joined():
+            if not out.dark_s or peer in self._hub.left or out.is_joined():
                 continue
             in_ = self._hub.ins.get(peer)
             # Its listeners live as long as it does: where all refuse, it is gone. One alone may be a NIC's trouble.
@@ -386,7 +405,7 @@ class TcpTransport:
 
     def _has_written_all(self) -> bool:
         """True if no connection holds back what its socket did not take."""
-        return not any(isinstance(line, Outgoing) and line.blocked for line in self._lines())
+        return not any(isinstance(line, (Outgoing, Incoming)) and line.blocked for line in self._lines())
 
     def _watch_nics(self) -> None:
         """Has the kernel tell of this rank's NICs, where it can."""

@@ -13,7 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from optcc.runtime.transports.tcp_wire import (
     ANSWER_BYTES,
@@ -31,6 +31,7 @@ from optcc.runtime.transports.tcp_wire import (
     Caller,
     Checksum,
     Doorman,
+    Header,
     Hello,
     WireError,
     bye_header,
@@ -43,11 +44,11 @@ from optcc.runtime.transports.tcp_wire import (
 
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
-_VIEWS_AT_ONCE = 8
+_VIEWS_AT_ONCE, _BYTES_AT_ONCE = 8, 1 << 19
 _CHECKED_SEND_BYTES = 1 << 20
 _CHECKED_READ_BYTES = 1 << 18
 """What is checked goes to the socket, and comes from there, in parts that are still in the processor's cache."""
-_LOW_WATER_BYTES = 1 << 19
+_LOW_WATER_BYTES = 1 << 20
 """In the middle of a chunk, so much must have come before anybody is woken."""
 _CONTROL_BYTES = 1 << 14
 _STAGE_BYTES = EAGER_BYTES + 4 * HEADER_BYTES
@@ -64,9 +65,9 @@ _GAPS = 1.5
 _GAP_MEMORY_S = 10.0
 _ROUND_TRIPS = 2
 """A queue may double in a round trip."""
-_RATE_BYTES = 1 << 19
-_RATE_US = 5000
-_RATE_WEIGHT = 0.25
+_FIRST_S = 0.01
+# linux/tcp.h; -1 is as much as the system lets wait.
+_TCP_NOTSENT_LOWAT, _UNSENT_BYTES, _ANY_UNSENT = 25, 1 << 17, -1
 
 _sink = memoryview(bytearray(1 << 18))
 """Where bytes go that nobody wants; its content means nothing."""
@@ -84,16 +85,14 @@ class Broken(Exception):
 class RailCount:
     """What has gone over one NIC of this rank: bytes with headers, failures of connections, and how fast it is.
 
-    `sent_bytes_per_s` is a running estimate, by the kernel's count of bytes acknowledged and of the time in which some
-    were on their way and had room at the other end; 0 before the first. It is an estimate per connection: a NIC that
-    carries several at once is faster.
+    `out_share` is the share of its declared rate that it has turned out to send, 1 unless it is slower.
     """
 
     name: str
     sent_bytes: int = 0
     received_bytes: int = 0
     failures: int = 0
-    sent_bytes_per_s: float = 0.0
+    out_share: float = 1.0
 
 
 def open_socket(address: str, buffer_bytes: int) -> socket.socket:
@@ -147,22 +146,30 @@ def tune(sock: socket.socket, buffer_bytes: int) -> None:
 class Line:
     """A socket, and for how long the other kernel has left unanswered what was sent on it.
 
-    `awaits` says that something was sent which may not be acknowledged; `suspect` that half of the time is over after
-    which it is silent; `rate` is what it has carried lately, bytes/s, 0 before enough; `round_trip_s` what the kernel
-    allows for one.
+    `awaits` says that something was sent which may not be acknowledged. When the kernel was last asked, nothing of it
+    was if it `stands`, some if it `answers`; it is `suspect` if nothing was for half of the time after which it is
+    silent, and longer than lately. `waiting_bytes` were not acknowledged then; `round_trip_s` is what the kernel allows
+    for one. `doubt` says who has doubts about it: this end, the other one, or both, as bits; while `is_shunned`, it is
+    used only for what is on it already.
     """
 
     __slots__ = (
-        *("_acked_bytes", "_gap_s", "_rate_bytes", "_rate_us", "_silent_s", "awaits", "rate", "round_trip_s", "sock"),
-        *("suspect", "words"),
+        *("_acked_bytes", "_carried", "_gap_s", "_is_waiting", "_silent_s", "_taken", "answers", "awaits"),
+        *("doubt", "doubts_heard", "doubts_said", "is_shunned", "round_trip_s", "sock", "stands", "suspect"),
+        *("waiting_bytes", "words"),
     )
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._acked_bytes = -1
-        self._silent_s = self._gap_s = self.rate = self.round_trip_s = 0.0
-        self._rate_bytes = self._rate_us = 0
-        self.awaits, self.suspect = True, False
+        self._silent_s = self._gap_s = self.round_trip_s = 0.0
+        self.waiting_bytes = 0
+        # Bytes acknowledged, for how long (us) some were on their way, and for how much of that there was room: as the
+        # kernel said last, and as it was when somebody asked last.
+        self._carried = self._taken = (0, 0, 0)
+        self.awaits, self.answers, self.stands, self.suspect, self._is_waiting = True, False, False, False, False
+        self.doubt = self.doubts_said = self.doubts_heard = 0
+        self.is_shunned = False
         self.words: list[tuple[int, int]] = []
 
     def is_silent(self, elapsed_s: float, limit_s: float, round_trip_s: float = 0.0) -> bool:
@@ -183,7 +190,7 @@ class Line:
         if len(info) >= _INFO.size:
             values = _INFO.unpack_from(info)
             timeouts, segment, unacked, rtt_us, variation_us, acked_bytes, unsent, busy_us, full_us, window = values
-            self._estimate(acked_bytes, busy_us - full_us)
+            self._carried, self.waiting_bytes = (acked_bytes, busy_us, busy_us - full_us), unacked * segment + unsent
         elif len(info) >= _INFO_OLD.size:
             timeouts, _, unacked, rtt_us, variation_us, acked_bytes = _INFO_OLD.unpack_from(info)
             segment = unsent = window = 0
@@ -192,26 +199,32 @@ class Line:
         self.round_trip_s = (rtt_us + 4 * variation_us) / 1e6
         self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
         self.awaits = bool(unacked or unsent)
-        is_waiting = unacked or (unsent and min(unsent, segment) <= window)
+        was_waiting, is_waiting = self._is_waiting, unacked or (unsent and min(unsent, segment) <= window)
+        self._is_waiting = bool(is_waiting)
         if not is_waiting or acked_bytes != self._acked_bytes:
             if self._silent_s and acked_bytes != self._acked_bytes:
                 self._gap_s = max(self._gap_s, self._silent_s + elapsed_s)
-            self._acked_bytes, self._silent_s, self.suspect = acked_bytes, 0.0, False
+            self.answers = acked_bytes != self._acked_bytes
+            self._acked_bytes, self._silent_s, self.stands, self.suspect = acked_bytes, 0.0, False, False
             return False
-        self._silent_s += elapsed_s
+        # What was not on its way when the kernel was last asked has not been there all this time.
+        self._silent_s += elapsed_s if was_waiting else min(elapsed_s, _FIRST_S)
+        self.stands, self.answers = True, False
+        suspect_s = limit_s / 2
         if not timeouts:
-            limit_s = max(limit_s, _GAPS * self._gap_s, _ROUND_TRIPS * max(self.round_trip_s, round_trip_s))
-        self.suspect = self._silent_s >= limit_s / 2
+            way_s = max(self.round_trip_s, round_trip_s)
+            limit_s = max(limit_s, _GAPS * self._gap_s, _ROUND_TRIPS * way_s)
+            suspect_s = max(suspect_s, self._gap_s, way_s)
+        # A round trip that is found to be longer meanwhile is no sign of life.
+        self.suspect |= self._silent_s >= suspect_s
         return self._silent_s >= limit_s
 
-    def _estimate(self, acked_bytes: int, busy_us: int) -> None:
-        """What was acknowledged over the time in which the connection had something to carry is its rate."""
-        n_bytes, took_us = acked_bytes - self._rate_bytes, busy_us - self._rate_us
-        if n_bytes < _RATE_BYTES or took_us < _RATE_US:
-            return
-        rate = n_bytes * 1e6 / took_us
-        self.rate += (rate - self.rate) * (_RATE_WEIGHT if self.rate else 1)
-        self._rate_bytes, self._rate_us = acked_bytes, busy_us
+    def take_carried(self) -> tuple[int, float, float]:
+        """Since the last call, by what the kernel has said: bytes acknowledged, for how long some were on their way,
+        and for how much of that the other end had room; seconds."""
+        (n_bytes, busy_us, free_us), before = self._carried, self._taken
+        self._taken = self._carried
+        return n_bytes - before[0], (busy_us - before[1]) / 1e6, (free_us - before[2]) / 1e6
 
     def close(self) -> None:
         """Closes the socket; what the kernel has taken still goes out."""
@@ -344,6 +357,30 @@ class Outgoing(Line):
         """Queues a word, before all chunks that the socket does not have yet."""
         self._urgent += word_header(self.session, kind, number)
 
+    def is_idle(self) -> bool:
+        """True if nothing waits for the socket."""
+        return not (self._queue or self._pending or self._urgent or self.blocked)
+
+    def send_at_once(self, channel: int, number: int, epoch: int, copy: bytes) -> None:
+        """Writes the reports that are queued and a short chunk, where nothing else waits; what the socket does not take
+        waits, as `blocked` tells. Raises Broken."""
+        crc = None if self._checksum is None else self._checksum(copy, 0)
+        frame = data_header(self.session, epoch, channel, number, len(copy), crc) + copy
+        if self._urgent:
+            frame = bytes(self._urgent) + frame
+            self._urgent.clear()
+        try:
+            n_bytes = self.sock.send(frame)
+        except BlockingIOError:
+            n_bytes = 0
+        except OSError as error:
+            raise Broken(error.strerror or str(error)) from error
+        self._count.sent_bytes += n_bytes
+        self.awaits = True
+        if n_bytes < len(frame):
+            self._pending.append(memoryview(frame)[n_bytes:])
+            self.blocked = True
+
     def can_carry_reports(self) -> bool:
         """True if short messages, and nothing else, go out with the next `flush`."""
         if self.blocked or not self._queue:
@@ -353,6 +390,18 @@ class Outgoing(Line):
     def report(self, channel: int, epoch: int, number: int, slots: int) -> None:
         """Queues a state of the opposite direction, before all chunks."""
         self._urgent += state_header(self.session, epoch, channel, number, slots)
+
+    def take_back(self) -> list[tuple[Owner, int, int, memoryview | None]]:
+        """Gives back what waits here and is not begun, as `put` was given it: it may go out elsewhere."""
+        waiting = list(self._queue)
+        self._queue.clear()
+        return waiting
+
+    def hold_little(self, little: bool) -> None:
+        """Has the kernel take little ahead of what the NIC carries, so that the rest can still go elsewhere; or again
+        all that it has room for."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES if little else _ANY_UNSENT)
 
     def holds(self, owner: Owner) -> bool:
         """True if something of this channel waits here for the socket."""
@@ -389,7 +438,9 @@ class Outgoing(Line):
             pending.append(bytes(self._urgent))
             self._urgent.clear()
         n_checked = 0
-        while queue and len(pending) < _VIEWS_AT_ONCE and n_checked < _CHECKED_SEND_BYTES:
+        # What is taken from the queue can go nowhere else.
+        n_bytes = sum(map(len, pending))
+        while queue and len(pending) < _VIEWS_AT_ONCE and n_checked < _CHECKED_SEND_BYTES and n_bytes < _BYTES_AT_ONCE:
             owner, number, epoch, view = queue.popleft()
             if view is None:
                 pending.append(change_header(self.session, epoch, owner.k))
@@ -400,6 +451,7 @@ class Outgoing(Line):
             if checksum is not None:
                 crc, n_checked = checksum(view, 0), n_checked + len(view)
             header = data_header(self.session, epoch, owner.k, number, len(view), crc)
+            n_bytes += len(view)
             if len(view) > EAGER_BYTES:
                 pending.append(header)
                 pending.append(view)
@@ -457,6 +509,11 @@ class Reader(Protocol):
 
     def begin(self, line: Incoming, epoch: int, channel: int, number: int, length: int) -> memoryview | None:
         """Where the chunk goes whose header has come; None if its bytes are not wanted. Raises Broken."""
+        ...
+
+    def take_at_once(self, line: Incoming, epoch: int, channel: int, number: int, chunk: memoryview) -> bool:
+        """Takes a short chunk that is here as a whole, if it is next and nothing stands in its way; else False, and
+        nothing is changed. The chunk's memory is the caller's."""
         ...
 
     def wants(self, epoch: int, channel: int, number: int) -> bool:
@@ -539,49 +596,61 @@ class Incoming(Line):
         A chunk is read into its slot. What comes first, or is short, is read with what is around it, and copied.
         """
         self._read_up_to(_READ_BYTES_MAX)
-        low_water = min(self._left, _LOW_WATER_BYTES) or 1
+        low_water = min(self._left, _LOW_WATER_BYTES) if self._left else 1
         if low_water != self._low_water:
             self._low_water = low_water
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def _read_up_to(self, budget: int) -> None:
-        sock, stage = self.sock, self._stage
         while budget > 0:
-            if self._left:
-                done = 0 if self._slot is None else len(self._slot) - self._left
-                rest = _sink[: self._left] if self._slot is None else self._slot[done:]
-                if self._crc is not None:
-                    rest = rest[:_CHECKED_READ_BYTES]
-                # The header behind the chunk comes with its rest, in one call.
-                into = [rest, self._header] if len(rest) == self._left else [rest]
-            else:
-                rest, into = _sink[:0], [stage]
-            wanted = sum(map(len, into))
-            try:
-                n_bytes = sock.recvmsg_into(into)[0] if self._left else sock.recv_into(stage)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise Broken(error.strerror or str(error)) from error
-            if not n_bytes:
-                raise Broken("closed by the other end")
-            self._count.received_bytes += n_bytes
+            n_bytes, wanted = self._read_chunk() if self._left else self._read_stage()
             budget -= n_bytes
-            if self._left:
-                into_chunk = min(n_bytes, len(rest))
-                self._left -= into_chunk
-                self._check(rest[:into_chunk])
-                if not self._left:
-                    self._finish_chunk()
-                self._at = n_bytes - into_chunk
-                if self._at == HEADER_BYTES:
-                    self._at = 0
-                    self._take_header(self._header, 0)
-            else:
-                self._take(stage[:n_bytes])
             if n_bytes < wanted:
                 return
+
+    def _read_stage(self) -> tuple[int, int]:
+        """Reads what begins with a header, or with the rest of one: how many bytes have come, and for how many there
+        was room."""
+        stage = self._stage
+        n_bytes = self._received(self.sock.recv_into, stage)
+        at = 0 if self._at else self._take_frames(stage, 0, n_bytes)
+        if at < n_bytes:
+            self._take(stage[at:n_bytes])
+        return n_bytes, _STAGE_BYTES
+
+    def _read_chunk(self) -> tuple[int, int]:
+        """Reads the rest of a chunk, or a part of it, as `_read_stage`."""
+        done = 0 if self._slot is None else len(self._slot) - self._left
+        rest = _sink[: self._left] if self._slot is None else self._slot[done:]
+        if self._crc is not None:
+            rest = rest[:_CHECKED_READ_BYTES]
+        # The header behind the chunk comes with its rest, in one call.
+        into = [rest, self._header] if len(rest) == self._left else [rest]
+        n_bytes = self._received(lambda each: self.sock.recvmsg_into(each)[0], into)
+        into_chunk = min(n_bytes, len(rest))
+        self._left -= into_chunk
+        self._check(rest[:into_chunk])
+        if n_bytes and not self._left:
+            self._finish_chunk()
+        self._at = n_bytes - into_chunk
+        if self._at == HEADER_BYTES:
+            self._at = 0
+            self._take_header(self._decode(self._header, 0))
+        return n_bytes, sum(map(len, into))
+
+    def _received(self, receive: Callable[[Any], int], into: Any) -> int:
+        """How many bytes `receive` has read; 0 if there are none now. Raises Broken."""
+        try:
+            n_bytes = receive(into)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise Broken(error.strerror or str(error)) from error
+        if not n_bytes:
+            raise Broken("closed by the other end")
+        self._count.received_bytes += n_bytes
+        return n_bytes
 
     def _take(self, data: memoryview) -> None:
         """Headers and chunks, or their parts, as they came."""
@@ -598,27 +667,55 @@ class Incoming(Line):
                 if not self._left:
                     self._finish_chunk()
             elif not self._at and end - at >= HEADER_BYTES:
-                n_bytes = HEADER_BYTES
-                self._take_header(data, at)
+                at = self._take_frames(data, at, end)
+                continue
             else:
                 n_bytes = min(HEADER_BYTES - self._at, end - at)
                 self._header[self._at : self._at + n_bytes] = data[at : at + n_bytes]
                 self._at += n_bytes
                 if self._at == HEADER_BYTES:
                     self._at = 0
-                    self._take_header(self._header, 0)
+                    self._take_header(self._decode(self._header, 0))
             at += n_bytes
+
+    def _take_frames(self, data: memoryview, at: int, end: int) -> int:
+        """Takes the frames from byte `at` of `data` to before `end`, as far as they are here as a whole and can be
+        taken at once, then one header; where the next byte stands."""
+        reader = self._reader
+        while end - at >= HEADER_BYTES:
+            try:
+                header = decode(data, self.session, at)
+            except WireError as error:
+                raise Broken(str(error), is_damage=True) from error
+            at += HEADER_BYTES
+            kind, flags, epoch, channel, number, length, crc = header
+            if kind == STATE_FRAME:
+                reader.report(epoch, channel, number, length)
+                continue
+            if kind != DATA_FRAME or length > end - at:
+                self._take_header(header)
+                break
+            chunk = data[at : at + length]
+            is_right = not flags & CHECKED or self._checksum is None or self._checksum(chunk, 0) == crc
+            if not is_right or not reader.take_at_once(self, epoch, channel, number, chunk):
+                self._take_header(header)
+                break
+            at += length
+        return at
+
+    def _decode(self, data: memoryview, at: int) -> Header:
+        try:
+            return decode(data, self.session, at)
+        except WireError as error:
+            raise Broken(str(error), is_damage=True) from error
 
     def _check(self, part: memoryview) -> None:
         """Takes what has just come of a chunk into its checksum."""
         if self._crc is not None and self._checksum is not None and self._slot is not None:
             self._sum = self._checksum(part, self._sum)
 
-    def _take_header(self, data: memoryview, at: int) -> None:
-        try:
-            kind, flags, epoch, channel, number, length, crc = decode(data, self.session, at)
-        except WireError as error:
-            raise Broken(str(error), is_damage=True) from error
+    def _take_header(self, header: Header) -> None:
+        kind, flags, epoch, channel, number, length, crc = header
         if kind == DATA_FRAME:
             self._slot = self._reader.begin(self, epoch, channel, number, length)
             self._chunk, self._left = (epoch, channel, number), length

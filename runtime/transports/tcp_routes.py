@@ -42,28 +42,47 @@ from optcc.failover import (
     Link,
     Receiver,
     Sender,
+    acknowledge_at_once,
     is_fresh,
+    offer_at_once,
     step,
+    take_chunk_at_once,
+    take_slot_at_once,
 )
 from optcc.runtime.launch import Meeting, Nic
-from optcc.runtime.striping import divide
+from optcc.runtime.striping import divide, divide_plan
 from optcc.runtime.transport import RECEIVED, SENT, Clock
 from optcc.runtime.transport import Event as TransportEvent
-from optcc.runtime.transports.tcp_rails import Broken, Dialing, Incoming, Line, Outgoing, RailCount, open_socket
+from optcc.runtime.transports.nic_rates import LOADED_BYTES, WINDOW_S, Carried, NicMeter, weigh
+from optcc.runtime.transports.tcp_rails import (
+    Broken,
+    Dialing,
+    Incoming,
+    Line,
+    Outgoing,
+    Owner,
+    RailCount,
+    open_socket,
+)
 from optcc.runtime.transports.tcp_wire import (
     BACK_FRAME,
     CHANNELS_MAX,
+    DOUBT_FRAME,
     EAGER_BYTES,
     EARLY_CHUNKS_MAX,
     EXCHANGE,
     GONE_FRAME,
     PROBE_FRAME,
+    RATE_FRAME,
+    RATE_NICS_MAX,
     Caller,
     Checksum,
     Hello,
     Piece,
     Shares,
     WireError,
+    rate_word,
+    read_rate_word,
 )
 
 CHUNK_BYTES_MAX = 1 << 30
@@ -71,15 +90,21 @@ NONCE_BYTES = 32
 _CONNECT_S = 2.0
 _DIAL_SILENT_S = 0.5
 _SUSPICION_S = 1.0
-WATCH_S = 0.01
-"""So often a connection is looked at while bytes on it are not acknowledged."""
+WATCH_S = 0.02
+CLOSE_WATCH_S = 0.01
+"""So often a connection is looked at while bytes on it are not acknowledged; and while none of them is."""
 _PATIENCE_S = 0.001
 _CHANCES, _CHANCES_MAX, _VAIN = 4, 64, 8
 """Reports wait, for so long, for a short message to the same peer once it could have taken so many along; each wait in
 vain counts as much as `_VAIN` of them."""
+_DOUBTED_HERE, _DOUBTED_THERE = 1, 2
+_AS_FAST = 0.85
+_LOOK_S_MAX = 2 * WATCH_S
+_RATE_UNIT = 1 << 12
 _REDIAL_S_MIN = 0.01
 _REDIAL_S_MAX = 0.25
 _TIMEOUT_S = 5.0
+_TIMEOUT_LOOK_S = 0.1
 _TIMEOUT_S_MAX = 60.0
 
 
@@ -130,9 +155,9 @@ class Hub:
     """What the routes of one rank share: how the rank is set up, what has happened, and what is to be written.
 
     `left` says of each rank that has said bye whether it did so because of a failure; `failure` ends every wait.
-    `nic_up` is what the kernel says of this rank's NICs. Reports in `late_ins` may wait until this rank waits itself,
-    a little longer, to `late_to_s`, if a message is likely to take them along; with `owes_reports` only until it is
-    told of events.
+    `watch_s` is how soon those who were last called at a tick want to be called again. `nic_up` is what the kernel says
+    of this rank's NICs. Reports in `late_ins` may wait until this rank waits itself, a little longer, to `late_to_s`,
+    if a message is likely to take them along; with `owes_reports` only until it is told of events.
     """
 
     def __init__(self, settings: Settings, nics: Sequence[Nic], clock: Clock) -> None:
@@ -150,11 +175,14 @@ class Hub:
         self.dirty_ins: dict[Incoming, InRoute] = {}
         self.late_ins: dict[Incoming, InRoute] = {}
         self.next_tick_s = 0.0
+        self.watch_s = _NEVER_S
         self.late_to_s = _NEVER_S
         self.nic_up = [True] * len(self.nics)
+        self.meters = Meters(self)
         self._suspect_to_s = [0.0] * len(self.nics)
         self._round_trip_s = [0.0] * len(self.nics)
         self.checksum: Checksum | None = None
+        self.short_bytes = min(EAGER_BYTES, settings.chunk_bytes)
         self.owes_reports = False
         self.selector = selectors.DefaultSelector()
 
@@ -190,10 +218,16 @@ class Hub:
 
     def _hand_over(self, line: Outgoing, out: OutRoute, now_s: float) -> None:
         """Lets a short message take along what there is to report to its peer."""
-        in_ = self.ins.get(out.peer)
-        if in_ is None or not line.can_carry_reports():
+        if line.can_carry_reports():
+            self.report_over(line, out.peer, now_s)
+
+    def report_over(self, line: Outgoing, peer: int, now_s: float) -> None:
+        """Has a connection report, before what it carries next, what there is to say to its peer and can wait."""
+        in_ = self.ins.get(peer)
+        if in_ is None:
             return
-        in_.note_chance(now_s)
+        if in_.reported_s:
+            in_.note_chance(now_s)
         if not self.late_ins:
             return
         for incoming in in_.lines:
@@ -205,6 +239,8 @@ class Hub:
     def flush_late(self, now_s: float) -> None:
         """Writes what could wait until this rank waits, but what a message to the same peer is likely to take along."""
         self.late_to_s = _NEVER_S
+        if not self.late_ins:
+            return
         for incoming, in_ in list(self.late_ins.items()):
             if now_s >= in_.late_to_s:
                 in_.chances = max(0, in_.chances - _VAIN)
@@ -274,6 +310,16 @@ class Hub:
                         self.suspect(in_.mine[line.rail])
             elif kind == BACK_FRAME and out is not None:
                 out.dial_now(theirs=number)
+            elif kind == RATE_FRAME:
+                self.meters.hear(peer, number)
+            elif kind == DOUBT_FRAME:
+                count, session = number >> 32, number & 0xFFFFFFFF
+                for rail in out.rails if out is not None else ():
+                    if out is not None and rail.line is not None and rail.line.session == session:
+                        out.hear_doubt(rail.line, count)
+                for line in in_.lines if in_ is not None else ():
+                    if in_ is not None and line is not None and line.session == session:
+                        in_.hear_doubt(line, count)
         words.clear()
 
     def is_silent(self, line: Outgoing | Incoming, elapsed_s: float, nic: int) -> bool:
@@ -281,15 +327,32 @@ class Hub:
 
         Where one was given up lately, half of the time is enough for the others.
         """
-        was_suspect, now_s = line.suspect, self.clock.now_s()
-        limit_s = self.settings.silent_s / (2 if now_s < self._suspect_to_s[nic] else 1)
-        is_silent = line.is_silent(elapsed_s, limit_s, self._round_trip_s[nic])
-        self._round_trip_s[nic] = max(self._round_trip_s[nic] * (1 - elapsed_s), line.round_trip_s)
+        was_suspect, limit_s, round_trip_s = line.suspect, self.settings.silent_s, self._round_trip_s[nic]
+        way_s = round_trip_s if round_trip_s < limit_s else limit_s
+        if self._suspect_to_s[nic] and self.clock.now_s() < self._suspect_to_s[nic]:
+            limit_s /= 2
+        is_silent = line.is_silent(elapsed_s, limit_s, way_s)
+        self._round_trip_s[nic] = max(round_trip_s * (1 - elapsed_s), line.round_trip_s)
         if is_silent:
             self.suspect(nic)
         elif line.suspect and not was_suspect:
             self.probe(nic)
         return is_silent
+
+    def tell_doubt(self, line: Outgoing | Incoming, peer: int) -> None:
+        """This end has begun or ceased to doubt a connection to a peer: the peer is told.
+
+        A word may overtake another on a faster connection, hence the count: it is odd while there is doubt.
+        """
+        line.doubts_said += 1
+        line.doubt = line.doubt & ~_DOUBTED_HERE | (_DOUBTED_HERE if line.suspect else 0)
+        self.say(peer, DOUBT_FRAME, line.doubts_said << 32 | line.session)
+
+    def look_again(self, line: Line) -> None:
+        """A connection that still waits for answers is looked at again, and soon if none comes."""
+        if line.awaits:
+            watch_s = CLOSE_WATCH_S if line.stands else WATCH_S
+            self.watch_s = watch_s if watch_s < self.watch_s else self.watch_s
 
     def suspect(self, nic: int) -> None:
         """A connection over a NIC of this rank was given up: the others there are watched closely for a while."""
@@ -322,6 +385,7 @@ class Hub:
                 self.say(peer, BACK_FRAME, nic)
             else:
                 in_.lose_nic(nic)
+        self.meters.note_nic(nic, is_up)
 
     def fail(self, failure: RuntimeFault) -> None:
         """Ends every wait of this rank; the first failure counts."""
@@ -332,6 +396,7 @@ class Hub:
         """The route to a peer; a new one is dialled at the next look at the time."""
         if peer not in self.outs:
             self.outs[peer] = OutRoute(self, peer)
+            self.meters.divide_anew()
             self.next_tick_s = 0.0
         return self.outs[peer]
 
@@ -365,11 +430,145 @@ class Hub:
     def shares_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Shares]:
         """How the messages of a plan are divided that carries so many bytes from rank to rank; nothing for those that
         are divided as always: where NICs are equal, and where there is one rail."""
-        rates = [[nic[3:] for nic in nics] for nics in self.book]
-        if not carried or all(each == [rates[0][0]] * len(rates[0]) for each in rates):
-            return {}
-        parts = divide(carried, {pair: self.pairs(*pair) for pair in carried}, rates)
-        return {pair: Shares.of([max(1, part) for part in each]) for pair, each in parts.items() if len(each) > 1}
+        self.meters.carried = dict(carried)
+        self.meters.divide_anew()
+        parts = divide_plan(
+            carried,
+            {pair: self.pairs(*pair) for pair in carried},
+            [[(out, in_) for *_, out, in_ in nics] for nics in self.book],
+        )
+        return {pair: Shares.of(each) for pair, each in parts.items()}
+
+
+class Meters:
+    """What the NICs turn out to send, as far as it is known here, and how this rank divides by it.
+
+    Each rank judges its own NICs (`optcc.runtime.transports.nic_rates`), and tells the ranks that it is joined to. Who
+    learns that a NIC is slower divides anew what it has still to send; nobody else need agree, since the sender says
+    over which rail a piece goes. A NIC at the other end that takes in less than declared counts as one here that sends
+    less: what goes there is held up either way. `carried` is what the plan that was opened last has the pairs carry.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.is_on = hub.settings.learn_rates and len(hub.nics) > 1
+        self.carried: dict[tuple[int, int], int] = {}
+        self._meters = [NicMeter() for _ in hub.nics]
+        self._shares: dict[tuple[int, int], float] = {}
+        self._down: set[tuple[int, int]] = set()
+        self._heard: dict[tuple[int, int], int] = {}
+        self._n_said, self._began_s = 0, 0.0
+
+    def look(self, now_s: float, elapsed_s: float) -> None:
+        """Is anything on its way over the NICs? At the end of a window: what does that say? `elapsed_s` is how long ago
+        the last look was."""
+        loaded, is_unsure = [False] * len(self._meters), elapsed_s > _LOOK_S_MAX
+        for out in self._hub.outs.values():
+            for rail in out.rails:
+                line = rail.line
+                if line is not None and line.awaits:
+                    is_unsure |= line.suspect
+                    if line.waiting_bytes >= LOADED_BYTES and not self._is_slower(out.peer, rail):
+                        loaded[rail.mine] = True
+        for meter, is_loaded in zip(self._meters, loaded, strict=True):
+            meter.look(is_loaded)
+        if is_unsure or now_s - self._began_s >= WINDOW_S:
+            self._close(now_s - self._began_s, is_unsure)
+            self._began_s = now_s
+
+    def _is_slower(self, peer: int, rail: Rail) -> bool:
+        """True if the NIC at the other end is known to be slower than what this rank's sends: it says nothing here."""
+        mine = self._hub.nics[rail.mine].out_rate * self.share(self._hub.rank, rail.mine)
+        return self._hub.book[peer][rail.theirs][4] < _AS_FAST * mine
+
+    def share(self, rank: int, nic: int) -> float:
+        """Of what a NIC is declared to send, which share it does."""
+        return self._shares.get((rank, nic), 1.0)
+
+    def _close(self, took_s: float, is_unsure: bool) -> None:
+        """The end of a window; unless it `is_unsure` what it says."""
+        carried = [[0.0] * len(Carried._fields) for _ in self._meters]
+        for out in self._hub.outs.values():
+            for rail in out.rails:
+                if rail.line is not None:
+                    n_bytes, busy_s, free_s = rail.line.take_carried()
+                    own = (0, 0.0, 0.0) if self._is_slower(out.peer, rail) else (n_bytes, busy_s, free_s)
+                    for i, value in enumerate((n_bytes, *own)):
+                        carried[rail.mine][i] += value
+        for meter, (all_bytes, own_bytes, own_busy_s, own_free_s) in zip(self._meters, carried, strict=True):
+            if is_unsure:
+                meter.drop()
+            else:
+                meter.close(Carried(int(all_bytes), int(own_bytes), own_busy_s, own_free_s), took_s)
+        if not is_unsure:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Says what the NICs of this rank send if that is something new."""
+        hub = self._hub
+        known = [self.share(hub.rank, nic) for nic in range(len(self._meters))]
+        shares = weigh(self._meters, [nic.out_rate for nic in hub.nics], known)
+        if shares != known:
+            self.know(shares)
+
+    def know(self, shares: Sequence[float]) -> None:
+        """The NICs of this rank send these shares of their declared rates: that is told, and what is to be sent divided
+        anew."""
+        for nic, share in enumerate(shares):
+            self._shares[self._hub.rank, nic] = self._hub.rails[nic].out_share = share
+        self._spread()
+
+    def note_nic(self, nic: int, is_up: bool) -> None:
+        """The kernel says that a NIC of this rank has gone down, or is back."""
+        own = self._hub.rank, nic
+        self._shares.setdefault(own, 1.0)
+        (self._down.discard if is_up else self._down.add)(own)
+        self._spread()
+
+    def _spread(self) -> None:
+        self._n_said += 1
+        for peer in self._hub.outs.keys() | self._hub.ins.keys():
+            self.tell(peer)
+        self.divide_anew()
+
+    def tell(self, peer: int) -> None:
+        """Tells a peer what the NICs of this rank send, if that is less than declared, or was."""
+        for nic in range(min(len(self._meters), RATE_NICS_MAX)):
+            own = self._hub.rank, nic
+            if own in self._shares:
+                share = 0.0 if own in self._down else self._shares[own]
+                self._hub.say(peer, RATE_FRAME, rate_word(self._n_said, nic, share))
+
+    def hear(self, peer: int, number: int) -> None:
+        """What a peer says of one of its NICs; a word that others have overtaken says nothing."""
+        count, nic, share = read_rate_word(number)
+        if nic < len(self._hub.book[peer]) and count > self._heard.get((peer, nic), 0):
+            self._heard[peer, nic] = count
+            if share:
+                self._shares[peer, nic] = share
+            (self._down.discard if share else self._down.add)((peer, nic))
+            self.divide_anew()
+
+    def divide_anew(self) -> None:
+        """Divides what this rank has still to send by what is known now."""
+        hub = self._hub
+        if not self.is_on or (not self._down and all(share == 1 for share in self._shares.values())):
+            for out in hub.outs.values():
+                out.take_parts(None)
+            return
+        rates = [[self._rates(rank, nic) for nic in range(len(nics))] for rank, nics in enumerate(hub.book)]
+        parts = divide(self.carried, {pair: hub.pairs(*pair) for pair in self.carried}, rates)
+        for peer, out in hub.outs.items():
+            alone = [min(rates[hub.rank][rail.mine][0], rates[peer][rail.theirs][1]) for rail in out.rails]
+            if len(alone) > 1:
+                out.take_parts([max(1, part) for part in parts.get((hub.rank, peer), alone)])
+
+    def _rates(self, rank: int, nic: int) -> tuple[int, int]:
+        """What a NIC sends and receives, in parts of what is declared; as good as nothing if it is down."""
+        if (rank, nic) in self._down:
+            return 1, 1
+        *_, out, in_ = self._hub.book[rank][nic]
+        return max(1, round(_RATE_UNIT * out * self.share(rank, nic))), _RATE_UNIT * in_
 
 
 class SendChannel:
@@ -451,19 +650,20 @@ class OutRoute:
             for mine, theirs in pairs
         ]
         self._shares = hub.shares(me, peer)
-        self._learns = hub.settings.learn_rates and self._shares.are_equal and len(self.rails) > 1
+        # In which parts the rails carry what the NICs turn out to be good for; None: as declared.
+        self._parts: tuple[float, ...] | None = None
         self._credit = [0.0] * len(self.rails)
         self._link = Link(self._shares.n_turns, hub.settings.window)
         self._channels: dict[int, SendChannel] = {}
         # Watched seconds for which no rail has been joined: time in which nobody called `poll` does not count.
-        self.dark_s = 0.0
+        self.dark_s = self._looked_s = 0.0
 
     def channel(self, k: int) -> SendChannel:
         """The k-th channel to the peer; a new one knows which rails are down."""
         if k not in self._channels:
             channel = self._channels[k] = SendChannel(k, self._link, self._shares)
             for turn, rail in enumerate(channel.turns):
-                if self.rails[rail].line is None:
+                if not self._is_used(rail):
                     self._at_sender(channel, Event(DOWN, turn))
         return self._channels[k]
 
@@ -479,6 +679,49 @@ class OutRoute:
                 channel.chunks.append((view[start:end], i == last, False, rail))
         channel.posted += len(pieces)
         self._offer(channel)
+
+    def send_at_once(self, channel: SendChannel, view: memoryview) -> bool:
+        """Sends a short message if nothing stands in its way, as `post` and a flush would; else False, and nothing is
+        changed."""
+        sender, hub = channel.sender, self._hub
+        number, n_bytes, turns = sender.offered, len(view), channel.shares.turns
+        rail = turns[(channel.n_whole + 1) % len(turns)]
+        line = self.rails[rail].line
+        if n_bytes > hub.short_bytes or line is None or not line.is_idle() or channel.k == EXCHANGE:
+            return False
+        if channel.turns[number % len(turns)] != rail or self._parts is not None:
+            return False
+        if number != channel.posted or number < channel.highest:
+            return False
+        has_slot = number < channel.slots
+        if not (has_slot or (channel.slots and number - sender.acked < EARLY_CHUNKS_MAX)):
+            return False
+        after = offer_at_once(self._link, sender)
+        if after is None:
+            return False
+        now_s = hub.clock.now_s()
+        if not sender.out:
+            channel.since_s, channel.timeout_s = now_s, _TIMEOUT_S
+        channel.sender, channel.has_copies = after, True
+        channel.n_whole += 1
+        channel.posted = channel.highest = number + 1
+        copy, chunks = bytes(view), channel.chunks
+        # Reported in their order: where all before this one are, it is; else it waits for them.
+        in_order = not chunks or (chunks[-1][2] and not chunks[-1][1])
+        chunks.append((memoryview(copy), not (has_slot and in_order), True, rail))
+        if has_slot and in_order:
+            self._report(channel)
+        hub.report_over(line, self.peer, now_s)
+        if hub.next_tick_s > now_s + WATCH_S:
+            hub.next_tick_s = now_s + WATCH_S
+        try:
+            line.send_at_once(channel.k, number, after.epoch, copy)
+            if line.blocked:
+                hub.watch(line, partial(self.ready, line))
+        except Broken as error:
+            self.lose(line, error)
+            hub.flush()
+        return True
 
     def has_work(self) -> bool:
         """True if something is posted and not taken."""
@@ -512,19 +755,19 @@ class OutRoute:
         False if something is out on it that went elsewhere: its acknowledgement will come."""
         turn = channel.sender.offered % self._link.n_rails
         is_taken = turn in channel.sender.out
-        if self._learns:
+        if self._parts is not None:
             if is_taken:
                 return False
-            rail = self._next_by_rate(rail)
-        if self.rails[rail].line is None:
-            alive = [number for number, each in enumerate(self.rails) if each.line is not None]
+            rail = self._choose(len(channel.chunks[channel.sender.offered - channel.sender.acked][0]))
+        if not self._is_used(rail):
+            alive = [number for number in range(len(self.rails)) if self._is_used(number)]
             rail = alive[channel.sender.offered % len(alive)] if alive else rail
         if channel.turns[turn] == rail:
             return True
         if is_taken:
             return False
         channel.turns[turn] = rail
-        self._at_sender(channel, Event(DOWN if self.rails[rail].line is None else UP, turn))
+        self._at_sender(channel, Event(UP if self._is_used(rail) else DOWN, turn))
         return True
 
     def _at_sender(self, channel: SendChannel, event: Event) -> None:
@@ -540,7 +783,7 @@ class OutRoute:
                     self._report(channel)
             elif action.kind == SEND:
                 line = self.rails[channel.turns[action.rail]].line
-                if line is None:
+                if line is None or line.is_shunned:
                     # Another turn of a rail that is gone; the table hears of it next.
                     continue
                 if action.message == DATA:
@@ -592,6 +835,12 @@ class OutRoute:
 
     def take_state(self, k: int, epoch: int, number: int, slots: int) -> None:
         """What the receiver says of a channel. Raises Broken for one that cannot be."""
+        channel = self._channels.get(k)
+        if channel is not None and channel.sender.offered == channel.posted:
+            after = acknowledge_at_once(channel.sender, epoch, number)
+            if after is not None:
+                self._take_acknowledgement(channel, after, slots)
+                return
         if k != EXCHANGE and k >= CHANNELS_MAX:
             raise Broken(f"state of channel {k}", is_damage=True)
         channel = self.channel(k)
@@ -599,6 +848,20 @@ class OutRoute:
         # The table does not ask over which rail an acknowledgement has come.
         self._at_sender(channel, Event(ACK, 0, epoch, number))
         self._offer(channel)
+
+    def _take_acknowledgement(self, channel: SendChannel, after: Sender, slots: int) -> None:
+        """A state of a channel on which nothing waits, which leads to `after`."""
+        if slots > channel.slots:
+            channel.slots = slots
+        n_freed = after.acked - channel.sender.acked
+        if n_freed:
+            channel.sender = after
+            channel.since_s, channel.timeout_s = self._hub.clock.now_s(), _TIMEOUT_S
+            for _ in range(n_freed):
+                if channel.chunks.popleft()[1]:
+                    self._report(channel)
+        if after.out and channel.has_copies:
+            self._report_copies(channel)
 
     def lose_nic(self, nic: int) -> None:
         """A NIC of this rank is down, and with it all that goes over it."""
@@ -632,6 +895,7 @@ class OutRoute:
         hub.counts.damaged += error.is_damage
         hub.rails[rail.mine].failures += self.peer not in hub.left
         self._dial_later(rail, False)
+        self._shun()
         for channel in list(self._channels.values()):
             self._tell(channel, line.rail, DOWN)
             if hub.settings.replan:
@@ -642,21 +906,89 @@ class OutRoute:
         if not is_known:
             hub.say(self.peer, GONE_FRAME, line.session)
 
+    def hear_doubt(self, line: Outgoing, count: int) -> None:
+        """The peer has begun or ceased to doubt a connection; what has been overtaken says nothing.
+
+        Nor does a doubt while the peer's kernel answers what goes there: only its answers to reports are late.
+        """
+        if count > line.doubts_heard:
+            line.doubts_heard = count
+            is_doubted = count & 1 and not (line.awaits and line.answers)
+            line.doubt = line.doubt & ~_DOUBTED_THERE | (_DOUBTED_THERE if is_doubted else 0)
+            self._shun()
+
+    def _is_used(self, rail: int) -> bool:
+        """True if new chunks may go over a rail."""
+        line = self.rails[rail].line
+        return line is not None and not line.is_shunned
+
+    def _shun(self) -> None:
+        """What is out on a connection in doubt goes out elsewhere too, and nothing new goes there, unless there is no
+        other: if it was slow only, both copies come, and the second is thrown away."""
+        lines = [rail.line for rail in self.rails if rail.line is not None]
+        is_needed = all(line.doubt for line in lines)
+        # First what is used again, so that the table never has nothing.
+        for line in sorted(lines, key=lambda each: bool(each.doubt)):
+            shunned = bool(line.doubt) and not is_needed
+            if shunned == line.is_shunned:
+                continue
+            line.is_shunned = shunned
+            if shunned:
+                line.take_back()
+            for channel in list(self._channels.values()):
+                self._tell(channel, line.rail, DOWN if shunned else UP)
+
     def _tell(self, channel: SendChannel, rail: int, kind: str) -> None:
         for turn, its_rail in enumerate(channel.turns):
             if its_rail == rail:
                 self._at_sender(channel, Event(kind, turn))
 
-    def _next_by_rate(self, rail: int) -> int:
-        """The rail that is most behind with what its measured rate would have it carry; `rail` before all are known."""
-        rates = [0.0 if each.line is None else each.line.rate for each in self.rails]
-        if not all(rates):
-            return rail
-        total = sum(rates)
-        self._credit = [credit + rate / total for credit, rate in zip(self._credit, rates, strict=True)]
+    def _choose(self, n_bytes: int) -> int:
+        """The rail for so many bytes: the one that is most behind with its part."""
+        assert self._parts is not None
+        self._credit = [credit + part * n_bytes for credit, part in zip(self._credit, self._parts, strict=True)]
         rail = self._credit.index(max(self._credit))
-        self._credit[rail] -= 1
+        self._credit[rail] -= n_bytes
         return rail
+
+    def take_parts(self, parts: Sequence[float] | None) -> None:
+        """From now on the rails carry these parts of what goes to the peer, or again what is declared; what waits for a
+        socket is divided anew at once."""
+        if parts is None and self._parts is None:
+            return
+        total = sum(parts or ())
+        self._parts = None if parts is None else tuple(part / total for part in parts)
+        self._credit = [0.0] * len(self.rails)
+        lines = [rail.line for rail in self.rails if rail.line is not None]
+        for line in lines:
+            line.hold_little(self._is_slow(line.rail))
+        if self._parts is None:
+            return
+        for line in lines:
+            for owner, number, epoch, view in line.take_back():
+                to = line if view is None else self._move(owner, number, line, self._choose(len(view)))
+                to.put(owner, number, epoch, view)
+                self._hub.dirty_outs[to] = self
+
+    def _is_slow(self, rail: int) -> bool:
+        return self._parts is not None and self._parts[rail] < max(self._parts)
+
+    def _move(self, owner: Owner, number: int, line: Outgoing, rail: int) -> Outgoing:
+        """Where a chunk is to wait that waits on `line`: at `rail`, if its turn can stand for that, or where it is."""
+        assert isinstance(owner, SendChannel)
+        sender, other = owner.sender, self.rails[rail].line
+        if (
+            other is None
+            or other is line
+            or not self._is_used(rail)
+            or not 0 <= number - sender.acked < len(sender.out)
+        ):
+            return line
+        turn = sender.out[number - sender.acked]
+        if turn == NOWHERE or owner.turns[turn] != line.rail or sender.out.count(turn) > 1:
+            return line
+        owner.turns[turn] = rail
+        return other
 
     def _dial_later(self, rail: Rail, refused: bool) -> None:
         """After a failure: the next try, at growing intervals."""
@@ -666,33 +998,44 @@ class OutRoute:
         rail.wait_s = min(2 * rail.wait_s, _REDIAL_S_MAX)
         self._hub.next_tick_s = 0.0
 
-    def tick(self, now_s: float, elapsed_s: float, watched_s: float) -> bool:
-        """Dials, gives up what is silent, and sends again what has waited long; True if it wants to be called soon.
+    def tick(self, now_s: float, elapsed_s: float, watched_s: float) -> None:
+        """Dials, gives up what is silent, and sends again what has waited long.
 
         `elapsed_s` since the last call, `watched_s` of it without a break.
         """
         hub = self._hub
         is_gone = self.peer in hub.left
-        self.dark_s = 0.0 if self.is_joined() else self.dark_s + elapsed_s
-        is_busy = False
+        is_joined = False
         for number, rail in enumerate(self.rails):
             line, dialing = rail.line, rail.dialing
             if line is not None:
-                if line.awaits and hub.is_silent(line, watched_s, rail.mine):
+                is_joined = True
+                if not line.awaits:
+                    continue
+                if hub.is_silent(line, watched_s, rail.mine):
                     self.lose(line, Broken("no answer"))
-                is_busy |= line.awaits
-                if line.rate:
-                    hub.rails[rail.mine].sent_bytes_per_s = line.rate
+                elif line.suspect != line.doubts_said & 1:
+                    hub.tell_doubt(line, self.peer)
+                    self._shun()
+                hub.look_again(line)
             elif dialing is not None:
                 late = not dialing.established and now_s - rail.since_s > _CONNECT_S
                 limit_s = max(hub.settings.silent_s, 2 * rail.joined_in_s, 2 * rail.wait_s)
+                is_joined |= dialing.established
                 if late or dialing.is_silent(watched_s, limit_s):
                     self._hang_up(rail, dialing, False)
-                is_busy = True
+                hub.watch_s = CLOSE_WATCH_S
             elif not is_gone and hub.nic_up[rail.mine]:
                 if now_s >= rail.next_s:
                     self._dial(rail, number, now_s)
-                is_busy = True
+                hub.watch_s = CLOSE_WATCH_S
+        self.dark_s = 0.0 if is_joined else self.dark_s + elapsed_s
+        if now_s >= self._looked_s + _TIMEOUT_LOOK_S:
+            self._looked_s = now_s
+            self._send_late_again(now_s)
+
+    def _send_late_again(self, now_s: float) -> None:
+        """What has waited long for its acknowledgement goes out again."""
         for channel in self._channels.values():
             if (channel.sender.out or channel.sender.changing) and now_s - channel.since_s >= channel.timeout_s:
                 channel.since_s = now_s
@@ -700,7 +1043,6 @@ class OutRoute:
                 if not any(rail.line is not None and rail.line.holds(channel) for rail in self.rails):
                     channel.timeout_s = min(2 * channel.timeout_s, _TIMEOUT_S_MAX)
                     self._at_sender(channel, Event(TIMEOUT))
-        return is_busy
 
     def _dial(self, rail: Rail, number: int, now_s: float) -> None:
         hub = self._hub
@@ -742,8 +1084,12 @@ class OutRoute:
         rail.dialing, rail.line, rail.refused, rail.wait_s = None, line, False, _REDIAL_S_MIN
         rail.joined_in_s = min(rail.joined_in_s, hub.clock.now_s() - rail.since_s)
         hub.selector.modify(line.sock, selectors.EVENT_READ, partial(self.ready, line))
+        if self._is_slow(number):
+            line.hold_little(True)
         for channel in list(self._channels.values()):
             self._tell(channel, number, UP)
+        self._shun()
+        hub.meters.tell(self.peer)
 
     def _hang_up(self, rail: Rail, dialing: Dialing, refused: bool) -> None:
         rail.dialing = None
@@ -772,7 +1118,8 @@ class InRoute:
         if k not in self._channels:
             channel = self._channels[k] = RecvChannel(k, self._link, self._shares)
             for turn, rail in enumerate(self._turns):
-                if self.lines[rail] is None:
+                line = self.lines[rail]
+                if line is None or line.is_shunned:
                     self._at_receiver(channel, Event(DOWN, turn))
         return self._channels[k]
 
@@ -792,6 +1139,42 @@ class InRoute:
             self._at_receiver(channel, Event(OFFER))
         channel.posted += len(pieces)
         self._tell_slots(channel, can_wait=eager)
+
+    def post_at_once(self, channel: RecvChannel, view: memoryview) -> bool:
+        """`post` of a short message, which may have come; else False, and nothing is changed."""
+        n_bytes, before = len(view), channel.receiver
+        if n_bytes > self._hub.short_bytes or channel.k == EXCHANGE:
+            return False
+        receiver = take_slot_at_once(self._link, before)
+        if receiver is None:
+            return False
+        number = before.delivered
+        is_here = receiver.delivered > number
+        # An early chunk that is not next may be the one for this slot.
+        if len(channel.early[number]) != n_bytes if is_here else channel.early:
+            return False
+        channel.receiver = receiver
+        channel.n_whole += 1
+        channel.posted += 1
+        if not is_here:
+            channel.slots.append((view, True, True))
+            self._tell_slots(channel, can_wait=True)
+            return True
+        view[:] = channel.early.pop(number)
+        self._note_delivery(channel, True)
+        # What acknowledges the chunk tells of the slot too.
+        self._say(number % len(self._turns), channel, can_wait=True)
+        return True
+
+    def _note_delivery(self, channel: RecvChannel, is_last: bool) -> None:
+        """A chunk has been delivered; with the last one of a message, the message has."""
+        if is_last:
+            channel.n_received += 1
+            if channel.handle >= 0:
+                self._hub.events.append((RECEIVED, channel.handle))
+        if channel.receiver.delivered > channel.told:
+            # It counts as sent once its slot is told.
+            self.owes_report = self._hub.owes_reports = True
 
     def repeat_states(self) -> None:
         """Tells all states again: some went with messages of the opposite direction, and may be lost with them."""
@@ -834,13 +1217,7 @@ class InRoute:
             # A chunk that is to be kept is in its slot already, and one that is to be forgotten may stay there.
             if action.kind == DELIVER:
                 _, is_last, can_wait = channel.slots.popleft()
-                if is_last:
-                    channel.n_received += 1
-                    if channel.handle >= 0:
-                        hub.events.append((RECEIVED, channel.handle))
-                if channel.receiver.delivered > channel.told:
-                    # It counts as sent once its slot is told.
-                    self.owes_report = hub.owes_reports = True
+                self._note_delivery(channel, is_last)
             elif action.kind == FORGET:
                 channel.early.clear()
             elif action.kind == SEND:
@@ -872,6 +1249,29 @@ class InRoute:
             return memoryview(bytearray(length))
         end.arriving[number] = line
         return slot
+
+    def take_at_once(self, line: Incoming, epoch: int, channel: int, number: int, chunk: memoryview) -> bool:
+        """See `Reader`."""
+        end = self._channels.get(channel)
+        if end is None or end.arriving or len(chunk) > EAGER_BYTES:
+            return False
+        turn = self._turn_of(line)
+        receiver = take_chunk_at_once(end.receiver, turn, epoch, number)
+        if receiver is None:
+            return False
+        if receiver.delivered == number:
+            end.receiver = receiver
+            end.early[number] = memoryview(bytes(chunk))
+            return True
+        view, is_last, can_wait = end.slots[0]
+        if len(view) != len(chunk):
+            return False
+        view[:] = chunk
+        end.receiver = receiver
+        end.slots.popleft()
+        self._note_delivery(end, is_last)
+        self._say(turn, end, can_wait=can_wait)
+        return True
 
     def wants(self, epoch: int, channel: int, number: int) -> bool:
         """See `Reader`."""
@@ -915,7 +1315,8 @@ class InRoute:
 
     def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
         """See `Reader`."""
-        self._hub.out(self.peer).take_state(channel, epoch, number, slots)
+        out = self._hub.outs.get(self.peer) or self._hub.out(self.peer)
+        out.take_state(channel, epoch, number, slots)
 
     def _end(self, k: int) -> RecvChannel:
         if k not in self._channels:
@@ -934,11 +1335,36 @@ class InRoute:
             self.lose(former, Broken("replaced"))
         self.lines[line.rail] = line
         for channel in list(self._channels.values()):
-            for turn, rail in enumerate(self._turns):
-                if rail == line.rail:
-                    self._at_receiver(channel, Event(UP, turn))
+            self._tell(channel, line.rail, UP)
             if channel.posted:
                 self._say(self._turn_of(line), channel)
+        self._shun()
+
+    def _tell(self, channel: RecvChannel, rail: int, kind: str) -> None:
+        for turn, its_rail in enumerate(self._turns):
+            if its_rail == rail:
+                self._at_receiver(channel, Event(kind, turn))
+
+    def hear_doubt(self, line: Incoming, count: int) -> None:
+        """See `OutRoute.hear_doubt`."""
+        if count > line.doubts_heard:
+            line.doubts_heard = count
+            line.doubt = line.doubt & ~_DOUBTED_THERE | (_DOUBTED_THERE if count & 1 else 0)
+            self._shun()
+
+    def _shun(self) -> None:
+        """What was last told over a connection in doubt is told again elsewhere, and nothing new there, unless there is
+        no other."""
+        lines = [line for line in self.lines if line is not None]
+        is_needed = all(line.doubt for line in lines)
+        for line in sorted(lines, key=lambda each: bool(each.doubt)):
+            shunned = bool(line.doubt) and not is_needed
+            if shunned == line.is_shunned:
+                continue
+            line.is_shunned = shunned
+            for channel in list(self._channels.values()):
+                self._tell(channel, line.rail, DOWN if shunned else UP)
+                self._tell_slots(channel)
 
     def ready(self, line: Incoming, mask: int) -> None:
         """The selector says that a connection can be read or written."""
@@ -975,12 +1401,11 @@ class InRoute:
             return
         self.lines[line.rail] = None
         hub.counts.damaged += error.is_damage
+        self._shun()
         for channel in list(self._channels.values()):
             for number in [number for number, its_line in channel.arriving.items() if its_line is line]:
                 del channel.arriving[number]
-            for turn, rail in enumerate(self._turns):
-                if rail == line.rail:
-                    self._at_receiver(channel, Event(DOWN, turn))
+            self._tell(channel, line.rail, DOWN)
             self._tell_slots(channel)
         if not self.is_joined():
             hub.out(self.peer)
@@ -988,16 +1413,17 @@ class InRoute:
             hub.say(self.peer, GONE_FRAME, line.session)
         hub.next_tick_s = 0.0
 
-    def tick(self, elapsed_s: float) -> bool:
-        """Gives up what is silent; True if it wants to be called soon."""
-        is_busy = False
-        for line in self.lines:
+    def tick(self, elapsed_s: float) -> None:
+        """Gives up what is silent."""
+        for rail, line in enumerate(self.lines):
             if line is None or not line.awaits:
                 continue
-            if self._hub.is_silent(line, elapsed_s, self.mine[line.rail]):
+            if self._hub.is_silent(line, elapsed_s, self.mine[rail]):
                 self.lose(line, Broken("no answer"))
-            is_busy |= line.awaits
-        return is_busy
+            elif line.suspect != line.doubts_said & 1:
+                self._hub.tell_doubt(line, self.peer)
+                self._shun()
+            self._hub.look_again(line)
 
 
 def is_eager(channel: SendChannel | RecvChannel, view: memoryview, pieces: Sequence[Piece]) -> bool:

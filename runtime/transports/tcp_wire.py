@@ -14,6 +14,8 @@ unless there is a short message for the same peer, which takes it along, and eit
     gone    the connection `number` (its session) between the two has been given up
     back    the sender's NIC `number` can be reached again
     probe   nothing; whoever gets it has acknowledged it
+    doubt   the connection `number` (its session, and a count above it) is in doubt, or no longer
+    rate    what a NIC of the sender has turned out to carry (see `rate_word`)
     bye     the last frame of a rank that closes
 
 A header is 36 bytes, big-endian:
@@ -52,9 +54,11 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """The checksum of some bytes that follow others, whose checksum it is given; 0 if they follow none."""
 crc32: Checksum = _crc32
 
-VERSION = 3
-DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME = range(1, 8)
-WORDS = (GONE_FRAME, BACK_FRAME, PROBE_FRAME)
+VERSION = 4
+DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME = range(
+    1, 10
+)
+WORDS = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME)
 """Frames from one rank to another that are about their connections and not about a channel."""
 CHECKED = 1
 """Flag of a data frame: the chunk has a checksum."""
@@ -70,9 +74,13 @@ EAGER_BYTES = 1 << 14
 EARLY_CHUNKS_MAX = 4
 """So many of them, on a channel, may go out before there are slots; the receiver keeps them until there are."""
 
+RATE_NICS_MAX = 1 << 16
+"""NICs of a rank of which it can be told what they carry."""
+
 _DATA = struct.Struct("!BBHIIIQII")
 _STATE = struct.Struct("!BBHIIIQQ")
 _CRC = struct.Struct("!I")
+_RATE_PARTS = 10_000
 _SEALED_DATA = struct.Struct("!BBHIIIQIII")
 _SEALED_STATE = struct.Struct("!BBHIIIQQI")
 _BODY_BYTES = _DATA.size
@@ -106,7 +114,8 @@ def data_header(session: int, epoch: int, channel: int, number: int, length: int
     (1, 0, 1, 2, 3, 5, 0)
     """
     flags, crc = (0, 0) if crc is None else (CHECKED, crc)
-    return _sealed(_DATA.pack(DATA_FRAME, flags, 0, session, epoch, channel, number, length, crc))
+    body = _DATA.pack(DATA_FRAME, flags, 0, session, epoch, channel, number, length, crc)
+    return body + _CRC.pack(crc32(body, 0))
 
 
 def change_header(session: int, epoch: int, channel: int) -> bytes:
@@ -120,12 +129,27 @@ def bye_header(session: int, failed: bool) -> bytes:
 
 
 def word_header(session: int, kind: int, number: int) -> bytes:
-    """One of `WORDS`: the connection `number` is gone, the NIC `number` is back, or a probe.
+    """One of `WORDS`: the connection `number` is gone, the NIC `number` is back, a probe, a doubt, or a rate.
 
     >>> decode(word_header(7, GONE_FRAME, 99), 7)[:5]
     (5, 0, 0, 0, 99)
     """
     return _sealed(_DATA.pack(kind, 0, 0, session, 0, 0, number, 0, 0))
+
+
+def rate_word(count: int, nic: int, share: float) -> int:
+    """The number of a `RATE_FRAME`: the `count`-th word of a rank about rates says which share of its declared rate, at
+    most 1, a NIC below `RATE_NICS_MAX` sends; 0 if it is down.
+
+    >>> read_rate_word(rate_word(3, 1, 0.25))
+    (3, 1, 0.25)
+    """
+    return count << 32 | nic << 16 | (max(1, round(share * _RATE_PARTS)) if share else 0)
+
+
+def read_rate_word(number: int) -> tuple[int, int, float]:
+    """What `rate_word` was given."""
+    return number >> 32, number >> 16 & RATE_NICS_MAX - 1, (number & 0xFFFF) / _RATE_PARTS
 
 
 def state_header(session: int, epoch: int, channel: int, number: int, slots: int) -> bytes:
@@ -134,7 +158,8 @@ def state_header(session: int, epoch: int, channel: int, number: int, slots: int
     >>> decode(state_header(7, 1, 2, 3, 9), 7)
     (3, 0, 1, 2, 3, 9, 0)
     """
-    return _sealed(_STATE.pack(STATE_FRAME, 0, 0, session, epoch, channel, number, slots))
+    body = _STATE.pack(STATE_FRAME, 0, 0, session, epoch, channel, number, slots)
+    return body + _CRC.pack(crc32(body, 0))
 
 
 def _sealed(body: bytes) -> bytes:
@@ -156,7 +181,7 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
         raise WireError("header: wrong checksum")
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= PROBE_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= RATE_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
 

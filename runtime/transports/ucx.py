@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.launch import Meet, Nic
+from optcc.runtime.striping import divide_plan
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,
@@ -59,13 +60,16 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Lane:
     """One direction of a channel: the messages under way, oldest first, each with its pieces.
 
-    `peer` is the other end; `n_pieces` counts all that were posted, `n_done` the messages that are over.
+    `peer` is the other end; `n_pieces` counts all that were posted, `n_done` the messages that are over; `pairs` are
+    the NICs at both ends of each rail, and `stripes` says how messages fall on the rails.
     """
 
-    __slots__ = ("event", "messages", "n_done", "n_pieces", "peer", "tag")
+    __slots__ = ("event", "messages", "n_done", "n_pieces", "pairs", "peer", "stripes", "tag")
 
-    def __init__(self, peer: int, tag: int, event: Event | None) -> None:
-        self.peer, self.tag, self.event = peer, tag, event
+    def __init__(
+        self, peer: int, tag: int, event: Event | None, stripes: Stripes, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        self.peer, self.tag, self.event, self.stripes, self.pairs = peer, tag, event, stripes, pairs
         self.messages: deque[tuple[list[Request], Bytes]] = deque()
         self.n_pieces = self.n_done = 0
 
@@ -131,8 +135,12 @@ class UcxTransport:
 
     def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`."""
-        del carried  # divided by the rates of each pair alone
         handles: list[int] = []
+        between: Counter[tuple[int, int]] = Counter()
+        for channel, n_bytes in zip(channels, carried, strict=False):
+            between[channel.src, channel.dst] += n_bytes
+        rates = [[(out, in_) for _, out, in_, _ in terms.nics] for terms in self._book]
+        parts = divide_plan(between, {pair: _pairs(self._book, *pair) for pair in between}, rates)
         for src, dst, k in self._numbers.take(channels, group):
             if not (0 <= src < self.n_ranks and 0 <= dst < self.n_ranks) or src == dst:
                 raise InputError(f"channel {src}->{dst}: must join two ranks below {self.n_ranks}")
@@ -145,6 +153,8 @@ class UcxTransport:
             if handle is None:
                 handle = self._handles[src, dst, k] = len(self._lanes)
                 self._lanes.append(self._lane(src, dst, k, handle))
+            if (src, dst) in parts:
+                self._lanes[handle].stripes = Stripes.of(parts[src, dst])
             handles.append(handle)
         return handles
 
@@ -245,7 +255,8 @@ class UcxTransport:
         for pair in pairs:
             mine, theirs = pair if src == self.rank else pair[::-1]
             self._ports[mine].connect(peer, self._book[peer].nics[theirs][3])
-        return _Lane(peer, src << 32 | number, None if handle < 0 else (SENT if src == self.rank else RECEIVED, handle))
+        event = None if handle < 0 else (SENT if src == self.rank else RECEIVED, handle)
+        return _Lane(peer, src << 32 | number, event, *self._stripes[src, dst])
 
     def _exchange_lane(self, src: int, dst: int) -> _Lane:
         if (src, dst) not in self._exchange:
@@ -253,8 +264,7 @@ class UcxTransport:
         return self._exchange[src, dst]
 
     def _post(self, lane: _Lane, view: Bytes, is_send: bool) -> None:
-        key = (self.rank, lane.peer) if is_send else (lane.peer, self.rank)
-        stripes, pairs = self._stripes[key]
+        stripes, pairs = lane.stripes, lane.pairs
         address = view.__array_interface__["data"][0]
         requests: list[Request] = []
         for start, end in stripes.cut(len(view), lane.n_pieces, self._chunk_bytes):

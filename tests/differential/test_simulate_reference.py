@@ -350,13 +350,19 @@ def random_transfers(rng: random.Random, n_ranks: int) -> Transfers:
     ends = [(rng.randrange(n_ranks), rng.randrange(n_ranks)) for _ in range(n)]
     after = [[u for u in range(t) if rng.random() < 0.1] for t in range(n)]
     order = [[u for u in range(t) if ends[u][0] == ends[t][0] and rng.random() < 0.2] for t in range(n)]
-    zero = column([0] * n)
+    return transfers_of(ends, [rng.choice((4, 8, 8, 16, 24)) for _ in range(n)], after, order, n_ranks)
+
+
+def transfers_of(
+    ends: list[tuple[int, int]], sizes: list[int], after: list[list[int]], order: list[list[int]], n_ranks: int
+) -> Transfers:
+    zero = column([0] * len(ends))
     return Transfers(
         *(Collective("allreduce", n_ranks), "sum", "float32", 64, 0, ("all",)),
         column(src for src, _ in ends),
         column(dst for _, dst in ends),
         *(zero, zero, zero),
-        column(rng.choice((4, 8, 8, 16, 24)) for _ in range(n)),
+        column(sizes),
         *(zero, zero, zero),
         Lists.of(after),
         Lists.of(order),
@@ -568,6 +574,29 @@ def test_without_pods_both_fifo_loops_say_the_same(seed: int) -> None:
         return
     found = run(plan, replace(topology, pods=pods), "fifo", Fraction(0), changes)
     assert found.end_s.tolist() == pytest.approx(wanted.end_s.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("out", "up", "faster_at", "ends"),
+    [
+        (4, 1, 1, 8),  # everything has left, and the uplink has not passed it on
+        (1, 4, 1, 8),  # the last byte has not left
+        (4, 1, 12, 12.25),  # the uplink is through before
+    ],
+)
+def test_an_in_port_that_becomes_faster_waits_for_what_is_still_to_come(
+    out: int, up: int, faster_at: int, ends: float
+) -> None:
+    """8 bytes to an in port that carries half a byte a second, and then eight."""
+    nic, slow, fast = Nic(0, Fraction(out), Fraction(out)), Fraction(1, 2), Fraction(8)
+    servers = (Server("a", 1, (nic,)), Server("b", 1, (replace(nic, in_=slow),)))
+    pods = (Pod("p", (0,), Fraction(up), Fraction(up)), Pod("q", (1,), Fraction(4), Fraction(4)))
+    topology = Topology(servers, pods=pods)
+    transfers = transfers_of([(0, 1)], [8], [[]], [[]], 2)
+    changes = [(Fraction(faster_at), "in b", fast, 0)]
+    found = run(transfers, topology, "fifo", Fraction(0), changes)
+    assert found.end_s.tolist() == [ends]
+    check(found, refer_transfers(transfers, topology, "fifo", Fraction(0), changes))
 
 
 def test_uplinks_make_a_difference() -> None:

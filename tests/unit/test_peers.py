@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import click
 import msgspec
 import pytest
 
 from optcc.errors import CodecError, InputError, RuntimeFault
 from optcc.experiments import peers_on_fabric
+from optcc.experiments.demo_command import WIRE_OVERHEAD
 from optcc.experiments.peers import common_nics
 from optcc.experiments.peers_on_fabric import (
     BEDS,
     FEW,
+    LEAST,
     LONG,
     OUR_SETTINGS,
     REPEATS_MAX,
     STANDARD,
+    Bed,
+    Comparison,
     Hung,
     Job,
     Turn,
@@ -29,7 +37,18 @@ from optcc.experiments.peers_on_fabric import (
     jobs,
     our_case,
 )
-from optcc.experiments.peers_record import HEALTHY, OURS, PEER, Loss, Losses, PeerComparison, Run, Summary
+from optcc.experiments.peers_record import (
+    AFTER_LOSS,
+    HEALTHY,
+    OURS,
+    PEER,
+    Loss,
+    Losses,
+    PeerComparison,
+    Run,
+    Session,
+    Summary,
+)
 from optcc.experiments.record import STEAL_MAX
 from optcc.paper_figures import build, peer_dots
 from optcc.runtime.launch import Meet, Meeting, Nic
@@ -38,7 +57,8 @@ from optcc.runtime.launch import Meet, Meeting, Nic
 def run(contender: str, side: str, seconds: list[float], *, bed: str = HEALTHY, **fields: Any) -> Run:
     count = len(seconds)
     given = {"steal": [0.0] * count, "cpu_s": [1.0] * count, "busy_s": [2.0] * count, "wrong": 0, "rejected": 0}
-    known = {"topology": "4@100MB/s", "hosts": 4, "nics": 2, "size_bytes": 2**26, "dtype": "float32", "settings": ""}
+    known = {"topology": "4@100MB/s", "hosts": 4, "nics": 2, "nic_rate": "400Mbit/s", "size_bytes": 2**26}
+    known |= {"dtype": "float32", "settings": ""}
     return Run(
         contender=contender,
         side=side,
@@ -50,14 +70,14 @@ def run(contender: str, side: str, seconds: list[float], *, bed: str = HEALTHY, 
     )
 
 
-NEXT = run("optimal (tcp)", OURS, [1.1], bed="after the loss")
+NEXT = run("optimal (tcp)", OURS, [1.1], bed=AFTER_LOSS)
+SESSION = Session(
+    ["python", "-m", "optcc.experiments.peers_on_fabric"], "2026-11-21 16:35 UTC", {"cores": 2}, {"optcc": "0.1.0"}
+)
 RECORD = PeerComparison(
     "AllReduce",
-    ("python", "-m", "optcc.experiments.peers_on_fabric"),
-    "400Mbit/s",
     1.0074,
-    {"cores": 2},
-    {"optcc": "0.1.0"},
+    (SESSION,),
     {"Intel MPI": "proprietary, left out"},
     (
         run("ring (tcp)", OURS, [1.02, 1.01, 1.5]),
@@ -92,6 +112,9 @@ def test_the_extent_says_how_much_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peers_on_fabric, "_lacks", lambda python, package, how: None)
     names = {extent: {job.name for job in jobs((), "x", "x", extent)[0]} for extent in (FEW, STANDARD, LONG)}
     assert names[FEW] < names[STANDARD] < names[LONG]
+    contenders = {extent: {c.contender for job in jobs((), "x", "x", extent)[0] for c in job.cases} for extent in names}
+    least = {c.contender for job in jobs((), "x", "x", LEAST)[0] for c in job.cases}
+    assert contenders[FEW] - least == {"Open MPI ring, TCP"}
     assert names[LONG] - names[STANDARD] == {"open-mpi-default", "mpich-ofi"}
     assert len(names[LONG]) == 7
 
@@ -137,7 +160,9 @@ def test_the_standard_set_has_every_state_and_the_goals_have_theirs() -> None:
     assert {bed.name for stage in found if stage.hosts == 4 and stage.size_bytes == 2**26 for bed in stage.beds} == {
         bed.name for bed in BEDS
     }
-    assert {(stage.hosts, stage.size_bytes) for stage in found} == {(4, 2**26), (8, 2**26), (4, 2**28)}
+    assert {(stage.hosts, stage.size_bytes) for stage in found} == {(h, s) for h in (4, 8) for s in (2**26, 2**28)}
+    assert all(peers_on_fabric.ONE_HOST in stage.beds for stage in found if stage.hosts == 8 or stage.is_long)
+    assert [stage.rounds for stage in found] == [5, 3, 3, 3, 3]
     assert sum(stage.loses for stage in found) == 1
     assert all(stage.beds == BEDS for stage in peers_on_fabric.stages(2**26, LONG))
 
@@ -184,10 +209,10 @@ def test_the_docs_show_the_record() -> None:
 
 
 def test_the_summary_has_the_best_of_either_side_over_the_bound() -> None:
-    rows = {row[2]: row[4:] for row in Summary(RECORD).card().rows}
-    assert rows[HEALTHY] == ("-", "-", "1.020", "1.050", "Open MPI ring, TCP")
-    assert rows["one NIC at half"] == ("1.040", "-", "-", "2.400", "Open MPI ring, TCP")
-    assert rows["after the loss"] == ("1.100", "-", "-", "-", "-")
+    rows = {row[3]: row[5:] for row in Summary(RECORD).card().rows}
+    assert rows[HEALTHY] == ("-", "-", "1.020", "1.050", "Open MPI ring, TCP", "1")
+    assert rows["one NIC at half"] == ("1.040", "-", "-", "2.400", "Open MPI ring, TCP", "1")
+    assert rows[AFTER_LOSS] == ("1.100", "-", "-", "-", "-", "1")
 
 
 # Which runs count
@@ -200,7 +225,7 @@ class Script:
     answers: list[Turn | RuntimeFault]
     asked: list[int] = field(default_factory=list)
 
-    def turn(self, number: int, limit_s: float = 0, during: Iterator[None] | None = None) -> Turn:
+    def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
         self.asked.append(number)
         answer = self.answers.pop(0)
         if isinstance(answer, RuntimeFault):
@@ -246,12 +271,137 @@ def test_a_run_that_hangs_is_said_and_ends_the_contender() -> None:
     assert found.failed == "no answer within 60 s"
 
 
+def test_data_that_goes_over_the_control_network_does_not_count() -> None:
+    found = tally(turn(1.0))
+    found.run()
+    found.check_control(2**20, 2**26)
+    assert found.failed == ""
+    found.check_control(2**23, 2**26)
+    assert found.failed == "8MiB went over the control network"
+
+
+# The command
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str, str, str, int, int]]:
+    """What the command asks for: hosts, size, state, extent, rate, rounds and warm-up; nothing is started."""
+    asked: list[tuple[int, int, str, str, str, int, int]] = []
+
+    def compare(self: Comparison, fabric: int, bed: Bed, folder: Path, extent: str = STANDARD) -> None:
+        asked.append((fabric, self.size_bytes, bed.name, extent, self.rate, self.rounds, self.warmup))
+        self.runs.append(run("ring (tcp)", OURS, [2.0], bed=bed.name, hosts=fabric, size_bytes=self.size_bytes))
+
+    monkeypatch.setattr(peers_on_fabric, "can_make_namespaces", lambda: None)
+    monkeypatch.setattr(peers_on_fabric, "_hosts", lambda hosts, rate: contextlib.nullcontext((hosts, Path())))
+    monkeypatch.setattr(Comparison, "compare", compare)
+    monkeypatch.setattr(Comparison, "lose", lambda self, fabric, folder: None)
+    return asked
+
+
+def call(*words: str) -> int:
+    with mock.patch.object(sys, "argv", ["peers", *words]):
+        code = peers_on_fabric.command.main(list(words), standalone_mode=False)
+    assert isinstance(code, int)
+    return code
+
+
+def test_the_part_with_so_many_hosts_joins_a_record(
+    tmp_path: Path, compared: list[tuple[int, int, str, str, str, int, int]]
+) -> None:
+    path = tmp_path / "peers.json"
+    replace(RECORD, wire_overhead=float(Fraction(WIRE_OVERHEAD))).write(path)
+    assert call("--hosts", "8", "--join", "-o", str(path)) == 0
+    short = [(8, 2**26, name, FEW, "100Mbit/s", 3, 0) for name in ("one host at half", "one NIC at half", HEALTHY)]
+    assert compared == [*short, *((8, 2**28, name, LEAST, "100Mbit/s", 3, 0) for name in ("one host at half", HEALTHY))]
+    found = PeerComparison.read(path)
+    assert {each.hosts for each in found.runs if each.session == 0} == {4}
+    assert {each.hosts for each in found.runs if each.session == 1} == {8}
+    assert found.sessions[1].command[-4:] == ["8", "--join", "-o", str(path)]
+    assert found.losses == RECORD.losses
+
+
+def test_one_state_can_be_of_any_hosts_size_and_rate(
+    tmp_path: Path, compared: list[tuple[int, int, str, str, str, int, int]]
+) -> None:
+    words = ("--bed", "two stragglers", "--hosts", "8", "--size", "1MiB", "--rate", "1Gbit/s", "--few", "--rounds", "7")
+    assert call(*words, "-o", str(tmp_path / "peers.json")) == 0
+    assert compared == [(8, 2**20, "two stragglers", FEW, "1Gbit/s", 7, 0)]
+    assert call("--quick", "-o", str(tmp_path / "peers.json")) == 0
+    assert {each[0] for each in compared[1:]} == {4}
+    assert all(each[1:2] + each[4:] == (2**23, "400Mbit/s", 2, 1) for each in compared[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--few",), "--few and --least: go with --bed"),
+        (("--bed", "half"), "--bed 'half': must be one of healthy; one NIC at half"),
+        (("--join", "-o", "/nowhere/peers.json"), "/nowhere/peers.json"),
+        (("--hosts", "6"), "'6' is not one of '4', '8'"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_made(
+    compared: list[tuple[int, int, str, str, str, int, int]], words: tuple[str, ...], part: str
+) -> None:
+    with pytest.raises((InputError, click.UsageError)) as refusal:
+        call(*words)
+    assert part in str(refusal.value)
+    assert compared == []
+
+
+def test_a_record_of_other_headers_is_refused_before_anything_is_made(
+    tmp_path: Path, compared: list[tuple[int, int, str, str, str, int, int]]
+) -> None:
+    RECORD.write(tmp_path / "peers.json")
+    with pytest.raises(InputError, match=r"wire overhead 1\.00737\d*: must be the 1\.0074 of the record"):
+        call("--join", "-o", str(tmp_path / "peers.json"))
+    assert compared == []
+
+
 # The record
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     RECORD.write(tmp_path / "peers.json")
     assert PeerComparison.read(tmp_path / "peers.json") == RECORD
+
+
+LATER = Session(["python", "--bed", HEALTHY], "2026-11-22 09:00 UTC", {"cores": 2}, {"optcc": "0.2.0"})
+
+
+def test_a_state_that_is_measured_again_replaces_all_contenders_of_it() -> None:
+    newer = replace(
+        RECORD,
+        sessions=(LATER,),
+        absent={"Gloo": "not installed", f"Gloo: 8 hosts, {HEALTHY}, 64MiB": "no answer"},
+        runs=(
+            run("Gloo", PEER, [1.2]),
+            run("ring (tcp)", OURS, [2.2], hosts=8, bed="one host at half"),
+            run("ring (tcp)", OURS, [1.2], hosts=8),
+        ),
+        losses=(),
+    )
+    older = replace(RECORD, absent={**RECORD.absent, f"Gloo: 4 hosts, {HEALTHY}, 64MiB": "hung"})
+    both = PeerComparison.from_bytes(older.with_newer(newer).to_bytes())
+    assert [(each.hosts, each.bed, each.contender, each.session) for each in both.runs] == [
+        (4, HEALTHY, "Gloo", 1),
+        (4, "one NIC at half", "optimal (tcp)", 0),
+        (4, "one NIC at half", "Open MPI ring, TCP", 0),
+        (8, HEALTHY, "ring (tcp)", 1),
+        (8, "one host at half", "ring (tcp)", 1),
+    ]
+    assert both.losses == RECORD.losses
+    assert both.sessions == (SESSION, LATER)
+    assert set(both.absent) == {"Intel MPI", f"Gloo: 8 hosts, {HEALTHY}, 64MiB"}, "Gloo has been run, here and now"
+
+
+def test_a_session_of_which_nothing_is_left_is_forgotten() -> None:
+    again = RECORD.with_newer(replace(RECORD, sessions=(LATER,)))
+    assert again == replace(RECORD, sessions=(LATER,))
+    assert again.with_newer(replace(RECORD, runs=(), losses=(), sessions=(SESSION,))) == again
+    with pytest.raises(InputError, match="wire overhead 2: must be the"):
+        RECORD.with_newer(replace(RECORD, wire_overhead=2))
 
 
 def test_medians_are_of_undisturbed_runs() -> None:
@@ -269,7 +419,7 @@ def test_the_reference_is_the_best_peer_on_healthy_hosts() -> None:
     assert rows["Open MPI ring, TCP"][5] == "+128.6 %"
     assert RECORD.card().rows[-1][0] == "4x2 after the loss"
     assert [part.title for part in RECORD.parts()] == [
-        f"4 hosts, {bed}: 64MiB, T* 1 s" for bed in (HEALTHY, "one NIC at half", "after the loss")
+        f"4 hosts, {bed}, 64MiB, NICs of 400Mbit/s, T* 1 s" for bed in (HEALTHY, "one NIC at half", "after the loss")
     ]
     assert Losses(RECORD.losses).card().rows[1][-2:] == ("-", "hung for 10 s, ended")
 
@@ -287,6 +437,7 @@ def replace_run(each: Run, **fields: Any) -> Run:
         ({"bound_s": 0.0}, r"bound_s: 0.0: must be above zero"),
         ({"side": "theirs"}, r"side: 'theirs': must be ours or peer"),
         ({"wrong": -1}, "wrong: -1: must not be negative"),
+        ({"session": 1}, r"\$\.runs\[0\]\.session: 1: must be the number of one of 1 sessions"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(fields: dict[str, Any], part: str) -> None:
@@ -310,6 +461,7 @@ def test_the_figure_has_a_panel_for_each_state_and_one_for_the_loss() -> None:
     assert found["4-hosts/one NIC at half/optimal (tcp)/over-bound-percent"].text == "4.0"
     assert found["4-hosts/after the loss/optimal (tcp)/stall"].value == 1.5
     assert found["4-hosts/after the loss/MPICH, UCX/outcome"].text == "hung"
+    assert found["4-hosts/nic-rate"].text == "400Mbit/s"
 
 
 def test_the_figure_is_drawn_from_the_record_alone(tmp_path: Path) -> None:

@@ -12,20 +12,13 @@ from optcc.experiments.tool_speed import CASES, ToolSpeed, measure, run_case
 DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
-def table(record: ToolSpeed) -> str:
-    """The record as the table of the docs."""
-    card = record.card()
-    rows = [card.columns, tuple("---" for _ in card.columns), *card.rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def test_the_docs_show_the_record() -> None:
     """Every case, in the record's order."""
     record = ToolSpeed.read()
     assert [row.case for row in record.rows] == list(CASES)
     text = DOCS.read_text(encoding="utf-8")
     shown = text[text.index("<!-- tool-speed -->\n") + len("<!-- tool-speed -->\n") : text.index("<!-- end -->")]
-    assert shown == f"\n{table(record)}\n"
+    assert shown == f"\n{record.card().markdown()}\n"
 
 
 def test_a_case_runs_in_a_process_of_its_own() -> None:

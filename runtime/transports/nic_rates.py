@@ -1,0 +1,135 @@
+"""What the NICs of a rank turn out to send, by the traffic that flows anyway. No I/O, no clock.
+
+A `NicMeter` judges one NIC. It is shown *looks*, several to a *window*: whether bytes were on their way over the NIC
+each time, and then what the window carried. A window in which every look found some, and the receivers had room, says
+what the NIC sends at most, and any traffic what it sends at least. Neither is a rate by itself: a NIC may wait for a
+host that is busy elsewhere, or for a link that has failed. So a NIC counts as slower than declared only if each of
+several full windows says so, and only beside the other NICs of its host, which wait for the same host.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LOOKS_MIN = 3
+"""A window has so many looks at least, and takes about so long."""
+WINDOW_S = 0.06
+LOADED_BYTES = 1 << 15
+"""So much must be on its way for a NIC to count as loaded."""
+_BUSY_SHARE = 0.9
+_AT_LEAST_BYTES, _AT_LEAST_S = 1 << 20, 0.04
+_SAMPLES = 4
+_SLOW, _FAST = 0.7, 0.75
+"""Below the first share of what it should send a NIC is slow, above the second no longer."""
+_CHANGE = 1.6
+"""Once it is known to be slow, only a difference by such a factor is news."""
+
+
+class Carried(NamedTuple):
+    """What went over a NIC in a window: all bytes; those that nothing beyond the NIC is known to hold up, for how long
+    some of them were on their way, and for how much of that the receivers had room, summed over the connections."""
+
+    n_bytes: int = 0
+    own_bytes: int = 0
+    busy_s: float = 0.0
+    free_s: float = 0.0
+
+
+class NicMeter:
+    """What one NIC sends, bytes/s.
+
+    >>> meter = NicMeter()
+    >>> for _ in range(4):
+    ...     for _ in range(3):
+    ...         meter.look(True)
+    ...     meter.close(Carried(500_000, 500_000, 0.0625, 0.0625), 0.0625)
+    >>> meter.at_most, meter.at_least
+    (8000000.0, 8000000.0)
+    """
+
+    __slots__ = ("_busy_s", "_full", "_least", "_loaded", "_looks", "_own_bytes")
+
+    def __init__(self) -> None:
+        self._full: deque[float] = deque(maxlen=_SAMPLES)
+        self._least: deque[float] = deque(maxlen=_SAMPLES)
+        self._own_bytes, self._busy_s = 0, 0.0
+        self._looks = self._loaded = 0
+
+    def look(self, is_loaded: bool) -> None:
+        """Was something on its way over the NIC that nothing beyond it is known to hold up?"""
+        self._looks += 1
+        self._loaded += is_loaded
+
+    def drop(self) -> None:
+        """This window says nothing: nobody watched all the time, or a connection may have failed."""
+        self._looks = self._loaded = 0
+
+    def close(self, carried: Carried, took_s: float) -> None:
+        """The end of a window that took so long."""
+        is_full = LOOKS_MIN <= self._looks == self._loaded and carried.free_s >= _BUSY_SHARE * took_s
+        self.drop()
+        if not carried.n_bytes:
+            return
+        if is_full:
+            self._full.append(carried.n_bytes / took_s)
+        self._own_bytes += carried.own_bytes
+        self._busy_s += min(carried.busy_s, took_s)
+        if self._own_bytes >= _AT_LEAST_BYTES and self._busy_s >= _AT_LEAST_S:
+            self._least.append(self._own_bytes / self._busy_s)
+            self._own_bytes, self._busy_s = 0, 0.0
+            if self._full and self._least[-1] > _CHANGE * max(self._full):
+                # It was slow, and is no longer.
+                self._full.clear()
+
+    @property
+    def at_most(self) -> float | None:
+        """What it sent at most in the last full windows; None before there are enough of them."""
+        return max(self._full) if len(self._full) == _SAMPLES else None
+
+    @property
+    def at_least(self) -> float | None:
+        """What it has shown that it can send; None before it has."""
+        return statistics.median(self._least) if self._least else None
+
+    @property
+    def lately(self) -> float:
+        """What it has shown twice in a row just now; 0 before it has."""
+        return min(list(self._least)[-2:]) if len(self._least) > 1 else 0.0
+
+
+def weigh(meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[float]) -> list[float]:
+    """For each NIC of a host the share of its declared rate that it has; `known` is what was found before.
+
+    The measure is the NIC that comes closest to what is declared; what differs little from `known` stays as it is.
+
+    >>> def meter_of(n_bytes: int) -> NicMeter:
+    ...     meter = NicMeter()
+    ...     for _ in range(16):
+    ...         for _ in range(3):
+    ...             meter.look(True)
+    ...         meter.close(Carried(n_bytes, n_bytes, 0.0625, 0.0625), 0.0625)
+    ...     return meter
+    >>> weigh([meter_of(10**6), meter_of(10**6 // 4)], [1, 1], [1.0, 1.0])
+    [1.0, 0.25]
+    >>> weigh([meter_of(10**6), meter_of(10**6 // 4)], [4, 1], [1.0, 1.0])
+    [1.0, 1.0]
+    """
+    able = [meter.at_least or 0.0 for meter in meters]
+    best = max(each / rate for each, rate in zip(able, declared, strict=True))
+    if not best:
+        return list(known)
+    return [_share(*each, best) for each in zip(meters, declared, known, strict=True)]
+
+
+def _share(meter: NicMeter, declared: int, known: float, best: float) -> float:
+    at_most, share = meter.at_most, known
+    if at_most is not None and at_most / declared < _SLOW * best:
+        share = at_most / declared / best
+    elif known < 1:
+        share = max(known, meter.lately / declared / best)
+    if share >= _FAST:
+        return 1.0
+    return known if known / _CHANGE < share < known * _CHANGE else share
