@@ -923,7 +923,7 @@ def _hosts(hosts: int, rate: str) -> Iterator[tuple[Fabric, Path]]:
 def _versions_of(python: str, packages: Sequence[str]) -> dict[str, str]:
     """Versions of packages in another environment."""
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]), sep=chr(10))"
-    if not python:
+    if not Path(python).is_file():
         return {}
     done = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, timeout=30, check=False)
     return dict(zip(packages, done.stdout.split(), strict=False))

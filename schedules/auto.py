@@ -46,11 +46,11 @@ WORTH_A_TRY, WORTH_ANOTHER = 1.25, 1.1
 tried if it may be better than the best by so much."""
 FEW_RANKS, FEW_RANKS_S = 8, 20e-3
 """A plan for so few ranks may take so long to choose and to verify."""
-PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 8e-3, 0.4, 6e-3
+PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 16e-3, 0.4, 6e-3
 """For more ranks, each adds `PER_RANK_S` up to `MORE_RANKS_S`, and at least `PER_RANK_S_MIN`."""
 CHOOSING_S = 0.2
 """To choose it may take so long, or half of all."""
-SPENT = 0.8
+SPENT = 0.97
 """Candidates are chosen so that planning takes about this share of what it may."""
 FAIR_PAIRS = {
     (0, 3): (((1.0, 0.0), 0.5), ((0.9, 0.7), 0.37)),
@@ -91,9 +91,9 @@ class Costs(NamedTuple):
 
 
 COSTS: dict[Ports, Costs] = {
-    "fifo": Costs(Cost(1.0e-3, 2.3e-6, 9e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
-    "exclusive": Costs(Cost(0.7e-3, 1.2e-6, 3e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
-    "fair": Costs(Cost(0.6e-3, 0.7e-6, 1.5e-9), Cost(0.3e-3, 0.4e-6, 120e-9), Cost(0.6e-3, 0.9e-6, 2e-9)),
+    "fifo": Costs(Cost(1.0e-3, 2.0e-6, 31e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
+    "exclusive": Costs(Cost(0.7e-3, 1.4e-6, 3e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
+    "fair": Costs(Cost(0.6e-3, 0.7e-6, 8e-9), Cost(0.3e-3, 0.4e-6, 120e-9), Cost(0.6e-3, 0.9e-6, 2e-9)),
 }
 """Measured for 8 to 1024 ranks, one straggler and random rates, as the least processor time of several runs on one core
 of a virtual machine; on another machine all of them are a little longer or shorter."""
@@ -372,10 +372,11 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "e
     if p * each <= most:
         time = (depth + steps) * alpha + once * (1 if whole else 1.5)
         yield Candidate("rabenseifner", 1, time, p * each)
+    if ports != "fair":
+        for segments in _segments(min(32, most // (2 * p * each)), n / p):
+            halved = max(once / each, once / each / (2 * segments) + alpha, 2 * segments * alpha / slots)
+            yield Candidate("bidirectional-ring", segments, each * halved + alpha, 2 * p * each * segments)
     if ports == "exclusive":
-        halved = max(once / each, once / each / 2 + alpha)
-        if 2 * p * each <= most:
-            yield Candidate("bidirectional-ring", 1, each * halved + alpha, 2 * p * each)
         yield from _optcc(topology, n, most)
     for segments in _segments(most // (4 * (p - 1)), n):
         time = (segments + 2 * depth - 1) * (2 * pair / segments + alpha)
@@ -405,7 +406,7 @@ def _shares(
         transfers = segments * each
         if ports == "fifo":
             full = len(parts) * segments / slots
-            waits = (max(0.0, full - 1) + segments / 32 if alike else full) * alpha  # a slot: one message in a latency
+            waits = (max(0.0, full - 1) / 2 + segments / 32 if alike else full) * alpha  # half of them wait
             yield Candidate("shares", segments, bound * (1 + 0.6 / segments) + 2 * alpha + waits, transfers)
             continue
         for setting, fitted in FAIR_PAIRS.items():

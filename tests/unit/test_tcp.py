@@ -1307,7 +1307,7 @@ def test_rails_carry_what_their_nics_turn_out_to_be_good_for(monkeypatch: pytest
         return seen
 
     monkeypatch.setattr(tcp_routes.Meters, "look", lambda *_: None)
-    first, second = run_tcp(2, body)
+    first, second = run_tcp(2, body, learn_rates=True)
     assert [each[0] for each in first] == pytest.approx([0.75, 0.5], abs=0.03), first
     assert [each[0] for each in second] == pytest.approx([0.5, 0.5], abs=0.03), "its own NICs are as declared"
     for rank, seen in enumerate((first, second)):
@@ -1332,7 +1332,7 @@ def test_ranks_learn_that_a_nic_is_down_and_divide_by_it(monkeypatch: pytest.Mon
         return seen
 
     monkeypatch.setattr(tcp_routes.Meters, "look", lambda *_: None)
-    parts = run_tcp(3, body)
+    parts = run_tcp(3, body, learn_rates=True)
     assert parts[0][0] == pytest.approx([1.0, 0.0], abs=0.05), "to rank 1, past the NIC that is busy with rank 2"
     assert parts[0][1] == parts[1][1] == parts[2][0] == pytest.approx([0.0, 1.0], abs=0.01), "all that rank 2 has left"
     assert parts[0][2:] == parts[1][2:] == parts[2][2:] == [[], []], "as declared"
