@@ -209,7 +209,7 @@ def test_both_nics_carry_what_they_are_said_to(name: str, tmp_path: Path) -> Non
 def test_a_nic_at_half_its_rate_gets_half_as_much_though_nobody_has_said_so(name: str, tmp_path: Path) -> None:
     with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
         fabric.set_rate("h1.eth1", NicRates.parse("100Mbit/s"))
-        seen = Job(fabric, tmp_path, hosts=3, size=16 << 20, for_s=6.0).results()
+        seen = Job(fabric, tmp_path, hosts=3, size=16 << 20, for_s=6.0, learn_rates=True).results()
     shares = []
     for each in seen:
         assert (each["wrong"], each["error"]) == (0, "")
