@@ -3,8 +3,8 @@
 Every candidate has an estimate from latency and bandwidth (alpha-beta), which is cheap; the most promising ones are
 compiled and simulated as far as time allows, and the fastest is taken. What one of them takes in simulation corrects
 the estimates of its like. Small messages want few steps, large ones want every port busy. A runtime replans while its
-ranks wait, so what a candidate costs to plan counts too (`COSTS`): 20 ms for 8 ranks, 0.4 s for 64 and of that 0.2 s to
-choose, or as long as the message itself takes.
+ranks wait, so what a candidate costs to plan counts too (`COSTS`): 20 ms for 8 ranks, 0.4 s for 64 and of that 0.17 s
+to choose, or as long as the message itself takes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FEW_RANKS, FEW_RANKS_S = 8, 20e-3
 """A plan for so few ranks may take so long to choose and to verify."""
 PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 16e-3, 0.4, 6e-3
 """For more ranks, each adds `PER_RANK_S` up to `MORE_RANKS_S`, and at least `PER_RANK_S_MIN`."""
-CHOOSING_S = 0.2
+CHOOSING_S = 0.17
 """To choose it may take so long, or half of all."""
 SPENT = 0.97
 """Candidates are chosen so that planning takes about this share of what it may."""
@@ -91,7 +91,7 @@ class Costs(NamedTuple):
 
 
 COSTS: dict[Ports, Costs] = {
-    "fifo": Costs(Cost(1.0e-3, 2.0e-6, 31e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
+    "fifo": Costs(Cost(1.0e-3, 1.9e-6, 38e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
     "exclusive": Costs(Cost(0.7e-3, 1.4e-6, 3e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
     "fair": Costs(Cost(0.6e-3, 0.7e-6, 8e-9), Cost(0.3e-3, 0.4e-6, 120e-9), Cost(0.6e-3, 0.9e-6, 2e-9)),
 }
