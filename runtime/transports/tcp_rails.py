@@ -11,7 +11,7 @@ import errno
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -369,17 +369,22 @@ class Outgoing(Line):
         if self._urgent:
             frame = bytes(self._urgent) + frame
             self._urgent.clear()
+        n_bytes = self._write([frame])
+        if n_bytes < len(frame):
+            self._pending.append(memoryview(frame)[n_bytes:])
+            self.blocked = True
+
+    def _write(self, views: Sequence[bytes | memoryview]) -> int:
+        """Bytes that the socket takes in one call. Raises Broken."""
         try:
-            n_bytes = self.sock.send(frame)
+            n_bytes = self.sock.send(views[0]) if len(views) == 1 else self.sock.sendmsg(views)
         except BlockingIOError:
             n_bytes = 0
         except OSError as error:
             raise Broken(error.strerror or str(error)) from error
         self._count.sent_bytes += n_bytes
         self.awaits = True
-        if n_bytes < len(frame):
-            self._pending.append(memoryview(frame)[n_bytes:])
-            self.blocked = True
+        return n_bytes
 
     def can_carry_reports(self) -> bool:
         """True if short messages, and nothing else, go out with the next `flush`."""
@@ -409,21 +414,13 @@ class Outgoing(Line):
 
     def flush(self) -> None:
         """Writes what the socket takes; `blocked` tells whether something is left. Raises Broken."""
-        pending, sock = self._pending, self.sock
+        pending = self._pending
         while True:
             self._refill()
             if not pending:
                 self.blocked = False
                 return
-            try:
-                n_bytes = sock.send(pending[0]) if len(pending) == 1 else sock.sendmsg(pending)
-            except BlockingIOError:
-                n_bytes = 0
-            except OSError as error:
-                raise Broken(error.strerror or str(error)) from error
-            self._count.sent_bytes += n_bytes
-            self.awaits = True
-            left = n_bytes
+            left = self._write(pending)
             while pending and left >= len(pending[0]):
                 left -= len(pending.popleft())
             if pending:

@@ -17,9 +17,10 @@ import errno
 import os
 import selectors
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from optcc.errors import InputError, MismatchError, RuntimeFault
 from optcc.failover import (
@@ -925,18 +926,11 @@ class OutRoute:
     def _shun(self) -> None:
         """What is out on a connection in doubt goes out elsewhere too, and nothing new goes there, unless there is no
         other: if it was slow only, both copies come, and the second is thrown away."""
-        lines = [rail.line for rail in self.rails if rail.line is not None]
-        is_needed = all(line.doubt for line in lines)
-        # First what is used again, so that the table never has nothing.
-        for line in sorted(lines, key=lambda each: bool(each.doubt)):
-            shunned = bool(line.doubt) and not is_needed
-            if shunned == line.is_shunned:
-                continue
-            line.is_shunned = shunned
-            if shunned:
+        for line in shun([rail.line for rail in self.rails if rail.line is not None]):
+            if line.is_shunned:
                 line.take_back()
             for channel in list(self._channels.values()):
-                self._tell(channel, line.rail, DOWN if shunned else UP)
+                self._tell(channel, line.rail, DOWN if line.is_shunned else UP)
 
     def _tell(self, channel: SendChannel, rail: int, kind: str) -> None:
         for turn, its_rail in enumerate(channel.turns):
@@ -1355,15 +1349,9 @@ class InRoute:
     def _shun(self) -> None:
         """What was last told over a connection in doubt is told again elsewhere, and nothing new there, unless there is
         no other."""
-        lines = [line for line in self.lines if line is not None]
-        is_needed = all(line.doubt for line in lines)
-        for line in sorted(lines, key=lambda each: bool(each.doubt)):
-            shunned = bool(line.doubt) and not is_needed
-            if shunned == line.is_shunned:
-                continue
-            line.is_shunned = shunned
+        for line in shun([line for line in self.lines if line is not None]):
             for channel in list(self._channels.values()):
-                self._tell(channel, line.rail, DOWN if shunned else UP)
+                self._tell(channel, line.rail, DOWN if line.is_shunned else UP)
                 self._tell_slots(channel)
 
     def ready(self, line: Incoming, mask: int) -> None:
@@ -1424,6 +1412,20 @@ class InRoute:
                 self._hub.tell_doubt(line, self.peer)
                 self._shun()
             self._hub.look_again(line)
+
+
+L = TypeVar("L", bound=Line)
+
+
+def shun(lines: Sequence[L]) -> Iterator[L]:
+    """Of the connections of a route, those that are shunned from now on, or no longer: who is in doubt is, unless all
+    are. First comes what is used again, so that the table never has nothing."""
+    is_needed = all(line.doubt for line in lines)
+    for line in sorted(lines, key=lambda each: bool(each.doubt)):
+        shunned = bool(line.doubt) and not is_needed
+        if shunned != line.is_shunned:
+            line.is_shunned = shunned
+            yield line
 
 
 def is_eager(channel: SendChannel | RecvChannel, view: memoryview, pieces: Sequence[Piece]) -> bool:
