@@ -420,13 +420,19 @@ class Hub:
         shares, chunk_bytes = channel.shares, self.settings.chunk_bytes
         if n_bytes >= shares.cut_bytes_min or n_bytes > chunk_bytes:
             return shares.cut(n_bytes, chunk_bytes)
+        rail = shares.turns[channel.n_whole % len(shares.turns)]
         channel.n_whole += 1
-        return (Piece(0, n_bytes, shares.turns[channel.n_whole % len(shares.turns)]),)
+        return (Piece(0, n_bytes, rail),)
 
     def shares(self, src: int, dst: int) -> Shares:
         """How a message from `src` to `dst` is divided: by what the NICs of each rail send and receive at most."""
         pairs = self.pairs(src, dst)
-        return Shares.of([min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in pairs])
+        parts = [min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in pairs]
+        return Shares.of(parts, self._first_turn(src, dst))
+
+    def _first_turn(self, src: int, dst: int) -> int:
+        """What a rank sends at once to all others, or they to it, does not all go over the same NIC."""
+        return (dst - src) % len(self.book)
 
     def shares_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Shares]:
         """How the messages of a plan are divided that carries so many bytes from rank to rank; nothing for those that
@@ -438,7 +444,7 @@ class Hub:
             {pair: self.pairs(*pair) for pair in carried},
             [[(out, in_) for *_, out, in_ in nics] for nics in self.book],
         )
-        return {pair: Shares.of(each) for pair, each in parts.items()}
+        return {pair: Shares.of(each, self._first_turn(*pair)) for pair, each in parts.items()}
 
 
 class Meters:
@@ -686,7 +692,7 @@ class OutRoute:
         changed."""
         sender, hub = channel.sender, self._hub
         number, n_bytes, turns = sender.offered, len(view), channel.shares.turns
-        rail = turns[(channel.n_whole + 1) % len(turns)]
+        rail = turns[channel.n_whole % len(turns)]
         line = self.rails[rail].line
         if n_bytes > hub.short_bytes or line is None or not line.is_idle() or channel.k == EXCHANGE:
             return False

@@ -99,7 +99,7 @@ PROOF_BYTES = _MAC_BYTES
 TURN_TOLERANCE = Fraction(1, 10)
 PIECE_BYTES_MIN = 1 << 16
 """A message is not cut into pieces below this only to use more rails."""
-_PART_BYTES_MIN = 1 << 15
+_PART_BYTES_MIN = 1 << 13
 _CUT_ALIGNMENT = 64
 
 
@@ -349,20 +349,25 @@ class Shares:
     [[0, 1048576, 0], [2097152, 3145728, 1], [1048576, 2097152, 0]]
     >>> Shares.of([2, 1, 1]).turns[:4]
     (0, 1, 2, 0)
+    >>> Shares.of([2, 1, 1], 1).turns[:4]
+    (1, 2, 0, 0)
     """
 
     parts: tuple[int, ...]
     turns: tuple[int, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[int]) -> Shares:
-        """Shares in this proportion; raises InputError for none, too many, or one that is not above 0."""
+    def of(cls, parts: Sequence[int], first: int = 0) -> Shares:
+        """Shares in this proportion, of whose turns the one of this number comes first; raises InputError for none, too
+        many, or one that is not above 0."""
         if not 1 <= len(parts) <= RAILS_MAX:
             raise InputError(f"{len(parts)} rails: must be from 1 to {RAILS_MAX}")
         for part in parts:
             if part < 1:
                 raise InputError(f"rate {part} B/s: must be at least 1")
-        return cls(tuple(parts), _interleave(_counts(parts, 1 if len(parts) == 1 else RAILS_MAX)))
+        turns = _interleave(_counts(parts, 1 if len(parts) == 1 else RAILS_MAX))
+        first %= len(turns)
+        return cls(tuple(parts), turns[first:] + turns[:first])
 
     @property
     def n_turns(self) -> int:
@@ -377,7 +382,7 @@ class Shares:
     @property
     def cut_bytes_min(self) -> int:
         """From so many bytes on every rail has its part of a message; shorter ones go over one rail, each in turn."""
-        return len(self.parts) * _PART_BYTES_MIN
+        return max(len(self.parts) * _PART_BYTES_MIN, EAGER_BYTES + 1)
 
     def cut(self, n_bytes: int, chunk_bytes: int) -> tuple[Piece, ...]:
         """The pieces of a message, in the order in which they go out. Both ends cut alike, from the length that the
