@@ -31,7 +31,7 @@ from optcc.experiments.record import Record, Row, Samples, algbw, busbw, command
 from optcc.files import VerdictCache, cache_directory
 from optcc.passes.timetable import PORTS, Ports
 from optcc.plan import SLOTS_MAX, Plan
-from optcc.runtime.engine import Executor
+from optcc.runtime.engine import Engine
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import Transport
@@ -91,16 +91,21 @@ class Settings:
 
 
 class Ours:
-    """A schedule on our run-time."""
+    """A schedule on our run-time; all of a job are of one engine, and so have channels and a division of their own."""
 
-    def __init__(self, plan: Plan, transport: Transport, verdict: Verdict, window: int, deadline_s: float) -> None:
+    def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
         self.name = plan.name
         self.plan = plan
-        self.executor = Executor(plan, transport.rank, transport, verdict, window=window, deadline_s=deadline_s)
+        self.rank = engine.rank
+        self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
 
     def all_reduce(self, send: Array, recv: Array) -> None:
         """See `Case`."""
-        self.executor.all_reduce(send, recv)
+        self._prepared.start(send, recv).wait()
+
+    def close(self) -> None:
+        """Gives the channels to a later one; every rank closes the same ones in the same order."""
+        self._prepared.close()
 
 
 @click.command("bench", epilog="Example: mpirun -n 4 optcc bench -b 1M -e 64M -f 4 --schedule ring --topology 4@1GB/s")
@@ -268,16 +273,15 @@ def _bench(
     """Every size, every case; the same rows at every rank."""
     rows: list[Row] = []
     peers: list[Peer] = []
+    engine = Engine(transport)
     if comm is not None:
         peers = [
             make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s) for name in settings.peers
         ]
     for size in settings.sizes:
         plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
-        cases: list[Case] = [
-            Ours(plan, transport, proved(plan, cache), settings.window, settings.deadline_s) for plan in plans
-        ]
-        cases += peers
+        ours = [Ours(plan, engine, proved(plan, cache), settings.window, settings.deadline_s) for plan in plans]
+        cases: list[Case] = [*ours, *peers]
         with _no_collection():
             samples = measure(
                 transport,
@@ -292,6 +296,8 @@ def _bench(
                 progress=progress,
             )
         rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, samples, strict=True)]
+        for case in ours:
+            case.close()
     for peer in peers:
         peer.close()
     return rows

@@ -31,6 +31,7 @@ from optcc.experiments.bench_command import Ours, proved
 from optcc.experiments.peers import Peer, make_peer
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
+from optcc.runtime.engine import Engine
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
@@ -49,6 +50,7 @@ class Rank:
         self.mpi = MpiTransport()
         self.rank, self.n_ranks = self.mpi.rank, self.mpi.n_ranks
         self._tcp: TcpTransport | None = None
+        self._engines: dict[str, Engine] = {}
         self._peers: dict[str, Peer] = {}
         self._given = assignment
         self.dtype = str(assignment["dtype"])
@@ -77,14 +79,15 @@ class Rank:
         plan = plan_of(case, int(self._given["size_bytes"]), self.dtype)
         verdict = proved(plan, VerdictCache(cache_directory(os.environ), VERSION))
         deadline_s = float(self._given["deadline_s"])
-        return Ours(plan, self._transport(case["carrier"]), verdict, int(case["window"]), deadline_s)
+        return Ours(plan, self._engine(case["carrier"]), verdict, int(case["window"]), deadline_s)
 
-    def _transport(self, carrier: str) -> Transport:
-        if carrier == "mpi":
-            return self.mpi
-        if self._tcp is None:
-            self._tcp = TcpTransport(over_mpi(self.mpi.comm), nics_of(os.environ))
-        return self._tcp
+    def _engine(self, carrier: str) -> Engine:
+        if carrier not in self._engines:
+            transport: Transport = self.mpi
+            if carrier != "mpi":
+                transport = self._tcp = TcpTransport(over_mpi(self.mpi.comm), nics_of(os.environ))
+            self._engines[carrier] = Engine(transport)
+        return self._engines[carrier]
 
     def prepare(self) -> None:
         """The input is in the buffer that is reduced in place."""

@@ -732,7 +732,8 @@ class Executor:
     """One rank's executor of `plan`: one run at a time, each waited for.
 
     Making one is collective, as `Engine.prepare`, which says what the arguments are and what is raised. After a failed
-    run the executor and its transport can only be closed. Executors over one transport take turns.
+    run the executor and its transport can only be closed. Executors over one transport take turns, on the same
+    channels, and messages are divided between rails as suits the last one made: for several plans take an Engine.
     """
 
     def __init__(

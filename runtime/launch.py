@@ -65,7 +65,8 @@ _MBIT_BYTES = 125_000
 class Nic:
     """A NIC of this machine: its name, its IPv4 address, and the rates it can send and receive at, bytes/s.
 
-    Only the proportions of the rates matter, among all NICs of the job. Raises InputError for a rate below 1.
+    Only the proportions of the rates matter, among all NICs of the job; above 1 Mbit/s they also say how long a queue
+    may be in the way before a connection is in doubt. Raises InputError for a rate below 1.
     """
 
     name: str

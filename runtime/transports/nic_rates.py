@@ -4,7 +4,8 @@ A `NicMeter` judges one NIC. It is shown *looks*, several to a *window*: whether
 each time, and then what the window carried. A window in which every look found some, and the receivers had room, says
 what the NIC sends at most, and any traffic what it sends at least. Neither is a rate by itself: a NIC may wait for a
 host that is busy elsewhere, or for a link that has failed. So a NIC counts as slower than declared only if each of
-several full windows says so, and only beside the other NICs of its host, which wait for the same host.
+several full windows says so, and only beside the other NICs of its host, which wait for the same host: windows count
+in which another NIC was idle while this one was not.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ LOOKS_MIN = 3
 WINDOW_S = 0.06
 LOADED_BYTES = 1 << 15
 """So much must be on its way for a NIC to count as loaded."""
+RATE_MIN = 125_000
+"""Declared rates below a Mbit/s are proportions."""
 _BUSY_SHARE = 0.9
-_AT_LEAST_BYTES, _AT_LEAST_S = 1 << 20, 0.04
+_ALONE_SHARE = 0.25
+_AT_LEAST_BYTES, _AT_LEAST_S = 1 << 21, 0.06
 _SAMPLES = 4
 _SLOW, _FAST = 0.7, 0.75
 """Below the first share of what it should send a NIC is slow, above the second no longer."""
@@ -42,7 +46,7 @@ class NicMeter:
     """What one NIC sends, bytes/s.
 
     >>> meter = NicMeter()
-    >>> for _ in range(4):
+    >>> for _ in range(5):
     ...     for _ in range(3):
     ...         meter.look(True)
     ...     meter.close(Carried(500_000, 500_000, 0.0625, 0.0625), 0.0625)
@@ -50,26 +54,29 @@ class NicMeter:
     (8000000.0, 8000000.0)
     """
 
-    __slots__ = ("_busy_s", "_full", "_least", "_loaded", "_looks", "_own_bytes")
+    __slots__ = ("_alone", "_busy_s", "_full", "_least", "_loaded", "_looks", "_own_bytes")
 
     def __init__(self) -> None:
         self._full: deque[float] = deque(maxlen=_SAMPLES)
         self._least: deque[float] = deque(maxlen=_SAMPLES)
         self._own_bytes, self._busy_s = 0, 0.0
-        self._looks = self._loaded = 0
+        self._looks = self._loaded = self._alone = 0
 
-    def look(self, is_loaded: bool) -> None:
-        """Was something on its way over the NIC that nothing beyond it is known to hold up?"""
+    def look(self, is_loaded: bool, is_alone: bool = True) -> None:
+        """Was something on its way over the NIC that nothing beyond it is known to hold up, and nothing over another
+        one of the host?"""
         self._looks += 1
         self._loaded += is_loaded
+        self._alone += is_alone
 
     def drop(self) -> None:
         """This window says nothing: nobody watched all the time, or a connection may have failed."""
-        self._looks = self._loaded = 0
+        self._looks = self._loaded = self._alone = 0
 
     def close(self, carried: Carried, took_s: float) -> None:
         """The end of a window that took so long."""
         is_full = LOOKS_MIN <= self._looks == self._loaded and carried.free_s >= _BUSY_SHARE * took_s
+        is_full &= self._alone >= _ALONE_SHARE * self._looks
         self.drop()
         if not carried.n_bytes:
             return
@@ -80,7 +87,7 @@ class NicMeter:
         if self._own_bytes >= _AT_LEAST_BYTES and self._busy_s >= _AT_LEAST_S:
             self._least.append(self._own_bytes / self._busy_s)
             self._own_bytes, self._busy_s = 0, 0.0
-            if self._full and self._least[-1] > _CHANGE * max(self._full):
+            if self._full and self.lately > _CHANGE * max(self._full):
                 # It was slow, and is no longer.
                 self._full.clear()
 
@@ -119,6 +126,9 @@ def weigh(meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[f
     """
     able = [meter.at_least or 0.0 for meter in meters]
     best = max(each / rate for each, rate in zip(able, declared, strict=True))
+    if min(declared) >= RATE_MIN:
+        # A queue that was empty lets more through for a moment than a NIC can send.
+        best = min(1.0, best)
     if not best:
         return list(known)
     return [_share(*each, best) for each in zip(meters, declared, known, strict=True)]

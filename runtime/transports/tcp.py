@@ -122,7 +122,7 @@ class TcpTransport:
         window: int = WINDOW,
         crc: bool = False,
         replan: bool = False,
-        learn_rates: bool = False,
+        learn_rates: bool = True,
         buffer_bytes: int = BUFFER_BYTES,
         silent_s: float = SILENT_S,
         stall_s: float = STALL_S,

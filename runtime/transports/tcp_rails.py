@@ -148,21 +148,21 @@ class Line:
 
     `awaits` says that something was sent which may not be acknowledged. When the kernel was last asked, nothing of it
     was if it `stands`, some if it `answers`; it is `suspect` if nothing was for half of the time after which it is
-    silent, and longer than lately. `waiting_bytes` were not acknowledged then; `round_trip_s` is what the kernel allows
-    for one. `doubt` says who has doubts about it: this end, the other one, or both, as bits; while `is_shunned`, it is
-    used only for what is on it already.
+    silent, longer than lately, and longer than `queue_s`, which a queue on the way may take. `waiting_bytes` were not
+    acknowledged then; `round_trip_s` is what the kernel allows for one. `doubt` says who has doubts about it: this end,
+    the other one, or both, as bits; while `is_shunned`, it is used only for what is on it already.
     """
 
     __slots__ = (
         *("_acked_bytes", "_carried", "_gap_s", "_is_waiting", "_silent_s", "_taken", "answers", "awaits"),
-        *("doubt", "doubts_heard", "doubts_said", "is_shunned", "round_trip_s", "sock", "stands", "suspect"),
-        *("waiting_bytes", "words"),
+        *("doubt", "doubts_heard", "doubts_said", "is_shunned", "queue_s", "round_trip_s", "sock", "stands"),
+        *("suspect", "waiting_bytes", "words"),
     )
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._acked_bytes = -1
-        self._silent_s = self._gap_s = self.round_trip_s = 0.0
+        self._silent_s = self._gap_s = self.round_trip_s = self.queue_s = 0.0
         self.waiting_bytes = 0
         # Bytes acknowledged, for how long (us) some were on their way, and for how much of that there was room: as the
         # kernel said last, and as it was when somebody asked last.
@@ -214,7 +214,7 @@ class Line:
         if not timeouts:
             way_s = max(self.round_trip_s, round_trip_s)
             limit_s = max(limit_s, _GAPS * self._gap_s, _ROUND_TRIPS * way_s)
-            suspect_s = max(suspect_s, self._gap_s, way_s)
+            suspect_s = max(suspect_s, self._gap_s, way_s, self.queue_s)
         # A round trip that is found to be longer meanwhile is no sign of life.
         self.suspect |= self._silent_s >= suspect_s
         return self._silent_s >= limit_s

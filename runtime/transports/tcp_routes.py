@@ -54,7 +54,7 @@ from optcc.runtime.launch import Meeting, Nic
 from optcc.runtime.striping import divide, divide_plan
 from optcc.runtime.transport import RECEIVED, SENT, Clock
 from optcc.runtime.transport import Event as TransportEvent
-from optcc.runtime.transports.nic_rates import LOADED_BYTES, WINDOW_S, Carried, NicMeter, weigh
+from optcc.runtime.transports.nic_rates import LOADED_BYTES, RATE_MIN, WINDOW_S, Carried, NicMeter, weigh
 from optcc.runtime.transports.tcp_rails import (
     Broken,
     Dialing,
@@ -102,6 +102,8 @@ _DOUBTED_HERE, _DOUBTED_THERE = 1, 2
 _AS_FAST = 0.85
 _LOOK_S_MAX = 2 * WATCH_S
 _RATE_UNIT = 1 << 12
+_QUEUE_BYTES = 1 << 20
+"""What a socket may hold here, and in most places."""
 _REDIAL_S_MIN = 0.01
 _REDIAL_S_MAX = 0.25
 _TIMEOUT_S = 5.0
@@ -415,6 +417,11 @@ class Hub:
             pairs = [(number, number) for number in range(min(len(self.book[src]), len(self.book[dst])))]
         return sorted(pairs, key=lambda pair: self.book[min(src, dst)][pair[src > dst]][0])
 
+    def queue_s(self, mine: int, peer: int, theirs: int) -> float:
+        """How long a full socket's bytes may take between a NIC of this rank and one of a peer, if their rates say."""
+        rate = min(min(self.book[rank][nic][3:]) for rank, nic in ((self.rank, mine), (peer, theirs)))
+        return _QUEUE_BYTES / rate if rate >= RATE_MIN else 0.0
+
     def cut(self, channel: SendChannel | RecvChannel, n_bytes: int) -> Sequence[Piece]:
         """The pieces of the next message of a channel, alike at both ends."""
         shares, chunk_bytes = channel.shares, self.settings.chunk_bytes
@@ -469,16 +476,18 @@ class Meters:
     def look(self, now_s: float, elapsed_s: float) -> None:
         """Is anything on its way over the NICs? At the end of a window: what does that say? `elapsed_s` is how long ago
         the last look was."""
-        loaded, is_unsure = [False] * len(self._meters), elapsed_s > _LOOK_S_MAX
+        loaded, busy = [False] * len(self._meters), [False] * len(self._meters)
+        is_unsure = elapsed_s > _LOOK_S_MAX
         for out in self._hub.outs.values():
             for rail in out.rails:
                 line = rail.line
                 if line is not None and line.awaits:
                     is_unsure |= line.suspect
-                    if line.waiting_bytes >= LOADED_BYTES and not self._is_slower(out.peer, rail):
-                        loaded[rail.mine] = True
+                    if line.waiting_bytes >= LOADED_BYTES:
+                        busy[rail.mine] = True
+                        loaded[rail.mine] |= not self._is_slower(out.peer, rail)
         for meter, is_loaded in zip(self._meters, loaded, strict=True):
-            meter.look(is_loaded)
+            meter.look(is_loaded, is_loaded and not all(busy))
         if is_unsure or now_s - self._began_s >= WINDOW_S:
             self._close(now_s - self._began_s, is_unsure)
             self._began_s = now_s
@@ -1081,6 +1090,7 @@ class OutRoute:
             return
         number = self.rails.index(rail)
         line = Outgoing(dialing.sock, number, session, hub.rails[rail.mine], hub.checksum)
+        line.queue_s = hub.queue_s(rail.mine, self.peer, rail.theirs)
         rail.dialing, rail.line, rail.refused, rail.wait_s = None, line, False, _REDIAL_S_MIN
         rail.joined_in_s = min(rail.joined_in_s, hub.clock.now_s() - rail.since_s)
         hub.selector.modify(line.sock, selectors.EVENT_READ, partial(self.ready, line))
@@ -1104,6 +1114,7 @@ class InRoute:
         self._hub, self.peer = hub, peer
         pairs = hub.pairs(peer, hub.rank)
         self.mine = [mine for _, mine in pairs]
+        self._queue_s = [hub.queue_s(mine, peer, theirs) for theirs, mine in pairs]
         self.lines: list[Incoming | None] = [None] * len(pairs)
         self._shares = hub.shares(peer, hub.rank)
         self._link = Link(self._shares.n_turns, hub.settings.window)
@@ -1334,6 +1345,7 @@ class InRoute:
         if former is not None:
             self.lose(former, Broken("replaced"))
         self.lines[line.rail] = line
+        line.queue_s = self._queue_s[line.rail]
         for channel in list(self._channels.values()):
             self._tell(channel, line.rail, UP)
             if channel.posted:

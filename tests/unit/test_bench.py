@@ -19,10 +19,13 @@ from optcc.experiments.bench import measure
 from optcc.experiments.bench_command import LOOPBACK_SLOTS, Ours, _overhead, _sizes, _slots
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
+from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import Array
+from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.simulate import simulate
 from optcc.topology import Topology
+from optcc.verify.plan import verify_plan
 
 LOOPBACK = ("--transport", "loopback", "--topology", "3@1GB/s")
 
@@ -80,7 +83,7 @@ def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], mon
 
     def corrupt(self: Ours, send: Array, recv: Array) -> None:
         honest(self, send, recv)
-        if self.executor.rank == 1:
+        if self.rank == 1:
             recv[17] += 1
 
     monkeypatch.setattr(bench_command.Ours, "all_reduce", corrupt)
@@ -208,3 +211,21 @@ def test_bad_flags_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[
     said = capsys.readouterr().err
     assert part in said
     assert said.count("\n") == 1
+
+
+def test_schedules_that_are_compared_have_channels_of_their_own() -> None:
+    """Rails divide what a channel carries as suits its plan: no schedule runs with another one's division."""
+    topology = Topology.parse("2@1GB/s")
+    plans = [build_plan(name, topology, 1 << 16, dtype="float32") for name in ("ring", "optimal")]
+
+    def body(rank: int, transport: Transport) -> list[set[int]]:
+        engine = Engine(transport)
+        cases = [Ours(plan, engine, verify_plan(plan), 2, 20.0) for plan in plans]
+        handles = [{handle for handle in case._prepared.handles if handle >= 0} for case in cases]
+        cases[0].close()
+        cases.append(Ours(plans[0], engine, verify_plan(plans[0]), 2, 20.0))
+        assert set(cases[-1]._prepared.handles) & handles[0], "channels that were given back are used again"
+        return handles
+
+    for ring, optimal in run_ranks(2, body):
+        assert ring and optimal and not ring & optimal

@@ -114,3 +114,27 @@ def test_a_small_difference_to_what_is_known_is_no_news() -> None:
     feed(meters[1], RATE * 0.3, n=20)
     assert judge(meters, [1.0, 0.25]) == [1.0, 0.25]
     assert judge(meters, [1.0, 0.1]) == pytest.approx([1.0, 0.3], rel=0.02)
+
+
+def test_a_nic_that_is_loaded_no_longer_than_the_others_says_nothing() -> None:
+    """All NICs of a host are loaded all the time where all its peers are slow: nobody waits for this one."""
+    meter = NicMeter()
+    for _ in range(20):
+        for _ in range(4):
+            meter.look(True, False)
+        meter.close(Carried(RATE // 4, RATE // 4, WINDOW_S, WINDOW_S), WINDOW_S)
+    assert meter.at_most is None
+    for _ in range(4):
+        for look in range(4):
+            meter.look(True, look == 0)
+        meter.close(Carried(round(RATE / 4 * WINDOW_S), round(RATE / 4 * WINDOW_S), WINDOW_S, WINDOW_S), WINDOW_S)
+    assert meter.at_most == pytest.approx(RATE / 4, rel=0.02)
+
+
+def test_more_than_a_nic_is_declared_to_send_is_a_queue_that_was_empty() -> None:
+    """Two NICs at what they are declared to send: the bursts of one do not make the other slow."""
+    steady, bursts = NicMeter(), NicMeter()
+    feed(steady, RATE, n=20)
+    feed(bursts, 3 * RATE, n=20)
+    assert weigh([steady, bursts], [RATE, RATE], [1.0, 1.0]) == [1.0, 1.0]
+    assert weigh([steady, bursts], [1, 1], [1.0, 1.0]) == pytest.approx([1 / 3, 1.0], rel=0.02), "proportions only"

@@ -150,9 +150,9 @@ def test_declared_rates_are_those_of_the_bed() -> None:
     assert declared["two stragglers"].count("=") == 4
 
 
-def test_a_segment_is_a_mebibyte_until_there_are_few_or_many() -> None:
-    found = {size: our_case("optimal", "tcp", "4@50MB/s", size).told["segments"] for size in (2**19, 2**25, 2**28)}
-    assert found == {2**19: 32, 2**25: 32, 2**28: 128}
+def test_a_segment_is_half_a_mebibyte_until_there_are_few_or_many() -> None:
+    found = {size: our_case("optimal", "tcp", "4@50MB/s", size).told["segments"] for size in (2**19, 2**25, 2**29)}
+    assert found == {2**19: 32, 2**25: 64, 2**29: 512}
 
 
 def test_the_standard_set_has_every_state_and_the_goals_have_theirs() -> None:
@@ -171,7 +171,7 @@ def test_every_schedule_that_is_compared_has_settings() -> None:
     for name in {name for names in peers_on_fabric.OURS_ALL.values() for name in names}:
         case = our_case(name, "tcp", "4@50MB/s", 2**26)
         assert case.contender == f"{name} (tcp)"
-        segments = OUR_SETTINGS[name].get("segments", 64)
+        segments = OUR_SETTINGS[name].get("segments", 128)
         assert f"segments={segments}" in case.settings.split()
         assert "topology" not in case.settings
 

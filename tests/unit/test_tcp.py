@@ -318,6 +318,34 @@ def test_messages_are_cut_without_gaps_and_in_proportion(rates: tuple[int, ...])
         assert total == pytest.approx((64 << 20) * rate / sum(rates), rel=0.01, abs=64 * len(stripes.turns) * 8)
 
 
+def test_what_goes_to_several_ranks_at_once_goes_over_different_rails() -> None:
+    """Messages too short to be cut: the first ones of a rank, and those to a rank, do not all meet at one NIC."""
+
+    def body(rank: int, transport: TcpTransport) -> list[int]:
+        others = [peer for peer in range(4) if peer != rank]
+        handles = transport.open([Channel(src, dst, 1) for src in range(4) for dst in range(4) if src != dst])
+        wanted = {(SENT, handles[3 * rank + others.index(peer)]) for peer in others}
+        into = [handles[3 * peer + [each for each in range(4) if each != peer].index(rank)] for peer in others]
+        wanted |= {(RECEIVED, handle) for handle in into}
+        transport.barrier()
+        before = [(rail.sent_bytes, rail.received_bytes) for rail in transport.rails]
+        data = np.zeros(12_000, np.uint8)
+        for handle in into:
+            transport.post_recv(handle, np.empty(12_000, np.uint8))
+        for peer in others:
+            transport.post_send(handles[3 * rank + others.index(peer)], data)
+        while wanted:
+            wanted -= set(transport.poll(5.0))
+        transport.barrier()
+        sides = [
+            (rail.sent_bytes - out, rail.received_bytes - in_)
+            for rail, (out, in_) in zip(transport.rails, before, strict=True)
+        ]
+        return [min(column) for column in zip(*sides, strict=True)]
+
+    assert all(least >= 12_000 for each in run_tcp(4, body) for least in each)
+
+
 @pytest.mark.parametrize("rates", [(300, 100), (100, 90)])
 @pytest.mark.parametrize("size", [1 << 14, 1 << 18, 3 << 20])
 def test_bytes_go_over_the_rails_in_proportion_to_their_rates(rates: tuple[int, int], size: int) -> None:
@@ -868,6 +896,19 @@ class FakeInfo:
         return bytes(info[: self.n_bytes])
 
 
+@pytest.mark.parametrize(("rates", "seconds"), [((2**27, 2**22), [2**-7, 2**-2]), ((2, 1), [0.0, 0.0])])
+def test_the_queue_in_the_way_follows_from_the_rates_unless_they_are_proportions(
+    rates: tuple[int, int], seconds: list[float]
+) -> None:
+    def body(rank: int, transport: TcpTransport) -> list[float]:
+        transport.open([Channel(0, 1, 1), Channel(1, 0, 1)])
+        transport.barrier()
+        (out,) = transport._hub.outs.values()
+        return [rail.line.queue_s for rail in out.rails if rail.line is not None]
+
+    assert run_tcp(2, body, rates=rates) == [seconds] * 2
+
+
 def test_only_unanswered_bytes_make_a_connection_silent() -> None:
     info = FakeInfo()
     line = Line(info)  # type: ignore[arg-type]
@@ -914,6 +955,15 @@ def test_a_connection_is_not_silent_before_its_own_habits_say_so() -> None:
     info.rtt = 200_000
     slow = Line(info)  # type: ignore[arg-type]
     assert [slow.is_silent(0.1, 0.1) for _ in range(5)] == [False] * 4 + [True], "a long way"
+
+
+def test_a_connection_is_in_no_doubt_while_a_queue_may_be_in_the_way() -> None:
+    info = FakeInfo()
+    line = Line(info)  # type: ignore[arg-type]
+    info.unacked, line.queue_s = 1, 0.25
+    found = [(line.is_silent(0.1, 0.4), line.suspect) for _ in range(5)]
+    assert [suspect for _, suspect in found] == [False] * 3 + [True] * 2
+    assert [silent for silent, _ in found] == [False] * 4 + [True], "it is found silent no later"
 
 
 def test_half_way_to_silence_a_connection_is_suspect() -> None:
