@@ -136,14 +136,20 @@ _MPTCP_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/mptcpize", "/usr/lib/aarch64-linu
 
 @dataclass(frozen=True)
 class Bed:
-    """A state of the hosts: rates and failures by NIC, set before anything is launched."""
+    """A state of the hosts: rates and failures by NIC, set before anything is launched.
+
+    Of rates that are not declared nobody is told: plans are for healthy hosts, and messages divided as for these.
+    """
 
     name: str
     rates: Mapping[str, Fraction] = field(default_factory=dict)
     down: tuple[str, ...] = ()
+    is_declared: bool = True
 
     def declared(self, rate: str) -> str:
         """The rates as OPTCC_NIC_RATES says them."""
+        if not self.is_declared:
+            return show_rate(parse_rate(rate))
         parts = [f"{target}={show_rate(parse_rate(rate) * share)}" for target, share in self.rates.items()]
         return ",".join([show_rate(parse_rate(rate)), *parts])
 
@@ -162,6 +168,8 @@ BEDS_FEW = (
 )
 """States in which only ring and optimal are compared with two peers, unless with --long."""
 BEDS = (HEALTHY_HOSTS, ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
+UNDECLARED = Bed("one NIC at half, undeclared", ONE_NIC.rates, is_declared=False)
+"""State in which rates have to be learnt; measured if asked for."""
 
 
 @dataclass(frozen=True)
@@ -499,14 +507,14 @@ class Comparison:
 
     def compare(self, fabric: Fabric, bed: Bed, folder: Path, extent: str = STANDARD) -> None:
         """All contenders in one state of the hosts, interleaved; the hosts are healed at the end."""
+        healthy = fabric.topology_text()
         with _in_state(fabric, bed, self.rate):
             topology = fabric.topology_text()
+            known = topology if bed.is_declared else healthy
             carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW, LEAST: OURS_FEW}[extent]
             where = shown_state((fabric.state().spec.hosts, self.size_bytes, bed.name))
             wanted = [
-                our_case(name, carrier, topology, self.size_bytes)
-                for carrier, names in carried.items()
-                for name in names
+                our_case(name, carrier, known, self.size_bytes) for carrier, names in carried.items() for name in names
             ]
             ours = [case for case in wanted if self._predict(case, where)]
             started, absent = jobs(ours, self.mpich, self.torch, extent)
@@ -565,6 +573,8 @@ class Comparison:
                 self.runs.append(self._made(tally, bed.name, topology, fabric.state().spec))
 
     def _made(self, tally: _Tally, bed: str, topology: str, spec: FabricSpec) -> Run:
+        # A plan for other rates has no prediction for these.
+        is_for_these = tally.case.told.get("topology") == topology
         wired = Topology.parse(topology).scaled(1 / Fraction(WIRE_OVERHEAD)).with_latency(Fraction(LATENCY))
         turns = tally.turns
         return Run(
@@ -579,7 +589,7 @@ class Comparison:
             DTYPE,
             tally.case.settings,
             float(allreduce_bound(wired, self.size_bytes).seconds),
-            self.predicted_s.get((tally.case.contender, topology)),
+            self.predicted_s.get((tally.case.contender, topology)) if is_for_these else None,
             [turn.seconds for turn in turns],
             [turn.steal for turn in turns],
             [turn.cpu_s for turn in turns],
@@ -819,9 +829,10 @@ def command(
     reason = can_make_namespaces()
     if reason is not None:
         raise EnvironmentMissing(f"emulated hosts: {reason}")
+    names = (*(bed.name for bed in (*BEDS, UNDECLARED)), LOSS)
     for name in only:
-        if name not in (*(bed.name for bed in BEDS), LOSS):
-            raise InputError(f"--bed {name!r}: must be one of {'; '.join((*(bed.name for bed in BEDS), LOSS))}")
+        if name not in names:
+            raise InputError(f"--bed {name!r}: must be one of {'; '.join(names)}")
     if (few or least) and not only:
         raise InputError("--few and --least: go with --bed")
     before = PeerComparison.read(output) if join else None
@@ -829,7 +840,7 @@ def command(
         before.check_overhead(_OVERHEAD)
     if only:
         extent = LEAST if least else FEW if few else LONG if long else STANDARD
-        beds = tuple(bed for bed in BEDS if bed.name in only)
+        beds = tuple(bed for bed in (*BEDS, UNDECLARED) if bed.name in only)
         wanted: tuple[Stage, ...] = (Stage(int(hosts or HOSTS), size, beds, extent, LOSS in only),)
     elif quick:
         wanted, rounds = stages(QUICK_BYTES, STANDARD)[:1], rounds or QUICK_ROUNDS

@@ -48,10 +48,9 @@ from optcc.runtime.launch import Meet, Meeting, Nic
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, ChannelNumbers, Clock, Event, MonotonicClock
 from optcc.runtime.transports.bruck import Gathering
 from optcc.runtime.transports.nic_watch import NicWatch
-from optcc.runtime.transports.tcp_rails import Answering, Incoming, Line, Outgoing, RailCount, listen, tune
+from optcc.runtime.transports.tcp_rails import WATCH_S, Answering, Incoming, Line, Outgoing, RailCount, listen, tune
 from optcc.runtime.transports.tcp_routes import (
     NONCE_BYTES,
-    WATCH_S,
     Counts,
     Hub,
     InRoute,

@@ -42,6 +42,9 @@ from optcc.runtime.transports.tcp_wire import (
     word_header,
 )
 
+WATCH_S = 0.02
+CLOSE_WATCH_S = 0.01
+"""So often a connection is looked at while bytes on it are not acknowledged; and while none of them is."""
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
 _VIEWS_AT_ONCE, _BYTES_AT_ONCE = 8, 1 << 19

@@ -148,6 +148,9 @@ def test_declared_rates_are_those_of_the_bed() -> None:
     assert declared[HEALTHY] == "50MB/s"
     assert declared["one NIC at half"] == "50MB/s,h3.eth1=25MB/s"
     assert declared["two stragglers"].count("=") == 4
+    undeclared = peers_on_fabric.UNDECLARED
+    assert undeclared.declared("400Mbit/s") == "50MB/s" and undeclared.rates, "nobody is told of what there is"
+    assert undeclared not in BEDS
 
 
 def test_a_segment_is_half_a_mebibyte_until_there_are_few_or_many() -> None:
@@ -256,6 +259,16 @@ def test_after_some_repeats_the_least_disturbed_one_counts() -> None:
     found.run()
     assert [each.steal for each in found.turns] == [2 * STEAL_MAX]
     assert found.rejected == REPEATS_MAX
+
+
+def test_a_plan_for_other_rates_has_no_prediction() -> None:
+    for topology, predicted_s in (("4@50MB/s", 2.0), ("4@50MB/s,3=37.5MB/s", None)):
+        timed = tally(turn(1.3))
+        timed.run()
+        asked = peers_on_fabric.Comparison(2**26, 1, "", "", "200Mbit/s")
+        asked.predicted_s = {(timed.case.contender, topology): 2.0}
+        run = asked._made(timed, "some", topology, peers_on_fabric.FabricSpec.parse("4x2@200Mbit/s"))
+        assert run.predicted_s == predicted_s
 
 
 def test_wrong_elements_count_even_in_runs_that_do_not() -> None:
