@@ -18,6 +18,7 @@ import pytest
 from optcc.errors import CodecError, InputError, RuntimeFault
 from optcc.experiments import peers_on_fabric
 from optcc.experiments.demo_command import WIRE_OVERHEAD
+from optcc.experiments.fabric import FabricSpec
 from optcc.experiments.peers import common_nics
 from optcc.experiments.peers_on_fabric import (
     BEDS,
@@ -267,7 +268,7 @@ def test_a_plan_for_other_rates_has_no_prediction() -> None:
         timed.run()
         asked = peers_on_fabric.Comparison(2**26, 1, "", "", "200Mbit/s")
         asked.predicted_s = {(timed.case.contender, topology): 2.0}
-        run = asked._made(timed, "some", topology, peers_on_fabric.FabricSpec.parse("4x2@200Mbit/s"))
+        run = asked._made(timed, "some", topology, FabricSpec.parse("4x2@200Mbit/s"))
         assert run.predicted_s == predicted_s
 
 

@@ -59,6 +59,7 @@ from optcc.runtime.transport import RECEIVED, SENT, MonotonicClock, Transport
 from optcc.runtime.transports import tcp, tcp_rails, tcp_routes
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.tcp_meters import Meters
 from optcc.runtime.transports.tcp_rails import Incoming, Line, Outgoing
 from optcc.runtime.transports.tcp_routes import Hub, Settings
 from optcc.runtime.transports.tcp_wire import (
@@ -1356,7 +1357,7 @@ def test_rails_carry_what_their_nics_turn_out_to_be_good_for(monkeypatch: pytest
             seen.append([sent[0] / sum(sent), hub.meters.share(0, 1), transport.rails[1].out_share])
         return seen
 
-    monkeypatch.setattr(tcp_routes.Meters, "look", lambda *_: None)
+    monkeypatch.setattr(Meters, "look", lambda *_: None)
     first, second = run_tcp(2, body, learn_rates=True)
     assert [each[0] for each in first] == pytest.approx([0.75, 0.5], abs=0.03), first
     assert [each[0] for each in second] == pytest.approx([0.5, 0.5], abs=0.03), "its own NICs are as declared"
@@ -1381,7 +1382,7 @@ def test_ranks_learn_that_a_nic_is_down_and_divide_by_it(monkeypatch: pytest.Mon
             seen += [list(hub.outs[peer]._parts or ()) for peer in range(3) if peer != rank]
         return seen
 
-    monkeypatch.setattr(tcp_routes.Meters, "look", lambda *_: None)
+    monkeypatch.setattr(Meters, "look", lambda *_: None)
     parts = run_tcp(3, body, learn_rates=True)
     assert parts[0][0] == pytest.approx([1.0, 0.0], abs=0.05), "to rank 1, past the NIC that is busy with rank 2"
     assert parts[0][1] == parts[1][1] == parts[2][0] == pytest.approx([0.0, 1.0], abs=0.01), "all that rank 2 has left"
