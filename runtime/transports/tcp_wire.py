@@ -54,7 +54,7 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """The checksum of some bytes that follow others, whose checksum it is given; 0 if they follow none."""
 crc32: Checksum = _crc32
 
-VERSION = 4
+VERSION = 5
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME = range(
     1, 10
 )
