@@ -101,7 +101,7 @@ DTYPE, REDUCTION = "float32", "sum"
 LOST_NIC = "h3.eth1"
 LOST_AT = 0.4
 """When the NIC is lost: this share of the contender's own time into the run."""
-LOSS_LIMIT_S = 8.0
+LOSS_LIMIT_S = 30.0
 READY_S = 60.0
 DEADLINE_S, RINGS_MAX = 60.0, 4
 """A run may take so long, and the time of so many rings on healthy hosts."""
