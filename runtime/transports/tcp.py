@@ -384,10 +384,11 @@ class TcpTransport:
         for peer, failed in self._hub.left.items():
             if failed:
                 self._hub.fail(RankLost(f"rank {self.rank}: rank {peer} is lost: it has left after a failure"))
-            for route in (self._hub.outs.get(peer), self._hub.ins.get(peer)):
-                if route is not None and route.has_work() and not route.is_joined():
-                    how = "before it had taken and sent all"
-                    self._hub.fail(RankLost(f"rank {self.rank}: rank {peer} is lost: it has left {how}"))
+            to, from_ = self._hub.outs.get(peer), self._hub.ins.get(peer)
+            misses = to is not None and to.is_waited_for() and not to.is_joined()
+            if misses or (from_ is not None and from_.has_work() and not from_.is_joined()):
+                how = "before it had taken and sent all"
+                self._hub.fail(RankLost(f"rank {self.rank}: rank {peer} is lost: it has left {how}"))
         for peer, out in self._hub.outs.items():
             if not out.dark_s or peer in self._hub.left or out.is_joined():
                 continue

@@ -604,6 +604,13 @@ class OutRoute:
         """True if something is posted and not taken."""
         return any(channel.chunks for channel in self._channels.values())
 
+    def is_waited_for(self) -> bool:
+        """True if something is posted that does not count as sent. What does, and is only not acknowledged, a peer that
+        has left in good order has taken: its report went with a connection that broke."""
+        return any(
+            is_last or not is_copy for channel in self._channels.values() for _, is_last, is_copy, _ in channel.chunks
+        )
+
     def is_joined(self) -> bool:
         """True if the peer's kernel has answered on some rail and has not been given up since."""
         return any(

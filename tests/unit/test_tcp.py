@@ -61,7 +61,7 @@ from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.runtime.transports.tcp_meters import Meters
 from optcc.runtime.transports.tcp_rails import Incoming, Line, Outgoing
-from optcc.runtime.transports.tcp_routes import Hub, Settings
+from optcc.runtime.transports.tcp_routes import Hub, OutRoute, Settings
 from optcc.runtime.transports.tcp_wire import (
     ANSWER_BYTES,
     BYE_FRAME,
@@ -563,6 +563,35 @@ def test_short_messages_survive_connections_that_break_at_any_moment(
         n_resent += sum(resent for _, resent in results)
     assert n_cuts >= 4 and n_resent > 0
     assert used >= SHORTCUTS | {"offer"}
+
+
+@pytest.mark.parametrize(
+    ("counts_as_sent", "is_copy", "is_lost"), [(True, True, False), (False, True, True), (True, False, True)]
+)
+def test_who_has_left_in_good_order_owes_no_report_of_what_counts_as_sent(
+    counts_as_sent: bool, is_copy: bool, is_lost: bool
+) -> None:
+    """Its last report of a short message may go with a connection that breaks just before it leaves."""
+
+    def body(rank: int, transport: TcpTransport) -> bool:
+        (handle,) = transport.open([Channel(0, 1, 1)])
+        transport.barrier()
+        if rank == 1:
+            return False
+        out, channel = transport._ends[handle]
+        assert isinstance(out, OutRoute)
+        channel.chunks.append((memoryview(b"kept"), not counts_as_sent, is_copy, 0))  # type: ignore[union-attr]
+        transport._hub.left[1] = False
+        for rail in out.rails:
+            for line in (rail.line, rail.dialing):
+                if line is not None:
+                    transport._hub.drop(line)
+            rail.line = rail.dialing = None
+        transport._look_for_trouble()
+        found, transport._hub.failure = transport._hub.failure, None
+        return isinstance(found, RankLost)
+
+    assert run_tcp(2, body, n_rails=1)[0] == is_lost
 
 
 @pytest.mark.parametrize("seed", range(4))
