@@ -96,7 +96,6 @@ class Ours:
     def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
         self.name = plan.name
         self.plan = plan
-        self.rank = engine.rank
         self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
 
     def all_reduce(self, send: Array, recv: Array) -> None:

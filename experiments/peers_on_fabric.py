@@ -829,7 +829,8 @@ def command(
     reason = can_make_namespaces()
     if reason is not None:
         raise EnvironmentMissing(f"emulated hosts: {reason}")
-    names = (*(bed.name for bed in (*BEDS, UNDECLARED)), LOSS)
+    known = (*BEDS, UNDECLARED)
+    names = (*(bed.name for bed in known), LOSS)
     for name in only:
         if name not in names:
             raise InputError(f"--bed {name!r}: must be one of {'; '.join(names)}")
@@ -840,7 +841,7 @@ def command(
         before.check_overhead(_OVERHEAD)
     if only:
         extent = LEAST if least else FEW if few else LONG if long else STANDARD
-        beds = tuple(bed for bed in (*BEDS, UNDECLARED) if bed.name in only)
+        beds = tuple(bed for bed in known if bed.name in only)
         wanted: tuple[Stage, ...] = (Stage(int(hosts or HOSTS), size, beds, extent, LOSS in only),)
     elif quick:
         wanted, rounds = stages(QUICK_BYTES, STANDARD)[:1], rounds or QUICK_ROUNDS

@@ -59,6 +59,8 @@ _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _IFREQ_BYTES = 40
 _EQUAL_RATE = 1
 _MBIT_BYTES = 125_000
+RATE_MIN = _MBIT_BYTES
+"""Declared rates below this are proportions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from optcc.runtime.launch import RATE_MIN
+
 LOOKS_MIN = 3
 """A window has so many looks at least, and takes about so long."""
 WINDOW_S = 0.06
 LOADED_BYTES = 1 << 15
 """So much must be on its way for a NIC to count as loaded."""
-RATE_MIN = 125_000
-"""Declared rates below a Mbit/s are proportions."""
 _BUSY_SHARE = 0.9
 _ALONE_SHARE = 0.25
 _AT_LEAST_BYTES, _AT_LEAST_S = 1 << 21, 0.06

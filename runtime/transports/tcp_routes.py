@@ -50,11 +50,10 @@ from optcc.failover import (
     take_chunk_at_once,
     take_slot_at_once,
 )
-from optcc.runtime.launch import Meeting, Nic
+from optcc.runtime.launch import RATE_MIN, Meeting, Nic
 from optcc.runtime.striping import divide_plan
 from optcc.runtime.transport import RECEIVED, SENT, Clock
 from optcc.runtime.transport import Event as TransportEvent
-from optcc.runtime.transports.nic_rates import RATE_MIN
 from optcc.runtime.transports.tcp_meters import Meters
 from optcc.runtime.transports.tcp_rails import (
     CLOSE_WATCH_S,

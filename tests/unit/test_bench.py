@@ -83,7 +83,7 @@ def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], mon
 
     def corrupt(self: Ours, send: Array, recv: Array) -> None:
         honest(self, send, recv)
-        if self.rank == 1:
+        if self._prepared.engine.rank == 1:
             recv[17] += 1
 
     monkeypatch.setattr(bench_command.Ours, "all_reduce", corrupt)

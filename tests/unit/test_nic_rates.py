@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from optcc.runtime.transports.nic_rates import LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
+from optcc.runtime.transports.nic_rates import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
+from optcc.runtime.transports.tcp_meters import Meters
 
 RATE = 25_000_000
 
@@ -138,3 +141,37 @@ def test_more_than_a_nic_is_declared_to_send_is_a_queue_that_was_empty() -> None
     feed(bursts, 3 * RATE, n=20)
     assert weigh([steady, bursts], [RATE, RATE], [1.0, 1.0]) == [1.0, 1.0]
     assert weigh([steady, bursts], [1, 1], [1.0, 1.0]) == pytest.approx([1 / 3, 1.0], rel=0.02), "proportions only"
+
+
+def test_a_slow_nic_is_forgiven_for_two_quick_samples_in_a_row_and_not_for_one() -> None:
+    meter = NicMeter()
+    slow, quick = (Carried(n_bytes, n_bytes, 0.0625, 0.0625) for n_bytes in (1 << 21, 1 << 23))
+    for carried in [slow] * 4:
+        for _ in range(LOOKS_MIN):
+            meter.look(True)
+        meter.close(carried, 0.0625)
+    assert meter.at_most is not None
+    meter.close(quick, 0.0625)
+    meter.close(slow, 0.0625)
+    assert meter.at_most is not None, "a queue that was empty takes more for a moment"
+    meter.close(quick, 0.0625)
+    meter.close(quick, 0.0625)
+    assert meter.at_most is None
+
+
+@pytest.mark.parametrize("other_bytes", [0, LOADED_BYTES])
+def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: int) -> None:
+    lines = [SimpleNamespace(awaits=True, suspect=False, waiting_bytes=n) for n in (LOADED_BYTES, other_bytes)]
+    rails = [SimpleNamespace(mine=nic, theirs=nic, line=line) for nic, line in enumerate(lines)]
+    hub: Any = SimpleNamespace(
+        rank=0,
+        nics=[SimpleNamespace(out_rate=RATE)] * 2,
+        book=[[("", "", 0, RATE, RATE)] * 2] * 2,
+        settings=SimpleNamespace(learn_rates=True),
+        outs={1: SimpleNamespace(peer=1, rails=rails)},
+    )
+    meters = Meters(hub)
+    meters.look(0.01, 0.01)
+    assert [(meter._loaded, meter._alone) for meter in meters._meters] == (
+        [(1, 1), (0, 0)] if other_bytes == 0 else [(1, 0), (1, 0)]
+    )

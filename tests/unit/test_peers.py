@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -260,6 +261,30 @@ def test_after_some_repeats_the_least_disturbed_one_counts() -> None:
     found.run()
     assert [each.steal for each in found.turns] == [2 * STEAL_MAX]
     assert found.rejected == REPEATS_MAX
+
+
+@pytest.mark.parametrize(
+    ("bed", "planned"),
+    [(peers_on_fabric.ONE_NIC, "slow"), (peers_on_fabric.UNDECLARED, "healthy")],
+    ids=["declared", "undeclared"],
+)
+def test_of_rates_that_are_not_declared_no_plan_is_told(
+    bed: peers_on_fabric.Bed, planned: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = {"healthy": "4@50MB/s", "slow": "4@50MB/s,3=37.5MB/s"}
+    told: list[Any] = []
+    spec = FabricSpec.parse("4x2@200Mbit/s")
+    fabric: Any = SimpleNamespace(topology_text=iter(found.values()).__next__, state=lambda: SimpleNamespace(spec=spec))
+    monkeypatch.setattr(peers_on_fabric, "_in_state", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(peers_on_fabric.Comparison, "_predict", lambda *_: True)
+
+    def no_jobs(ours: Sequence[Any], *_: Any) -> tuple[list[Any], dict[str, str]]:
+        told.extend(ours)
+        return [], {}
+
+    monkeypatch.setattr(peers_on_fabric, "jobs", no_jobs)
+    peers_on_fabric.Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, bed, tmp_path, peers_on_fabric.LEAST)
+    assert {case.told["topology"] for case in told} == {found[planned]}
 
 
 def test_a_plan_for_other_rates_has_no_prediction() -> None:
