@@ -44,7 +44,7 @@ from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_time
 from optcc.verdict import PROVED, Verdict
-from optcc.verify.bounds import allreduce_bound
+from optcc.verify.bounds.closed_forms import allreduce_bound
 from optcc.verify.plan import VERSION, verify_plan
 
 if TYPE_CHECKING:

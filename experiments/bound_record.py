@@ -1,8 +1,8 @@
 """What the lower bound says of lost bandwidth: T* over the fault-free ring, for many sizes of clusters, as a record.
 
-Nothing is measured: `curves` evaluates the closed forms of `optcc.verify.predictions` on topologies, exactly. The
-record is a file of its own format, `optcc-bounds/1`; rationals are text, "a/b" in lowest terms. The one that comes with
-the package is made by
+Nothing is measured: `curves` evaluates the closed forms of `optcc.verify.bounds.predictions` on topologies, exactly.
+The record is a file of its own format, `optcc-bounds/1`; rationals are text, "a/b" in lowest terms. The one that comes
+with the package is made by
 
     python -m optcc.experiments.bound_record
 """
@@ -23,7 +23,7 @@ import msgspec
 
 from optcc.experiments.record import Recorded, decode
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.predictions import optimum, ring
+from optcc.verify.bounds.predictions import optimum, ring
 
 FORMAT = "optcc-bounds/1"
 TITLE = "T* and the ring over the fault-free ring, equal stragglers"

@@ -19,7 +19,7 @@ from optcc.experiments.record import Record, command_line
 from optcc.topology import Topology
 from optcc.units import show_size, show_time
 from optcc.verdict import PROVED
-from optcc.verify.bounds import allreduce_bound
+from optcc.verify.bounds.closed_forms import allreduce_bound
 from optcc.verify.plan import verify_plan
 
 HOSTS, NICS, NIC_RATE, HALF_RATE = 4, 2, "200Mbit/s", "100Mbit/s"

@@ -77,8 +77,8 @@ from optcc.runtime.transports.tcp import TcpTransport
 from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_size
+from optcc.verify.bounds.predictions import ring
 from optcc.verify.plan import verify_plan
-from optcc.verify.predictions import ring
 
 FORMAT: Final = "optcc-failover-speed/1"
 HOSTS, NICS, NIC_RATE = 3, 2, "200Mbit/s"

@@ -15,7 +15,7 @@ Fluid times are over T_ff = 2(p - 1)/p n/B, the ring with nothing failed. With t
     r2ccl-allreduce    the paper's formula for one degraded server; for several r2ccl-recursive (`r2ccl_time`)
     optcc              the four stages or the plain ring, whichever is faster, for the best choice of who counts as a
                        straggler (`optcc_time`)
-    optimal            T*, the bound, which is reached in the fluid limit (`optcc.verify.bounds`)
+    optimal            T*, the bound, which is reached in the fluid limit (`optcc.verify.bounds.closed_forms`)
 
 The record has no clock, machine or version in it: the same options give the same bytes, with any number of workers.
 Its format is `optcc-failures/1`; the one that comes with the package is made by
@@ -77,7 +77,7 @@ from optcc.show import Card, Shown
 from optcc.simulate import simulate
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_rate, show_size
-from optcc.verify.bounds import allreduce_bound
+from optcc.verify.bounds.closed_forms import allreduce_bound
 
 FORMAT, PARTIAL_FORMAT = "optcc-failures/1", "optcc-study-partial/1"
 TITLE = "AllReduce with failed NICs: time over the fault-free ring"

@@ -86,7 +86,7 @@ from optcc.runtime.check import expected_output, make_input
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_rate, show_size
-from optcc.verify.bounds import allreduce_bound
+from optcc.verify.bounds.closed_forms import allreduce_bound
 from optcc.verify.plan import VERSION
 
 PATH = Path("results/peers-on-fabric.json")

@@ -45,8 +45,8 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.simulate import MODELS, simulate
 from optcc.topology import RANKS_MAX, Nic, Server, Topology
-from optcc.verify.bounds import collective_bound
-from optcc.verify.predictions import fault_free, predictions
+from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.bounds.predictions import fault_free, predictions
 
 FORMAT = "optcc-schedules/2"
 TITLE = "Schedules in simulation against the bound: one straggler, and random rates"

@@ -31,7 +31,7 @@ from optcc.sweep import Sweep, sweep
 from optcc.timing import Timing
 from optcc.topology import Topology
 from optcc.units import parse_time
-from optcc.verify.bounds import collective_bound
+from optcc.verify.bounds.closed_forms import collective_bound
 
 POLICIES = ("migrate", "wait")
 JITTER_S = 2e-6

@@ -37,7 +37,7 @@ from optcc.show import Card, Shown
 from optcc.simulate import simulate
 from optcc.sweep import Clock, Model, sweep
 from optcc.topology import Topology
-from optcc.verify.report import Questions, judge
+from optcc.verify.plan.report import Questions, judge
 
 FORMAT = "optcc-tool-speed/1"
 PATH = Path(__file__).parent / "records" / "tool-speed.json"

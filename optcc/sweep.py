@@ -4,8 +4,8 @@ The order in which a schedule is written is the order of every port: a transfer 
 ports are through with those written before it. So nothing has to be decided and nothing looked up again, and what is
 kept is a few numbers for each rank and chunk: 2 * 10^9 transfers take memory for 16,384 ranks, not for themselves.
 
-The moments of a transfer are those of `optcc.verify.timing`, of which this is the case of as many slots as there are
-messages: with `o` and `i` the seconds of its bytes at its out and its in port,
+The moments of a transfer are those of `optcc.verify.plan.timing`, of which this is the case of as many slots as
+there are messages: with `o` and `i` the seconds of its bytes at its out and its in port,
 
     exclusive  starts when both ports are free, leaves them max(o, i) later, and is done `latency` after that
     fifo       leaves the out port o later; the in port takes it when it is free, not before max(0, o - i) later, and is

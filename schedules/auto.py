@@ -24,9 +24,9 @@ from optcc.passes.spread import ALL_PAIRS_MAX
 from optcc.passes.timetable import Ports
 from optcc.plan import Plan
 from optcc.schedule import Schedule
+from optcc.schedules.fair_optimum import divide
 from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
-from optcc.schedules.shares import divide
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
 from optcc.topology import Topology

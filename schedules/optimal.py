@@ -13,8 +13,8 @@ let a chunk through in degree * log(p) steps. `tree_pairs` keeps for every endpo
 still owes, and each chunk takes as inner nodes those that owe the most.
 
 Many servers of one rate all owe the same, whatever tree comes next, and a tree of depth three and more goes wrong a
-little at every level. Where the network stores messages, they stand in rows instead (`optcc.schedules.rows`): all but
-an eighth of what a server exchanges stays in its row, and the rows keep step by themselves.
+little at every level. Where the network stores messages, they stand in rows instead (`optcc.schedules.grid_trees`): all
+but an eighth of what a server exchanges stays in its row, and the rows keep step by themselves.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from optcc.arrays import Column, column
 from optcc.compiled import compiled
 from optcc.dsl import Program, schedule
 from optcc.passes.spread import ALL_PAIRS_MAX
+from optcc.schedules.fair_optimum import shares
 from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
-from optcc.schedules.shares import shares
 from optcc.trees import Tree
 
 ROWS_SEGMENTS = 1024

@@ -5,7 +5,12 @@ from __future__ import annotations
 from optcc.dsl import Definition
 from optcc.schedules.direct import direct
 from optcc.schedules.double_tree import double_binary_tree
-from optcc.schedules.halves import (
+from optcc.schedules.fair_optimum import shares
+from optcc.schedules.hierarchical import hierarchical
+from optcc.schedules.logarithmic import bruck, rabenseifner, recursive_doubling
+from optcc.schedules.optcc import optcc
+from optcc.schedules.optimal import optimal
+from optcc.schedules.other_collectives import (
     binary_tree_broadcast,
     binary_tree_reduce,
     chain_broadcast,
@@ -13,13 +18,8 @@ from optcc.schedules.halves import (
     ring_all_gather,
     ring_reduce_scatter,
 )
-from optcc.schedules.hierarchical import hierarchical
-from optcc.schedules.logarithmic import bruck, rabenseifner, recursive_doubling
-from optcc.schedules.optcc import optcc
-from optcc.schedules.optimal import optimal
 from optcc.schedules.r2ccl import r2ccl_allreduce, r2ccl_balance, r2ccl_recursive
 from optcc.schedules.ring import bidirectional_ring, ring
-from optcc.schedules.shares import shares
 from optcc.schedules.stragglar import stragglar
 
 _ALLREDUCE = (

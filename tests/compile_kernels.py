@@ -18,8 +18,8 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
 from optcc.sweep import sweep
 from optcc.topology import Topology
-from optcc.verify.report import Questions, judge
-from optcc.verify.timing import exact_makespan
+from optcc.verify.plan.report import Questions, judge
+from optcc.verify.plan.timing import exact_makespan
 
 SIZE_BYTES = 1 << 16
 

@@ -13,11 +13,11 @@ from optcc.collective import COLLECTIVES, Collective
 from optcc.errors import InputError, SolverError, SolverUnknown, TopologyError
 from optcc.files import replace_file
 from optcc.topology import Topology
-from optcc.verify.bounds import FABRIC, collective_bound, require_pooled
-from optcc.verify.certificate import Certificate, certify
-from optcc.verify.explain import Explanation, exact, explain
-from optcc.verify.lp import BoundUnknown, CertifiedBound, lp_bound
-from optcc.verify.packing import pack
+from optcc.verify.bounds.certificate import Certificate, certify
+from optcc.verify.bounds.closed_forms import FABRIC, collective_bound, require_pooled
+from optcc.verify.bounds.explain import Explanation, exact, explain
+from optcc.verify.bounds.lp import BoundUnknown, CertifiedBound, lp_bound
+from optcc.verify.bounds.packing import pack
 
 
 @click.command("bound", epilog="Example: optcc bound 4@50MB/s,3=25MB/s --size 64MiB")

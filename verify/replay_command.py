@@ -9,8 +9,8 @@ import click
 from optcc.cli import TopologyType, echo_card, echo_json, json_option
 from optcc.files import read_file
 from optcc.topology import Topology
-from optcc.verify.certificate import FILE_BYTES_MAX, read_certificate
-from optcc.verify.replay import replay
+from optcc.verify.bounds.certificate import FILE_BYTES_MAX, read_certificate
+from optcc.verify.bounds.replay import replay
 
 
 @click.command("replay", epilog="Example: optcc replay bound.json --topology 4@50MB/s,3=25MB/s")

@@ -29,13 +29,13 @@ from optcc.plan import Plan
 from optcc.topology import Topology
 from optcc.units import parse_time
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
-from optcc.verify.limits import TARGETS
-from optcc.verify.neutral import verify_transfers
-from optcc.verify.ratio import judge_ratio, read_number
-from optcc.verify.report import Questions, judge
-from optcc.verify.shrink import Smallest, shrink
-from optcc.verify.slots import least_slots
-from optcc.verify.timing import Makespan
+from optcc.verify.plan.limits import TARGETS
+from optcc.verify.plan.ratio import judge_ratio, read_number
+from optcc.verify.plan.report import Questions, judge
+from optcc.verify.plan.shrink import Smallest, shrink
+from optcc.verify.plan.slots import least_slots
+from optcc.verify.plan.timing import Makespan
+from optcc.verify.plan.verify_transfers import verify_transfers
 
 _HEAD_BYTES = 256
 
@@ -218,7 +218,7 @@ def _smallest(
 
 
 def _all_ranks(name: str, as_json: bool) -> int:
-    from optcc.verify.all_ranks import prove_all_ranks
+    from optcc.verify.all_ranks.proof import prove_all_ranks
 
     proof = prove_all_ranks(find_schedule(name))
     if as_json:
@@ -235,8 +235,8 @@ def _all_ranks(name: str, as_json: bool) -> int:
 
 
 def _failover(thorough: bool, as_json: bool) -> int:
-    from optcc.verify.failover import FULL, QUICK, check_encoding, check_replay
-    from optcc.verify.failover_induction import prove_invariants
+    from optcc.verify.failover.exploration import FULL, QUICK, check_encoding, check_replay
+    from optcc.verify.failover.induction import prove_invariants
 
     started = time.perf_counter()
     replay = check_replay(FULL if thorough else QUICK)

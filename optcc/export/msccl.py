@@ -52,7 +52,7 @@ LIMITS = {
     "chunks of a step": 71,
     "highest chunk offset": 2**15 - 1,
 }
-"""What the reader of the file has room for; `optcc.verify.limits` says where in its sources each of them stands."""
+"""What the reader of the file has room for; `optcc.verify.plan.limits` says where in its sources each stands."""
 _RECEIVING = frozenset(("r", "rrc", "rrcs", "rcs"))
 _SENDING = frozenset(("s", "rrcs", "rcs"))
 _NO_PLACE: Place = ("i", -1)

@@ -49,7 +49,7 @@ LIMITS = {
     "semaphores of an operation": 16,
     "bytes of the message or of scratch space": 2**32 - 1,
 }
-"""What the reader of the file has room for; `optcc.verify.limits` says where in its sources each of them stands."""
+"""What the reader of the file has room for; `optcc.verify.plan.limits` says where in its sources each stands."""
 MEMORY = "memory"
 CHANNELS_PER_OPERATION = 8
 

@@ -16,7 +16,7 @@ from optcc.cli import build_plan
 from optcc.collective import COLLECTIVES
 from optcc.simulate import MODELS, simulate
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.bounds import Bound, allreduce_bound, collective_bound, latency_bound, latency_rounds
+from optcc.verify.bounds.closed_forms import Bound, allreduce_bound, collective_bound, latency_bound, latency_rounds
 from tests.differential.trees import Ports, in_trees, least_time, out_trees, paths, solve
 from tests.sample import sampled
 

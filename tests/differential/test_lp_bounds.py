@@ -12,13 +12,13 @@ import pytest
 from optcc.collective import COLLECTIVES, Collective
 from optcc.errors import TopologyError
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.bounds import allreduce_bound, collective_bound
-from optcc.verify.certificate import certify, closed_forms, read_certificate
-from optcc.verify.lp import CutProgram, lp_bound
-from optcc.verify.network import Demand, Network
-from optcc.verify.packing import pack
-from optcc.verify.replay import replay
-from optcc.verify.solvers import AT_MOST, EQUAL, HighsSolver, Program, Solved, cbc_objective, exact_vertex
+from optcc.verify.bounds.certificate import certify, closed_forms, read_certificate
+from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
+from optcc.verify.bounds.lp import CutProgram, lp_bound
+from optcc.verify.bounds.network import Demand, Network
+from optcc.verify.bounds.packing import pack
+from optcc.verify.bounds.replay import replay
+from optcc.verify.bounds.solvers import AT_MOST, EQUAL, HighsSolver, Program, Solved, cbc_objective, exact_vertex
 from tests.sample import sampled
 
 ALLREDUCE = Demand("allreduce", None)

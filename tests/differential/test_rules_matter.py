@@ -22,17 +22,17 @@ from typing import Any
 
 import pytest
 
-from optcc import verify
 from optcc.plan import Plan
 from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verify import plan as package
 from optcc.verify.plan import verify_plan
 from tests.differential.mutants import draw_mutant
 from tests.negative.cases import hand, library
 from tests.negative.corpus import CASES
 from tests.negative.waiting import freed_slot, passed_around
 
-MODULES = ("wiring", "atoms", "matching", "deadlock", "races", "semantics", "plan")
-"""The verifier, each module after those that it imports."""
+MODULES = ("plan_graph", "byte_partition", "matching", "deadlock", "races", "semantics", "__init__")
+"""The files of `optcc.verify.plan`, each after those that it imports."""
 MUTANTS = 150
 Verify = Callable[[Plan], Verdict]
 
@@ -103,15 +103,15 @@ RULES = (
     # who waits for whom
     rule(
         "a message waits for a slot",
-        "wiring",
+        "plan_graph",
         "waits = np.flatnonzero((earlier >= 0) &",
         "waits = np.flatnonzero((earlier < -len(receiving)) &",
     ),
-    rule("there are no more slots than the channel says", "wiring", "offered if slots is None", "offered + 1 if True"),
-    rule("there are no fewer slots than the channel says", "wiring", "offered if slots is None", "1 if True"),
+    rule("no more slots than the channel says", "plan_graph", "offered if slots is None", "offered + 1 if True"),
+    rule("no fewer slots than the channel says", "plan_graph", "offered if slots is None", "1 if True"),
     rule(
         "slots are the lane's and not the channel's",
-        "wiring",
+        "plan_graph",
         "lane = plan.instruction_lane[receiving]",
         "lane = plan.in_channel[receiving]",
     ),
@@ -222,7 +222,7 @@ RULES = (
     ),
     rule(
         "a local operation reads",
-        "atoms",
+        "byte_partition",
         "(plan.kind == SEND) | np.isin(plan.kind, list(LOCALS))",
         "plan.kind == SEND",
     ),
@@ -267,9 +267,9 @@ RULES = (
 
 def loaded(broken: Rule | None) -> Verify:
     """The verifier without one rule, its inner loops interpreted; the real one stays as it is."""
-    assert verify.__file__ is not None
-    folder = Path(verify.__file__).parent
-    names = [f"optcc.verify.{name}" for name in MODULES]
+    assert package.__file__ is not None
+    folder = Path(package.__file__).parent
+    names = [f"{package.__name__}.{name}".removesuffix(".__init__") for name in MODULES]
     real = {name: sys.modules.get(name) for name in names}
     try:
         for short, name in zip(MODULES, names, strict=True):

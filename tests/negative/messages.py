@@ -12,7 +12,7 @@ from optcc.plan import Channel, Plan
 from optcc.schedule import Schedule
 from optcc.schedules.registry import SCHEDULES
 from optcc.verdict import Counterexample
-from optcc.verify.translation import check_translation
+from optcc.verify.plan.translation import check_translation
 from tests.negative.cases import ITEM, Case, Corpus, hand, library
 from tests.negative.edits import Draft, edit_transfers, transfer_rows
 

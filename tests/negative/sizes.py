@@ -1,7 +1,8 @@
 """Classes 23, 24, 25, 26: ragged ends, more than there is room for, links that are not there, and false claims of time.
 
-25 and 26 are one question here, `optcc.verify.timing.check_timing`: a link is a port of a server, and what a port must
-carry takes its time. A missing link is two servers whose surviving NICs share no rail, or a rank that does not exist.
+25 and 26 are one question here, `optcc.verify.plan.timing.check_timing`: a link is a port of a server, and what a port
+must carry takes its time. A missing link is two servers whose surviving NICs share no rail, or a rank that does not
+exist.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from optcc.plan import SLOTS_MAX, Channel, Plan
 from optcc.schedules.registry import SCHEDULES
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import Counterexample
-from optcc.verify.limits import check_limits
-from optcc.verify.timing import Model, check_timing
+from optcc.verify.plan.limits import check_limits
+from optcc.verify.plan.timing import Model, check_timing
 from tests.negative.cases import Case, Corpus, change, compiled, hand, library
 from tests.negative.edits import Draft, edit_transfers, transfer_rows
 

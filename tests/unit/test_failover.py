@@ -53,7 +53,7 @@ from optcc.failover import (
     take_slot_at_once,
 )
 from optcc.verdict import PROVED, REFUTED, UNKNOWN
-from optcc.verify.failover import (
+from optcc.verify.failover.exploration import (
     FULL,
     QUICK,
     Config,
@@ -63,7 +63,7 @@ from optcc.verify.failover import (
     check_replay,
     explore,
 )
-from optcc.verify.failover_induction import RECEIVER_RELATIONS, SENDER_RELATIONS, prove_invariants
+from optcc.verify.failover.induction import RECEIVER_RELATIONS, SENDER_RELATIONS, prove_invariants
 
 State = TypeVar("State", Sender, Receiver)
 NO_EFFECT = {

@@ -47,7 +47,7 @@ from optcc.experiments.failure_study import (
 from optcc.experiments.study_command import command
 from optcc.schedules import r2ccl
 from optcc.topology import Topology
-from optcc.verify import predictions
+from optcc.verify.bounds import predictions
 
 SMALL = Study(
     patterns=((Uniform(1), 8), (Uniform(3), 8), (Uniform(10), 64)),

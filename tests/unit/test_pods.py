@@ -19,11 +19,11 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, Jitter, Model, Policy, simulate
 from optcc.sweep import sweep
 from optcc.topology import Nic, Pod, Server, Topology
-from optcc.verify.bounds import allreduce_bound, collective_bound
-from optcc.verify.certificate import certify
-from optcc.verify.lp import lp_bound
-from optcc.verify.network import Network
-from optcc.verify.timing import exact_makespan
+from optcc.verify.bounds.certificate import certify
+from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
+from optcc.verify.bounds.lp import lp_bound
+from optcc.verify.bounds.network import Network
+from optcc.verify.plan.timing import exact_makespan
 
 GB = 10**9
 SIZE = 8_000_000

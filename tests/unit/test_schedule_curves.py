@@ -44,8 +44,8 @@ from optcc.paper_figures import build, schedule_curves, style
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import Model, simulate
 from optcc.topology import Topology
-from optcc.verify.bounds import collective_bound
-from optcc.verify.predictions import fault_free, one_straggler_optimum, optcc, ring
+from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.bounds.predictions import fault_free, one_straggler_optimum, optcc, ring
 
 pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
 

@@ -18,7 +18,7 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.schedules.ring import ring
 from optcc.sweep import Model, sweep
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.timing import exact_makespan
+from optcc.verify.plan.timing import exact_makespan
 
 EVEN, ONE_SLOW, UNLIKE = "6@50GB/s", "6@50GB/s,5=25GB/s", "6@50GB/s,5=25GB/s,2=30GB/s:50GB/s"
 MODELS: tuple[Model, ...] = ("fifo", "exclusive")

@@ -79,8 +79,8 @@ from optcc.runtime.transports.tcp_wire import (
     decode,
     state_header,
 )
-from optcc.schedules.halves import chain_broadcast
 from optcc.schedules.optcc import optcc
+from optcc.schedules.other_collectives import chain_broadcast
 from optcc.schedules.registry import SCHEDULES
 from optcc.topology import Topology
 from optcc.verdict import PROVED, Verdict

@@ -1,0 +1,133 @@
+"""The exact optimum where ports are shared fairly: every rank is the centre of a share of the message.
+
+Rank i owns a share w_i of the message: all send i their part of it, and i sends the sum back to all. Then rank i sends
+its parts of the others' shares, 1 - w_i of the message, and its own share to p - 1 others: together 1 + w_i (p - 2)
+times the message, and it receives as much. The shares add up to one, so the loads add up to 2(p - 1), and any loads of
+at least 1 with that sum are the loads of such shares. In proportion to the rates they take the bound T*.
+
+Out and in apart: a share is reduced at u and broadcast from v, and u sends the sum to v. Then u's in port and v's out
+port have the additional load of p - 2, and all others carry the share once. So the shares of the centres of the
+reductions follow from the in rates, those of the broadcasts from the out rates, and any coupling of the two will do;
+the one that is taken has u = v for as much as possible, and at most 2p - 1 pairs (u, v).
+
+Fair ports serve all at once, so every rank sends to all others at the same time, and none waits for another: while a
+message to one rank waits for a slot or for its data, the messages to the others have the port. The pairs keep step as
+far as the slots and the order of a lane let one of them run ahead, and with few slots that is not far. With equal
+rates, and with one straggler, the rates of max-min fairness are those that the pairs need, and no port ever idles. With
+other rates they are not, and `optcc.passes.spread` gives a pair that carries more several lanes, which are its weight.
+
+Of more than `ALL_PAIRS_MAX` servers not all pairs flow at once, but rows of them: see `optcc.schedules.grid_trees`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import chain, cycle
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+
+from optcc.arrays import column
+from optcc.dsl import Program, Segment, schedule
+from optcc.passes.spread import ALL_PAIRS_MAX
+from optcc.schedules.grid_trees import row_trees
+from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
+from optcc.trees import Tree
+
+PARTS = 2**24
+"""Shares are rounded to multiples of 1/PARTS."""
+
+
+class Share(NamedTuple):
+    """The part `weight` of the message is reduced at server `reduced` and broadcast from server `broadcast`."""
+
+    reduced: int
+    broadcast: int
+    weight: Fraction
+
+
+@schedule(
+    accepts="any servers, out and in apart; NICs of a server pooled",
+    paper="optcc, docs/bounds.md: the fluid optimum by stars",
+    configure=rates,
+    lane_per_peer=True,
+)
+def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
+    """Everyone is the centre of a share that follows from its rates; for ports that all transfers share fairly.
+
+    With k segments and one straggler (k + 1)/k times n * max(1/out_v, 1/in_v, 2(p-1)/sum out, 2(p-1)/sum in), and two
+    hops, three if out and in differ. A segment of all shares has 2(p - 1) transfers for each. While a segment is
+    reduced the one before it is broadcast. GPUs of a server stand around the one whose turn it is. With more than 64
+    servers a segment is one tree up and one down, of 2(p - 1) transfers; it takes some 1000 of them.
+
+    >>> schedule = shares(n_ranks=4, segments=3, rates=[(2, 2), (2, 2), (2, 2), (1, 1)])
+    >>> schedule.stages, len(schedule)
+    (('reduce', 'broadcast'), 54)
+    """
+    out, in_ = (np.array([float(pair[side]) for pair in rates]) for side in (0, 1))
+    each = gpus or [1] * len(rates)
+    if len(rates) > ALL_PAIRS_MAX:
+        for whole, (above, below) in zip(program.pipeline(sections=1), row_trees(out, in_, each), strict=False):
+            with program.stage("reduce"):
+                whole[0].reduce_along(above)
+            with program.stage("broadcast"):
+                whole[0].broadcast_along(below)
+        return
+    parts = divide(out, in_)
+    turns = zip(*(program.pipeline(sections=1, share=part.weight) for part in parts), strict=True)
+    reduced: list[tuple[Segment, Tree]] = []
+    turns_apart = min(program.segments, lcm(len(each), *each))
+    rounds = cycle([[stars(part, turn, each) for part in parts] for turn in range(turns_apart)])
+    for segments, trees in zip(chain(turns, [()]), rounds, strict=False):
+        with program.stage("reduce"):
+            for segment, (up, _) in zip(segments, trees, strict=False):
+                segment[0].reduce_along(up)
+        with program.stage("broadcast"):
+            for segment, down in reduced:
+                segment[0].broadcast_along(down)
+        reduced = [(segment, down) for segment, (_, down) in zip(segments, trees, strict=False)]
+
+
+def divide(out: Loads, in_: Loads) -> tuple[Share, ...]:
+    """The shares for servers of these rates; they add up to one.
+
+    >>> rates = np.array([2.0, 2.0, 2.0, 1.0])
+    >>> [(share.reduced, share.broadcast, round(float(share.weight), 3)) for share in divide(rates, rates)]
+    [(0, 0, 0.333), (1, 1, 0.333), (2, 2, 0.333)]
+    """
+    p = len(out)
+    if p == 1:
+        return (Share(0, 0, Fraction(1)),)
+    if p == 2:
+        return tuple(Share(server, server, Fraction(1, 2)) for server in range(2))
+    up, down = ((port_loads(rates, 2.0 * (p - 1)) - 1) / (p - 2) for rates in (in_, out))
+    both = np.minimum(up, down)
+    found = [(server, server, weight) for server, weight in enumerate(both)]
+    up, down = up - both, down - both
+    u = v = 0
+    while u < p and v < p:
+        weight = min(up[u], down[v])
+        found.append((u, v, weight))
+        up[u] -= weight
+        down[v] -= weight
+        u, v = (u + 1, v) if up[u] <= down[v] else (u, v + 1)
+    whole = [round(weight * PARTS) for _, _, weight in found]
+    whole[int(np.argmax(whole))] += PARTS - sum(whole)
+    return tuple(Share(u, v, Fraction(n, PARTS)) for (u, v, _), n in zip(found, whole, strict=True) if n)
+
+
+def stars(share: Share, turn: int, gpus: Sequence[int]) -> tuple[Tree, Tree]:
+    """The tree to reduce `share` along and the one to broadcast it along, over the ranks; both end, or start, at the
+    same one. Who is added first, and who is sent to first, changes with the `turn`."""
+    p = len(gpus)
+    others = [rank % p for rank in range(share.broadcast + 1 + turn, share.broadcast + 1 + turn + p)]
+    others.remove(share.broadcast)
+    down = Tree(column([share.broadcast, *others]), column([-1, *[share.broadcast] * (p - 1)]))
+    up = down
+    if share.reduced != share.broadcast:
+        others.remove(share.reduced)
+        above = [-1, share.broadcast, *[share.reduced] * (p - 2)]
+        up = Tree(column([share.broadcast, share.reduced, *others]), column(above))
+    return (up, down) if max(gpus) == 1 else (with_gpus(up, gpus, turn), with_gpus(down, gpus, turn))

@@ -1,0 +1,497 @@
+"""A schedule judged for every number of ranks and of segments at once: `prove_all_ranks`.
+
+What is proved. For every number of ranks p, every number of segments k and every chunk, of the transfers in the order
+in which the author's function writes them: each names two different ranks and a section that exist; at the end every
+rank has what the collective promises, every contribution exactly once and from its own place (`result`: a chunk is the
+same bytes on all ranks, and scratch space is not read by this proof); and for allreduce the values of all ranks are
+copies of one, so that there is one tree of reductions (`agreement`).
+
+How. The symbolic interpreter reads the function's source as a symbolic program; `optcc.verify.all_ranks.induction`
+proves that by induction over its loops, with Z3. Neither is believed: the reading is compared with what the function
+itself writes, transfer by transfer, for many p and k, and the concrete verifier judges plans for many p. It comes
+first, so what is wrong for a small p is refuted with the smallest. If the two ever contradict each other, that is an
+assertion.
+
+Why the other three properties follow. Let the author's transfers be numbered in the order in which they are written,
+and a plan be compiled `as written`. Its lanes hold the sends, or the receives, of one rank in that order, so the i-th
+send and the i-th receive of a channel belong to one transfer: *matching*. Whatever an instruction waits for belongs to
+its own transfer (a receive waits for its send), or to an earlier one: what is before it in its lane; what it comes
+after by `optcc.passes.depend`, which looks back only; and for its slot, any number of slots from one up, the receive
+that had it before, which is earlier in the same lane. So the graph of waits has no circle: *no deadlock*, under no
+interleaving. And `depend` puts a path between any two accesses of one rank's bytes of which one writes, an earlier one
+before a later one: *no races*, and every interleaving has the result of the author's order. That is an argument about
+the passes, not a proof of their code: each compiled plan is still judged by `optcc.verify.plan`, and must be where a
+timetable has changed the order of the ports.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from optcc.compiler import compile_schedule
+from optcc.dsl import Definition
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, ScheduleError, TopologyError
+from optcc.schedule import REDUCE, Schedule
+from optcc.show import Card, Shown
+from optcc.topology import Topology
+from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
+from optcc.verify.all_ranks.induction import (
+    Lemma,
+    ProofStops,
+    ask,
+    check_along,
+    chunk_of,
+    prove_chunk,
+    prove_moves,
+    prove_tree,
+)
+from optcc.verify.all_ranks.symbolic import FALSE, Along, Case, OutsideSubset, Reading, Term, holds, transfers_of
+from optcc.verify.all_ranks.symbolic_interpreter import TAKEN_AT_THEIR_WORD, read
+from optcc.verify.all_ranks.symbolic_values import Opaque
+from optcc.verify.plan import verify_plan
+from optcc.verify.smt import Checked, Sat
+
+P_FIRST = 16
+"""Numbers of ranks that are checked one by one before anything is proved."""
+SEGMENTS_FIRST = 3
+"""Segments of their plans; of those behind them, one."""
+SEGMENTS_COMPARED = 3
+TRANSFERS_MAX = 20_000
+"""Transfers of a schedule that the concrete verifier is asked about, and that a reading is compared with, at most."""
+ROOTED = ("broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class AllRanks(Shown):
+    """The verdict on a schedule for every number of ranks.
+
+    `lemmas` are the steps of the proof; `cases` the values of ranks and parameters that it covers; `checked` how far
+    concrete plans were judged one by one; `assumptions` what is believed and not proved; `reached`, where
+    the verdict is unknown, why and how far it got.
+    """
+
+    name: str
+    verdict: str
+    lemmas: tuple[Lemma, ...]
+    cases: tuple[str, ...]
+    checked: str
+    seconds: float
+    assumptions: tuple[str, ...] = ()
+    counterexample: Counterexample | None = None
+    smallest_p: int | None = None
+    reached: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.verdict == REFUTED) == (self.counterexample is not None) == (self.smallest_p is not None)
+        assert self.verdict != PROVED or (self.lemmas and all(lemma.proved for lemma in self.lemmas))
+        assert (self.verdict == UNKNOWN) == bool(self.reached)
+
+    @property
+    def exit_code(self) -> int:
+        """What a command returns for this verdict."""
+        return {PROVED: EXIT_DONE, REFUTED: EXIT_REFUTED, UNKNOWN: EXIT_UNKNOWN}[self.verdict]
+
+    def card(self) -> Card:
+        head = f"{self.name}, for every number of ranks: {self.verdict}"
+        rows = [("covers", "", "", "", case) for case in self.cases]
+        rows += [("one by one", "proved", "checked", "", self.checked)] if self.checked else []
+        rows += [("assumes", "", "", "", each) for each in self.assumptions]
+        rows += [("reached", "", "", "", self.reached)] if self.reached else []
+        if self.counterexample is not None:
+            rows.append(("smallest", "refuted", "checked", "", f"p = {self.smallest_p}: {self.counterexample.summary}"))
+        rows += [
+            (lemma.name, lemma.verdict, lemma.by, f"{lemma.seconds:.2f}", lemma.statement) for lemma in self.lemmas
+        ]
+        return Card(head, ("lemma", "verdict", "by", "s", "statement"), tuple(rows))
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        wrong = self.counterexample
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "lemmas": [
+                {
+                    "name": lemma.name,
+                    "statement": lemma.statement,
+                    "verdict": lemma.verdict,
+                    "by": lemma.by,
+                    "seconds": lemma.seconds,
+                }
+                for lemma in self.lemmas
+            ],
+            "cases": list(self.cases),
+            "checked": self.checked,
+            "seconds": self.seconds,
+            "assumptions": list(self.assumptions),
+            "smallest_p": self.smallest_p,
+            "counterexample": None
+            if wrong is None
+            else {
+                "property": wrong.property,
+                "summary": wrong.summary,
+                "rank": wrong.rank,
+                "first_byte": wrong.first_byte,
+                "last_byte": wrong.last_byte,
+                "trace": list(wrong.trace),
+            },
+            "reached": self.reached,
+        }
+
+
+# Parameters -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """A case, and `sizes_of(ranks, parameters)`: the values of its variables for a concrete schedule, if it is one."""
+
+    case: Case
+    sizes_of: Callable[[int, Mapping[str, Any]], dict[str, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A concrete schedule to ask for: ranks, parameters, root."""
+
+    n_ranks: int
+    parameters: Mapping[str, Any]
+    root: int
+
+    def __str__(self) -> str:
+        given = "".join(f", {name} = {_short(value)}" for name, value in self.parameters.items())
+        return f"p = {self.n_ranks}{given}" + (f", root = {self.root}" if self.root else "")
+
+
+def _short(value: Any) -> str:
+    text = str(tuple(value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def cases_of(definition: Definition) -> tuple[Covered, ...]:
+    """The cases into which a schedule's parameters fall, told by their names as the library uses them.
+
+    `gpus`, a number, is any number of GPUs a server; `stragglers` any one server; `order`, and `rates` with `gpus`, are
+    anything at all. A parameter of another name has its default value, if it has one.
+    """
+    p, q, g, n, s = (Term.var(name) for name in "pqgNs")
+    one = Term.of(1)
+    names = set(list(inspect.signature(definition.function).parameters)[1:])
+    if "stragglers" in names:
+        flat = tuple(({"stragglers": [s]} | ({"gpus": one} if "gpus" in names else {})).items())
+        covered = [
+            Covered(
+                Case("2 servers of one GPU, any one straggler", (), Term.of(2), flat, None, "s"),
+                lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q == 1, "s"),
+            ),
+            Covered(
+                Case("p >= 3 servers of one GPU, any one straggler", (("q", 2),), q + 1, flat, None, "s"),
+                lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q >= 2, "qs"),
+            ),
+        ]
+        if "gpus" in names:
+            several = (("stragglers", [s]), ("gpus", g))
+            covered += [
+                Covered(
+                    Case("2 servers of g >= 2 GPUs, any one straggler", (("g", 2),), g * 2, several, g, "s"),
+                    lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q == 1, "gs"),
+                ),
+                Covered(
+                    Case(
+                        "p/g >= 3 servers of g >= 2 GPUs, any one straggler",
+                        (("q", 2), ("g", 2)),
+                        (q + 1) * g,
+                        several,
+                        g,
+                        "s",
+                    ),
+                    lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q >= 2, "qgs"),
+                ),
+            ]
+        return tuple(covered)
+    if "rates" in names or "order" in names:
+        opaque = tuple((name, Opaque(name)) for name in sorted(names & {"rates", "order", "gpus"}))
+        what = " and ".join(name for name, _ in opaque)
+        return (Covered(Case(f"p >= 2, any {what}", (("p", 2),), p, opaque), lambda ranks, given: {"p": ranks}),)
+    if "gpus" in names:
+        return (
+            Covered(
+                Case("p >= 2 servers of one GPU", (("N", 2),), n, (("gpus", one),)),
+                lambda ranks, given: {"N": ranks} if given["gpus"] == 1 and ranks >= 2 else None,
+            ),
+            Covered(
+                Case("one server of p >= 2 GPUs", (("g", 2),), g, (("gpus", g),)),
+                lambda ranks, given: {"g": ranks} if given["gpus"] == ranks >= 2 else None,
+            ),
+            Covered(
+                Case("p/g >= 2 servers of g >= 2 GPUs", (("N", 2), ("g", 2)), n * g, (("gpus", g),), g),
+                lambda ranks, given: (
+                    {"N": ranks // given["gpus"], "g": given["gpus"]} if 2 <= given["gpus"] < ranks else None
+                ),
+            ),
+        )
+    plain = Case("p >= 2", (("p", 2),), p)
+    return (Covered(plain, lambda ranks, given: {"p": ranks} if not given else None),)
+
+
+def _straggler_sizes(
+    ranks: int, given: Mapping[str, Any], fits: Callable[[int, int], bool], names: str
+) -> dict[str, int] | None:
+    gpus, (straggler, *others) = given.get("gpus", 1), given["stragglers"]
+    sizes = {"q": ranks // gpus - 1, "g": gpus, "s": straggler}
+    return {name: sizes[name] for name in names} if not others and fits(gpus, sizes["q"]) else None
+
+
+def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
+    """Concrete schedules over p ranks that stand for all: with each server, or some, as the slow one, with each number
+    of GPUs that divides p, with the first and the last rank as root."""
+    names = set(list(inspect.signature(definition.function).parameters)[1:])
+    texts = [f"{p}@4GB/s"]
+    some = range(p) if p <= 6 else sorted({0, p // 2, p - 1})
+    if names & {"stragglers", "straggler", "rates", "order"}:
+        texts += [f"{p}@4GB/s,{slow}=2GB/s" for slow in some]
+    if "rates" in names and p > 2:
+        texts.append(f"{p}@4GB/s,0=1GB/s,1=3GB/s:2GB/s")
+    if "gpus" in names:
+        for gpus in (each for each in range(2, p + 1) if p % each == 0):
+            texts.append(f"{p // gpus}x{gpus}@4GB/s")
+            if "stragglers" in names and p // gpus > 1:
+                texts += [f"{p // gpus}x{gpus}@4GB/s,{slow}=2GB/s" for slow in {0, p // gpus - 1}]
+    found: dict[str, Instance] = {}
+    for text in texts:
+        try:
+            parameters = definition.configure(Topology.parse(text))
+        except TopologyError:
+            continue
+        for root in sorted({0, p - 1}) if definition.collective in ROOTED else (0,):
+            instance = Instance(p, parameters, root)
+            found.setdefault(str(sorted(parameters.items())) + str(root), instance)
+    return tuple(found.values())
+
+
+# The verdict ----------------------------------------------------------------------------------------------------------
+
+
+class _Refuted(Exception):
+    def __init__(self, p: int, counterexample: Counterexample) -> None:
+        self.p, self.counterexample = p, counterexample
+
+
+def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: float = 60) -> AllRanks:
+    """The verdict on `definition` for every number of ranks from 2 up, and of segments.
+
+    The concrete verifier judges plans for p = 2..16, then the proof for all p is tried, then the concrete verifier goes
+    on up to `p_checked`, as far as `budget_s` seconds in all allow.
+
+    >>> from optcc.schedules.ring import ring
+    >>> prove_all_ranks(ring, p_checked=6).verdict
+    'proved'
+
+    Raises EnvironmentMissing if z3 is not installed.
+    """
+    started = time.monotonic()
+    stop_at = started + budget_s
+    lemmas: list[Lemma] = []
+    cases: list[str] = []
+    assumptions: list[str] = []
+    reached = ""
+    all_proved = False
+
+    def ended(verdict: str, checked: str, **more: Any) -> AllRanks:
+        seconds = time.monotonic() - started
+        return AllRanks(
+            definition.name, verdict, tuple(lemmas), tuple(cases), checked, seconds, tuple(assumptions), **more
+        )
+
+    try:
+        first = min(P_FIRST, p_checked)
+        last = _check_up_to(definition, range(2, first + 1), SEGMENTS_FIRST, started + 0.4 * budget_s)
+        try:
+            for covered in cases_of(definition):
+                proved, assumed = _prove_case(definition, covered, p_checked, stop_at)
+                lemmas += proved
+                assumptions += [each for each in assumed if each not in assumptions]
+                cases.append(covered.case.name)
+            all_proved = True
+        except OutsideSubset as outside:
+            reached = f"line {outside.line} is outside of what is read: {outside.construct}"
+        except ProofStops as stops:
+            reached = f"no proof: {stops}"
+        if last == first:
+            last = _check_up_to(definition, range(first + 1, p_checked + 1), 1, stop_at) or last
+    except _Refuted as refuted:
+        contradiction = f"{definition.name}: proved for every number of ranks, refuted for {refuted.p}"
+        if all_proved:
+            raise AssertionError(f"{contradiction}: {refuted.counterexample}") from refuted
+        lemmas.clear()
+        cases.clear()
+        assumptions.clear()
+        return ended(REFUTED, "", counterexample=refuted.counterexample, smallest_p=refuted.p)
+    checked = f"plans compiled as written, p = 2..{last}" if last else ""
+    if not reached and last is None:
+        reached = "no concrete number of ranks could be checked in time"
+    if reached:
+        return ended(UNKNOWN, checked, reached=reached + (f"; {checked} are proved" if checked else ""))
+    return ended(PROVED, checked)
+
+
+def _check_up_to(definition: Definition, ps: Sequence[int], segments: int, stop_at: float) -> int | None:
+    """The last number of ranks up to which all plans are right; None if not even the first was judged in time.
+
+    Raises _Refuted for the smallest whose plan is not.
+    """
+    last = None
+    for p in ps:
+        for instance in instances_of(definition, p):
+            if time.monotonic() > stop_at:
+                return last
+            if not _check(definition, instance, segments):
+                return last
+        last = p
+    return last
+
+
+def _build(definition: Definition, instance: Instance, segments: int) -> Schedule:
+    """The schedule; raises _Refuted where the author's function makes a mistake."""
+    try:
+        return definition(instance.n_ranks, segments, root=instance.root, **instance.parameters)
+    except ScheduleError as error:
+        summary = f"no schedule for {instance}: {error}"
+        raise _Refuted(instance.n_ranks, Counterexample("result", summary)) from None
+
+
+def _check(definition: Definition, instance: Instance, segments: int) -> bool:
+    """Whether it was judged, which schedules of too many transfers are not; raises _Refuted if it is wrong."""
+    schedule = _build(definition, instance, segments)
+    if len(schedule) > TRANSFERS_MAX:
+        return False
+    chunks = sum(shape.sections for shape in schedule.segments)
+    verdict = verify_plan(compile_schedule(schedule, size_bytes=8 * chunks))
+    if verdict.counterexample is not None:
+        raise _Refuted(instance.n_ranks, verdict.counterexample)
+    assert verdict.verdict == PROVED, verdict
+    return True
+
+
+def _prove_case(
+    definition: Definition, covered: Covered, p_checked: int, stop_at: float
+) -> tuple[list[Lemma], list[str]]:
+    """The lemmas of a case, and what they take at its word.
+
+    Raises OutsideSubset or ProofStops.
+    """
+    reading = read(definition, covered.case)
+    _check_shares(reading)
+    label = f"{covered.case.name}: "
+    lemmas = [_consistent(reading, label), _compared(definition, covered, reading, p_checked, label)]
+    assumptions = [f"{name} {TAKEN_AT_THEIR_WORD[name]}" for name in reading.helpers]
+    if any(isinstance(node, Along) for node in reading.nodes()):
+        words = check_along(reading, definition.collective)
+        lemmas.append(Lemma(f"{label}trees", words, Checked(words, "read from the source"), 0.0))
+        return [*lemmas, *prove_tree()], assumptions
+    if definition.collective not in ("allreduce", "reducescatter", "allgather"):
+        raise ProofStops(f"{definition.collective} by single transfers is not covered")
+    lemmas += prove_moves(reading, label)
+    walked = set()
+    for walk in reading.walks:
+        for family in walk.families:
+            walked.add(family)
+            for residue, body in enumerate(walk.bodies):
+                kind = f"pipeline {family + 1}, " if len(reading.families) > 1 else ""
+                kind += f"segments {residue} mod {len(walk.bodies)}, " if len(walk.bodies) > 1 else ""
+                lemmas += prove_chunk(chunk_of(reading, family, body), definition.collective, label + kind, stop_at)[0]
+    if walked != set(range(len(reading.families))):
+        raise ProofStops("a pipeline that is never walked")
+    return lemmas, assumptions
+
+
+def _check_shares(reading: Reading) -> None:
+    """Raises ProofStops if the pipelines may not share the message exactly."""
+    total = Fraction(0)
+    for family in reading.families:
+        if isinstance(family.share, Fraction):
+            if family.count.constant is None or not family.share:
+                raise ProofStops(f"line {family.line}: shares that are not known to add up to one")
+            total += family.share * family.count.constant
+        elif family.share == family.count:
+            total += 1
+        else:
+            raise ProofStops(f"line {family.line}: shares that are not known to add up to one")
+    if total != 1:
+        raise ProofStops(f"shares of the pipelines add up to {total}")
+
+
+def _consistent(reading: Reading, label: str) -> Lemma:
+    """That what is assumed of the case is not empty: Z3 finds values for it, which are put in."""
+    name, facts = f"{label}not empty", reading.case.facts()
+    lemma = ask(name, "the case is empty", facts, FALSE)
+    if not isinstance(lemma.answer, Sat):
+        raise ProofStops(f"{name}: {lemma.answer}")
+    values = {str(key[0]): int(value) for key, value in lemma.answer.values.items()}
+    assert all(holds(fact, values) for fact in facts), f"z3: {values}: are no such numbers of ranks"
+    example = ", ".join(f"{name} = {value}" for name, value in values.items()) or "2 ranks"
+    statement = f"there are such numbers of ranks: {example}"
+    return Lemma(name, statement, Checked(statement, "the numbers were put in"), lemma.seconds)
+
+
+def _compared(definition: Definition, covered: Covered, reading: Reading, p_max: int, label: str) -> Lemma:
+    """That the reading is what the function writes, transfer by transfer; an assertion fails where it is not."""
+    started = time.perf_counter()
+    count = largest = 0
+    for p, instance, sizes in _sizes(definition, covered, p_max):
+        for segments in range(1, SEGMENTS_COMPARED + 1):
+            schedule = _build(definition, instance, segments)
+            if any(isinstance(node, Along) for node in reading.nodes()):
+                _compare_trees(reading, schedule, segments)
+            else:
+                columns = (schedule.src, schedule.dst, schedule.op, schedule.segment, schedule.section)
+                written = np.stack(columns, axis=1)
+                found = np.array(transfers_of(reading, sizes, segments), dtype=np.int64).reshape(-1, 5)
+                same = found.shape == written.shape and bool((found == written).all())
+                assert same, f"{definition.name}: read wrongly for {instance}, {segments} segments"
+            count, largest = count + len(schedule), p
+            if len(schedule) * (segments + 1) > TRANSFERS_MAX or p > 2 * P_FIRST:
+                break
+    if not count:
+        raise ProofStops(f"{covered.case.name}: no concrete schedule was found to compare the reading with")
+    statement = f"the symbolic program is what the function writes: {count} transfers compared, p up to {largest}"
+    how = f"transfer by transfer, for 1 to {SEGMENTS_COMPARED} segments"
+    return Lemma(f"{label}reading", statement, Checked(statement, how), time.perf_counter() - started)
+
+
+def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tuple[int, Instance, dict[str, int]]]:
+    for p in range(2, p_max + 1):
+        fitting = 0
+        for instance in instances_of(definition, p):
+            sizes = covered.sizes_of(p, instance.parameters)
+            if sizes is not None and (fitting == 0 or p <= P_FIRST):
+                fitting += 1
+                yield p, instance, sizes
+
+
+def _compare_trees(reading: Reading, schedule: Schedule, segments: int) -> None:
+    """Asserts that each segment is a reduction, or a broadcast, along trees as read, with roots as read."""
+    p = schedule.n_ranks
+    nodes = [node for walk in reading.walks for node in walk.bodies[0]]
+    assert all(isinstance(node, Along) for node in nodes) and len(schedule) == segments * len(nodes) * (p - 1)
+    for segment in range(segments):
+        roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root}
+        for number, node in enumerate(nodes):
+            assert isinstance(node, Along)
+            first = (segment * len(nodes) + number) * (p - 1)
+            rows = slice(first, first + p - 1)
+            below, above = schedule.src[rows].tolist(), schedule.dst[rows].tolist()
+            if node.op != REDUCE:
+                below, above = above[::-1], below[::-1]
+            assert (schedule.op[rows] == node.op).all() and (schedule.segment[rows] == segment).all()
+            (root,) = set(range(p)) - set(below)
+            place = {rank: at for at, rank in enumerate([*below, root])}
+            assert len(place) == p and all(place[up] > place[down] for down, up in zip(below, above, strict=True))
+            assert roots.setdefault(node.root, root) == root, f"{reading.helpers}: another root in segment {segment}"

@@ -1,0 +1,1 @@
+"""Proofs about the failover table: exploration of its states, and inductive invariants."""

@@ -1,0 +1,87 @@
+"""A plan's time against the bound for a whole interval of slowdowns, as `optcc verify --slowdown` tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from optcc.errors import InputError
+from optcc.plan import Plan
+from optcc.show import Card, Shown
+from optcc.topology import Topology
+from optcc.verify.bounds.predictions import straggler_of
+from optcc.verify.plan.parametric import Part, Proof, Refutation, Study, prove_ratio, study_ratio
+from optcc.verify.smt import Limit, require_known
+
+SOLVER_LIMIT = Limit(60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(Shown):
+    """What is known on the interval; `answer` if somebody asked whether an eps holds."""
+
+    straggler: int
+    low: Fraction
+    high: Fraction
+    study: Study
+    answer: Proof | Refutation | None
+
+    @property
+    def holds(self) -> bool:
+        """True if nothing was asked, or what was asked was proved."""
+        return not isinstance(self.answer, Refutation)
+
+    def card(self) -> Card:
+        title = (
+            f"time <= (1 + {self.study.least_eps}) T* for every slowdown of rank {self.straggler} from {self.low} to "
+            f"{self.high}; equal at l = {self.study.worst.slowdown}"
+        )
+        if isinstance(self.answer, Proof):
+            title += f"\n(1 + {self.answer.eps}) T* is enough: proved, {self.answer.checked}"
+        elif isinstance(self.answer, Refutation):
+            title += f"\n(1 + {self.answer.eps}) T* is not enough: refuted at l = {self.answer.at.slowdown}"
+        (makespan,) = self.study.makespans
+        return Card(title, makespan.card().columns, makespan.card().rows)
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values; fractions as text."""
+        (makespan,) = self.study.makespans
+        return {
+            "straggler": self.straggler,
+            "low": str(self.low),
+            "high": str(self.high),
+            "least_eps": str(self.study.least_eps),
+            "worst_slowdown": str(self.study.worst.slowdown),
+            "breakpoints": [str(each) for each in makespan.breakpoints],
+            "bound_breakpoint": str(self.study.bound_breakpoint),
+            "eps": None if self.answer is None else str(self.answer.eps),
+            "verdict": None if self.answer is None else "proved" if self.holds else "refuted",
+            "solver": None if self.answer is None else str(self.answer.solver),
+        }
+
+
+def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) -> Ratio:
+    """The ratio of `plan` on `interval` ("1:8"), its straggler the slowest endpoint of `topology`.
+
+    Raises InputError for an interval or an eps that is none, TopologyError without a single slowest endpoint,
+    SolverUnknown if the question stays open, and what `study_ratio` raises.
+    """
+    straggler = straggler_of(topology).index
+    if straggler is None:
+        raise InputError("--slowdown: the topology must have one endpoint that is slower than the others")
+    low_text, colon, high_text = interval.partition(":")
+    low, high = read_number("--slowdown", low_text), read_number("--slowdown", high_text if colon else low_text)
+    if eps is None:
+        return Ratio(straggler, low, high, study_ratio([Part(plan, low, high)], straggler), None)
+    answer = prove_ratio(plan, straggler, low, high, read_number("--eps", eps), solver=SOLVER_LIMIT)
+    known = require_known(answer)
+    assert isinstance(known, Proof | Refutation)
+    return Ratio(straggler, low, high, known.study, known)
+
+
+def read_number(flag: str, text: str) -> Fraction:
+    """`text` as an exact number; raises InputError, which names `flag`, if it is none."""
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{flag} {text!r}: must be a number such as 2, 1.5 or 8/7") from None

@@ -1,0 +1,68 @@
+"""All that can be asked of one plan, in the order in which the answers build on each other, and what was answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from optcc.passes.timetable import Ports
+from optcc.plan import Plan
+from optcc.schedule import Schedule
+from optcc.topology import Topology
+from optcc.verdict import PROVED, Verdict
+from optcc.verify.plan import verify_plan
+from optcc.verify.plan.limits import check_limits
+from optcc.verify.plan.timing import Makespan, check_timing
+from optcc.verify.plan.translation import check_translation
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What to ask beyond properties 1 to 5.
+
+    `schedule`: is the plan a translation of it. `topology` with `within` or `promise_s`: is its time on the topology,
+    with ports of `model`, at most `within` times the bound, or at most `promise_s` seconds. `target`: does it fit the
+    limits of that run-time or format (`optcc.verify.plan.limits.TARGETS`).
+    """
+
+    schedule: Schedule | None = None
+    topology: Topology | None = None
+    model: Ports = "exclusive"
+    within: Fraction | None = None
+    promise_s: Fraction | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict, and the time if a claim about it was judged: exact but for fair ports."""
+
+    verdict: Verdict
+    makespan: Makespan | None = None
+
+
+def judge(plan: Plan, questions: Questions) -> Report:
+    """Asks all of `questions`; what cannot be judged because something before it fails is unknown.
+
+    Raises InputError for a target that is not known, and what `check_timing` raises for a topology.
+    """
+    verdict = verify_plan(plan)
+    sound = verdict.verdict == PROVED
+    if questions.schedule is not None:
+        verdict = verdict.and_also("translation", check_translation(questions.schedule, plan) if sound else None)
+    makespan = None
+    if questions.within is not None or questions.promise_s is not None:
+        assert questions.topology is not None, "a claim about time is one on a topology"
+        slow = None
+        if sound:
+            slow, makespan = check_timing(
+                plan,
+                questions.topology,
+                model=questions.model,
+                within=questions.within,
+                promise_s=questions.promise_s,
+            )
+        verdict = verdict.and_also("timing", slow)
+    if questions.target is not None:
+        verdict = verdict.and_also("limits", check_limits(plan, questions.target))
+    return Report(verdict, makespan)

@@ -1,0 +1,452 @@
+"""Result and agreement: what every byte of every rank holds at the end, by running the plan on trees of reductions.
+
+The memory of a rank is cut into atoms, byte ranges that no instruction cuts. What an atom holds is a number: that of a
+leaf, the input of a rank at an atom of the message, or that of a reduction of two others. Equal reductions get equal
+numbers (the operands in either order), so two ranks combined an atom by the same tree if they hold the same number,
+and each tree has to be taken apart into its leaves only once: they must be every rank that belongs there, once, from
+the very atom. The plan must be free of deadlocks and races: then every interleaving gives the same.
+
+A refutation is told by running the plan once more, atom by atom and with sets of contributions, on the bytes it is
+about (`_Retelling`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optcc.arrays import Column
+from optcc.collective import DTYPE_BYTES
+from optcc.compiled import compiled
+from optcc.plan import LOCALS, RECEIVES, REDUCES, SENDS, Plan
+from optcc.verdict import Counterexample
+from optcc.verify.plan.byte_partition import CutsUnknown, carried_cuts, ranges
+from optcc.verify.plan.plan_graph import Wiring
+
+CELLS_MAX = 2**28
+"""Ranks times atoms; above, the verdict is unknown. A cell takes 8 bytes, a reduction of an atom up to 56."""
+MIXED = -1
+_RIGHT, _WRONG = range(2)
+_EVERYONE, _NOBODY = -1, -2
+
+
+def check_result(plan: Plan, wiring: Wiring, order: Column) -> tuple[Counterexample | None, Counterexample | None]:
+    """Why the result is wrong, and why ranks disagree on the tree; None where they do not. `order` as from deadlock.
+
+    Raises CutsUnknown where the bytes cannot be cut into atoms, or into too many.
+    """
+    cuts = carried_cuts(plan)
+    n_atoms = len(cuts) - 1
+    if plan.n_ranks * n_atoms > CELLS_MAX:
+        raise CutsUnknown(f"{plan.n_ranks} ranks with {n_atoms} pieces of the message each")
+    unread = _execute(plan, wiring, order, cuts)
+    if isinstance(unread, int):
+        written = plan.dst_offset[unread], plan.dst_offset[unread] + plan.bytes[unread]
+        atoms = range(*np.searchsorted(cuts, written).tolist())
+        wrong, _ = _Retelling(plan, cuts, atoms, order).tell()
+        assert wrong is not None, "the second run reads uninitialised bytes too"
+        return wrong, None
+    memory, trees = unread
+    wanted = _wanted(plan, cuts)
+    found = np.full(3, -1, dtype=np.int64)
+    if _kernels().judge(memory.reshape(plan.n_ranks, n_atoms), wanted, *trees, found) == _RIGHT and found[2] < 0:
+        return None, None
+    wrong, disagreement = _Retelling(plan, cuts, range(int(found[1]), int(found[1]) + 1), order).tell()
+    assert (wrong is None) == (found[2] >= 0) and (wrong or disagreement), "the second run finds the same"
+    return wrong, disagreement
+
+
+def _initial(plan: Plan, cuts: Column) -> Column:
+    """For each rank, for each atom: its leaf if the rank has an input there, else -1."""
+    n_atoms = len(cuts) - 1
+    memory = np.full((plan.n_ranks, n_atoms), -1, dtype=np.int64)
+    itemsize = DTYPE_BYTES[plan.transfers.dtype]
+    leaves = np.arange(plan.n_ranks * n_atoms).reshape(memory.shape)
+    for rank in range(plan.n_ranks):
+        for first, stop, ranks in plan.collective.before(rank, _count(plan)):
+            assert ranks == 1 << rank, "what a rank has at the start is its own"
+            low, high = np.searchsorted(cuts, (first * itemsize, stop * itemsize))
+            memory[rank, low:high] = leaves[rank, low:high]
+    return memory.reshape(-1)
+
+
+def _wanted(plan: Plan, cuts: Column) -> Column:
+    """For each rank, for each atom: whose input it must hold at the end: a rank's, `_EVERYONE`'s, `_NOBODY`'s."""
+    wanted = np.full((plan.n_ranks, len(cuts) - 1), _NOBODY, dtype=np.int64)
+    itemsize = DTYPE_BYTES[plan.transfers.dtype]
+    for rank in range(plan.n_ranks):
+        for first, stop, ranks in plan.collective.after(rank, _count(plan)):
+            assert ranks == plan.collective.everyone or ranks.bit_count() == 1
+            low, high = np.searchsorted(cuts, (first * itemsize, stop * itemsize))
+            wanted[rank, low:high] = _EVERYONE if ranks == plan.collective.everyone else ranks.bit_length() - 1
+    return wanted
+
+
+def _execute(plan: Plan, wiring: Wiring, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
+    """The memory at the end with the trees in it; or an instruction that uses bytes never written."""
+    n_atoms = len(cuts) - 1
+    own = plan.dst_offset >= 0
+    reads = ranges(plan, cuts, np.where(plan.src_offset >= 0, plan.src_offset, plan.dst_offset), np.ones_like(own))
+    writes = ranges(plan, cuts, plan.dst_offset, own)
+    width = reads.high - reads.low
+    assert (width[own] == (writes.high - writes.low)[own]).all(), "cuts are closed under what instructions do"
+    shift = plan.instruction_rank * n_atoms
+    sends, receives = np.isin(plan.kind, list(SENDS)), np.isin(plan.kind, list(RECEIVES))
+    reduces = np.isin(plan.kind, list(REDUCES))
+    leaving = np.cumsum(np.where(sends, width, 0)) - width  # where a send's message begins among all messages
+    coming = np.where(receives, leaving[wiring.sent_by], -1)
+    memory = _initial(plan, cuts)
+    rooms = 1 + int(width[reduces].sum())
+    left, right = np.empty(rooms, dtype=np.int64), np.empty(rooms, dtype=np.int64)
+    table = np.full(1 << (2 * rooms - 1).bit_length(), -1, dtype=np.int64)
+    unread = _kernels().execute_events(
+        order,
+        (own, receives, reduces, sends),
+        (reads.low + shift, writes.low + shift, width, leaving, coming),
+        memory,
+        np.empty(int(width[sends].sum()), dtype=np.int64),
+        left,
+        right,
+        table,
+    )
+    return (memory, (left, right)) if unread < 0 else int(unread)
+
+
+@cache
+def _kernels() -> Any:
+    return compiled((_combine, _execute_events, _is_right, _judge), globals())
+
+
+def _combine(one: Any, other: Any, leaves: int, left: Column, right: Column, table: Column) -> Any:
+    """The number of the tree over the trees `one` and `other`; numbers below `leaves` are leaves."""
+    if one > other:
+        one, other = other, one
+    mask = len(table) - 1
+    at = (one * 0x9E3779B1 ^ other * 0x85EBCA77) & mask
+    at = (at ^ (at >> 15)) & mask
+    while table[at] >= 0:
+        tree = table[at]
+        if left[tree] == one and right[tree] == other:
+            return leaves + tree
+        at = (at + 1) & mask
+    tree = left[-1]  # the last room holds how many are taken
+    left[-1] = tree + 1
+    left[tree], right[tree] = one, other
+    table[at] = tree
+    return leaves + tree
+
+
+def _execute_events(
+    order: Column, what: Any, where: Any, memory: Column, messages: Column, left: Column, right: Column, table: Column
+) -> Any:
+    """Runs all events on `memory`; an instruction that uses bytes never written, or -1."""
+    writes, receives, reduces, sends = what
+    read_at, write_at, width, leaving, coming = where
+    leaves = len(memory)
+    left[-1] = 0
+    for event in order:
+        i = event >> 1
+        if event & 1 == 0:
+            if not writes[i]:
+                continue
+            for k in range(width[i]):
+                value = messages[coming[i] + k] if receives[i] else memory[read_at[i] + k]
+                cell = write_at[i] + k
+                if value < 0 or (reduces[i] and memory[cell] < 0):
+                    return i
+                memory[cell] = _combine(memory[cell], value, leaves, left, right, table) if reduces[i] else value
+        elif sends[i]:
+            source = write_at[i] if receives[i] else read_at[i]
+            for k in range(width[i]):
+                messages[leaving[i] + k] = memory[source + k]
+    return -1
+
+
+def _is_right(
+    value: int,
+    atom: int,
+    wanted: int,
+    n_ranks: int,
+    n_atoms: int,
+    left: Column,
+    right: Column,
+    seen: Column,
+    stack: Column,
+) -> bool:
+    """True if the leaves of tree `value` are the input of rank `wanted` (or everyone's, each once) at `atom`."""
+    if value < 0:
+        return False
+    seen[:] = 0
+    stack[0] = value
+    depth, count = 1, 0
+    while depth:
+        depth -= 1
+        value = stack[depth]
+        if value >= n_ranks * n_atoms:
+            if depth + 2 > n_ranks:  # more subtrees to come than there are ranks
+                return False
+            stack[depth] = right[value - n_ranks * n_atoms]
+            stack[depth + 1] = left[value - n_ranks * n_atoms]
+            depth += 2
+            continue
+        rank = value // n_atoms
+        if value % n_atoms != atom or seen[rank] or (wanted >= 0 and rank != wanted):
+            return False
+        seen[rank] = 1
+        count += 1
+    return count == (n_ranks if wanted < 0 else 1)
+
+
+def _judge(memory: Column, wanted: Column, left: Column, right: Column, found: Column) -> int:
+    """`_WRONG` and in `found` the first (rank, atom) that is; else in `found` the first (rank, atom, other rank) of
+    which the trees differ, if there is one."""
+    n_ranks, n_atoms = memory.shape
+    seen, stack = np.zeros(n_ranks, dtype=np.int64), np.empty(n_ranks + 2, dtype=np.int64)
+    judged = np.full(n_atoms, -1, dtype=np.int64)  # a rank whose value of the atom is right
+    for rank in range(n_ranks):
+        for atom in range(n_atoms):
+            if wanted[rank, atom] == -2:
+                continue
+            other = judged[atom]
+            if other >= 0 and memory[rank, atom] == memory[other, atom] and wanted[rank, atom] == wanted[other, atom]:
+                continue
+            if not _is_right(memory[rank, atom], atom, wanted[rank, atom], n_ranks, n_atoms, left, right, seen, stack):
+                found[0], found[1], found[2] = rank, atom, -1
+                return 1
+            if other < 0:
+                judged[atom] = rank
+            elif found[2] < 0:
+                found[0], found[1], found[2] = rank, atom, other
+    return 0
+
+
+class Value(NamedTuple):
+    """What an atom holds; `transfer` wrote it last, `tree` tells how it was combined, `origin` where it came from."""
+
+    ranks: int
+    twice: int
+    origin: int
+    tree: int
+    transfer: int
+
+
+class Written(NamedTuple):
+    """One write in the second run: which transfer, where, what came, and what stood there (None: nothing)."""
+
+    transfer: int
+    rank: int
+    atom: int
+    came: Value
+    stood: Value | None
+    reduced: bool
+
+
+class _Retelling:
+    """A second run, on sets of contributions, of the instructions that have to do with a few atoms."""
+
+    def __init__(self, plan: Plan, cuts: Column, atoms: range, order: Column) -> None:
+        self.plan = plan
+        self.cuts = cuts.tolist()
+        own = np.ones(len(plan), dtype=np.bool_)
+        self.reads = ranges(plan, cuts, np.where(plan.src_offset >= 0, plan.src_offset, plan.dst_offset), own)
+        self.writes = ranges(plan, cuts, plan.dst_offset, plan.dst_offset >= 0)
+        self.atoms = self._linked(atoms)
+        touched = np.zeros(len(cuts), dtype=np.int64)
+        touched[[atom + 1 for atom in self.atoms]] = 1
+        before = np.cumsum(touched)
+        takes_part = (before[self.reads.high] > before[self.reads.low]) | (
+            before[self.writes.high] > before[self.writes.low]
+        )
+        self.order = order[takes_part[order >> 1]].tolist()
+        self.trees: dict[tuple[int, int], int] = {}
+        self.doubled: list[tuple[int, int, int, int, int]] = []  # rank, atom, ranks, left and right transfer
+        self.complete: dict[int, tuple[int, int]] = {}  # atom: the first rank that had it all, and by which transfer
+        self.log: list[Written] = []
+        leaves = _initial(plan, cuts).reshape(plan.n_ranks, -1)
+        self.memory: dict[tuple[int, int], Value] = {
+            (rank, atom): Value(1 << rank, 0, self.cuts[atom], rank, -1)
+            for atom in self.atoms
+            for rank in np.flatnonzero(leaves[:, atom] >= 0).tolist()
+        }
+
+    def _linked(self, atoms: range) -> list[int]:
+        """`atoms`, and those that transfers which shift bytes connect them with, sorted."""
+        t = self.plan.transfers
+        shifted = np.flatnonzero(t.src_offset != t.dst_offset)
+        cuts = np.array(self.cuts)
+        low, high = (np.searchsorted(cuts, each[shifted]) for each in (t.src_offset, t.src_offset + t.bytes))
+        other = np.searchsorted(cuts, t.dst_offset[shifted])
+        linked, queue = set(atoms), deque(atoms)
+        while queue:
+            atom = queue.popleft()
+            there = (low <= atom) & (atom < high)
+            back = (other <= atom) & (atom < other + high - low)
+            found = {*(atom + (other - low)[there]).tolist(), *(atom - (other - low)[back]).tolist()} - linked
+            linked |= found
+            queue.extend(found)
+        return sorted(linked)
+
+    def tell(self) -> tuple[Counterexample | None, Counterexample | None]:
+        """Why the result is wrong, and why ranks disagree, as far as these atoms are concerned."""
+        return (wrong, None) if (wrong := self._execute()) is not None else self._check()
+
+    def _execute(self) -> Counterexample | None:
+        """Runs every event; returns an uninitialised read if there is one."""
+        plan, known = self.plan, set(self.atoms)
+        in_flight: list[deque[list[Value | None]]] = [deque() for _ in plan.channels]
+        for event in self.order:
+            i, done = divmod(event, 2)
+            kind, rank = int(plan.kind[i]), int(plan.instruction_rank[i])
+            source = range(int(self.reads.low[i]), int(self.reads.high[i]))
+            if done:
+                if kind in SENDS:
+                    in_flight[plan.out_channel[i]].append([self.memory.get((rank, atom)) for atom in source])
+                continue
+            if kind in RECEIVES:
+                incoming = in_flight[plan.in_channel[i]].popleft()
+            elif kind in LOCALS:
+                incoming = [self.memory.get((rank, atom)) for atom in source]
+            else:
+                continue
+            transfer, reduces = int(plan.recv_transfer[i]), kind in REDUCES
+            for atom, value in enumerate(incoming, start=int(self.writes.low[i])):
+                if atom not in known:
+                    continue
+                before = self.memory.get((rank, atom))
+                if value is None or (reduces and before is None):
+                    return self._uninitialised(i, atom, value is None)
+                self.log.append(Written(transfer, rank, atom, value, before, reduces))
+                if reduces:
+                    assert before is not None
+                    self.memory[rank, atom] = self._reduce(rank, atom, before, value, transfer)
+                else:
+                    self.memory[rank, atom] = value._replace(transfer=transfer)
+        return None
+
+    def _reduce(self, rank: int, atom: int, left: Value, right: Value, transfer: int) -> Value:
+        both = left.ranks & right.ranks
+        if both:
+            self.doubled.append((rank, atom, both, left.transfer, transfer))
+        pair = (left.tree, right.tree) if left.tree <= right.tree else (right.tree, left.tree)
+        tree = self.trees.setdefault(pair, self.plan.n_ranks + len(self.trees))
+        origin = left.origin if left.origin == right.origin else MIXED
+        if left.ranks | right.ranks == self.plan.collective.everyone and atom not in self.complete:
+            self.complete[atom] = (rank, transfer)
+        return Value(left.ranks | right.ranks, left.twice | right.twice | both, origin, tree, transfer)
+
+    def _check(self) -> tuple[Counterexample | None, Counterexample | None]:
+        """Compares the memory with the collective's postcondition, then the trees of all ranks with each other."""
+        tree_of: dict[int, tuple[int, int]] = {}
+        disagreement: Counterexample | None = None
+        wanted_of = _wanted(self.plan, np.array(self.cuts))
+        for rank in range(self.plan.n_ranks):
+            for atom in self.atoms:
+                code = int(wanted_of[rank, atom])
+                if code == _NOBODY:
+                    continue
+                wanted = self.plan.collective.everyone if code == _EVERYONE else 1 << code
+                value = self.memory.get((rank, atom))
+                if value is None or value.ranks != wanted or value.twice or value.origin != self.cuts[atom]:
+                    return self._wrong(rank, atom, wanted, value), None
+                other, tree = tree_of.setdefault(atom, (rank, value.tree))
+                if tree != value.tree and disagreement is None:
+                    disagreement = self._disagree(other, rank, atom, value)
+        return None, disagreement
+
+    def _span(self, atom: int) -> tuple[int, int]:
+        return self.cuts[atom], self.cuts[atom + 1] - 1
+
+    def _describe(self, transfer: int) -> str:
+        return f"  {self.plan.transfers.describe(transfer)}"
+
+    def _wrong(self, rank: int, atom: int, wanted: int, value: Value | None) -> Counterexample:
+        low, high = self._span(atom)
+        where = f"rank {rank} bytes {low}..{high}"
+        if value is None:
+            return Counterexample("result", f"{where}: never written", rank, low, high)
+        if value.twice:
+            names = _names(value.twice)
+            trace = [f"{names} came in twice; first where these two met:"]
+            for at, doubled_atom, both, left, right in self.doubled:
+                if doubled_atom == atom and both & value.twice:
+                    trace += [f"  rank {at}'s own input" if left < 0 else self._describe(left), self._describe(right)]
+                    break
+            summary = f"{where}: contribution of {names} counted twice"
+            return Counterexample("result", summary, rank, low, high, tuple(trace))
+        trace = []
+        if value.origin != low:
+            summary = f"{where}: holds bytes from another place of the message"
+        elif value.ranks & ~wanted:
+            summary = f"{where}: holds contributions of {_names(value.ranks & ~wanted)}, which do not belong there"
+        else:
+            missing = wanted & ~value.ranks
+            summary = f"{where}: contribution of {_names(missing)} missing"
+            trace += self._fate(missing, atom)
+        history = [self._describe(each.transfer) for each in self.log if (each.rank, each.atom) == (rank, atom)]
+        trace += (
+            [f"written at rank {rank} by:", *_shorten(history, 6)]
+            if history
+            else [f"no transfer writes these bytes at rank {rank}"]
+        )
+        if atom in self.complete:
+            holder, transfer = self.complete[atom]
+            trace += [f"rank {holder} had all contributions after:", self._describe(transfer)]
+        return Counterexample("result", summary, rank, low, high, tuple(trace))
+
+    def _fate(self, missing: int, atom: int) -> list[str]:
+        """What became of the first missing contribution: who carried it, and what overwrote it."""
+        source = (missing & -missing).bit_length() - 1
+        origin = self.cuts[atom]
+        mine = [each for each in self.log if each.came.ranks >> source & 1 and each.came.origin in (origin, MIXED)]
+        lost = [
+            each
+            for each in self.log
+            if not each.reduced
+            and each.stood is not None
+            and each.stood.ranks >> source & 1
+            and each.stood.origin in (origin, MIXED)
+            and not each.came.ranks >> source & 1
+        ]
+        lines = [f"rank {source}'s contribution went by:", *_shorten([self._describe(e.transfer) for e in mine], 4)]
+        if not mine:
+            lines = [f"rank {source}'s contribution never left it"]
+        if lost:
+            lines += [f"and was overwritten at rank {lost[-1].rank} by:", self._describe(lost[-1].transfer)]
+        return lines
+
+    def _disagree(self, one: int, other: int, atom: int, value: Value) -> Counterexample:
+        low, high = self._span(atom)
+        trace = [f"rank {other} got it by:", self._describe(value.transfer)]
+        there = self.memory.get((one, atom))
+        if there is not None and there.transfer >= 0:
+            trace += [f"rank {one} got it by:", self._describe(there.transfer)]
+        summary = f"ranks {one} and {other} bytes {low}..{high}: reduced in different orders, so the bits may differ"
+        return Counterexample("agreement", summary, other, low, high, tuple(trace))
+
+    def _uninitialised(self, instruction: int, atom: int, incoming: bool) -> Counterexample:
+        row = self.plan[instruction]
+        low, high = self._span(atom)
+        whose = "what arrives" if incoming else "what it reduces into"
+        transfer = self.plan.transfers.describe(row.recv_transfer)
+        summary = f"rank {row.rank} bytes {low}..{high}: {row.kind} uses bytes never written ({whose})"
+        return Counterexample("result", summary, row.rank, low, high, (transfer,))
+
+
+def _count(plan: Plan) -> int:
+    return plan.size_bytes // DTYPE_BYTES[plan.transfers.dtype]
+
+
+def _names(ranks: int) -> str:
+    """A set of ranks in words, shortened."""
+    members = [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
+    shown = ", ".join(map(str, members[:8])) + (", ..." if len(members) > 8 else "")
+    return f"rank {shown}" if len(members) == 1 else f"ranks {shown}"
+
+
+def _shorten(lines: list[str], most: int) -> list[str]:
+    """At most `most` lines and one that counts those left out."""
+    half = most // 2
+    return lines if len(lines) <= most else [*lines[:half], f"  ... {len(lines) - most} more", *lines[half - most :]]

@@ -1,0 +1,33 @@
+"""The fewest slots with which a plan is still safe."""
+
+from __future__ import annotations
+
+from optcc.plan import Plan
+from optcc.verify.plan.deadlock import order_events
+from optcc.verify.plan.plan_graph import wire
+from optcc.verify.plan.races import check_races
+
+
+def least_slots(plan: Plan) -> int:
+    """The smallest number of slots, the same for all lanes, with which a proved `plan` has no deadlock and no race.
+
+    Fewer slots are more waiting, so deadlock freedom is decided by bisection. A race that slots alone prevent could
+    come back with others, so from there on every number is tried until one is free of races: at the latest the plan's.
+
+    >>> from optcc.compiler import compile_schedule
+    >>> from optcc.schedules.ring import ring
+    >>> least_slots(compile_schedule(ring(n_ranks=4), size_bytes=64, slots=16))
+    1
+    """
+    low, high = 1, max((channel.slots for channel in plan.channels), default=1)
+    while low < high:
+        middle = (low + high) // 2
+        if len(order_events(wire(plan, middle))) == 2 * len(plan):
+            high = middle
+        else:
+            low = middle + 1
+    while True:
+        wiring = wire(plan, low)
+        if check_races(plan, wiring, order_events(wiring)) is None:
+            return low
+        low += 1

@@ -1,0 +1,595 @@
+"""How long a plan takes, exactly, and claims about it: makespan <= within * T*, makespan <= promise.
+
+**The model.** A plan fixes an order of every port: a port serves the transfers of a lane in the lane's order, the next
+one only after the last byte of the one before. With the order fixed nothing is left to decide: every moment is the
+longest path through a fixed graph, over rationals. Three moments belong to transfer t of n bytes: it *starts*, its in
+port *takes* it, it is *done*. With o and i the seconds of its n bytes at its out port and at its in port:
+
+    exclusive  it holds both ports for max(o, i): taken = start; left = start + max(o, i); done >= left + latency
+    fifo       each port at its own rate, the network stores: left = start + o; taken >= start + max(0, o - i), so that
+               the in port never pauses; done >= taken + i + latency
+
+A port's next transfer starts when the one before has left it (fifo: an in port takes the next one when it is through
+with the one before). Everything else that waits, waits as `optcc.simulate.plan_edges` says: for data, for bytes that
+are still being read, for its turn in a lane, for a slot. Which port a transfer uses is as in `optcc.simulate`: those of
+the two servers, their surviving NICs pooled; inside a server the fabric ports of two GPUs, or none; a local operation
+none, and no latency either.
+
+**Against the simulator.** `optcc.simulate` decides while it runs: an exclusive port takes what became ready first, a
+fifo in port does not wait for what has not come yet. Where it serves the ports in the lanes' order, its time is this
+one; always so with one slot a lane, because then a lane's next message starts only after the one before it is done. It
+may serve in another order where a lane has several slots and messages of several senders are ready, and be faster or
+slower for that; this order is the one that the plan's author (or the timetable) wants.
+
+**Shared ports.** GPUs of one server share its NICs, and a rank may send in several lanes: then no lane fixes the order
+of that port. All ports are then kept in the order in which `optcc.simulate` serves them, and `Makespan.order` says so.
+The simulator is not trusted for that: its order is a witness, one way to run the plan, and the time of this way is
+computed here.
+
+**Fair ports** have no order: what flows at once shares them, and a rate changes with everything that begins or ends. No
+graph says that, so `check_timing` takes the simulator's word for it. That is a computation in floats, no proof: right
+to about 1e-9 of the time in tests against an exact evaluator, and called `rounded` wherever it is told.
+
+Numbers are integers of a tick that divides every duration: 64 bits wide where they fit, else Python's. Floats appear
+only in the order of shared ports, for fair ports, and in text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import lcm
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from optcc.arrays import Column
+from optcc.compiled import compiled
+from optcc.errors import InputError, PlanError, TopologyError
+from optcc.passes.timetable import PORTS, Ports
+from optcc.plan import Plan
+from optcc.simulate import DONE_DONE, plan_edges, simulate
+from optcc.topology import Topology
+from optcc.transfers import Transfers
+from optcc.units import show_rate, show_time
+from optcc.verdict import Counterexample
+from optcc.verify.bounds.closed_forms import collective_bound
+
+Model = Literal["exclusive", "fifo"]
+NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
+    "nothing",
+    "its data",
+    "bytes that were still being sent",
+    "its turn in a lane",
+    "a free slot",
+    "its out port",
+    "its in port",
+    "the one before",
+)
+"""What a transfer of a critical path waited for; the last one where ports are fair, and no more is known."""
+TICKS_MAX = 2**62
+"""Times below this are added in 64 bits."""
+TRACE_LINES_MAX = 15
+_STAGES_MAX = 4
+_KEPT = {"lanes": " in the lanes' order", "simulated": " in the simulator's order", "rounded": ""}
+_START, _TAKEN, _DONE = range(3)
+_OWN, _INSTRUCTION, _SLOT, _OUT, _IN = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Makespan:
+    """The time of a plan on a topology, with a longest path.
+
+    `path` are transfers, each of which waited for the one before it; `waits[k]` is what `path[k]` waited for, one of
+    the constants above, and `begins_s[k]` when that was over. `order` is `lanes`, or `simulated` where lanes share a
+    port: then all times are exact. With fair ports it is `rounded`: the times are the simulator's floats.
+    """
+
+    model: str
+    order: str
+    seconds: Fraction
+    path: tuple[int, ...]
+    waits: tuple[str, ...]
+    begins_s: tuple[Fraction, ...]
+
+    @property
+    def exact(self) -> bool:
+        """False if it is a float's value, right up to rounding."""
+        return self.order != "rounded"
+
+    def __str__(self) -> str:
+        return f"{self.said}, {len(self.path)} transfers on the path"
+
+    @property
+    def said(self) -> str:
+        """The time and how it was found."""
+        time = _exact(self.seconds) if self.exact else f"{show_time(float(self.seconds))} (simulated in floats)"
+        return f"{time} with {self.model} ports{_KEPT[self.order]}"
+
+
+def exact_makespan(plan: Plan, topology: Topology, *, model: Model) -> Makespan:
+    """When the last transfer of `plan` is done on `topology`.
+
+    >>> from optcc.compiler import compile_schedule
+    >>> from optcc.schedules.ring import ring
+    >>> plan = compile_schedule(ring(n_ranks=3), size_bytes=12)
+    >>> str(exact_makespan(plan, Topology.parse("3@4B/s,2=1B/s"), model="exclusive").seconds)
+    '16'
+
+    Raises InputError for another model; TopologyError for a topology of another number of ranks, a transfer between
+    servers that share no rail, rails that must be told apart, or pods with uplinks; PlanError for a plan that
+    `plan_edges` refuses or whose transfers wait for each other once the ports keep their order.
+    """
+    if model not in get_args(Model):
+        raise InputError(f"model {model!r}: must be one of {', '.join(get_args(Model))}")
+    _check_topology(plan, topology)
+    cut = _missing_link(plan.transfers, topology)
+    if cut is not None:
+        raise TopologyError(f"{plan.transfers.describe(cut)}: {_no_rail(plan.transfers, topology, cut)}")
+    _check_rails(topology)
+    ports = _Ports.of(plan.transfers, topology)
+    ticks = _Ticks.of(plan.transfers, ports, topology.latency_s)
+    order, chains = _port_order(plan, topology, ports, model)
+    graph = _graph(plan, ticks, chains, model)
+    time, cause = _longest(plan, graph, ticks)
+    return _makespan(plan, graph, model, order, time, cause, ticks.per_s)
+
+
+def simulated_makespan(plan: Plan, topology: Topology) -> Makespan:
+    """When the last transfer of `plan` is done on `topology` if ports are shared fairly, up to rounding.
+
+    >>> from optcc.compiler import compile_schedule
+    >>> from optcc.schedules.ring import ring
+    >>> plan = compile_schedule(ring(n_ranks=3), size_bytes=12, ports="fair")
+    >>> str(simulated_makespan(plan, Topology.parse("3@4B/s,2=1B/s")))
+    '16.000 s (simulated in floats) with fair ports, 4 transfers on the path'
+
+    Raises what `optcc.simulate.simulate` raises.
+    """
+    timing = simulate(plan, topology, model="fair")
+    path = timing.critical
+    waits = (NOTHING, *(BEFORE for _ in path[1:])) if path else ()
+    begins = tuple(Fraction(float(timing.start_s[transfer])) for transfer in path)
+    return Makespan("fair", "rounded", Fraction(timing.seconds), path, waits, begins)
+
+
+def check_timing(
+    plan: Plan,
+    topology: Topology,
+    *,
+    model: Ports,
+    within: Fraction | None = None,
+    promise_s: Fraction | None = None,
+) -> tuple[Counterexample | None, Makespan | None]:
+    """None and the makespan if it is at most `within` times the bound T* and at most `promise_s`, where given.
+
+    A refuted claim is explained by a port that alone breaks it (its bytes over its rate), else by a longest path. No
+    makespan exists where a transfer has no link to go over: between servers whose surviving NICs share no rail of a
+    rail-only network; that refutes every claim. (A port of rate zero cannot be: `Topology` refuses it.)
+
+    T* is that of `collective_bound` for the plan's collective, fabrics included. With `fair` ports
+    the time is the simulator's, so the answer is as good as its rounding, and no proof.
+
+    Raises InputError for another model or a claim that is negative, and what `exact_makespan`, `simulated_makespan` and
+    `collective_bound` raise.
+    """
+    if model not in PORTS:
+        raise InputError(f"model {model!r}: must be one of {', '.join(PORTS)}")
+    for label, value in (("within", within), ("promise", promise_s)):
+        if value is not None and value < 0:
+            raise InputError(f"{label} {value}: must not be negative")
+    _check_topology(plan, topology)
+    transfers = plan.transfers
+    cut = _missing_link(transfers, topology)
+    if cut is not None:
+        return _cut_off(transfers, topology, cut), None
+    if model == "fair":
+        makespan = simulated_makespan(plan, topology)
+    else:
+        makespan = exact_makespan(plan, topology, model=model)
+    collective = plan.collective
+    claims: list[tuple[Fraction, str]] = []
+    if promise_s is not None:
+        claims.append((promise_s, f"{_exact(promise_s)} promised"))
+    if within is not None:
+        bound = collective_bound(topology, plan.size_bytes, collective.name, collective.root).seconds
+        claims.append((within * bound, f"{within} T* = {_exact(within * bound)} promised"))
+    broken = [claim for claim in claims if makespan.seconds > claim[0]]
+    if not broken:
+        return None, makespan
+    allowed_s, claim_text = min(broken)
+    slow = _slowest_port(transfers, topology)
+    if slow is not None and slow.seconds > allowed_s:
+        return _overloaded(transfers, topology, slow, claim_text), makespan
+    return _too_long(transfers, makespan, claim_text), makespan
+
+
+def _check_topology(plan: Plan, topology: Topology) -> None:
+    if topology.n_ranks != plan.n_ranks:
+        raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {plan.n_ranks} ranks")
+
+
+def _check_rails(topology: Topology) -> None:
+    if topology.pods:
+        raise TopologyError(f"{topology!r}: pods with uplinks: no lane fixes the order of an uplink, so no exact time")
+    if topology.rail_only and len(topology.rails_kept) > 1:
+        raise TopologyError("rail-only topology whose servers keep different rails: not supported, NICs are pooled")
+
+
+def _missing_link(transfers: Transfers, topology: Topology) -> int | None:
+    """The first transfer between servers that share no rail of a rail-only network."""
+    if not topology.rail_only:
+        return None
+    rails = [{nic.rail for nic in server.nics if not nic.failed} for server in topology.servers]
+    server_of = np.array(topology.rank_server)
+    pair = server_of[transfers.src] * len(rails) + server_of[transfers.dst]
+    seen, first = np.unique(pair, return_index=True)
+    cut = [
+        at
+        for code, at in zip(seen.tolist(), first.tolist(), strict=True)
+        if code // len(rails) != code % len(rails) and rails[code // len(rails)].isdisjoint(rails[code % len(rails)])
+    ]
+    return min(cut, default=None)
+
+
+def _no_rail(transfers: Transfers, topology: Topology, transfer: int) -> str:
+    src, dst = (topology.rank_server[int(ranks[transfer])] for ranks in (transfers.src, transfers.dst))
+    kept = [
+        f"{server.name} keeps {', '.join(str(nic.rail) for nic in server.nics if not nic.failed) or 'none'}"
+        for server in (topology.servers[src], topology.servers[dst])
+    ]
+    return f"no link, the servers share no rail ({'; '.join(kept)})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """The ports of a topology, and the out port and in port of each transfer (-1: none)."""
+
+    names: tuple[str, ...]
+    rates: tuple[Fraction, ...]
+    ranks: tuple[int | None, ...]
+    out: Column
+    in_: Column
+
+    @classmethod
+    def of(cls, transfers: Transfers, topology: Topology) -> _Ports:
+        rows: list[tuple[str, Fraction, int | None]] = []
+        nic_port, gpu_port, rank = [], [], 0
+        for server in topology.servers:
+            nic_port.append(len(rows) if len(topology.servers) > 1 else -1)
+            if len(topology.servers) > 1:
+                only = rank if server.gpus == 1 else None
+                rows += [(f"out {server.name}", server.out, only), (f"in {server.name}", server.in_, only)]
+            for gpu in range(server.gpus):
+                gpu_port.append(-1 if server.fabric is None else len(rows))
+                if server.fabric is not None:
+                    rows += [(f"{way} {server.name} gpu {gpu}", server.fabric, rank) for way in ("out", "in")]
+                rank += 1
+        src, dst, server_of = transfers.src, transfers.dst, np.array(topology.rank_server)
+        between = server_of[src] != server_of[dst]
+        nics, gpus = np.array(nic_port), np.array(gpu_port)
+        out = np.where(between, nics[server_of[src]], gpus[src])
+        into = np.where(between, nics[server_of[dst]], gpus[dst])
+        used = (src != dst) & (out >= 0)
+        names, rates, ranks = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(names, rates, ranks, np.where(used, out, -1), np.where(used, into + 1, -1))
+
+    def carried(self, transfers: Transfers) -> list[int]:
+        """For each port its bytes, exactly."""
+        used = np.flatnonzero(self.out >= 0)
+        sums = np.zeros(len(self.names), dtype=np.int64)
+        limit = TICKS_MAX // max(len(transfers), 1)
+        if transfers.bytes.max(initial=0) > limit:
+            total = [0] * len(self.names)
+            for out, into, size in zip(
+                self.out[used].tolist(), self.in_[used].tolist(), transfers.bytes[used].tolist(), strict=True
+            ):
+                total[out] += size
+                total[into] += size
+            return total
+        for ports in (self.out, self.in_):
+            np.add.at(sums, ports[used], transfers.bytes[used])
+        return sums.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    """Durations in ticks: int64 if `wide` is false, else Python's integers."""
+
+    per_s: int
+    latency: int
+    out: npt.NDArray[Any]
+    in_: npt.NDArray[Any]
+    wide: bool
+
+    @classmethod
+    def of(cls, transfers: Transfers, ports: _Ports, latency_s: Fraction) -> _Ticks:
+        carried = ports.carried(transfers)
+        busy = [rate.numerator for size, rate in zip(carried, ports.rates, strict=True) if size]
+        per_s = lcm(latency_s.denominator, *busy)
+        per_byte = [
+            per_s // rate.numerator * rate.denominator if size else 0
+            for size, rate in zip(carried, ports.rates, strict=True)
+        ]
+        latency = per_s // latency_s.denominator * latency_s.numerator
+        # No path is longer than all transfers one after the other.
+        horizon = len(transfers) * latency + sum(size * each for size, each in zip(carried, per_byte, strict=True))
+        wide = horizon >= TICKS_MAX
+        dtype = object if wide else np.int64
+        each_byte = np.array([*per_byte, 0], dtype=dtype)  # the last entry is for none: -1
+        size = transfers.bytes.astype(dtype)
+        return cls(per_s, latency, size * each_byte[ports.out], size * each_byte[ports.in_], wide)
+
+
+_Chains = tuple[tuple[Column, Column], tuple[Column, Column]]
+"""For out ports and for in ports: transfers, and those that come next on the same port."""
+
+
+def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: Model) -> tuple[str, _Chains]:
+    """The order of the ports, and its name: `lanes` or `simulated`."""
+    n = len(plan.transfers)
+    sender, receiver = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    sends, receives = np.flatnonzero(plan.send_transfer >= 0), np.flatnonzero(plan.recv_transfer >= 0)
+    sender[plan.send_transfer[sends]] = sends
+    receiver[plan.recv_transfer[receives]] = receives
+    lane = plan.instruction_lane
+    if not any(_shared(port, lane, by) for port, by in ((ports.out, sender), (ports.in_, receiver))):
+        return "lanes", (_chain(ports.out, sender), _chain(ports.in_, receiver))
+    timing = simulate(plan, topology, model=model)
+    return "simulated", (
+        _chain(ports.out, timing.start_s, timing.sent_s),
+        _chain(ports.in_, timing.taken_s, timing.end_s),
+    )
+
+
+def _shared(port: Column, lane: Column, instruction: Column) -> bool:
+    """True if some port is used from several lanes."""
+    used = np.flatnonzero(port >= 0)
+    if (instruction[used] < 0).any():
+        return False  # `plan_edges` refuses such a plan
+    lane_of = np.full(int(port.max(initial=-1)) + 1, -1, dtype=np.int64)
+    lane_of[port[used]] = lane[instruction[used]]
+    return bool((lane_of[port[used]] != lane[instruction[used]]).any())
+
+
+def _chain(port: Column, *keys: npt.NDArray[Any]) -> tuple[Column, Column]:
+    """Transfers that follow each other on a port, sorted by `keys`, the first one first."""
+    used = np.flatnonzero(port >= 0)
+    order = used[np.lexsort((*(key[used] for key in reversed(keys)), port[used]))]
+    same = port[order[1:]] == port[order[:-1]]
+    return order[:-1][same], order[1:][same]
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """Node 3t + _START, _TAKEN or _DONE is a moment of transfer t; edges are sorted by the node that comes before.
+
+    Edge e: node `after[e]` is at least `weight[e]` later than node `before[e]`, because of `reason[e]`.
+    """
+
+    first: Column
+    before: Column
+    after: Column
+    weight: npt.NDArray[Any]
+    reason: Column
+
+
+def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: Model) -> _Graph:
+    n = len(plan.transfers)
+    each, none = np.arange(n), np.zeros(n, dtype=np.int64)
+    local = plan.transfers.src == plan.transfers.dst
+    if model == "exclusive":
+        leaves = np.maximum(ticks.out, ticks.in_)
+        comes, taken_for, in_moment = none, leaves, _START
+    else:
+        leaves, taken_for, in_moment = ticks.out, ticks.in_, _TAKEN
+        comes = np.maximum(ticks.out - ticks.in_, 0)
+    lands = taken_for + (~local).astype(taken_for.dtype) * ticks.latency
+    edges = plan_edges(plan)
+    sent_is_enough = (edges.kind & 1) == 1
+    (out_before, out_after), (in_before, in_after) = chains
+    parts: tuple[tuple[Column, Column, npt.NDArray[Any], Column | int], ...] = (
+        (3 * each + _START, 3 * each + _TAKEN, comes, _OWN),
+        (3 * each + _TAKEN, 3 * each + _DONE, lands, _OWN),
+        (3 * out_before + _START, 3 * out_after + _START, leaves[out_before], _OUT),
+        (3 * in_before + in_moment, 3 * in_after + in_moment, taken_for[in_before], _IN),
+        (
+            3 * edges.before + np.where(sent_is_enough, _START, _DONE),
+            3 * edges.after + np.where(edges.kind >= DONE_DONE, _DONE, _START),
+            np.where(sent_is_enough, leaves[edges.before], 0),
+            np.where(edges.is_credit, _SLOT, _INSTRUCTION),
+        ),
+    )
+    before, after = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+    weight = np.concatenate([np.asarray(part[2], dtype=object if ticks.wide else np.int64) for part in parts])
+    reason = np.concatenate([np.broadcast_to(np.int64(0) + part[3], len(part[0])) for part in parts])
+    by_before = np.argsort(before, kind="stable")
+    first = np.concatenate(([0], np.cumsum(np.bincount(before, minlength=3 * n)))).astype(np.int64)
+    return _Graph(first, before[by_before], after[by_before], weight[by_before], reason[by_before])
+
+
+def _longest(plan: Plan, graph: _Graph, ticks: _Ticks) -> tuple[npt.NDArray[Any], Column]:
+    """When each node is, at the earliest, in ticks; and for each node the edge that decides (-1: none)."""
+    nodes = 3 * len(plan.transfers)
+    missing = np.bincount(graph.after, minlength=nodes).astype(np.int64)
+    time = np.array([0] * nodes, dtype=object) if ticks.wide else np.zeros(nodes, dtype=np.int64)
+    cause = np.full(nodes, -1, dtype=np.int64)
+    longest_paths = _longest_paths if ticks.wide else _kernels().longest_paths
+    reached = longest_paths(graph.first, graph.after, graph.weight, missing, time, cause)
+    if reached < nodes:
+        stuck = int(np.flatnonzero(missing)[0]) // 3
+        raise PlanError(f"{plan.transfers.describe(stuck)}: waits for itself once the ports keep their order")
+    return time, cause
+
+
+@cache
+def _kernels() -> Any:
+    return compiled((_longest_paths,), globals())
+
+
+def _longest_paths(
+    first: Column, after: Column, weight: npt.NDArray[Any], missing: Column, time: npt.NDArray[Any], cause: Column
+) -> int:
+    """Fills in `time` and `cause` in an order that respects the edges; returns how many nodes have one."""
+    queue = np.empty(len(missing), dtype=np.int64)
+    filled = 0
+    for node in range(len(missing)):
+        if missing[node] == 0:
+            queue[filled] = node
+            filled += 1
+    at = 0
+    while at < filled:
+        node = queue[at]
+        at += 1
+        for edge in range(first[node], first[node + 1]):
+            waiter = after[edge]
+            moment = time[node] + weight[edge]
+            if cause[waiter] < 0 or moment > time[waiter]:
+                time[waiter] = moment
+                cause[waiter] = edge
+            missing[waiter] -= 1
+            if missing[waiter] == 0:
+                queue[filled] = waiter
+                filled += 1
+    return filled
+
+
+def _makespan(
+    plan: Plan, graph: _Graph, model: Model, order: str, time: npt.NDArray[Any], cause: Column, per_s: int
+) -> Makespan:
+    """The path from the last moment back."""
+    if len(time) == 0:
+        return Makespan(model, order, Fraction(0), (), (), ())
+    done = time[_DONE::3]
+    node = 3 * int(np.argmax(done)) + _DONE
+    end = int(time[node])
+    path, waits, begins = [node // 3], [], []
+    while cause[node] >= 0:
+        edge = int(cause[node])
+        before = int(graph.before[edge])
+        if before // 3 != node // 3:
+            path.append(before // 3)
+            waits.append(_waited_for(plan.transfers, before // 3, node // 3, int(graph.reason[edge])))
+            begins.append(Fraction(int(time[node]), per_s))
+        node = before
+    waits.append(NOTHING)
+    begins.append(Fraction(int(time[node]), per_s))
+    return Makespan(model, order, Fraction(end, per_s), tuple(path[::-1]), tuple(waits[::-1]), tuple(begins[::-1]))
+
+
+def _waited_for(transfers: Transfers, before: int, after: int, reason: int) -> str:
+    if reason != _INSTRUCTION:
+        return {_SLOT: SLOT, _OUT: OUT_PORT, _IN: IN_PORT}[reason]
+    t = transfers
+    if t.dst[before] == t.src[after] and _overlap(t, before, t.dst_offset, after, t.src_offset):
+        return DATA
+    if t.dst[before] == t.dst[after] and _overlap(t, before, t.dst_offset, after, t.dst_offset):
+        return DATA
+    if t.src[before] == t.dst[after] and _overlap(t, before, t.src_offset, after, t.dst_offset):
+        return READ
+    return TURN
+
+
+def _overlap(transfers: Transfers, one: int, offsets: Column, other: int, other_offsets: Column) -> bool:
+    low = max(offsets[one], other_offsets[other])
+    return bool(low < min(offsets[one] + transfers.bytes[one], other_offsets[other] + transfers.bytes[other]))
+
+
+# What a refuted claim says --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a port must carry."""
+
+    port: int
+    name: str
+    rank: int | None
+    bytes: int
+    rate: Fraction
+
+    @property
+    def seconds(self) -> Fraction:
+        return self.bytes / self.rate
+
+
+def _slowest_port(transfers: Transfers, topology: Topology) -> _Load | None:
+    ports = _Ports.of(transfers, topology)
+    rows = zip(range(len(ports.names)), ports.names, ports.ranks, ports.carried(transfers), ports.rates, strict=True)
+    return max((_Load(*row) for row in rows), key=lambda load: load.seconds, default=None)
+
+
+def _overloaded(transfers: Transfers, topology: Topology, slow: _Load, claim: str) -> Counterexample:
+    ports = _Ports.of(transfers, topology)
+    through = np.flatnonzero((ports.out == slow.port) | (ports.in_ == slow.port))
+    lines = []
+    for stage in _stages_of(transfers, through):
+        own = through[transfers.stage[through] == stage]
+        carried, first = int(transfers.bytes[own].sum()), transfers.describe(int(own[0]))
+        lines.append(f"[{transfers.stages[stage]}] {len(own)} transfers, {carried} B; the first is {first}")
+    more = len(lines) - _STAGES_MAX
+    if more > 0:
+        lines[_STAGES_MAX:] = [f"... and {more} more stages"]
+    summary = (
+        f"port {slow.name} must carry {slow.bytes} B at {show_rate(slow.rate)}, which takes {_exact(slow.seconds)}: "
+        f"{claim}"
+    )
+    return Counterexample("timing", summary, rank=slow.rank, trace=tuple(lines))
+
+
+def _too_long(transfers: Transfers, makespan: Makespan, claim: str) -> Counterexample:
+    path = np.array(makespan.path)
+    ends = (*makespan.begins_s[1:], makespan.seconds)
+    shown = _exact if makespan.exact else _rounded
+    lasted = [end - begin for begin, end in zip(makespan.begins_s, ends, strict=True)]
+    lines = []
+    for stage in _stages_of(transfers, path):
+        own = np.flatnonzero(transfers.stage[path] == stage)
+        total = sum((lasted[at] for at in own.tolist()), Fraction(0))
+        lines.append(f"[{transfers.stages[stage]}] {len(own)} transfers of the path, {shown(total)}")
+    if len(lines) > _STAGES_MAX:
+        lines[_STAGES_MAX:] = [f"... and {len(lines) - _STAGES_MAX} more stages"]
+    steps = list(_steps(transfers, makespan))
+    room = TRACE_LINES_MAX - len(lines)
+    if len(steps) > room:
+        head = (room - 1) // 2
+        tail = room - 1 - head
+        steps[head:-tail] = [f"... {len(steps) - head - tail} more"]
+    return Counterexample("timing", f"takes {makespan.said}: {claim}", trace=(*lines, *steps))
+
+
+def _steps(transfers: Transfers, makespan: Makespan) -> Iterator[str]:
+    for transfer, wait, begin in zip(makespan.path, makespan.waits, makespan.begins_s, strict=True):
+        waited = "" if wait == NOTHING else f", waited for {wait}"
+        yield f"at {show_time(float(begin))} {transfers.describe(transfer)}{waited}"
+
+
+def _stages_of(transfers: Transfers, which: Column) -> list[int]:
+    """The stages of these transfers, in the order in which they come."""
+    return list(dict.fromkeys(transfers.stage[which].tolist()))
+
+
+def _cut_off(transfers: Transfers, topology: Topology, transfer: int) -> Counterexample:
+    first = int(transfers.dst_offset[transfer])
+    summary = f"{transfers.src[transfer]}->{transfers.dst[transfer]}: {_no_rail(transfers, topology, transfer)}"
+    return Counterexample(
+        "timing",
+        summary,
+        int(transfers.src[transfer]),
+        first,
+        first + int(transfers.bytes[transfer]) - 1,
+        (transfers.describe(transfer),),
+    )
+
+
+def _rounded(seconds: Fraction) -> str:
+    return show_time(float(seconds))
+
+
+def _exact(seconds: Fraction) -> str:
+    """Rounded, and exact if that is short."""
+    text = str(seconds)
+    return _rounded(seconds) + (f" (exactly {text} s)" if len(text) <= 24 else "")
