@@ -129,10 +129,15 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrong: int
 
     @property
-    def median_s(self) -> float:
-        """The median of the undisturbed timings; of all if none was undisturbed."""
+    def undisturbed_s(self) -> list[float]:
+        """The timings that the hypervisor left alone; all if it disturbed all."""
         quiet = [each for each, steal in zip(self.seconds, self.steal, strict=True) if steal <= STEAL_MAX]
-        return statistics.median(quiet or self.seconds)
+        return quiet or self.seconds
+
+    @property
+    def median_s(self) -> float:
+        """The median of the undisturbed timings."""
+        return statistics.median(self.undisturbed_s)
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

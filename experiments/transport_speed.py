@@ -87,7 +87,7 @@ _ROUTES = {"tcp": ("self,tcp", "--mca", "btl_tcp_if_include", "lo"), "sm": ("sel
 _FABRIC_ROUTE = "fabric"
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransportRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One case at one size: a run's seconds (the slowest rank), and CPU seconds of all ranks, sample by sample."""
 
     case: str
@@ -110,7 +110,7 @@ class TransportSpeed(Plain, Shown):
 
     machine: dict[str, Any]
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[TransportRow, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
@@ -291,13 +291,13 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run_job(route: str) -> list[Row]:
+def run_job(route: str) -> list[TransportRow]:
     """This rank's part of one job under mpirun, whose messages go by `route`; the rows, at rank 0."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     rank = comm.Get_rank()
-    rows: list[Row] = []
+    rows: list[TransportRow] = []
     with ExitStack() as stack:
         transports: dict[str, Transport] = {}
         plain: PlainSockets | None = None
@@ -335,7 +335,7 @@ def run_job(route: str) -> list[Row]:
     return rows if rank == 0 else []
 
 
-def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs: int) -> list[Row]:
+def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs: int) -> list[TransportRow]:
     """Each case once a round; the first round does not count."""
     found: dict[str, list[tuple[float, float, float]]] = {case: [] for case in works}
     for round_ in range(1 + ROUNDS):
@@ -351,7 +351,9 @@ def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs
                 seconds, cpu_s = everyone[:, 0].max() / n_runs, everyone[:, 1].sum() / n_runs
                 found[case].append((float(seconds), steal, float(cpu_s)))
     return [
-        Row(case, size_bytes, Samples([a for a, _, _ in its], [b for _, b, _ in its], 0), [c for _, _, c in its])
+        TransportRow(
+            case, size_bytes, Samples([a for a, _, _ in its], [b for _, b, _ in its], 0), [c for _, _, c in its]
+        )
         for case, its in found.items()
     ]
 
@@ -364,7 +366,7 @@ def measure(n_jobs: int = JOBS) -> TransportSpeed:
 
     Raises EnvironmentMissing without mpirun, RuntimeFault if a job fails.
     """
-    rows: dict[tuple[str, int], Row] = {}
+    rows: dict[tuple[str, int], TransportRow] = {}
     refusal = can_make_namespaces()
     if refusal is not None:
         click.echo(f"nothing on the fabric: {refusal}", err=True)
@@ -372,7 +374,7 @@ def measure(n_jobs: int = JOBS) -> TransportSpeed:
         for route in (*_ROUTES, *((_FABRIC_ROUTE,) if refusal is None else ())):
             output = _run_on_fabric() if route == _FABRIC_ROUTE else _run_here(route)
             click.echo(f"a job of {route} is done", err=True)
-            for row in msgspec.json.decode(output, type=list[Row]):
+            for row in msgspec.json.decode(output, type=list[TransportRow]):
                 key = (row.case, row.size_bytes)
                 rows[key] = _joined(rows[key], row) if key in rows else row
     versions = {"isal": metadata.version("isal")} if find_spec("isal") is not None else {}
@@ -411,13 +413,13 @@ def _output(command: Sequence[str], exit_code: int, stdout: str, stderr: str) ->
     return stdout
 
 
-def _joined(first: Row, second: Row) -> Row:
+def _joined(first: TransportRow, second: TransportRow) -> TransportRow:
     samples = Samples(
         first.samples.seconds + second.samples.seconds,
         first.samples.steal + second.samples.steal,
         first.samples.wrong + second.samples.wrong,
     )
-    return Row(first.case, first.size_bytes, samples, first.cpu_s + second.cpu_s)
+    return TransportRow(first.case, first.size_bytes, samples, first.cpu_s + second.cpu_s)
 
 
 @click.command()
