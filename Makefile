@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-EXTRAS := mpi,solve,fast,viz,ucx,nvrtc,dev
+EXTRAS := mpi,fast,viz,ucx,nvrtc,dev
 export PIP_ROOT_USER_ACTION := ignore
 
 # An environment knows its own path: one that was copied, moved or lost its interpreter is made again.

@@ -1,4 +1,4 @@
-"""Timing collectives: schedules and peers interleaved in one run, every element checked.
+"""Timing AllReduce: schedules and peers interleaved in one run, every element checked.
 
 Every case runs once in each round, so that a drift of the machine touches all alike. A time is from a barrier to the
 moment at which the slowest rank is done. Inputs are those of `optcc.runtime.check`: every reduction of them is exact,
@@ -7,23 +7,80 @@ so a single wrong element shows.
 
 from __future__ import annotations
 
+import gc
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from fractions import Fraction
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from optcc.collective import Collective
-from optcc.experiments.record import Samples, stolen_jiffies, stolen_share
+from optcc.collective import DTYPE_BYTES, Collective
+from optcc.compiler import SLOTS
+from optcc.experiments.peers import Peer, make_peer
+from optcc.experiments.record import Row, Samples, stolen_jiffies, stolen_share
+from optcc.files import VerdictCache
+from optcc.plan import Plan
+from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.check import expected_output, make_input
+from optcc.runtime.engine import Engine
 from optcc.runtime.transport import Transport
+from optcc.runtime.transports.loopback import run_ranks
+from optcc.simulate import simulate
+from optcc.timing import Model
+from optcc.topology import Topology
+from optcc.verdict import Verdict
+from optcc.verify.bounds.closed_forms import allreduce_bound
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Array = npt.NDArray[np.generic]
 MODES = ("out", "in")
 _POISON = 0x7B
+LOOPBACK_SLOTS = 1
+"""Loopback ports share fairly among whatever has been posted, so two messages ahead would slow each other down: OptCC
+of 64 MiB on four ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run: which schedules and peers, on what, over which sizes, how often."""
+
+    schedules: tuple[str, ...]
+    peers: tuple[str, ...]
+    topology: Topology | None
+    latency_s: Fraction
+    wire_overhead: Fraction
+    bed: str
+    sizes: tuple[int, ...]
+    iterations: int
+    warmup: int
+    check: bool
+    dtype: str
+    reduction: str
+    segments: int | str
+    slots: int
+    ports: Model
+    window: int
+    modes: tuple[str, ...]
+    deadline_s: float
+    quiet: bool
+
+    @property
+    def wired(self) -> Topology | None:
+        """The topology in payload bytes a second, with the latency: what plans are made and predicted for."""
+        if self.topology is None:
+            return None
+        return self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
+
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many runs are over."""
 
 
 class Case(Protocol):
@@ -34,6 +91,23 @@ class Case(Protocol):
     def all_reduce(self, send: Array, recv: Array) -> None:
         """recv = the reduction of every rank's send; send may be recv."""
         ...
+
+
+class Ours:
+    """A schedule on our run-time; all of a job are of one engine, and so have channels and a division of their own."""
+
+    def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
+
+    def all_reduce(self, send: Array, recv: Array) -> None:
+        """See `Case`."""
+        self._prepared.start(send, recv).wait()
+
+    def close(self) -> None:
+        """Gives the channels to a later one; every rank closes the same ones in the same order."""
+        self._prepared.close()
 
 
 @dataclass
@@ -49,6 +123,118 @@ class Tally:
         return Samples(self.seconds, self.steal, self.wrong)
 
 
+def run_on_loopback(settings: Settings, progress_of: Callable[[int], Progress]) -> list[Row]:
+    """`run_cases` with all ranks as threads on ports shaped to the topology, which must be given; no peers.
+
+    `progress_of` makes the `progress` of a rank.
+    """
+    wired = settings.wired
+    assert wired is not None and not settings.peers
+    cache = verdict_cache()
+    n_ranks = wired.n_ranks
+    timeout_s = settings.deadline_s * len(settings.sizes) * 2 * (settings.iterations + settings.warmup)
+    return run_ranks(
+        n_ranks,
+        lambda rank, transport: run_cases(settings, transport, None, cache, progress_of(rank)),
+        topology=wired.with_latency(Fraction(0)),
+        deadline_s=max(timeout_s * max(1, len(settings.schedules)), 60.0),
+    )[0]
+
+
+def run_cases(
+    settings: Settings,
+    transport: Transport,
+    comm: MPI.Intracomm | None,
+    cache: VerdictCache,
+    progress: Progress = lambda done, total: None,
+) -> list[Row]:
+    """The rows of every size and case, the same at every rank; peers need `comm`. `progress` is that of `measure`."""
+    rows: list[Row] = []
+    peers: list[Peer] = []
+    engine = Engine(transport)
+    if comm is not None:
+        peers = [
+            make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s) for name in settings.peers
+        ]
+    for size in settings.sizes:
+        plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
+        ours = [Ours(plan, engine, prove(plan, cache), settings.window, settings.deadline_s) for plan in plans]
+        cases: list[Case] = [*ours, *peers]
+        with _no_collection():
+            samples = measure(
+                transport,
+                cases,
+                count=size // DTYPE_BYTES[settings.dtype],
+                dtype=settings.dtype,
+                reduction=settings.reduction,
+                iterations=settings.iterations,
+                warmup=settings.warmup,
+                check=settings.check,
+                modes=settings.modes,
+                progress=progress,
+            )
+        rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, samples, strict=True)]
+        for case in ours:
+            case.close()
+    for peer in peers:
+        peer.close()
+    return rows
+
+
+def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
+    topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
+    return build_plan(
+        name,
+        topology,
+        size,
+        dtype=settings.dtype,
+        reduction=settings.reduction,
+        segments=settings.segments,
+        slots=settings.slots,
+        ports=settings.ports,
+    )
+
+
+def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[str, Samples]) -> Row:
+    plan = case.plan if isinstance(case, Ours) else None
+    bound = predicted = None
+    wired = settings.wired
+    if wired is not None:
+        bound = float(allreduce_bound(wired, size).seconds)
+        predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
+    return Row(
+        case.name,
+        settings.bed,
+        repr(settings.topology)[len("Topology(") :].strip("')") if settings.topology is not None else "",
+        n_ranks,
+        size,
+        settings.dtype,
+        settings.reduction,
+        len(set(plan.transfers.segment.tolist())) if plan is not None else 0,
+        plan.digest if plan is not None else "",
+        bound,
+        predicted,
+        samples.get("out"),
+        samples.get("in"),
+    )
+
+
+def default_slots(ports: Model, transport: str) -> int:
+    """How many messages a rank takes ahead unless it is told."""
+    return LOOPBACK_SLOTS if transport == "loopback" else SLOTS[ports]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection inside timed runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def measure(
     transport: Transport,
     cases: Sequence[Case],
@@ -60,7 +246,7 @@ def measure(
     warmup: int,
     check: bool,
     modes: Sequence[str] = MODES,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[dict[str, Samples]]:
     """For each case, its samples by mode ("out" of place, "in" place); collective over the transport's ranks.
 

@@ -36,8 +36,7 @@ import msgspec
 
 from optcc.cli import echo_card, main
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, OptccError, RuntimeFault
-from optcc.experiments.demo_command import WIRE_OVERHEAD
-from optcc.experiments.fabric import can_make_namespaces
+from optcc.experiments.fabric import WIRE_OVERHEAD, can_make_namespaces
 from optcc.experiments.failover_speed import NOTHING, FailoverSpeed
 from optcc.experiments.record import Check, Plain, Record, Samples, this_machine
 from optcc.experiments.transport_speed import OURS, PLAIN, TransportRow

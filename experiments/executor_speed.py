@@ -30,11 +30,11 @@ import click
 import msgspec
 import numpy as np
 
-from optcc.cli import build_plan
 from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import find_mpirun
 from optcc.experiments.record import Check, Plain, these_versions, this_machine
 from optcc.plan import Channel, Plan
+from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, RECEIVED, SENT, Bytes, Event, Transport

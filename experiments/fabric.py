@@ -50,6 +50,8 @@ RUN_ROOT: Final = Path("/run/optcc")
 NAMESPACE_DIRECTORY: Final = Path("/run/netns")
 STATE_FORMAT: Final = "optcc-fabric/1"
 MTU_BYTES: Final = 9000
+WIRE_OVERHEAD: Final = f"{MTU_BYTES + 14}/{MTU_BYTES - 52}"
+"""Ethernet's 14 bytes on top of a frame, and 52 of IP, TCP and time stamps inside it."""
 BURST_BYTES_MIN: Final = 128 * 1024  # below the 64 KiB of a GSO packet the kernel would segment in software
 BURST_MS: Final = 8  # what a bucket may bank: long enough to catch up after a stolen time slice
 QUEUE_BYTES_MAX: Final = 8 * 2**20

@@ -43,10 +43,10 @@ import msgspec
 import numpy as np
 
 import optcc
-from optcc.cli import build_plan, echo_card, main
+from optcc.cli import echo_card, main
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, OptccError, RuntimeFault
-from optcc.experiments.demo_command import WIRE_OVERHEAD
 from optcc.experiments.fabric import (
+    WIRE_OVERHEAD,
     Fabric,
     FabricSpec,
     NicRates,
@@ -70,6 +70,7 @@ from optcc.experiments.record import (
     this_machine,
 )
 from optcc.plan import Plan
+from optcc.planner import build_plan
 from optcc.runtime.check import make_input, wrong_elements
 from optcc.runtime.engine import Executor
 from optcc.runtime.launch import Nic, at_address

@@ -54,9 +54,8 @@ from optcc.errors import (
     OptccError,
     RuntimeFault,
 )
-from optcc.experiments.bench_command import proved
-from optcc.experiments.demo_command import MPI_RING, WIRE_OVERHEAD
 from optcc.experiments.fabric import (
+    WIRE_OVERHEAD,
     Fabric,
     FabricSpec,
     NicRates,
@@ -66,6 +65,7 @@ from optcc.experiments.fabric import (
     mpirun_arguments,
     nic_address,
 )
+from optcc.experiments.peers import MPI_RING
 from optcc.experiments.peers_rank import plan_of, wires_of
 from optcc.experiments.peers_record import (
     AFTER_LOSS,
@@ -81,13 +81,12 @@ from optcc.experiments.peers_record import (
     shown_state,
 )
 from optcc.experiments.record import STEAL_MAX, stolen_jiffies, stolen_share, these_versions, this_machine
-from optcc.files import VerdictCache, cache_directory
+from optcc.planner import prove, verdict_cache
 from optcc.runtime.check import expected_output, make_input
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_rate, show_size
 from optcc.verify.bounds.closed_forms import allreduce_bound
-from optcc.verify.plan import VERSION
 
 PATH = Path("results/peers-on-fabric.json")
 HOSTS, HOSTS_MORE, NICS = 4, 8, 2
@@ -538,7 +537,7 @@ class Comparison:
         """Whether there is a plan for it. Proofs and compiled loops are kept for the ranks, which all need them."""
         try:
             plan = plan_of(case.told, self.size_bytes, DTYPE)
-            proved(plan, VerdictCache(cache_directory(os.environ), VERSION))
+            prove(plan, verdict_cache())
         except OptccError as error:
             self.absent[f"{case.contender}: {where}"] = str(error)
             return False

@@ -24,20 +24,17 @@ from typing import IO, Any
 
 import numpy as np
 
-from optcc.cli import build_plan
 from optcc.errors import OptccError
-from optcc.experiments.bench import Array, Case
-from optcc.experiments.bench_command import Ours, proved
+from optcc.experiments.bench import Array, Case, Ours
 from optcc.experiments.peers import Peer, make_peer
-from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
+from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.engine import Engine
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.topology import Topology
-from optcc.verify.plan import VERSION
 
 CONNECT_S = 30.0
 _GRACE_S = 2.0
@@ -77,7 +74,7 @@ class Rank:
 
     def _ours(self, case: Mapping[str, Any]) -> Ours:
         plan = plan_of(case, int(self._given["size_bytes"]), self.dtype)
-        verdict = proved(plan, VerdictCache(cache_directory(os.environ), VERSION))
+        verdict = prove(plan, verdict_cache())
         deadline_s = float(self._given["deadline_s"])
         return Ours(plan, self._engine(case["carrier"]), verdict, int(case["window"]), deadline_s)
 

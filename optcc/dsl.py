@@ -366,12 +366,12 @@ class Definition:
         self._write(program, parameters)
         return program.finish()
 
-    def build(self, topology: Topology, segments: int = 1) -> Schedule:
-        """The schedule for `topology`.
+    def build(self, topology: Topology, segments: int = 1, *, root: int = 0) -> Schedule:
+        """The schedule for `topology`; `root` matters to broadcast and reduce.
 
         Raises TopologyError if the schedule does not accept it.
         """
-        return self(topology.n_ranks, segments, **self._configured(topology))
+        return self(topology.n_ranks, segments, root=root, **self._configured(topology))
 
     def stream(self, topology: Topology, segments: int, sink: Sink) -> None:
         """Hands the transfers of the schedule for `topology` to `sink` as they are written, and keeps none.

@@ -248,7 +248,7 @@ class Timeline:
 def timeline(plan: Plan, topology: Topology, model: Model = "fifo") -> Timeline:
     """What `plan` does when on `topology`, as `optcc.simulate.simulate` predicts it.
 
-    >>> from optcc.cli import build_plan
+    >>> from optcc.planner import build_plan
     >>> topology = Topology.parse("4@1GB/s,3=500MB/s")
     >>> shown = timeline(build_plan("ring", topology, 4096, segments=1), topology)
     >>> shown

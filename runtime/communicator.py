@@ -1,18 +1,18 @@
 """`Communicator`: collectives on arrays, for programs.
 
-    with Communicator(transport, plan_for) as comm:
+    with Communicator(transport, Planner(topology)) as comm:
         total = comm.all_reduce(gradient)                  # blocking
         handle = comm.start_all_reduce(other, "max")       # several at once, in any sizes and types
         step = comm.all_reduce_init(weights, out=weights)  # again and again on the same memory
         step.start().wait()
         largest = handle.result()
 
-Which plan carries a collective is the business of `plan_for`; a ready-made one is `optcc.experiments.planner.Planner`.
-The plan for each collective, size, type and reduction is made once and kept.
+The second argument chooses the plan of a collective: an `optcc.planner.Planner`, or any function of that type. It is
+asked once for each collective, size, type and reduction; the plan is kept.
 
-All ranks call the same collectives in the same order, as in MPI. Those that a program starts and does not wait for
-overlap, but for those of one collective, size, type and reduction, which follow each other: they share a plan. How runs
-fail, together and at all ranks, is said in `optcc.runtime.engine`.
+All ranks call the same collectives in the same order, as in MPI. Collectives that were started and not yet waited for
+overlap, unless they are of the same kind, size, type and reduction: those share a plan and run one after the other.
+`optcc.runtime.engine` describes how runs fail, at all ranks together.
 """
 
 from __future__ import annotations

@@ -752,10 +752,7 @@ def check_cpu(system: System, need: Need) -> Iterator[Finding]:
 
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?.*?(?:extra == ['\"]([a-z]+)['\"])?$")
-_FOR = {
-    "solve": "solvers: bounds with certificates, proofs for all ranks",
-    "fast": "compiled loops: without it tens of times slower",
-}
+_FOR = {"fast": "checksums of messages in the processor's own instructions"}
 
 
 def check_packages(system: System, _need: Need) -> Iterator[Finding]:

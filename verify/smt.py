@@ -252,5 +252,5 @@ def _import_z3() -> Any:
     try:
         import z3
     except ImportError:
-        raise EnvironmentMissing("no z3: pip install 'optcc[solve]'") from None
+        raise EnvironmentMissing("z3 is not installed: pip install z3-solver") from None
     return z3

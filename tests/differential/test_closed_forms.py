@@ -12,15 +12,15 @@ from itertools import permutations, product
 
 import pytest
 
-from optcc.cli import build_plan
 from optcc.collective import COLLECTIVES
+from optcc.planner import build_plan
 from optcc.simulate import MODELS, simulate
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.closed_forms import Bound, allreduce_bound, collective_bound, latency_bound, latency_rounds
 from tests.differential.trees import Ports, in_trees, least_time, out_trees, paths, solve
 from tests.sample import sampled
 
-pytest.importorskip("scipy", reason="no scipy: pip install 'optcc[solve]'")
+pytest.importorskip("scipy", reason="no scipy: pip install scipy")
 
 SMALL = [
     (1, 1),

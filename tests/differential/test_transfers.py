@@ -209,9 +209,9 @@ TYPED = (
 )
 def test_compiled_schedules_are_correct(name: str, ranks: int, dtype: str, reduction: str) -> None:
     """What the compiler writes is an AllReduce for every ragged size, whatever overlaps."""
-    from optcc.cli import find_schedule
     from optcc.codec import write_transfers
     from optcc.compiler import compile_schedule, plan_transfers
+    from optcc.planner import find_schedule
     from optcc.topology import Topology
 
     topology = Topology.parse(f"{ranks}@50GB/s,1=25GB/s")
@@ -232,9 +232,9 @@ def test_compiled_schedules_are_correct(name: str, ranks: int, dtype: str, reduc
 @pytest.mark.parametrize("name", ["ring", "optcc"])
 def test_a_compiled_schedule_is_wrong_without_any_one_of_its_transfers(name: str) -> None:
     """The interpreter is no rubber stamp: every transfer that is made empty of effect is missed."""
-    from optcc.cli import find_schedule
     from optcc.codec import write_transfers
     from optcc.compiler import compile_schedule, plan_transfers
+    from optcc.planner import find_schedule
     from optcc.topology import Topology
 
     topology = Topology.parse("3@50GB/s,1=25GB/s")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from optcc.arrays import column
-from optcc.cli import build_plan
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
 from optcc.plan import Plan
+from optcc.planner import build_plan
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from tests.golden.readers import (

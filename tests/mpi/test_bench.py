@@ -92,7 +92,7 @@ END = "# end of a bench"
 ALL_IN_ONE = f"""
 import json, sys
 from mpi4py import MPI
-from optcc.experiments.bench_command import command
+from optcc.commands.bench import command
 for words in json.loads(sys.argv[1]):
     code = command.main(words, standalone_mode=False)
     if code:

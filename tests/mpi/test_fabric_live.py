@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from optcc.commands.fabric import command
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, RuntimeFault
 from optcc.experiments import fabric as fabric_module
 from optcc.experiments.fabric import (
@@ -27,7 +28,6 @@ from optcc.experiments.fabric import (
     host_namespace,
     nic_address,
 )
-from optcc.experiments.fabric_command import command
 
 pytestmark = pytest.mark.netns
 needs_nft = pytest.mark.skipif(shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin") is None, reason="no nft")
@@ -364,7 +364,7 @@ def _nobody_in(name: str) -> bool:
 def test_a_run_that_is_interrupted_leaves_no_process(name: str, number: signal.Signals) -> None:
     Fabric.up(FabricSpec.parse("2@100Mbit/s", name=name))
     code = (
-        "import signal, sys, optcc.experiments.fabric_command as c\n"
+        "import signal, sys, optcc.commands.fabric as c\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background may inherit it ignored
         "c.command(sys.argv[1:], standalone_mode=False)\n"
     )

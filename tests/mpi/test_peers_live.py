@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from optcc.experiments import peers_on_fabric
-from optcc.experiments.demo_command import MPI_RING
 from optcc.experiments.fabric import RUN_ROOT, Fabric, FabricSpec
+from optcc.experiments.peers import MPI_RING
 from optcc.experiments.peers_on_fabric import (
     Bed,
     Comparison,

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from optcc import cli
-from optcc.cli import build_plan
+from optcc.commands.bench import _overhead, _sizes
 from optcc.compiler import SLOTS
 from optcc.errors import EnvironmentMissing, InputError
-from optcc.experiments import bench_command
-from optcc.experiments.bench import measure
-from optcc.experiments.bench_command import LOOPBACK_SLOTS, Ours, _overhead, _sizes, _slots
+from optcc.experiments.bench import LOOPBACK_SLOTS, Ours, default_slots, measure
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
+from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import Array
 from optcc.runtime.transport import Transport
@@ -86,7 +85,7 @@ def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], mon
         if self._prepared.engine.rank == 1:
             recv[17] += 1
 
-    monkeypatch.setattr(bench_command.Ours, "all_reduce", corrupt)
+    monkeypatch.setattr(Ours, "all_reduce", corrupt)
     text = bench(capsys, "-b", "4K", "-n", "2", "-w", "0", "--mode", "out", "--json", code=1)
     assert json.loads(text)["results"][0]["out_of_place"]["nwrong"] == 2
     assert bench(capsys, "-b", "4K", "-n", "2", "-c", "0", "--mode", "out", "--json")
@@ -162,8 +161,8 @@ def test_a_prediction_is_for_the_ports_that_the_plan_was_ordered_for(
 
 
 def test_slots_are_those_of_the_ports_where_none_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [_slots("fifo", each) for each in ("mpi", "tcp")] == [SLOTS["fifo"]] * 2
-    assert _slots("exclusive", "mpi") == SLOTS["exclusive"] < SLOTS["fifo"]
+    assert [default_slots("fifo", each) for each in ("mpi", "tcp")] == [SLOTS["fifo"]] * 2
+    assert default_slots("exclusive", "mpi") == SLOTS["exclusive"] < SLOTS["fifo"]
     for words, slots in ((("--ports", "fifo"), LOOPBACK_SLOTS), (("--ports", "fifo", "--slots", "128"), 128)):
         text = bench(capsys, "-b", "4K", "-n", "1", *words, "--json")
         assert json.loads(text)["config"]["slots"] == slots

@@ -196,8 +196,8 @@ def test_the_examples_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("name", ["ring", "optcc"])
 def test_compiled_plans_come_back_the_same(name: str) -> None:
-    from optcc.cli import find_schedule
     from optcc.compiler import compile_schedule, plan_transfers
+    from optcc.planner import find_schedule
     from optcc.topology import Topology
 
     topology = Topology.parse("5@50GB/s,1=25GB/s")

@@ -21,8 +21,8 @@ import pytest
 from optcc.collective import DTYPE_BYTES, Collective
 from optcc.errors import DeadlineExceeded, InputError, MismatchError, PlanError, RankLost, RuntimeFault
 from optcc.experiments.executor_speed import ImmediateTransport
-from optcc.experiments.planner import Planner
 from optcc.plan import Plan
+from optcc.planner import Planner
 from optcc.runtime import communicator
 from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.communicator import Communicator

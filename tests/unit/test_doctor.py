@@ -86,9 +86,12 @@ class Fake:
     ucx: Ran | None = Ran(0, "1.22.0")  # noqa: RUF009
     cupy: Ran | None = Ran(0, "13.4.0 on NVIDIA H100")  # noqa: RUF009
     packages: Mapping[str, str] = field(
-        default_factory=lambda: {"mpi4py": "4.1.2", "numpy": "2.4.6", "numba": "0.68.1", "cupy-cuda12x": "13.4.0"}
+        default_factory=lambda: {
+            **{"numpy": "2.4.6", "numba": "0.68.1", "isal": "1.9.1"},
+            **{"mpi4py": "4.1.2", "cupy-cuda12x": "13.4.0"},
+        }
     )
-    wanted: tuple[str, ...] = ("numpy>=2.0", 'numba>=0.61; extra == "fast"', 'ruff>=0.8; extra == "dev"')
+    wanted: tuple[str, ...] = ("numpy>=2.0", "numba>=0.61", 'isal>=1.6; extra == "fast"', 'ruff>=0.8; extra == "dev"')
     limits: Mapping[str, tuple[int, int]] = field(
         default_factory=lambda: {"NOFILE": (4096, 65536), "MEMLOCK": (-1, -1)}
     )
@@ -159,6 +162,12 @@ def env(**variables: str) -> Fake:
     return replace(FINE, environment={**FINE.environment, **variables})
 
 
+def without(package: str) -> Fake:
+    """The fine system without a package."""
+    assert package in FINE.packages
+    return replace(FINE, packages={name: each for name, each in FINE.packages.items() if name != package})
+
+
 def of(system: System, verdict: str, need: Need | None = None) -> list[Finding]:
     """The findings with that verdict."""
     return [each for each in examine(system, need) if each.verdict == verdict]
@@ -226,7 +235,8 @@ WRONGS: dict[str, tuple[System, str, str, str]] = {
     "few ports": (changed(port_range="60000 60100"), "limits", "local ports", "60000 to 60100"),
     "short backlog": (changed(somaxconn="16"), "limits", "somaxconn", "16"),
     "slow clock": (changed(current_clocksource="hpet"), "cpu", "clock source", "hpet"),
-    "no numpy": (replace(FINE, packages={"mpi4py": "4.1.2"}), "packages", "numpy", "not installed"),
+    "no numpy": (without("numpy"), "packages", "numpy", "not installed"),
+    "no numba": (without("numba"), "packages", "numba", "not installed"),
     "old numba": (replace(FINE, packages={**FINE.packages, "numba": "0.60.0"}), "packages", "numba", "0.60.0"),
     "no cache": (replace(FINE, folder=None), "cache", "folder", "/root/.cache/optcc: not usable"),
 }
@@ -242,11 +252,11 @@ def test_one_thing_wrong_is_one_finding_that_says_what_to_do(name: str) -> None:
 
 
 NOTES: dict[str, tuple[System, str]] = {
-    "no MPI": (replace(FINE, packages={"numpy": "2.4.6", "numba": "0.68.1", "cupy-cuda12x": "13.4.0"}), "mpi4py"),
+    "no MPI": (without("mpi4py"), "mpi4py"),
     "no UCX": (replace(FINE, ucx=None), "library"),
     "short frames": (changed(eth0_mtu="1500", eth1_mtu="1500"), "eth0"),
     "frames of two lengths": (changed(eth0_mtu="4200"), "OPTCC_SOCKET_IFNAME"),
-    "no CuPy": (replace(FINE, packages={"mpi4py": "4.1.2", "numpy": "2.4.6", "numba": "0.68.1"}), "CuPy"),
+    "no CuPy": (without("cupy-cuda12x"), "CuPy"),
     "a port that is not active": (changed(ports_1_state="1: DOWN"), "mlx5_0:1"),
     "bbr": (changed(congestion_control="bbr"), "congestion control"),
     "few cores": (replace(FINE, cores=2), "cores"),
@@ -259,10 +269,7 @@ NOTES: dict[str, tuple[System, str]] = {
         replace(FINE, programs={**FINE.programs, "unshare": Ran(1, "Operation not permitted")}),
         "namespaces",
     ),
-    "no numba": (
-        replace(FINE, packages={name: each for name, each in FINE.packages.items() if name != "numba"}),
-        "numba",
-    ),
+    "no isal": (without("isal"), "isal"),
     "silent drivers": (
         replace(env(OPTCC_NIC_RATES=""), found=tuple(replace(each, rate=0) for each in FINE.found)),
         "OPTCC_NIC_RATES",
@@ -319,7 +326,7 @@ def test_this_host_is_examined_without_a_word_of_complaint() -> None:
 def test_the_command_says_it_in_json_and_by_its_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optcc.experiments import doctor_command
+    from optcc.commands import doctor as doctor_command
 
     for system, code in ((FINE, 0), (env(OPTCC_SOCKET_IFNAME="ib"), 1)):
         monkeypatch.setattr(doctor_command, "Host", lambda system=system: system)

@@ -22,6 +22,7 @@ import pytest
 from optcc import cli
 from optcc.arrays import Lists, column
 from optcc.collective import Collective
+from optcc.commands.compile import FORMATS
 from optcc.compiler import compile_schedule
 from optcc.errors import InputError, OptccError, PlanError, TopologyError
 from optcc.export import (
@@ -37,8 +38,8 @@ from optcc.export import (
 from optcc.passes.lower import lower
 from optcc.passes.timetable import PORTS
 from optcc.plan import Plan
+from optcc.planner import build_plan
 from optcc.schedule import COPY, OPS, REDUCE
-from optcc.schedules.compile_command import FORMATS
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import simulate
 from optcc.topology import Topology
@@ -179,7 +180,7 @@ def test_goal_passes_a_chunk_on_with_the_cpu_that_received_it() -> None:
 
 def test_goal_has_a_rank_for_each_server() -> None:
     topology = Topology.parse("2x2@1GB/s")
-    plan = cli.build_plan("hierarchical", topology, 4096, segments=1)
+    plan = build_plan("hierarchical", topology, 4096, segments=1)
     text = write_goal(plan, topology).decode()
     ranks = read_goal(text)
     assert len(ranks) == 2 and "calc 0" in text
@@ -337,7 +338,7 @@ def test_perfetto_separates_transfers_that_share_a_port() -> None:
 
 def test_perfetto_names_what_stays_in_a_server() -> None:
     topology = Topology.parse("2x2@1GB/s")
-    plan = cli.build_plan("hierarchical", topology, 4096, segments=1)
+    plan = build_plan("hierarchical", topology, 4096, segments=1)
     events = parse_json(write_perfetto(plan, topology, simulate(plan, topology, model="exclusive")))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"out", "in", "gpu 0 out", "gpu 1 in"} <= names

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from optcc.commands.fabric import command
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.experiments import fabric as fabric_module
 from optcc.experiments.fabric import (
@@ -35,7 +36,6 @@ from optcc.experiments.fabric import (
     no_blackhole_rules,
     shaper_line,
 )
-from optcc.experiments.fabric_command import command
 from optcc.units import parse_rate
 
 SPEC = FabricSpec.parse("4x2@200Mbit/s", name="t")

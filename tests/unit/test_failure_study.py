@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from optcc.commands.study import command
 from optcc.errors import CodecError, InputError, OptccError
 from optcc.experiments import failure_study
 from optcc.experiments.failure_model import Cluster, Left, Uniform, draw
@@ -44,7 +45,6 @@ from optcc.experiments.failure_study import (
     ring_time,
     whole_channels,
 )
-from optcc.experiments.study_command import command
 from optcc.schedules import r2ccl
 from optcc.topology import Topology
 from optcc.verify.bounds import predictions

@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 from optcc.cli import run
+from optcc.commands.figures import command
 from optcc.errors import CodecError, EnvironmentMissing, InputError, OptccError
 from optcc.experiments.record import Record, Row, Samples
 from optcc.paper_figures import allreduce_bars, build, numbers, sources, style
 from optcc.paper_figures.allreduce_bars import Bar, Group, Table
-from optcc.paper_figures.figures_command import command
 from optcc.paper_figures.numbers import Number
 
 pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
@@ -465,7 +465,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_importing_loads_no_matplotlib() -> None:
-    code = "import sys, optcc.paper_figures.figures_command; print('matplotlib' in sys.modules)"
+    code = "import sys, optcc.commands.figures; print('matplotlib' in sys.modules)"
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr

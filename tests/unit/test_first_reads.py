@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optcc.cli import build_plan
 from optcc.errors import OptccError
 from optcc.plan import RECV, SEND, Channel, Plan
+from optcc.planner import build_plan
 from optcc.runtime import engine
 from optcc.runtime.check import make_input
 from optcc.runtime.engine import Engine

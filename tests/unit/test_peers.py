@@ -18,8 +18,7 @@ import pytest
 
 from optcc.errors import CodecError, InputError, RuntimeFault
 from optcc.experiments import peers_on_fabric
-from optcc.experiments.demo_command import WIRE_OVERHEAD
-from optcc.experiments.fabric import FabricSpec
+from optcc.experiments.fabric import WIRE_OVERHEAD, FabricSpec
 from optcc.experiments.peers import common_nics
 from optcc.experiments.peers_on_fabric import (
     BEDS,

@@ -32,6 +32,7 @@ from optcc.paper_figures.timeline import (
     port_intervals,
     timeline,
 )
+from optcc.planner import build_plan
 from optcc.schedules.ring import ring
 from optcc.simulate import MODELS, Model
 from optcc.topology import Topology
@@ -129,7 +130,7 @@ def test_intervals_carry_what_the_ports_carry(
 @pytest.mark.parametrize("latency", ["0s", "3ms"])
 def test_a_port_has_one_transfer_at_a_time(model: Model, latency: str) -> None:
     topology = cli.with_latency(Topology.parse("5@50MB/s,2=20MB/s:25MB/s"), latency)
-    timed = timeline(cli.build_plan("ring", topology, 2**20, segments=3), topology, model)
+    timed = timeline(build_plan("ring", topology, 2**20, segments=3), topology, model)
     intervals = port_intervals(timed.transfers, topology, timed.timing)
     for port in range(len(timed.timing.port_names)):
         own = np.flatnonzero(intervals.port == port)
@@ -161,7 +162,7 @@ def test_a_timeline_is_frozen_and_its_times_are_of_its_transfers() -> None:
     with pytest.raises(PlanError, match=r"^timeline of ring: times of 24 transfers: must be 48$"):
         replace(timed, timing=other.timing)
     with pytest.raises(TopologyError, match="5 ranks"):
-        timeline(cli.build_plan("ring", timed.topology, 64, segments=1), Topology.parse("5@1GB/s"))
+        timeline(build_plan("ring", timed.topology, 64, segments=1), Topology.parse("5@1GB/s"))
 
 
 def test_stages_say_what_moves_and_when() -> None:
@@ -444,7 +445,7 @@ def test_without_matplotlib_only_pictures_are_refused(
 
 
 def test_importing_loads_no_matplotlib() -> None:
-    code = "import sys, optcc.paper_figures.show_command; print('matplotlib' in sys.modules)"
+    code = "import sys, optcc.commands.show; print('matplotlib' in sys.modules)"
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from optcc.commands.study import command
 from optcc.errors import CodecError, InputError
 from optcc.experiments import training
 from optcc.experiments.failure_model import Cluster, Damage, Left, Uniform, draw
 from optcc.experiments.failure_study import COLUMNS, Partial, fluid
-from optcc.experiments.study_command import command
 from optcc.experiments.training import (
     CLAIMS,
     FULL,

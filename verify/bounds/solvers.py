@@ -268,8 +268,8 @@ def _quiet_pulp() -> Iterator[None]:
 
 
 def _import(name: str) -> Any:
-    """A package of the extra `solve`, imported when it is needed."""
+    """A solver, imported when it is needed."""
     try:
         return import_module(name)
     except ImportError:
-        raise EnvironmentMissing(f"{name.split('.')[0]} is not installed: pip install 'optcc[solve]'") from None
+        raise EnvironmentMissing(f"{name.split('.')[0]} is not installed: pip install {name.split('.')[0]}") from None

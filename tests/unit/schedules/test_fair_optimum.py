@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from optcc.cli import build
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
 from optcc.experiments.schedule_record import GOALS, LATENCY_S, SIZE_BYTES, one_straggler, random_rates
@@ -15,6 +14,7 @@ from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.spread import LANES_MAX, spread
 from optcc.plan import RECEIVES, Plan
+from optcc.planner import build
 from optcc.schedules.fair_optimum import divide, shares, stars
 from optcc.schedules.loads import port_loads
 from optcc.schedules.optimal import optimal

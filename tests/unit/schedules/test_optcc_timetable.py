@@ -228,7 +228,7 @@ def test_the_terms_that_are_proved_are_the_times(p: int) -> None:
 def test_the_fifo_timetable_holds_for_every_p_l_and_k(wide: bool, back: int) -> None:
     """z3 finds no p, l, k and section for which one of these fails: what a transfer needs is done before it starts; in
     a period the uses of a port lie apart; and two segments do the same thing in different periods."""
-    pytest.importorskip("z3", reason="no z3: pip install 'optcc[solve]'")
+    pytest.importorskip("z3", reason="no z3: pip install z3-solver")
 
     def holds(name: str, claim: Callable[[Query], tuple[list[Any], Any]]) -> None:
         query = Query(f"{name} fails", f"{name}: for every p, l and k")

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import build_plan, echo_card, json_option, run
+from optcc.cli import echo_card, json_option, run
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, PlanError, RuntimeFault
-from optcc.experiments.fabric import MTU_BYTES, Fabric, FabricSpec, NicRates, can_make_namespaces
+from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates, can_make_namespaces
+from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import Record, command_line
+from optcc.planner import build_plan
 from optcc.topology import Topology
 from optcc.units import show_size, show_time
 from optcc.verdict import PROVED
@@ -25,16 +27,6 @@ from optcc.verify.plan import verify_plan
 HOSTS, NICS, NIC_RATE, HALF_RATE = 4, 2, "200Mbit/s", "100Mbit/s"
 DEGRADED = HOSTS - 1
 SCHEDULES = ("ring", "r2ccl-balance", "r2ccl-allreduce", "optcc", "optimal")
-WIRE_OVERHEAD = f"{MTU_BYTES + 14}/{MTU_BYTES - 52}"
-"""Ethernet's 14 bytes on top of a frame, and 52 of IP, TCP and time stamps inside it."""
-MPI_RING = (
-    *("--mca", "coll_tuned_use_dynamic_rules", "1"),
-    *("--mca", "coll_tuned_allreduce_algorithm", "5"),
-    *("--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),
-    *("--mca", "coll", "^han"),
-)
-"""Open MPI's ring with 256 KiB segments: the fastest and steadiest of its algorithms here. With one host at half it
-takes 1.52 of the bound each time; the unsegmented ring (algorithm 4) 1.52 to 1.78, from run to run."""
 RUN_TIMEOUT_S = 400.0
 
 

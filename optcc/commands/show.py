@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from optcc.cli import (
+    OneOf,
     SizeType,
     TopologyType,
-    build_plan,
     echo_card,
     echo_json,
     json_option,
@@ -18,11 +18,11 @@ from optcc.cli import (
     plan_options,
     with_latency,
 )
-from optcc.errors import InputError
 from optcc.paper_figures.style import require_matplotlib
 from optcc.paper_figures.timeline import picture_ending, timeline
+from optcc.planner import build_plan
 from optcc.show import Card, Shown
-from optcc.simulate import MODELS, Model
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 
 
@@ -41,7 +41,12 @@ class Table(Shown):
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Bytes of the message.")
 @latency_option
-@click.option("--model", default=None, help=f"How ports share: {', '.join(MODELS)}; as for --ports, else fifo.")
+@click.option(
+    "--model",
+    type=OneOf(MODELS),
+    default=None,
+    help=f"How ports share: {', '.join(MODELS)}; as for --ports, else fifo.",
+)
 @plan_options
 @click.option("--rows", type=click.IntRange(min=0), default=10, show_default=True, help="Transfers to list.")
 @click.option(
@@ -58,12 +63,12 @@ def command(
     topology: Topology,
     size: int,
     latency: str | None,
-    model: str | None,
+    model: Model | None,
     dtype: str,
     reduction: str,
     segments: int | str,
     slots: int | None,
-    ports: str | None,
+    ports: Model | None,
     rows: int,
     output: Path | None,
     as_json: bool,
@@ -72,7 +77,7 @@ def command(
     if output is not None:
         picture_ending(output)
         require_matplotlib()
-    used = _model(model, ports)
+    used: Model = model or ports or "fifo"
     topology = with_latency(topology, latency)
     plan = build_plan(
         name,
@@ -96,11 +101,3 @@ def command(
         echo_card(Table(shown.transfer_card(rows)))
     if output is not None:
         click.echo(f"\ntimeline drawn in {output}")
-
-
-def _model(model: str | None, ports: str | None) -> Model:
-    """The port model to draw: that of `--model`, else the one that the plan is for, else fifo."""
-    for each in MODELS:
-        if each == (model or ports or "fifo"):
-            return each
-    raise InputError(f"--{'ports' if model is None else 'model'} {model or ports!r}: must be {' or '.join(MODELS)}")

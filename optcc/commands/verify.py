@@ -9,30 +9,25 @@ from typing import Any
 import click
 
 from optcc.cli import (
-    Built,
+    OneOf,
     SizeType,
     TopologyType,
-    build,
     echo_card,
     echo_json,
-    find_schedule,
     json_option,
     plan_options,
 )
 from optcc.codec import FILE_BYTES_MAX, TRANSFERS_FORMAT, read_plan, read_transfers
-from optcc.collective import DTYPE_BYTES
-from optcc.compiler import compile_schedule
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, InputError, TopologyError
 from optcc.files import read_file
-from optcc.passes.timetable import PORTS, Ports
-from optcc.plan import Plan
+from optcc.planner import Built, build, find_schedule, smallest_failure
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.units import parse_time
-from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
+from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN
 from optcc.verify.plan.limits import TARGETS
 from optcc.verify.plan.ratio import judge_ratio, read_number
 from optcc.verify.plan.report import Questions, judge
-from optcc.verify.plan.shrink import Smallest, shrink
 from optcc.verify.plan.slots import least_slots
 from optcc.verify.plan.timing import Makespan
 from optcc.verify.plan.verify_transfers import verify_transfers
@@ -56,7 +51,7 @@ _HEAD_BYTES = 256
 @click.option("--eps", default=None, help="Prove that the time on the topology is at most (1 + EPS) times the bound.")
 @click.option("--promise", default=None, help="Prove that the time on the topology is at most this, such as 25ms.")
 @click.option("--slowdown", "interval", help="LOW:HIGH, such as 1:8: the slowest endpoint's slowdown, all at once.")
-@click.option("--target", default=None, help=f"Also the resource limits of {', '.join(TARGETS)}.")
+@click.option("--target", type=OneOf(TARGETS), default=None, help=f"Also the resource limits of {', '.join(TARGETS)}.")
 @plan_options
 @json_option
 def command(
@@ -75,7 +70,7 @@ def command(
     reduction: str,
     segments: int | str,
     slots: int | None,
-    ports: str | None,
+    ports: Model | None,
     as_json: bool,
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
@@ -98,11 +93,9 @@ def command(
     for flag, value in (("--eps", eps), ("--promise", promise), ("--slowdown", interval)):
         if value is not None and topology is None:
             raise InputError(f"{flag}: needs --topology")
-    if ports is not None and ports not in PORTS:
-        raise InputError(f"--ports {ports!r}: must be one of {', '.join(PORTS)}")
     if interval is not None and ports == "fair":
         raise InputError("--slowdown with --ports fair: must be exclusive, where the ports' order is fixed")
-    options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
+    options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports or "exclusive"}
     built: Built | None = None
     if plan_file is not None:
         data = read_file(plan_file, FILE_BYTES_MAX)
@@ -119,7 +112,7 @@ def command(
             raise InputError(f"verify {name}: give --topology and --size")
         built = build(name, topology, size, segments=segments, **options)
         plan = built.plan
-    model: Ports = next((each for each in PORTS if each == (ports or plan.ports)), "exclusive")
+    model: Model = ports or plan.ports or "exclusive"
     asked = any(each is not None for each in (eps, promise, interval))
     if asked and plan.ports not in (None, model):
         click.echo(f"optcc: the plan is ordered for {plan.ports} ports, and timed on {model} ones", err=True)
@@ -135,7 +128,9 @@ def command(
     report = judge(plan, questions)
     verdict = report.verdict
     seconds = time.perf_counter() - started
-    smallest = _smallest(built, verdict, topology, plan.size_bytes, options) if built and topology else None
+    smallest = None
+    if built is not None and topology is not None:
+        smallest = smallest_failure(built, verdict, topology, plan.size_bytes, **options)
     proved = verdict.verdict == PROVED
     slots_needed = least_slots(plan) if proved else None
     ratio = judge_ratio(plan, topology, interval, eps) if interval is not None and topology and proved else None
@@ -199,22 +194,6 @@ def _transfers(data: bytes, as_json: bool) -> int:
         if verdict.counterexample is not None:
             click.echo(f"\n{verdict.counterexample}")
     return verdict.exit_code
-
-
-def _smallest(
-    built: Built, verdict: Verdict, topology: Topology, size_bytes: int, options: dict[str, Any]
-) -> Smallest | None:
-    """The smallest case in which the schedule that failed fails in the same way; None if it did not fail."""
-    if verdict.counterexample is None or verdict.counterexample.property in ("timing", "limits"):
-        return None
-    compiling = {key: value for key, value in options.items() if value is not None}
-
-    def make(smaller: Topology, segments: int, size: int) -> tuple[Plan, Verdict]:
-        schedule = built.definition.build(smaller, segments)
-        plan = compile_schedule(schedule, size_bytes=size, topology=smaller, **compiling)
-        return plan, judge(plan, Questions(schedule)).verdict
-
-    return shrink(make, verdict.counterexample, topology, built.segments, size_bytes, DTYPE_BYTES[options["dtype"]])
 
 
 def _all_ranks(name: str, as_json: bool) -> int:

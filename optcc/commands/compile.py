@@ -9,15 +9,16 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import AUTO, SizeType, TopologyType, build, echo_card, echo_json, json_option, plan_options
+from optcc.cli import OneOf, SizeType, TopologyType, echo_card, echo_json, json_option, plan_options
 from optcc.codec import write_plan, write_transfers
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
 from optcc.files import replace_file
-from optcc.passes.timetable import PORTS, Ports
 from optcc.plan import Plan
+from optcc.planner import AUTO, build
 from optcc.simulate import simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 
 Files = Mapping[str, bytes]
@@ -26,12 +27,12 @@ _IN_A_FOLDER = "trace"
 """How the names of several files start if the user named a folder."""
 
 
-def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Ports], Files]:
+def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Model], Files]:
     """A format whose single file says nothing of the topology."""
     return lambda plan, topology, ports: {"": write(plan)}
 
 
-FORMATS: dict[str, Callable[[Plan, Topology, Ports], Files]] = {
+FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
     "plan": _one(write_plan),
     "transfers": _one(lambda plan: write_transfers(plan_transfers(plan))),
     "goal": lambda plan, topology, ports: {"": write_goal(plan, topology)},
@@ -53,7 +54,7 @@ FORMATS: dict[str, Callable[[Plan, Topology, Ports], Files]] = {
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), required=True, help="Bytes of the message, such as 64MiB.")
 @plan_options
-@click.option("--format", "form", default="plan", show_default=True, help=f"{', '.join(FORMATS)}.")
+@click.option("--format", "form", type=OneOf(FORMATS), default="plan", show_default=True, help=f"{', '.join(FORMATS)}.")
 @click.option(
     "-o",
     "--output",
@@ -71,20 +72,18 @@ def command(
     reduction: str,
     segments: int | str,
     slots: int | None,
-    ports: str | None,
+    ports: Model | None,
     form: str,
     output: Path,
     explain: bool,
     as_json: bool,
 ) -> None:
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
-    if form not in FORMATS:
-        raise InputError(f"--format {form!r}: must be one of {', '.join(FORMATS)}")
     if explain and (name != AUTO or as_json):
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
-    built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=ports)
+    model: Model = ports or "exclusive"
+    built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=model)
     plan = built.plan
-    model: Ports = next((each for each in PORTS if each == ports), "exclusive")
     _replace_files(output, FORMATS[form](plan, topology, model))
     if explain:
         assert built.choice is not None

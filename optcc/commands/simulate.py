@@ -9,13 +9,11 @@ from pathlib import Path
 import click
 
 from optcc.cli import (
-    AUTO,
+    OneOf,
     SizeType,
     TopologyType,
-    build_plan,
     echo_card,
     echo_json,
-    find_schedule,
     json_option,
     latency_option,
     plan_options,
@@ -26,9 +24,10 @@ from optcc.collective import Collective, check_reduction_of
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
-from optcc.simulate import MODELS, Jitter, Model, Policy, simulate
+from optcc.planner import AUTO, build_plan, find_schedule
+from optcc.simulate import Jitter, Policy, PolicyName, simulate
 from optcc.sweep import Sweep, sweep
-from optcc.timing import Timing
+from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.units import parse_time
 from optcc.verify.bounds.closed_forms import collective_bound
@@ -45,11 +44,19 @@ JITTER_SIGMA = 0.02
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
 @latency_option
 @click.option(
-    "--model", default=None, help=f"How ports share: {', '.join(MODELS)}; as for --ports or the plan, else fifo."
+    "--model",
+    type=OneOf(MODELS),
+    default=None,
+    help=f"How ports share: {', '.join(MODELS)}; as for --ports or the plan, else fifo.",
 )
 @click.option("--as-written", is_flag=True, help="In the order in which NAME is written, in one pass and no plan.")
 @click.option("--faults", default=None, help="NICs that fail meanwhile: 3/0@1ms, 3/0@1ms..4ms, 3/0@1ms=1/2:out, ...")
-@click.option("--policy", default=None, help="What happens then: migrate to surviving NICs, or wait for the repair.")
+@click.option(
+    "--policy",
+    type=OneOf(POLICIES),
+    default=None,
+    help="What happens then: migrate to surviving NICs, or wait for the repair.",
+)
 @click.option("--detection", default=None, help="With --faults: how long until a dead NIC is noticed, such as 12ms.")
 @click.option("--jitter", type=int, default=None, metavar="SEED", help="Noise: of latency and rates.")
 @plan_options
@@ -60,17 +67,17 @@ def command(
     topology: Topology,
     size: int | None,
     latency: str | None,
-    model: str | None,
+    model: Model | None,
     as_written: bool,
     faults: str | None,
-    policy: str | None,
+    policy: PolicyName | None,
     detection: str | None,
     jitter: int | None,
     dtype: str,
     reduction: str,
     segments: int | str,
     slots: int | None,
-    ports: str | None,
+    ports: Model | None,
     as_json: bool,
 ) -> None:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
@@ -82,21 +89,16 @@ def command(
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
     filed = None if plan_file is None else read_plan(read_file(plan_file, FILE_BYTES_MAX))
     ordered_for = None if filed is None else filed.ports
-    wanted = model or ports or ordered_for or "fifo"
-    used: Model | None = next((each for each in MODELS if each == wanted), None)
-    if used is None:
-        raise InputError(f"--{'ports' if model is None else 'model'} {model or ports!r}: must be {' or '.join(MODELS)}")
+    used: Model = model or ports or ordered_for or "fifo"
     if ports is not None and ordered_for not in (None, ports):
         raise InputError(
             f"--ports {ports}: the plan is ordered for {ordered_for}: must be left out, or given as --model"
         )
     topology = with_latency(topology, latency)
-    if policy is not None and policy not in POLICIES:
-        raise InputError(f"--policy {policy!r}: must be {' or '.join(POLICIES)}")
     if faults is None and (policy is not None or detection is not None):
         raise InputError("--policy and --detection: need --faults")
     recovery = Policy(
-        "wait" if policy == "wait" else "migrate",
+        policy or "migrate",
         detection_s=Fraction(0) if detection is None else parse_time(detection),
     )
     if as_written and (faults is not None or jitter is not None):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from optcc.cli import AUTO, echo_card, echo_json, json_option
+from optcc.cli import echo_card, echo_json, json_option
+from optcc.planner import AUTO
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 

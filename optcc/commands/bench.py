@@ -2,109 +2,39 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from optcc.cli import (
-    SegmentsType,
-    SizeType,
-    TopologyType,
-    build_plan,
-    echo_json,
-    json_option,
-)
+from optcc.cli import OneOf, SegmentsType, SizeType, TopologyType, echo_json, json_option
 from optcc.collective import DTYPE_BYTES, reductions_of
-from optcc.compiler import SLOTS
-from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, PlanError, RuntimeFault
-from optcc.experiments.bench import MODES, Array, Case, measure
-from optcc.experiments.peers import PEERS, Peer, make_peer
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, RuntimeFault
+from optcc.experiments.bench import MODES, Progress, Settings, default_slots, run_cases, run_on_loopback
+from optcc.experiments.peers import PEERS
 from optcc.experiments.record import Record, Row, Samples, algbw, busbw, command_line, these_versions, this_machine
-from optcc.files import VerdictCache, cache_directory
-from optcc.passes.timetable import PORTS, Ports
-from optcc.plan import SLOTS_MAX, Plan
-from optcc.runtime.engine import Engine
+from optcc.plan import SLOTS_MAX
+from optcc.planner import verdict_cache
 from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import Transport
-from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import load as load_ucx
-from optcc.simulate import simulate
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.units import parse_time
-from optcc.verdict import PROVED, Verdict
-from optcc.verify.bounds.closed_forms import allreduce_bound
-from optcc.verify.plan import VERSION, verify_plan
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
+TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
-LOOPBACK_SLOTS = 1
-"""Loopback ports share fairly among whatever has been posted, so two messages ahead would slow each other down: OptCC
-of 64 MiB on four ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line asked for."""
-
-    schedules: tuple[str, ...]
-    peers: tuple[str, ...]
-    topology: Topology | None
-    latency_s: Fraction
-    wire_overhead: Fraction
-    bed: str
-    sizes: tuple[int, ...]
-    iterations: int
-    warmup: int
-    check: bool
-    dtype: str
-    reduction: str
-    segments: int | str
-    slots: int
-    ports: Ports
-    window: int
-    modes: tuple[str, ...]
-    deadline_s: float
-    quiet: bool
-
-    @property
-    def wired(self) -> Topology | None:
-        """The topology in payload bytes a second, with the latency: what plans are made and predicted for."""
-        if self.topology is None:
-            return None
-        return self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
-
-
-class Ours:
-    """A schedule on our run-time; all of a job are of one engine, and so have channels and a division of their own."""
-
-    def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
-        self.name = plan.name
-        self.plan = plan
-        self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
-
-    def all_reduce(self, send: Array, recv: Array) -> None:
-        """See `Case`."""
-        self._prepared.start(send, recv).wait()
-
-    def close(self) -> None:
-        """Gives the channels to a later one; every rank closes the same ones in the same order."""
-        self._prepared.close()
 
 
 @click.command("bench", epilog="Example: mpirun -n 4 optcc bench -b 1M -e 64M -f 4 --schedule ring --topology 4@1GB/s")
@@ -114,11 +44,22 @@ class Ours:
 @click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed runs of each.")
 @click.option("-w", "--warmup_iters", type=click.IntRange(0), default=1, show_default=True, help="Runs before.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check all elements.")
-@click.option("-d", "--datatype", default="float", show_default=True, help="half, float, double, bfloat16, int8, ...")
+@click.option(
+    "-d",
+    "--datatype",
+    type=OneOf(_DTYPES),
+    default="float",
+    show_default=True,
+    help="half, float, double, bfloat16, int8, ...",
+)
 @click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor.")
 @click.option("--schedule", "schedules", multiple=True, help="A schedule, or FILE.py:FUNCTION; may be repeated.")
 @click.option(
-    "--peer", "peers", multiple=True, help="mpi: the MPI library's own AllReduce; gloo: torch's; may be repeated."
+    "--peer",
+    "peers",
+    type=OneOf(PEERS),
+    multiple=True,
+    help="mpi: the MPI library's own AllReduce; gloo: torch's; may be repeated.",
 )
 @click.option("--topology", type=TopologyType(), envvar="OPTCC_TOPOLOGY", help="What the hosts can carry.")
 @click.option("--wire-overhead", default="1", envvar="OPTCC_WIRE_OVERHEAD", help="Bytes on the wire a payload byte.")
@@ -127,12 +68,20 @@ class Ours:
 @click.option(
     "--slots", type=click.IntRange(1, SLOTS_MAX), help="Messages taken ahead; 2, 1 on loopback, 128 for fifo."
 )
-@click.option("--ports", default="exclusive", show_default=True, help="For which ports transfers are ordered, or fifo.")
+@click.option(
+    "--ports",
+    type=OneOf(MODELS),
+    default="exclusive",
+    show_default=True,
+    help="For which ports transfers are ordered, or fifo.",
+)
 @click.option(
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
 )
-@click.option("--mode", default="both", show_default=True, help="out of place, in place, or both.")
-@click.option("--transport", default="mpi", show_default=True, help="mpi, tcp, ucx or loopback (threads).")
+@click.option("--mode", type=OneOf(_MODES), default="both", show_default=True, help="out of place, in place, or both.")
+@click.option(
+    "--transport", type=OneOf(TRANSPORTS), default="mpi", show_default=True, help="mpi, tcp, ucx or loopback (threads)."
+)
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--deadline", type=float, default=120.0, show_default=True, help="Seconds a single run may take.")
@@ -154,7 +103,7 @@ def command(
     bed: str,
     segments: int | str,
     slots: int | None,
-    ports: str,
+    ports: Model,
     window: int,
     mode: str,
     transport: str,
@@ -171,6 +120,9 @@ def command(
     process on ports shaped to the topology. Times are medians over the timed runs, of the slowest rank each; sizes are
     rounded down to whole elements.
     """
+    dtype = _DTYPES[datatype]
+    if op not in reductions_of(dtype):
+        raise InputError(f"-o {op!r}: must be one of {', '.join(reductions_of(dtype))}")
     settings = Settings(
         schedules or (() if peers else ("ring",)),
         peers,
@@ -178,44 +130,27 @@ def command(
         parse_time(latency),
         _overhead(wire_overhead),
         bed,
-        _sizes(minbytes, minbytes if maxbytes is None else maxbytes, stepfactor, _dtype(datatype)),
+        _sizes(minbytes, minbytes if maxbytes is None else maxbytes, stepfactor, dtype),
         iters,
         warmup_iters,
         bool(check),
-        _dtype(datatype),
-        _one_of("-o", op, reductions_of(_dtype(datatype))),
+        dtype,
+        op,
         segments,
-        slots or _slots(_ports(ports), transport),
-        _ports(ports),
+        slots or default_slots(ports, transport),
+        ports,
         window,
-        _MODES[_one_of("--mode", mode, tuple(_MODES))],
+        _MODES[mode],
         deadline,
         quiet,
     )
-    for peer in peers:
-        _one_of("--peer", peer, PEERS)
-    _one_of("--transport", transport, ("mpi", "tcp", "ucx", "loopback"))
     if transport == "loopback":
-        return _report(_on_loopback(settings), settings, output, as_json)
+        if topology is None:
+            raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
+        if peers:
+            raise InputError(f"--peer {peers[0]}: needs --transport mpi, tcp or ucx")
+        return _report(run_on_loopback(settings, _progress), settings, output, as_json)
     return _under_mpi(settings, output, as_json, transport)
-
-
-def _on_loopback(settings: Settings) -> list[Row]:
-    """All ranks as threads on ports shaped to the topology."""
-    wired = settings.wired
-    if wired is None:
-        raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
-    if settings.peers:
-        raise InputError(f"--peer {settings.peers[0]}: needs --transport mpi, tcp or ucx")
-    cache = VerdictCache(cache_directory(os.environ), VERSION)
-    n_ranks = wired.n_ranks
-    timeout_s = settings.deadline_s * len(settings.sizes) * 2 * (settings.iterations + settings.warmup)
-    return run_ranks(
-        n_ranks,
-        lambda rank, transport: _bench(settings, transport, None, cache, _progress(rank)),
-        topology=wired.with_latency(Fraction(0)),
-        deadline_s=max(timeout_s * max(1, len(settings.schedules)), 60.0),
-    )[0]
 
 
 def _under_mpi(settings: Settings, output: Path | None, as_json: bool, carrier: str) -> int:
@@ -226,9 +161,9 @@ def _under_mpi(settings: Settings, output: Path | None, as_json: bool, carrier: 
     mpi = MpiTransport()
     try:
         _check_ranks(settings.topology, mpi.n_ranks)
-        cache = VerdictCache(cache_directory(os.environ), VERSION)
+        cache = verdict_cache()
         with _carrier(mpi, carrier) as transport:
-            rows = _bench(settings, transport, mpi.comm, cache, _progress(mpi.rank))
+            rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
     except MismatchError:
         raise
     except RuntimeFault as fault:
@@ -260,99 +195,6 @@ def _carrier(mpi: MpiTransport, carrier: str) -> Iterator[Transport]:
         yield transport
     finally:
         transport.close()
-
-
-def _bench(
-    settings: Settings,
-    transport: Transport,
-    comm: MPI.Intracomm | None,
-    cache: VerdictCache,
-    progress: Callable[[int, int], None],
-) -> list[Row]:
-    """Every size, every case; the same rows at every rank."""
-    rows: list[Row] = []
-    peers: list[Peer] = []
-    engine = Engine(transport)
-    if comm is not None:
-        peers = [
-            make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s) for name in settings.peers
-        ]
-    for size in settings.sizes:
-        plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
-        ours = [Ours(plan, engine, proved(plan, cache), settings.window, settings.deadline_s) for plan in plans]
-        cases: list[Case] = [*ours, *peers]
-        with _no_collection():
-            samples = measure(
-                transport,
-                cases,
-                count=size // DTYPE_BYTES[settings.dtype],
-                dtype=settings.dtype,
-                reduction=settings.reduction,
-                iterations=settings.iterations,
-                warmup=settings.warmup,
-                check=settings.check,
-                modes=settings.modes,
-                progress=progress,
-            )
-        rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, samples, strict=True)]
-        for case in ours:
-            case.close()
-    for peer in peers:
-        peer.close()
-    return rows
-
-
-def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
-    topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
-    return build_plan(
-        name,
-        topology,
-        size,
-        dtype=settings.dtype,
-        reduction=settings.reduction,
-        segments=settings.segments,
-        slots=settings.slots,
-        ports=settings.ports,
-    )
-
-
-def proved(plan: Plan, cache: VerdictCache) -> Verdict:
-    """The verdict on `plan`: from the cache, or this rank verifies what it has compiled.
-
-    That all ranks have the same plan is agreed on when the executor is made.
-    Raises PlanError with the counterexample if the plan is refuted.
-    """
-    verdict = cache.get(plan.digest)
-    if verdict is None:
-        verdict = verify_plan(plan)
-        cache.put(verdict)
-    if verdict.verdict != PROVED:
-        raise PlanError(f"{plan.name}: {verdict.verdict}, so it does not run: {verdict.counterexample}")
-    return verdict
-
-
-def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[str, Samples]) -> Row:
-    plan = case.plan if isinstance(case, Ours) else None
-    bound = predicted = None
-    wired = settings.wired
-    if wired is not None:
-        bound = float(allreduce_bound(wired, size).seconds)
-        predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
-    return Row(
-        case.name,
-        settings.bed,
-        repr(settings.topology)[len("Topology(") :].strip("')") if settings.topology is not None else "",
-        n_ranks,
-        size,
-        settings.dtype,
-        settings.reduction,
-        len(set(plan.transfers.segment.tolist())) if plan is not None else 0,
-        plan.digest if plan is not None else "",
-        bound,
-        predicted,
-        samples.get("out"),
-        samples.get("in"),
-    )
 
 
 def _report(rows: list[Row], settings: Settings, output: Path | None, as_json: bool) -> int:
@@ -473,28 +315,6 @@ def _sizes(low: int, high: int, factor: int, dtype: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _ports(name: str) -> Ports:
-    for ports in PORTS:
-        if name == ports:
-            return ports
-    raise InputError(f"--ports {name!r}: must be one of {', '.join(PORTS)}")
-
-
-def _slots(ports: Ports, transport: str) -> int:
-    """How many messages are taken ahead where the command line does not say."""
-    return LOOPBACK_SLOTS if transport == "loopback" else SLOTS[ports]
-
-
-def _dtype(name: str) -> str:
-    return _DTYPES[_one_of("-d", name, tuple(_DTYPES))]
-
-
-def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise InputError(f"{flag} {value!r}: must be one of {', '.join(allowed)}")
-    return value
-
-
 def _overhead(text: str) -> Fraction:
     try:
         overhead = Fraction(text)
@@ -515,18 +335,7 @@ def _check_ranks(topology: Topology | None, n_ranks: int) -> None:
     )
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection inside timed runs."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _progress(rank: int) -> Callable[[int, int], None]:
+def _progress(rank: int) -> Progress:
     """A bar on the terminal that says how far the runs of a size are; silent elsewhere and at other ranks."""
     if rank != 0 or not sys.stderr.isatty():
         return lambda done, total: None
