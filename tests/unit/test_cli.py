@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,11 @@ import pytest
 
 from optcc import cli
 from optcc.codec import read_plan, write_plan
+from optcc.commands import bound as bound_command
+from optcc.errors import EXIT_REFUTED
+from optcc.topology import Topology
 from optcc.verdict import LINES_MAX, PROPERTIES
+from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.failover import exploration, induction
 from tests.negative.edits import Draft
 
@@ -121,12 +126,44 @@ def test_bound(capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds, exactly and as a float, what binds, and the certificate."""
     answer = done(capsys, "bound", "4@50MB/s,3=25MB/s", "--size", "100MB")
     promised = {"seconds", "seconds_exact", "binding", "certificate"}
-    assert set(answer) == promised | {"achievable_exact", "gap", "explanation"}
+    assert set(answer) == promised | {"achievable_exact", "gap", "explanation", "solver"}
     assert answer["seconds_exact"] == "4/1"
     assert answer["seconds"] == 4.0
     assert answer["binding"] == ["out h3", "in h3"]
     assert Fraction(answer["certificate"]["seconds"]) == 4
+    assert answer["solver"] is None
     assert done(capsys, "bound", "4@50MB/s", "--size", "0")["seconds_exact"] == "0/1"
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_bound_by_a_solver(capsys: pytest.CaptureFixture[str], solver: str) -> None:
+    """The linear program's certificate supports the closed form."""
+    words = ("bound", "4@50MB/s,3=25MB/s", "--size", "100MB", "--solver", solver)
+    answer = done(capsys, *words, "--achievable")
+    assert answer["solver"] == solver
+    assert (answer["seconds_exact"], answer["achievable_exact"], answer["gap"]) == ("4/1", "4/1", "0/1")
+    assert done(capsys, "bound", "4@50MB/s", "--size", "0", "--solver", solver)["seconds_exact"] == "0/1"
+    assert cli.run(list(words)) == 0
+    assert f"exactly 4 s (linear program solved by {solver}); certificate replayed" in capsys.readouterr().out
+
+
+def test_bound_by_a_solver_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("bound", "4@50MB/s", "--size", "1MB", "--solver")
+    assert refused(capsys, *words, "glpk") == "optcc: --solver 'glpk': must be one of highs, cbc\n"
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    assert "pulp is not installed: pip install" in refused(capsys, *words, "cbc")
+
+
+def test_a_solver_must_support_the_closed_form(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than the closed form proves is an error, not an answer."""
+    half = lp_bound(Topology.parse("4@50MB/s"), "allreduce", 500_000)
+    monkeypatch.setattr(bound_command, "lp_bound", lambda *_, **__: half)
+    assert cli.run(["bound", "4@50MB/s", "--size", "1MB", "--solver", "cbc"]) == EXIT_REFUTED
+    assert "must not be less than the closed form" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ring", "optcc"])

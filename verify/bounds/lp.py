@@ -36,10 +36,10 @@ from optcc.verify.bounds.solvers import (
     EQUAL,
     HighsSolver,
     Infeasible,
-    Program,
+    LinearProgram,
+    MakeSolver,
     Solved,
-    Solver,
-    Unknown,
+    Unsolved,
     exact_vertex,
 )
 
@@ -105,7 +105,7 @@ def lp_bound(
     time_limit_s: float = TIME_LIMIT_S,
     primal: bool = True,
     fabric: bool = False,
-    solver: Callable[[Program], Solver] = HighsSolver,
+    solver: MakeSolver = HighsSolver,
     clock: Callable[[], float] = time.monotonic,
 ) -> CertifiedBound:
     """The optimum of the tree model for `collective` of `size_bytes`, certified from below and (`primal`) from above.
@@ -145,7 +145,7 @@ def lp_bound(
 class _Search:
     """Solves a program with ever more cuts; `best` keeps the best that has been certified, from below and above."""
 
-    def __init__(self, cuts: CutProgram, best: Certificate, primal: bool, solver: Callable[[Program], Solver]) -> None:
+    def __init__(self, cuts: CutProgram, best: Certificate, primal: bool, solver: MakeSolver) -> None:
         self.cuts, self.best, self.primal = cuts, best, primal
         self.solve = solver(cuts.program).solve
 
@@ -157,7 +157,7 @@ class _Search:
             outcome = self.solve(seconds_left())
             if isinstance(outcome, Infeasible):
                 raise SolverError("solver: infeasible: where all endpoints reach each other there is a packing")
-            if isinstance(outcome, Unknown):
+            if isinstance(outcome, Unsolved):
                 self._keep_rounded(last)
                 replay(self.best)
                 raise BoundUnknown(
@@ -193,7 +193,7 @@ class _Search:
         for most in _DENOMINATORS if last is not None else ():
             assert last is not None
             duals = [Fraction(dual).limit_denominator(most) for dual in last.duals]
-            duals += [Fraction(0)] * (len(self.cuts.program.rows) - len(duals))
+            duals += [Fraction(0)] * (len(self.cuts.program.constraints) - len(duals))
             self._keep(self.cuts.certificate(duals, self.best.size_bytes))
 
 
@@ -223,13 +223,13 @@ class CutProgram:
         negligible: Fraction = Fraction(0),
     ) -> None:
         self.network, self.demand, self.unit_s, self.negligible = network, demand, unit_s, negligible
-        self.program = Program()
+        self.program = LinearProgram()
         p, nodes = len(network.endpoints), network.nodes
-        self.time = self.program.column("T", cost=1)
-        self.root = [self.program.column(f"root {nodes[v]}") for v in range(p)] if demand.roots is None else []
+        self.time = self.program.variable("T", cost=1)
+        self.root = [self.program.variable(f"root {nodes[v]}") for v in range(p)] if demand.roots is None else []
         self.load = {
             kind: [
-                self.program.column(f"{kind} {nodes[link.tail]} to {nodes[link.head]} link {number}")
+                self.program.variable(f"{kind} {nodes[link.tail]} to {nodes[link.head]} link {number}")
                 for number, link in enumerate(network.links)
             ]
             for kind in demand.kinds
@@ -239,11 +239,11 @@ class CutProgram:
         for number, link in enumerate(network.links):
             self.outof[link.tail].append(number)
             self.into[link.head].append(number)
-        self.port_row = self._ports_have_room()
-        self.switch_row = self._switches_pass_on()
+        self.port_constraint = self._ports_have_room()
+        self.switch_constraint = self._switches_pass_on()
         if demand.roots is None:
-            self.program.row("roots", tuple((column, Fraction(1)) for column in self.root), EQUAL, Fraction(1))
-        self.cut_row: dict[tuple[str, frozenset[int]], int] = {}
+            self.program.constraint("roots", tuple((column, Fraction(1)) for column in self.root), EQUAL, Fraction(1))
+        self.cut_constraint: dict[tuple[str, frozenset[int]], int] = {}
         everything = frozenset(range(network.n_nodes))
         for cut in with_cuts:
             self.add_cut(cut.kind, frozenset(cut.nodes))
@@ -258,7 +258,7 @@ class CutProgram:
             for port in link.ports:
                 users[port].append(number)
         return [
-            self.program.row(
+            self.program.constraint(
                 f"port {port.name}",
                 (
                     (self.time, -self._in_one_unit(port.rate)),
@@ -280,7 +280,7 @@ class CutProgram:
         p = len(self.network.endpoints)
         return {
             kind: [
-                self.program.row(
+                self.program.constraint(
                     f"{kind} through {name}",
                     (
                         *((self.load[kind][link], Fraction(1)) for link in self.into[p + switch]),
@@ -298,7 +298,7 @@ class CutProgram:
         """load(across the border of `nodes`) + x(nodes) >= 1, unless it is there or says nothing; True if added."""
         held = [v for v in range(len(self.network.endpoints)) if v in nodes]
         given = Fraction(0) if self.demand.roots is None else sum((self.demand.roots[v] for v in held), Fraction(0))
-        if (kind, nodes) in self.cut_row or given == 1 or len(held) == len(self.network.endpoints):
+        if (kind, nodes) in self.cut_constraint or given == 1 or len(held) == len(self.network.endpoints):
             return False
         links, far = (self.into, "tail") if kind == BROADCAST else (self.outof, "head")
         crossing = [
@@ -310,8 +310,8 @@ class CutProgram:
         coefficients = [(self.load[kind][link], Fraction(1)) for link in crossing]
         if self.demand.roots is None:
             coefficients += [(self.root[v], Fraction(1)) for v in held]
-        name = f"{kind} cut {len(self.cut_row)}"
-        self.cut_row[kind, nodes] = self.program.row(name, tuple(coefficients), AT_LEAST, 1 - given)
+        name = f"{kind} cut {len(self.cut_constraint)}"
+        self.cut_constraint[kind, nodes] = self.program.constraint(name, tuple(coefficients), AT_LEAST, 1 - given)
         return True
 
     def add_violated(self, values: Sequence[float]) -> int:
@@ -370,10 +370,12 @@ class CutProgram:
         """
         network, zero = self.network, Fraction(0)
         cuts = tuple(
-            Cut(kind, tuple(sorted(nodes)), duals[row]) for (kind, nodes), row in self.cut_row.items() if duals[row] > 0
+            Cut(kind, tuple(sorted(nodes)), duals[row])
+            for (kind, nodes), row in self.cut_constraint.items()
+            if duals[row] > 0
         )
-        prices = [max(zero, -duals[row]) for row in self.port_row]
-        potentials = {kind: tuple(duals[row] for row in rows) for kind, rows in self.switch_row.items()}
+        prices = [max(zero, -duals[row]) for row in self.port_constraint]
+        potentials = {kind: tuple(duals[row] for row in rows) for kind, rows in self.switch_constraint.items()}
         for kind in self.demand.kinds:
             level = [zero] * len(network.endpoints) + list(potentials[kind])
             holding: list[set[int]] = [set() for _ in range(network.n_nodes)]
@@ -413,9 +415,9 @@ class CutProgram:
 def _check_finite(cuts: CutProgram, solved: Solved) -> None:
     """Raises SolverError for an answer of the wrong shape, or with values that are not numbers."""
     shapes = (len(solved.values), len(solved.duals))
-    wanted = (len(cuts.program.columns), len(cuts.program.rows))
+    wanted = (len(cuts.program.variables), len(cuts.program.constraints))
     if shapes != wanted:
-        raise SolverError(f"solver: {shapes} values and duals: the program has {wanted} columns and rows")
+        raise SolverError(f"solver: {shapes} values and duals: the program has {wanted} variables and constraints")
     for number in (solved.objective, *solved.values, *solved.duals):
         if not isfinite(number):
             raise SolverError(f"solver: {number}: must be a number")

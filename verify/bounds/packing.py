@@ -18,7 +18,7 @@ from optcc.verify.bounds.certificate import Certificate, Tree
 from optcc.verify.bounds.flow import Arc, FlowGraph, narrow_cuts
 from optcc.verify.bounds.network import BROADCAST, Network
 from optcc.verify.bounds.replay import replay
-from optcc.verify.bounds.solvers import AT_LEAST, AT_MOST, HighsSolver, Program, Solved, Solver, exact_vertex
+from optcc.verify.bounds.solvers import AT_LEAST, AT_MOST, HighsSolver, LinearProgram, MakeSolver, Solved, exact_vertex
 
 TIME_LIMIT_S = 60.0
 _FLOAT_UNIT = 2**40
@@ -27,7 +27,10 @@ _ROUNDS_MAX = 200
 
 
 def pack(
-    certificate: Certificate, *, time_limit_s: float = TIME_LIMIT_S, solver: Callable[[Program], Solver] = HighsSolver
+    certificate: Certificate,
+    *,
+    time_limit_s: float = TIME_LIMIT_S,
+    solver: MakeSolver = HighsSolver,
 ) -> Certificate:
     """`certificate` with the trees of what it achieves, replayed.
 
@@ -80,18 +83,18 @@ def _split(
     loads: Sequence[Fraction],
     roots: Sequence[Fraction],
     time_limit_s: float,
-    solver: Callable[[Program], Solver],
+    solver: MakeSolver,
 ) -> list[Fraction]:
     """Capacities of paths that load no link more than `loads` and keep every cut of the endpoints; the least."""
     p = len(roots)
-    program = Program()
-    columns = [program.column(f"path {number}", cost=1) for number in range(len(paths))]
+    program = LinearProgram()
+    columns = [program.variable(f"path {number}", cost=1) for number in range(len(paths))]
     users: dict[int, list[int]] = {}
     for column, path in zip(columns, paths, strict=True):
         for link in path:
             users.setdefault(link, []).append(column)
     for link, using in users.items():
-        program.row(f"link {link}", tuple((column, Fraction(1)) for column in using), AT_MOST, loads[link])
+        program.constraint(f"link {link}", tuple((column, Fraction(1)) for column in using), AT_MOST, loads[link])
     known: set[frozenset[int]] = set()
 
     def add(nodes: frozenset[int]) -> int:
@@ -100,7 +103,7 @@ def _split(
         known.add(nodes)
         crossing = [c for c, (tail, head) in zip(columns, arcs, strict=True) if head in nodes and tail not in nodes]
         rhs = 1 - sum((roots[v] for v in nodes), Fraction(0))
-        program.row(f"cut {len(known)}", tuple((column, Fraction(1)) for column in crossing), AT_LEAST, rhs)
+        program.constraint(f"cut {len(known)}", tuple((column, Fraction(1)) for column in crossing), AT_LEAST, rhs)
         return 1
 
     for v in range(p):

@@ -1,4 +1,4 @@
-"""The only place that calls an LP solver: HiGHS solves, CBC gives a second opinion, PuLP writes what a person reads.
+"""The only place that calls an LP solver: HiGHS directly, CBC through PuLP as a cross-check.
 
 A solver's word is a claim. `Solved` carries it together with the basis, and `exact_vertex` turns the basis into
 rationals that can be checked: the linear system that the basis stands for is solved by iterative refinement (a float
@@ -8,18 +8,19 @@ factorisation, exact residuals) until its solution can be read off as fractions 
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
-from math import isfinite, lcm
+from math import ceil, isfinite, lcm
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from optcc.errors import EnvironmentMissing, SolverError
+from optcc.errors import EnvironmentMissing
 
 AT_LEAST, AT_MOST, EQUAL = ">=", "<=", "="
 STEP_BITS = 24
@@ -29,8 +30,8 @@ Coefficients = tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """sum of coefficient * column, then `sense`, then `rhs`."""
+class Constraint:
+    """sum of coefficient * variable, then `sense`, then `rhs`."""
 
     name: str
     coefficients: Coefficients
@@ -39,64 +40,67 @@ class Row:
 
 
 @dataclass(slots=True)
-class Program:
-    """Minimise `objective` over columns that are not negative, subject to rows; rows may be added later."""
+class LinearProgram:
+    """Minimise `objective` over variables that are not negative, subject to constraints; more of these may be added."""
 
-    columns: list[str] = field(default_factory=list)
+    variables: list[str] = field(default_factory=list)
     objective: dict[int, Fraction] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    constraints: list[Constraint] = field(default_factory=list)
 
-    def column(self, name: str, cost: int = 0) -> int:
-        """A new column; its number."""
-        self.columns.append(name)
+    def variable(self, name: str, cost: int = 0) -> int:
+        """A new variable; its number."""
+        self.variables.append(name)
         if cost:
-            self.objective[len(self.columns) - 1] = Fraction(cost)
-        return len(self.columns) - 1
+            self.objective[len(self.variables) - 1] = Fraction(cost)
+        return len(self.variables) - 1
 
-    def row(self, name: str, coefficients: Coefficients, sense: str, rhs: Fraction) -> int:
-        """A new row; its number."""
-        self.rows.append(Row(name, coefficients, sense, rhs))
-        return len(self.rows) - 1
+    def constraint(self, name: str, coefficients: Coefficients, sense: str, rhs: Fraction) -> int:
+        """A new constraint; its number."""
+        self.constraints.append(Constraint(name, coefficients, sense, rhs))
+        return len(self.constraints) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What a solver says is optimal: floats, and the basis (columns that are basic, rows that are not)."""
+    """What a solver says is optimal: floats, and the basis (variables that are basic, constraints that are tight)."""
 
     objective: float
     values: list[float]
     duals: list[float]
-    basic_columns: list[int]
-    tight_rows: list[int]
+    basic_variables: list[int]
+    tight_constraints: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A solver says that no values satisfy all rows."""
+    """A solver says that no values satisfy all constraints."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class Unsolved:
     """A solver gave up."""
 
     reason: str
 
 
-Outcome = Solved | Infeasible | Unknown
+Outcome = Solved | Infeasible | Unsolved
 
 
 class Solver(Protocol):
-    """Solves one program again and again while rows are added to it."""
+    """Solves one program again and again while constraints are added to it."""
 
     def solve(self, time_limit_s: float) -> Outcome:
         """The outcome within `time_limit_s`."""
         ...
 
 
+MakeSolver = Callable[[LinearProgram], Solver]
+
+
 class HighsSolver:
     """HiGHS, simplex, one thread; starts each time from the last basis."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: LinearProgram) -> None:
         self.program = program
         self.highspy = _import("highspy")
         self.highs = self.highspy.Highs()
@@ -104,21 +108,21 @@ class HighsSolver:
             self.highs.setOptionValue(option, value)
         self.highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
         self.highs.setOptionValue("dual_feasibility_tolerance", 1e-9)
-        self.rows_given = 0
+        self.given = 0
         infinity = self.highspy.kHighsInf
-        for column in range(len(program.columns)):
+        for column in range(len(program.variables)):
             self.highs.addCol(float(program.objective.get(column, 0)), 0.0, infinity, 0, [], [])
 
     def solve(self, time_limit_s: float) -> Outcome:
         infinity = self.highspy.kHighsInf
-        for row in self.program.rows[self.rows_given :]:
+        for row in self.program.constraints[self.given :]:
             low = -infinity if row.sense == AT_MOST else float(row.rhs)
             high = infinity if row.sense == AT_LEAST else float(row.rhs)
             columns = [column for column, _ in row.coefficients]
             self.highs.addRow(low, high, len(columns), columns, [float(value) for _, value in row.coefficients])
-        self.rows_given = len(self.program.rows)
+        self.given = len(self.program.constraints)
         if time_limit_s <= 0:
-            return Unknown("no time left")
+            return Unsolved("no time left")
         self.highs.setOptionValue("time_limit", self.highs.getRunTime() + time_limit_s)
         self.highs.run()
         status = self.highs.getModelStatus()
@@ -126,7 +130,7 @@ class HighsSolver:
         if status == statuses.kInfeasible:
             return Infeasible()
         if status != statuses.kOptimal:
-            return Unknown(f"HiGHS: {self.highs.modelStatusToString(status)}")
+            return Unsolved(f"HiGHS: {self.highs.modelStatusToString(status)}")
         solution, basis = self.highs.getSolution(), self.highs.getBasis()
         basic = self.highspy.HighsBasisStatus.kBasic
         return Solved(
@@ -138,34 +142,34 @@ class HighsSolver:
         )
 
 
-def exact_vertex(program: Program, solved: Solved) -> tuple[list[Fraction], list[Fraction]] | None:
+def exact_vertex(program: LinearProgram, solved: Solved) -> tuple[list[Fraction], list[Fraction]] | None:
     """The exact values and duals of the basis of `solved`; None if it has no clear solution.
 
-    They satisfy the rows that the basis makes tight, and nothing more: whether they are feasible is for the caller
-    to check.
+    They satisfy the constraints that the basis makes tight, and nothing more: whether they are feasible is for the
+    caller to check.
     """
-    columns, tight = solved.basic_columns, solved.tight_rows
+    columns, tight = solved.basic_variables, solved.tight_constraints
     if len(columns) != len(tight):
         return None
     place = {column: position for position, column in enumerate(columns)}
     by_row: list[list[Entry]] = [[] for _ in tight]
     by_column: list[list[Entry]] = [[] for _ in columns]
     for position, row in enumerate(tight):
-        for column, value in program.rows[row].coefficients:
+        for column, value in program.constraints[row].coefficients:
             if column in place:
                 by_row[position].append((place[column], value))
                 by_column[place[column]].append((position, value))
     factors = _factorise(by_row)
     if factors is None:
         return None
-    basic_values = _solve_exactly(by_row, [program.rows[row].rhs for row in tight], factors.solve)
+    basic_values = _solve_exactly(by_row, [program.constraints[row].rhs for row in tight], factors.solve)
     if basic_values is None:
         return None
     costs = [program.objective.get(column, Fraction(0)) for column in columns]
     tight_duals = _solve_exactly(by_column, costs, lambda residual: factors.solve(residual, "T"))
     if tight_duals is None:
         return None
-    values, duals = [Fraction(0)] * len(program.columns), [Fraction(0)] * len(program.rows)
+    values, duals = [Fraction(0)] * len(program.variables), [Fraction(0)] * len(program.constraints)
     for column, value in zip(columns, basic_values, strict=True):
         values[column] = value
     for row, dual in zip(tight, tight_duals, strict=True):
@@ -221,42 +225,96 @@ def _solve_exactly(
     return None
 
 
-def read_as_pulp(program: Program, name: str = "bound") -> Any:
-    """`program` as a PuLP problem, every variable and constraint under its name; `str` of it is what a person reads."""
-    pulp = _import("pulp")
-    with _quiet_pulp():
-        problem = pulp.LpProblem(name, pulp.LpMinimize)
-        columns = [pulp.LpVariable(column.replace(" ", "_"), lowBound=0) for column in program.columns]
-        time = pulp.lpSum(float(cost) * columns[column] for column, cost in program.objective.items())
-        problem += time, "least_time"
-        for row in program.rows:
-            left, right = (
-                pulp.lpSum(float(value) * columns[column] for column, value in row.coefficients),
-                float(row.rhs),
+class CbcSolver:
+    """CBC through PuLP, simplex: PuLP writes the program, names and all; CBC solves it and writes its last basis."""
+
+    def __init__(self, program: LinearProgram) -> None:
+        self.program = program
+        self.pulp = _import("pulp")
+        self.problem, self.variables, self.constraints = pulp_problem(program)
+        self.names = {constraint.name for constraint in self.constraints}
+
+    def solve(self, time_limit_s: float) -> Outcome:
+        if time_limit_s <= 0:
+            return Unsolved("no time left")
+        with _quiet_pulp():
+            for row in self.program.constraints[len(self.constraints) :]:
+                self.constraints.append(_add_to_pulp(self.problem, self.variables, row, self.names))
+            # PuLP splits the command at blanks, so the folder's name must have none: `mkdtemp` gives such names.
+            with TemporaryDirectory() as folder:
+                basis = Path(folder) / "last.bas"
+                command = self._command(["initialSolve", f"basisO {basis}"], time_limit_s)
+                try:
+                    self.problem.solve(command)
+                except self.pulp.PulpSolverError as error:
+                    return Unsolved(f"CBC: {error}")
+                text = basis.read_text(encoding="utf-8") if basis.is_file() else ""
+            if self.problem.sol_status == self.pulp.LpSolutionInfeasible:
+                return Infeasible()
+            if self.problem.sol_status != self.pulp.LpSolutionOptimal:
+                return Unsolved(f"CBC: {self.pulp.LpSolution[self.problem.sol_status]}")
+            return Solved(
+                float(self.pulp.value(self.problem.objective)),
+                [float(variable.varValue or 0) for variable in self.variables],
+                [float(constraint.pi or 0) for constraint in self.constraints],
+                *self._basis(text),
             )
-            sides = {AT_LEAST: left >= right, AT_MOST: left <= right, EQUAL: left == right}
-            problem += sides[row.sense], row.name.replace(" ", "_")
-    return problem
+
+    def _command(self, options: list[str], time_limit_s: float) -> Any:
+        """CBC: the binary that PuLP brings along, else the one on the PATH."""
+        for kind in (getattr(self.pulp, "PULP_CBC_CMD", None), self.pulp.COIN_CMD):
+            command = kind and kind(mip=False, msg=False, timeLimit=max(1, ceil(time_limit_s)), options=options)
+            if command and command.available():
+                return command
+        raise EnvironmentMissing("CBC is not installed: PuLP has no binary for this machine, and there is none on PATH")
+
+    def _basis(self, text: str) -> tuple[list[int], list[int]]:
+        """The basic variables and the tight constraints of a basis in the MPS format.
+
+        `XU` and `XL` name a basic variable and a constraint at its upper or lower side; what is not named is a variable
+        at zero or a constraint that is not tight.
+        """
+        rows, columns, _ = self.problem.normalisedNames()
+        variable = {columns[each.name]: number for number, each in enumerate(self.variables) if each.name in columns}
+        constraint = {name: number for number, name in enumerate(rows.values())}
+        named = [line.split() for line in text.splitlines() if line.startswith((" XU", " XL"))]
+        return sorted(variable[words[1]] for words in named), sorted(constraint[words[2]] for words in named)
 
 
-def lp_text(program: Program) -> str:
-    """`program` in the CPLEX LP format, by PuLP."""
-    problem = read_as_pulp(program)
-    with TemporaryDirectory() as folder, _quiet_pulp():
-        path = Path(folder) / "bound.lp"
-        problem.writeLP(str(path))
-        return path.read_text(encoding="utf-8")
+DEFAULT_SOLVER = "highs"
+SOLVERS: Mapping[str, MakeSolver] = {DEFAULT_SOLVER: HighsSolver, "cbc": CbcSolver}
 
 
-def cbc_objective(program: Program, time_limit_s: float) -> float:
-    """What CBC says the optimum is; raises SolverError if it does not say that it found one."""
+def pulp_problem(program: LinearProgram) -> tuple[Any, list[Any], list[Any]]:
+    """`program` as a PuLP problem, with its variables and constraints in our order; `str(problem)` is for people."""
     pulp = _import("pulp")
-    problem = read_as_pulp(program)
     with _quiet_pulp():
-        status = problem.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s))
-        if status != pulp.LpStatusOptimal:
-            raise SolverError(f"CBC: {pulp.LpStatus[status]}: must find an optimum")
-        return float(pulp.value(problem.objective))
+        problem, names = pulp.LpProblem("bound", pulp.LpMinimize), set[str]()
+        variables = [pulp.LpVariable(_plain(name, names), lowBound=0) for name in program.variables]
+        cost = pulp.lpSum(float(cost) * variables[number] for number, cost in program.objective.items())
+        problem += cost, "least_time"
+        names = set()
+        return problem, variables, [_add_to_pulp(problem, variables, row, names) for row in program.constraints]
+
+
+def _add_to_pulp(problem: Any, variables: Sequence[Any], row: Constraint, names: set[str]) -> Any:
+    """PuLP's constraint, added under a name that is then in `names`."""
+    left = _import("pulp").lpSum(float(value) * variables[number] for number, value in row.coefficients)
+    right = float(row.rhs)
+    constraint = left >= right if row.sense == AT_LEAST else left <= right if row.sense == AT_MOST else left == right
+    problem.addConstraint(constraint, _plain(row.name, names))
+    return constraint
+
+
+def _plain(name: str, names: set[str]) -> str:
+    """`name` in letters, digits and _, which every format has, and numbered if it is in `names` then; put there."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    number = 1
+    while plain in names:
+        number += 1
+        plain = re.sub(r"\W", "_", f"{name} {number}", flags=re.ASCII)
+    names.add(plain)
+    return plain
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -10,21 +11,23 @@ from fractions import Fraction
 import pytest
 
 from optcc.collective import Collective
-from optcc.errors import EXIT_UNKNOWN, SolverError, TopologyError
+from optcc.errors import EXIT_UNKNOWN, EnvironmentMissing, SolverError, TopologyError
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.certificate import closed_forms
 from optcc.verify.bounds.lp import BoundUnknown, CutProgram, lp_bound
 from optcc.verify.bounds.network import Demand, Link, Network, Port
 from optcc.verify.bounds.replay import replay
 from optcc.verify.bounds.solvers import (
+    CbcSolver,
     HighsSolver,
     Infeasible,
+    LinearProgram,
+    MakeSolver,
     Outcome,
-    Program,
     Solved,
-    Unknown,
+    Unsolved,
     exact_vertex,
-    lp_text,
+    pulp_problem,
 )
 
 
@@ -176,13 +179,13 @@ def test_a_solver_without_time() -> None:
 class GivesUpLater:
     """Solves once, then has had enough."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: LinearProgram) -> None:
         self.inner = HighsSolver(program)
         self.solved = 0
 
     def solve(self, time_limit_s: float) -> Outcome:
         self.solved += 1
-        return Unknown("tired") if self.solved > 1 else self.inner.solve(time_limit_s)
+        return Unsolved("tired") if self.solved > 1 else self.inner.solve(time_limit_s)
 
 
 def test_a_solver_that_gives_up_half_way() -> None:
@@ -212,7 +215,7 @@ def lying(change: Callable[[Solved], Outcome]) -> type:
     """HiGHS with its answers changed."""
 
     class Liar:
-        def __init__(self, program: Program) -> None:
+        def __init__(self, program: LinearProgram) -> None:
             self.inner = HighsSolver(program)
 
         def solve(self, time_limit_s: float) -> Outcome:
@@ -244,9 +247,9 @@ def test_a_solver_that_returns_nonsense(change: Callable[[Solved], Outcome], mes
     [
         lambda solved: replace(solved, duals=[-dual for dual in solved.duals]),
         lambda solved: replace(solved, duals=[7.0] * len(solved.duals)),
-        lambda solved: replace(solved, basic_columns=solved.basic_columns[1:]),
-        lambda solved: replace(solved, basic_columns=list(range(len(solved.tight_rows)))),
-        lambda solved: replace(solved, basic_columns=[], tight_rows=[]),
+        lambda solved: replace(solved, basic_variables=solved.basic_variables[1:]),
+        lambda solved: replace(solved, basic_variables=list(range(len(solved.tight_constraints)))),
+        lambda solved: replace(solved, basic_variables=[], tight_constraints=[]),
     ],
 )
 def test_wrong_duals_or_a_wrong_basis_never_give_too_much(change: Callable[[Solved], Outcome]) -> None:
@@ -263,40 +266,88 @@ def test_wrong_duals_or_a_wrong_basis_never_give_too_much(change: Callable[[Solv
 
 def test_the_program_reads_like_the_formula() -> None:
     """PuLP writes it: named variables, one constraint a port, a switch and a cut."""
-    text = lp_text(
-        CutProgram(Network.from_topology(Topology.parse("2@1B/s")), Demand("allreduce", None), Fraction(1)).program
-    )
-    for word in ("Minimize", "port_out_h0:", "reduce_through_core:", "cut_0:", "root_h0", "roots:"):
+    cuts = CutProgram(Network.from_topology(Topology.parse("2@1B/s")), Demand("allreduce", None), Fraction(1))
+    text = str(pulp_problem(cuts.program)[0])
+    for word in ("MINIMIZE", "port_out_h0:", "reduce_through_core:", "cut_0:", "root_h0", "roots:"):
         assert word in text
+
+
+def test_names_that_differ_only_in_signs_stay_apart() -> None:
+    """PuLP tells variables apart by their names, and solvers read letters, digits and _ only."""
+    program = LinearProgram()
+    three = [program.variable(name, cost=1) for name in ("a-b", "a b", "a_b")]
+    for number, variable in enumerate(three):
+        program.constraint("at least", ((variable, Fraction(1)),), ">=", Fraction(number))
+    _, variables, _ = pulp_problem(program)
+    assert [each.name for each in variables] == ["a_b", "a_b_2", "a_b_3"]
+    outcome = CbcSolver(program).solve(5.0)
+    assert isinstance(outcome, Solved)
+    assert outcome.values == [0.0, 1.0, 2.0]
+    assert outcome.duals[1:] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("solver", [HighsSolver, CbcSolver])
+def test_outcomes_of_a_solver(solver: MakeSolver) -> None:
+    """An optimum with its basis, constraints added later, a contradiction, and no time."""
+    program = LinearProgram()
+    x, y = program.variable("x", cost=1), program.variable("y", cost=2)
+    program.constraint("sum", ((x, Fraction(1)), (y, Fraction(1))), ">=", Fraction(3))
+    solve = solver(program).solve
+    first = solve(5.0)
+    assert isinstance(first, Solved)
+    assert (first.objective, first.values, first.duals) == (3.0, [3.0, 0.0], [1.0])
+    assert (first.basic_variables, first.tight_constraints) == ([x], [0])
+    program.constraint("little of x", ((x, Fraction(1)),), "<=", Fraction(1))
+    second = solve(5.0)
+    assert isinstance(second, Solved)
+    assert (second.objective, second.values, second.duals) == (5.0, [1.0, 2.0], [2.0, -1.0])
+    assert exact_vertex(program, second) == ([Fraction(1), Fraction(2)], [Fraction(2), Fraction(-1)])
+    assert isinstance(solve(0.0), Unsolved)
+    program.constraint("no y", ((y, Fraction(1)),), "=", Fraction(0))
+    assert isinstance(solve(5.0), Infeasible)
+
+
+def test_a_missing_solver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pulp
+
+    monkeypatch.setattr(pulp.COIN_CMD, "available", lambda self: False)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
+    with pytest.raises(EnvironmentMissing, match="CBC is not installed"):
+        lp_bound(UNEVEN, "allreduce", 12, solver=CbcSolver)
+    for name in ("pulp", "highspy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for solver, name in ((CbcSolver, "pulp"), (HighsSolver, "highspy")):
+        with pytest.raises(EnvironmentMissing, match=rf"{name} is not installed: pip install 'optcc\[solve\]'"):
+            lp_bound(UNEVEN, "allreduce", 12, solver=solver)
 
 
 def test_an_exact_vertex() -> None:
     """x + 3y >= 1/7, 2x + y >= 1/3: the basis says both are tight, and the exact point follows from floats."""
-    program = Program()
-    x, y = program.column("x", cost=1), program.column("y", cost=1)
-    program.row("one", ((x, Fraction(1)), (y, Fraction(3))), ">=", Fraction(1, 7))
-    program.row("two", ((x, Fraction(2)), (y, Fraction(1))), ">=", Fraction(1, 3))
+    program = LinearProgram()
+    x, y = program.variable("x", cost=1), program.variable("y", cost=1)
+    program.constraint("one", ((x, Fraction(1)), (y, Fraction(3))), ">=", Fraction(1, 7))
+    program.constraint("two", ((x, Fraction(2)), (y, Fraction(1))), ">=", Fraction(1, 3))
     outcome = HighsSolver(program).solve(1.0)
     assert isinstance(outcome, Solved)
-    forced = replace(outcome, basic_columns=[0, 1], tight_rows=[0, 1])
+    forced = replace(outcome, basic_variables=[0, 1], tight_constraints=[0, 1])
     assert exact_vertex(program, forced) == ([Fraction(6, 35), Fraction(-1, 105)], [Fraction(1, 5), Fraction(2, 5)])
-    assert exact_vertex(program, replace(outcome, basic_columns=[0], tight_rows=[0, 1])) is None
-    program.row("three", ((x, Fraction(2)), (y, Fraction(6))), ">=", Fraction(1))
-    assert exact_vertex(program, replace(outcome, basic_columns=[0, 1], tight_rows=[0, 2])) is None
+    assert exact_vertex(program, replace(outcome, basic_variables=[0], tight_constraints=[0, 1])) is None
+    program.constraint("three", ((x, Fraction(2)), (y, Fraction(6))), ">=", Fraction(1))
+    assert exact_vertex(program, replace(outcome, basic_variables=[0, 1], tight_constraints=[0, 2])) is None
 
 
 def test_a_vertex_with_long_fractions() -> None:
     """Twelve unknowns whose exact values have denominators far beyond a float."""
-    program = Program()
-    columns = [program.column(f"x{i}", cost=1) for i in range(12)]
+    program = LinearProgram()
+    columns = [program.variable(f"x{i}", cost=1) for i in range(12)]
     for i in columns:
         entries = ((columns[i], Fraction(1)), (columns[(i + 1) % 12], Fraction(1, 10**5 + 2 * i + 1)))
-        program.row(f"row {i}", entries, ">=", Fraction(1, 10**4 + i))
+        program.constraint(f"row {i}", entries, ">=", Fraction(1, 10**4 + i))
     outcome = HighsSolver(program).solve(1.0)
     assert isinstance(outcome, Solved)
     vertex = exact_vertex(program, outcome)
     assert vertex is not None
     values, _ = vertex
     assert max(value.denominator for value in values) > 2**100
-    for row in program.rows:
+    for row in program.constraints:
         assert sum(values[column] * entry for column, entry in row.coefficients) == row.rhs
