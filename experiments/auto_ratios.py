@@ -24,18 +24,17 @@ import msgspec
 from optcc.compiler import PEER_LANES, compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
-from optcc.experiments.record import Check, Plain, these_versions
+from optcc.experiments.record import RECORDS, Check, these_versions
+from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.experiments.schedule_record import random_rates
 from optcc.passes.timetable import Ports
 from optcc.schedule import Schedule
 from optcc.schedules.auto import CHUNK_BYTES_MIN, choose
 from optcc.schedules.registry import SCHEDULES
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.simulate import simulate
 from optcc.topology import Topology
 
-FORMAT = "optcc-auto-ratios/1"
-PATH = Path(__file__).parent / "records" / "auto-ratios.json"
 LATENCY_S = Fraction(5, 10**6)
 SIZES = (1024, 5124, 16388, 65532, 2**18, 10**6, 2**21 + 4, 3 * 10**6, 2**23 - 4, 2**24)
 THE_PORTS: tuple[Ports, ...] = ("fifo", "fair")
@@ -56,7 +55,7 @@ TRANSFERS_MAX = 60_000
 """Nor is a plan longer than this."""
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AutoRatio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `auto` and the best single schedule take for one message, in seconds, and what they are."""
 
     topology: str
@@ -76,21 +75,22 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class AutoRatios(Plain, Shown):
+class AutoRatios(Measured):
     """The rows and the versions."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-auto-ratios/1"
+    own_path: ClassVar[Path] = RECORDS / "auto-ratios.json"
+    docs_page: ClassVar[str] = "schedules.md"
 
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[AutoRatio, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
             for label, value in (("auto_s", row.auto_s), ("best_s", row.best_s)):
                 check(f"rows[{number}].{label}", value, value > 0, "be above zero")
 
-    def worst(self, topology: str, ports: str) -> Row | None:
+    def worst(self, topology: str, ports: str) -> AutoRatio | None:
         """The row with the largest ratio; None if there is none."""
         rows = [row for row in self.rows if (row.topology, row.ports) == (topology, ports)]
         return max(rows, key=lambda row: row.ratio, default=None)
@@ -109,12 +109,11 @@ class AutoRatios(Plain, Shown):
 
     def markdown(self) -> str:
         """The table, and how many of the cases are beyond the goal, as in docs/schedules.md."""
-        card = self.card()
-        table = "".join(
-            f"| {' | '.join(row)} |\n" for row in (card.columns, tuple("---" for _ in card.columns), *card.rows)
-        )
+        return f"{self.card().markdown()}\n{self.remarks()[0]}\n"
+
+    def remarks(self) -> list[str]:
         over = sum(row.ratio > GOAL for row in self.rows)
-        return f"{table}\nOf {len(self.rows)} cases {over} are above {GOAL}.\n"
+        return [f"Of {len(self.rows)} cases {over} are above {GOAL}."]
 
 
 def cluster(text: str) -> Topology:
@@ -163,19 +162,19 @@ def _simulated_s(
     return simulate(plan, topology, model=ports).seconds
 
 
-def compare(text: str, size_bytes: int, ports: Ports, best: tuple[float, str, int] | None = None) -> Row:
+def compare(text: str, size_bytes: int, ports: Ports, best: tuple[float, str, int] | None = None) -> AutoRatio:
     """One case; `best` if it is known what the best single schedule takes."""
     topology = cluster(text)
     chosen = choose(topology, size_bytes, ports=ports)
     auto_s = simulate(chosen.plan, topology, model=ports).seconds
     best_s, name, segments = best or best_single(topology, size_bytes, ports)
     taken = chosen.taken
-    return Row(text, ports, size_bytes, taken.name, taken.segments, auto_s, name, segments, best_s)
+    return AutoRatio(text, ports, size_bytes, taken.name, taken.segments, auto_s, name, segments, best_s)
 
 
-def measure(topologies: Sequence[str], known: AutoRatios | None = None) -> Iterator[Row]:
+def measure(topologies: Sequence[str], known: AutoRatios | None = None) -> Iterator[AutoRatio]:
     """The rows of these topologies; what is `known` of the best single schedules is kept."""
-    rows: dict[Any, Row] = {(row.topology, row.ports, row.size_bytes): row for row in known.rows} if known else {}
+    rows: dict[Any, AutoRatio] = {(row.topology, row.ports, row.size_bytes): row for row in known.rows} if known else {}
     for text in topologies:
         for ports in THE_PORTS:
             for size_bytes in SIZES:
@@ -184,24 +183,18 @@ def measure(topologies: Sequence[str], known: AutoRatios | None = None) -> Itera
                 yield compare(text, size_bytes, ports, best)
 
 
-@click.command()
+@record_command(AutoRatios)
 @click.option("--again", is_flag=True, help="Keep what the best single schedules take in the record that is there.")
 @click.option("--topology", "topologies", multiple=True, help="Only these topologies.")
-@click.option("--markdown", is_flag=True, help="Simulate nothing: print the record as the table of the docs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
-def command(again: bool, topologies: tuple[str, ...], markdown: bool, output: Path) -> None:
-    """Hold auto against the best single schedules, and write the record."""
-    if markdown:
-        click.echo(AutoRatios.read(output).markdown(), nl=False)
-        return
-    known = AutoRatios.read(output) if again else None
-    rows: list[Row] = []
+def command(again: bool, topologies: tuple[str, ...]) -> Iterator[AutoRatios]:
+    """Hold auto against the best single schedules, and write the record, case by case."""
+    known = AutoRatios.read(click.get_current_context().params["output"]) if again else None
+    rows: list[AutoRatio] = []
     for row in measure(topologies or TOPOLOGIES, known):
         rows.append(row)
         click.echo(f"{row.topology}, {row.ports}, {row.size_bytes} B: {row.ratio:.3f}", err=True)
-        AutoRatios(dict(these_versions()), tuple(rows)).write(output)
-    click.echo(AutoRatios.read(output).markdown(), nl=False)
+        yield AutoRatios(these_versions(), tuple(rows))
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from optcc.collective import DTYPE_BYTES, Collective
 from optcc.compiler import SLOTS
 from optcc.experiments.peers import Peer, make_peer
-from optcc.experiments.record import Row, Samples, stolen_jiffies, stolen_share
+from optcc.experiments.record import BenchTiming, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
@@ -123,7 +123,7 @@ class Tally:
         return Samples(self.seconds, self.steal, self.wrong)
 
 
-def run_on_loopback(settings: Settings, progress_of: Callable[[int], Progress]) -> list[Row]:
+def run_on_loopback(settings: Settings, progress_of: Callable[[int], Progress]) -> list[BenchTiming]:
     """`run_cases` with all ranks as threads on ports shaped to the topology, which must be given; no peers.
 
     `progress_of` makes the `progress` of a rank.
@@ -147,9 +147,9 @@ def run_cases(
     comm: MPI.Intracomm | None,
     cache: VerdictCache,
     progress: Progress = lambda done, total: None,
-) -> list[Row]:
+) -> list[BenchTiming]:
     """The rows of every size and case, the same at every rank; peers need `comm`. `progress` is that of `measure`."""
-    rows: list[Row] = []
+    rows: list[BenchTiming] = []
     peers: list[Peer] = []
     engine = Engine(transport)
     if comm is not None:
@@ -195,14 +195,14 @@ def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
     )
 
 
-def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[str, Samples]) -> Row:
+def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[str, Samples]) -> BenchTiming:
     plan = case.plan if isinstance(case, Ours) else None
     bound = predicted = None
     wired = settings.wired
     if wired is not None:
         bound = float(allreduce_bound(wired, size).seconds)
         predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
-    return Row(
+    return BenchTiming(
         case.name,
         settings.bed,
         repr(settings.topology)[len("Topology(") :].strip("')") if settings.topology is not None else "",

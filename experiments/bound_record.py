@@ -9,7 +9,6 @@ with the package is made by
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -21,25 +20,23 @@ from typing import ClassVar
 
 import msgspec
 
-from optcc.experiments.record import Recorded, decode
+from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, text_of
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.predictions import optimum, ring
 
-FORMAT = "optcc-bounds/1"
 TITLE = "T* and the ring over the fault-free ring, equal stragglers"
 COLUMNS = ("lost", "ring", "optimal")
 RANKS = (4, 8, 16, 64, 256, 1024)
 STRAGGLERS = (1, 2, 3, 4)
 STEPS = 64
 LOST_MAX = Fraction(3, 4)
-PATH = Path(__file__).parent / "records" / "bound-curves.json"
 _RATIONAL = re.compile(r"(0|[1-9][0-9]{0,40})/([1-9][0-9]{0,40})")
 _NODES_MAX = 2**20
 _BEYOND_POWERS = range(7, 13)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BoundPoint:
     """At the share `lost` of the stragglers' bandwidth: the ring's and the optimal time over the fault-free ring's."""
 
     lost: Fraction
@@ -48,12 +45,12 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class BoundCurve:
     """`stragglers` of `ranks` endpoints have lost the same share; points in rising order of it."""
 
     ranks: int
     stragglers: int
-    points: tuple[Point, ...]
+    points: tuple[BoundPoint, ...]
 
 
 class _Curve(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,11 +71,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 class BoundCurves(Recorded):
     """The record: how it was made, and its curves."""
 
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-bounds/1"
+    own_path: ClassVar[Path] = RECORDS / "bound-curves.json"
 
     title: str
     command: tuple[str, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[BoundCurve, ...]
 
     def to_bytes(self) -> bytes:
         """The record as a file, a line for each curve's points."""
@@ -86,17 +84,16 @@ class BoundCurves(Recorded):
             {
                 "ranks": curve.ranks,
                 "stragglers": curve.stragglers,
-                "points": [[_text(each.lost), _text(each.ring), _text(each.optimal)] for each in curve.points],
+                "points": [[text_of(each.lost), text_of(each.ring), text_of(each.optimal)] for each in curve.points],
             }
             for curve in self.curves
         ]
-        head = {"format": FORMAT, "title": self.title, "command": list(self.command), "columns": list(COLUMNS)}
-        lines = ",\n  ".join(json.dumps(curve) for curve in curves)
-        return f'{json.dumps(head, indent=1)[:-2]},\n "curves": [\n  {lines}\n ]\n}}\n'.encode()
+        head = {"format": self.format, "title": self.title, "command": list(self.command), "columns": list(COLUMNS)}
+        return lines_of(head, {"curves": curves})
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> BoundCurves:
-        file, check = decode(data, name, _File, FORMAT)
+        file, check = decode(data, name, _File, cls.format)
         check("columns", file.columns, tuple(file.columns) == COLUMNS, f"be {list(COLUMNS)}")
         check("curves", file.curves, bool(file.curves), "have at least one curve")
         curves = []
@@ -110,14 +107,14 @@ class BoundCurves(Recorded):
                 where = f"{field}.points[{place}]"
                 for text in texts:
                     match = _RATIONAL.fullmatch(text)
-                    check(where, text, match is not None and text == _text(Fraction(text)), "be a/b in lowest terms")
-                point = Point(*(Fraction(text) for text in texts))
+                    check(where, text, match is not None and text == text_of(Fraction(text)), "be a/b in lowest terms")
+                point = BoundPoint(*(Fraction(text) for text in texts))
                 check(where, texts[0], point.lost < 1, "be below 1")
                 check(where, texts[2], 1 <= point.optimal <= point.ring, "be from 1 to the ring's")
                 points.append(point)
             rising = all(one.lost < other.lost for one, other in pairwise(points))
-            check(f"{field}.points", [_text(each.lost) for each in points], rising, "rise")
-            curves.append(Curve(curve.ranks, curve.stragglers, tuple(points)))
+            check(f"{field}.points", [text_of(each.lost) for each in points], rising, "rise")
+            curves.append(BoundCurve(curve.ranks, curve.stragglers, tuple(points)))
         keys = [(curve.ranks, curve.stragglers) for curve in curves]
         check("curves", keys, len(set(keys)) == len(keys), "be of different ranks or stragglers")
         return cls(file.title, tuple(file.command), tuple(curves))
@@ -132,12 +129,14 @@ def stragglers(ranks: int, count: int, lost: Fraction) -> Topology:
     return Topology(tuple(servers))
 
 
-def curves(ranks: Sequence[int] = RANKS, counts: Sequence[int] = STRAGGLERS, steps: int = STEPS) -> tuple[Curve, ...]:
+def curves(
+    ranks: Sequence[int] = RANKS, counts: Sequence[int] = STRAGGLERS, steps: int = STEPS
+) -> tuple[BoundCurve, ...]:
     """A curve for each number of stragglers and of ranks: at multiples of 1/steps, and about where the bound bends."""
     return tuple(_curve(p, count, steps) for count in counts for p in ranks if count <= p)
 
 
-def _curve(ranks: int, count: int, steps: int) -> Curve:
+def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
     shares = {Fraction(step, steps) for step in range(int(LOST_MAX * steps) + 1)}
     if count < ranks:
         # l = 2l(p - 1)/(l(p - s) + s): from there on the stragglers bind, and not the sum.
@@ -151,8 +150,8 @@ def _curve(ranks: int, count: int, steps: int) -> Curve:
     points = []
     for lost in sorted(shares):
         topology = stragglers(ranks, count, lost)
-        points.append(Point(lost, ring(topology, 1) / unit, optimum(topology, 1) / unit))
-    return Curve(ranks, count, tuple(points))
+        points.append(BoundPoint(lost, ring(topology, 1) / unit, optimum(topology, 1) / unit))
+    return BoundCurve(ranks, count, tuple(points))
 
 
 def make(path: Path) -> BoundCurves:
@@ -162,9 +161,5 @@ def make(path: Path) -> BoundCurves:
     return record
 
 
-def _text(number: Fraction) -> str:
-    return f"{number.numerator}/{number.denominator}"
-
-
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else BoundCurves.own_path)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import statistics
 import subprocess
 import tempfile
@@ -28,21 +27,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, Final
 
 import click
 import msgspec
 
-from optcc.cli import echo_card, main
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, OptccError, RuntimeFault
-from optcc.experiments.fabric import WIRE_OVERHEAD, can_make_namespaces
+from optcc.experiments.fabric import LOCAL_JOB, WIRE_OVERHEAD, can_make_namespaces
 from optcc.experiments.failover_speed import NOTHING, FailoverSpeed
-from optcc.experiments.record import Check, Plain, Record, Samples, this_machine
-from optcc.experiments.transport_speed import OURS, PLAIN, TransportRow
-from optcc.show import Card, Shown
+from optcc.experiments.record import Check, Record, Samples, this_machine
+from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.transport_speed import OURS, PLAIN, TransportTiming
+from optcc.show import Card
 
-FORMAT: Final = "optcc-version-comparison/1"
 SIDES: Final = ("old", "new")
 FABRIC: Final = "4x2@400Mbit/s"
 HALF: Final = "200Mbit/s"
@@ -130,10 +127,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True)
-class VersionComparison(Plain, Shown):
+class VersionComparison(Measured):
     """Every case by both versions, what failed, the machine, and the command."""
 
-    format: ClassVar[str] = FORMAT
+    format: ClassVar[str] = "optcc-version-comparison/1"
+    own_path: ClassVar[Path] = Path("results/versions.json")
 
     command: tuple[str, ...]
     machine: Mapping[str, Any]
@@ -167,6 +165,13 @@ class VersionComparison(Plain, Shown):
         title = f"old {self.old.commit[:10]} against new {self.new.commit[:10]}: medians [quartiles]"
         return Card(title, ("case", "runs", "old", "new", "new / old", "quartiles over rounds"), tuple(rows))
 
+    def remarks(self) -> list[str]:
+        return [f"failed: {each}" for each in self.failed]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_REFUTED if self.failed else EXIT_DONE
+
 
 def _spread(values_s: Sequence[float]) -> str:
     """A median with its quartiles, in the unit that suits it."""
@@ -198,7 +203,7 @@ class Checkout:
         route = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo")
         start = [str(self._bin / "mpirun"), "-n", "4", *route, "--mca", "mpi_yield_when_idle", "1"]
         module = [str(self._bin / "python"), "-m", "optcc.experiments.transport_speed", "--one", "tcp"]
-        rows = msgspec.json.decode(self._run([*start, *module]), type=list[TransportRow])
+        rows = msgspec.json.decode(self._run([*start, *module]), type=list[TransportTiming])
         return {(row.case, row.size_bytes): _right(row.samples) for row in rows}
 
     def fabric(self, name: str, size_bytes: int, runs: int) -> Iterator[tuple[str, list[float]]]:
@@ -247,11 +252,9 @@ class Checkout:
     def _run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         """What a command prints. Raises RuntimeFault if it fails or takes longer than `LIMIT_S`."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        mpi |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
         process = subprocess.Popen(
-            argv, cwd=self.path, env={**kept, **mpi, **(env or {})}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, errors="replace",
+            argv, cwd=self.path, env={**kept, **LOCAL_JOB, **(env or {})}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
         with process:
             try:
@@ -277,7 +280,7 @@ def _right(samples: Samples) -> list[float]:
 # --- both in turns ----------------------------------------------------------------------------------------------------
 
 
-class Tally:
+class Measurements:
     """What has been measured so far, by case and version, and what failed."""
 
     def __init__(self) -> None:
@@ -303,9 +306,9 @@ class Tally:
         return tuple(ComparedCase(case, sides["old"], sides["new"]) for case, sides in both.items())
 
 
-def measure(checkouts: Mapping[str, Checkout], effort: Effort, say: Callable[[str], None]) -> Tally:
+def measure(checkouts: Mapping[str, Checkout], effort: Effort, say: Callable[[str], None]) -> Measurements:
     """Runs every part in rounds, old and new in turns; `say` is told what is next."""
-    tally = Tally()
+    found = Measurements()
     began_s = time.monotonic()
 
     def turns(part: str, rounds: int) -> Iterator[tuple[int, str, Checkout]]:
@@ -315,59 +318,39 @@ def measure(checkouts: Mapping[str, Checkout], effort: Effort, say: Callable[[st
                 yield round_, side, checkout
 
     for round_, side, checkout in turns("TCP loopback", effort.loopback_rounds):
-        with tally.attempt(f"TCP loopback, round {round_ + 1}, {side}"):
-            found = checkout.loopback()
+        with found.attempt(f"TCP loopback, round {round_ + 1}, {side}"):
+            times = checkout.loopback()
             for size_bytes, size in ((1 << 10, "1 KiB"), (64 << 20, "64 MiB")):
                 for case in LOOPBACK_CASES:
-                    tally.add(f"loopback, {size}: {case}", side, found[case, size_bytes])
+                    found.add(f"loopback, {size}: {case}", side, times[case, size_bytes])
     refusal = can_make_namespaces()
     if refusal is not None:
-        tally.failed.append(f"nothing on the fabric: {refusal}")
-        return tally
+        found.failed.append(f"nothing on the fabric: {refusal}")
+        return found
     for round_, side, checkout in turns("fabric", effort.fabric_rounds):
-        with tally.attempt(f"fabric, round {round_ + 1}, {side}"):
+        with found.attempt(f"fabric, round {round_ + 1}, {side}"):
             name = f"compare-{side}-{os.getpid()}"
             for state, seconds in checkout.fabric(name, effort.fabric_bytes, effort.fabric_runs):
-                tally.add(f"fabric {FABRIC}, {effort.fabric_bytes >> 20} MiB: {state}", side, seconds)
+                found.add(f"fabric {FABRIC}, {effort.fabric_bytes >> 20} MiB: {state}", side, seconds)
     for round_, side, checkout in turns("failover", effort.failover_rounds):
-        with tally.attempt(f"failover, round {round_ + 1}, {side}"):
+        with found.attempt(f"failover, round {round_ + 1}, {side}"):
             for kind, seconds in checkout.stalls(effort.failures, seed=1 + round_).items():
-                tally.add("ring of 8 MiB, healthy" if kind == NOTHING else f"stall: {kind}", side, seconds)
-    return tally
+                found.add("ring of 8 MiB, healthy" if kind == NOTHING else f"stall: {kind}", side, seconds)
+    return found
 
 
-@click.command()
+@record_command(VersionComparison)
 @click.argument("old", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.argument("new", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--quick", is_flag=True, help="One short round of each, for a smoke test.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("results/versions.json"),
-    show_default=True,
-)
-def command(old: Path, new: Path, quick: bool, output: Path) -> int:
+def command(old: Path, new: Path, quick: bool) -> VersionComparison:
     """Measure the checkouts OLD and NEW in turns and write the record. The exit code is 1 if anything failed."""
     checkouts = {"old": Checkout(old), "new": Checkout(new)}
-    tally = measure(checkouts, QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+    found = measure(checkouts, QUICK if quick else FULL, lambda line: click.echo(line, err=True))
     words = ("python", "-m", "optcc.experiments.compare_versions", "OLD", "NEW", *(("--quick",) if quick else ()))
     versions = checkouts["old"].version, checkouts["new"].version
-    record = VersionComparison(words, this_machine(), *versions, tally.cases(), tuple(tally.failed))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    record.write(output)
-    echo_card(record)
-    for each in record.failed:
-        click.echo(f"failed: {each}")
-    click.echo(f"Record: {output}")
-    return EXIT_REFUTED if record.failed else EXIT_DONE
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    return VersionComparison(words, this_machine(), *versions, found.cases(), tuple(found.failed))
 
 
 if __name__ == "__main__":
-    # Told to end, it lets the command under way take its hosts down first.
-    signal.signal(signal.SIGTERM, _leave)
-    main(command=command)
+    run_command(command)

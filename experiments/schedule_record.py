@@ -16,10 +16,8 @@ record of it as it is, in which the rest is listed as not run.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import random
-import re
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +27,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import msgspec
@@ -37,8 +35,16 @@ import msgspec
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError, OptccError
 from optcc.experiments.failure_study import JOBS_MAX, Partial, Report, complete, quiet
-from optcc.experiments.record import RECORD_BYTES_MAX, these_versions, this_machine
-from optcc.files import read_file, replace_file
+from optcc.experiments.record import (
+    RECORDS,
+    Recorded,
+    decode,
+    lines_of,
+    rational,
+    text_of,
+    these_versions,
+    this_machine,
+)
 from optcc.passes.timetable import Ports
 from optcc.schedules.optcc_timetable import ClosedForm
 from optcc.schedules.registry import SCHEDULES
@@ -48,9 +54,7 @@ from optcc.topology import RANKS_MAX, Nic, Server, Topology
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.bounds.predictions import fault_free, predictions
 
-FORMAT = "optcc-schedules/2"
 TITLE = "Schedules in simulation against the bound: one straggler, and random rates"
-PATH = Path(__file__).parent / "records" / "schedule-ratios.json"
 SIZE_BYTES = 2**30
 RATE = Fraction(50 * 10**9)
 """Bytes/s of a healthy endpoint each way."""
@@ -69,7 +73,6 @@ FORMULA_GOAL = Fraction(1, 100)
 """OptCC's time is to differ from its own formula by at most this share."""
 NO_TIME = "the record was finished before"
 """Why a plan was not run that could have been."""
-_RATIONAL = re.compile(r"(0|[1-9][0-9]{0,40})/([1-9][0-9]{0,40})")
 _ROUNDING = 1e-9
 """Simulated seconds are floats; they may be this share below an exact bound that they reach."""
 
@@ -159,8 +162,11 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class ScheduleRatios(Shown):
+class ScheduleRatios(Recorded, Shown):
     """The record: how, where and with what it was made, the formulas' curves, the simulated cases, what was not run."""
+
+    format: ClassVar[str] = "optcc-schedules/2"
+    own_path: ClassVar[Path] = RECORDS / "schedule-ratios.json"
 
     title: str
     command: tuple[str, ...]
@@ -216,7 +222,7 @@ class ScheduleRatios(Shown):
     def to_bytes(self) -> bytes:
         """The record as a file, a line for each curve, each case and each plan that was not run."""
         head = {
-            "format": FORMAT,
+            "format": self.format,
             "title": self.title,
             "command": self.command,
             "size_bytes": self.size_bytes,
@@ -226,35 +232,12 @@ class ScheduleRatios(Shown):
             "versions": self.versions,
             "columns": COLUMNS,
         }
-        start = json.dumps(msgspec.to_builtins(head, enc_hook=_text), indent=1)[:-2]
-        lists = []
-        for name, values in (("curves", self.curves), ("cases", self.cases), ("not_run", self.not_run)):
-            lines = ",\n  ".join(json.dumps(msgspec.to_builtins(each, enc_hook=_text)) for each in values)
-            lists.append(f' "{name}": [\n  {lines}\n ]' if values else f' "{name}": []')
-        return "{},\n{}\n}}\n".format(start, ",\n".join(lists)).encode()
-
-    def write(self, path: Path) -> None:
-        """Replaces the file at `path`; raises InputError if that fails."""
-        replace_file(path, self.to_bytes())
+        lists = {name: getattr(self, name) for name in ("curves", "cases", "not_run")}
+        return lines_of(*(msgspec.to_builtins(each, enc_hook=text_of) for each in (head, lists)))
 
     @classmethod
-    def read(cls, path: Path) -> ScheduleRatios:
-        """The record in a file; raises InputError if it cannot be read, CodecError if it is none."""
-        return cls.from_bytes(read_file(path, RECORD_BYTES_MAX), str(path))
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str) -> ScheduleRatios:
-        """The record in `data`; raises CodecError, with `name` and the path to the field, if it is none."""
-        try:
-            file = msgspec.json.decode(data, type=_File, dec_hook=_rational)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise CodecError(f"record {name!r}: {error}") from None
-
-        def check(field: str, value: object, holds: bool, rule: str) -> None:
-            if not holds:
-                raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
-
-        check("format", file.format, file.format == FORMAT, f"be {FORMAT!r}")
+    def from_bytes(cls, data: bytes, name: str = "") -> ScheduleRatios:
+        file, check = decode(data, name, _File, cls.format, rational)
         check("columns", file.columns, file.columns == COLUMNS, f"be {list(COLUMNS)}")
         check("size_bytes", file.size_bytes, file.size_bytes > 0, "be above zero")
         check("rate", str(file.rate), file.rate > 0, "be above zero")
@@ -566,7 +549,7 @@ def _memory_limited(memory_bytes: int | None) -> Iterator[None]:
 def _work(unit: Unit) -> Any:
     """`run_unit` as JSON's types."""
     _warm()
-    return msgspec.to_builtins(run_unit(unit), enc_hook=_text)
+    return msgspec.to_builtins(run_unit(unit), enc_hook=text_of)
 
 
 @cache
@@ -619,7 +602,7 @@ def make(
         done = complete(cheap_first, _work, jobs=jobs, partial=partial, report=report)
     try:
         outcomes = [
-            msgspec.convert(done[name], Outcome, dec_hook=_rational) if name in done else _left_out(unit)
+            msgspec.convert(done[name], Outcome, dec_hook=rational) if name in done else _left_out(unit)
             for name, unit in wanted.items()
         ]
     except msgspec.ValidationError as error:
@@ -639,19 +622,6 @@ def make(
     )
 
 
-def _text(number: object) -> str:
-    assert isinstance(number, Fraction)
-    return f"{number.numerator}/{number.denominator}"
-
-
-def _rational(kind: type, value: object) -> Fraction:
-    """A number as `_text` writes it; msgspec adds the path to what is raised here."""
-    assert kind is Fraction
-    if not isinstance(value, str) or _RATIONAL.fullmatch(value) is None or value != _text(Fraction(value)):
-        raise ValueError(f"{value!r}: must be a/b in lowest terms")
-    return Fraction(value)
-
-
 @click.command()
 @click.option("--quick", is_flag=True, help="Few cases and few segments; without FILE, nothing is written.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
@@ -663,7 +633,7 @@ def command(quick: bool, jobs: int, resume: bool, finish: bool, file: Path | Non
     from optcc.cli import echo_card
 
     study = QUICK if quick else FULL
-    target = file or (None if quick else PATH)
+    target = file or (None if quick else ScheduleRatios.own_path)
     if not 1 <= jobs <= JOBS_MAX:
         raise InputError(f"--jobs {jobs}: must be from 1 to {JOBS_MAX}")
     if (resume or finish) and target is None:

@@ -25,27 +25,25 @@ from typing import Any, ClassVar, get_args
 import click
 import msgspec
 
-from optcc.cli import echo_card
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
 from optcc.errors import InputError
-from optcc.experiments.record import Check, Plain, these_versions, this_machine
+from optcc.experiments.record import RECORDS, Check
+from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
 from optcc.plan import Plan
 from optcc.schedule import SegmentShape
 from optcc.schedules.registry import SCHEDULES
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.simulate import simulate
 from optcc.sweep import Clock, Model, sweep
 from optcc.topology import Topology
 from optcc.verify.plan.report import Questions, judge
 
-FORMAT = "optcc-tool-speed/1"
-PATH = Path(__file__).parent / "records" / "tool-speed.json"
 REPEATS = 3
 CASE_TIMEOUT_S = 600
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ToolTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One case: what it works on, what it took in each repetition, and the peak memory of its process."""
 
     case: str
@@ -60,20 +58,20 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSpeed(Plain, Shown):
+class ToolSpeed(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-tool-speed/1"
+    own_path: ClassVar[Path] = RECORDS / "tool-speed.json"
+    docs_page: ClassVar[str] = "performance.md"
 
     machine: dict[str, Any]
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[ToolTiming, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
-            good = bool(row.seconds) and min(row.seconds) > 0
-            check(f"rows[{number}].seconds", row.seconds, good, "be one or more, above zero")
+            check_times(check, f"rows[{number}].seconds", row.seconds)
 
     def card(self) -> Card:
         rows = tuple(
@@ -173,7 +171,7 @@ CASES: dict[str, tuple[Callable[..., Work], tuple[Any, ...], tuple[Any, ...]]] =
 """For each case what makes its work, for which arguments, and those of a small one that has everything compiled."""
 
 
-def run_case(name: str) -> Row:
+def run_case(name: str) -> ToolTiming:
     """Runs one case in this process."""
     make, arguments, small = CASES[name]
     make(*small)()
@@ -184,7 +182,7 @@ def run_case(name: str) -> Row:
         transfers = work()
         seconds.append(time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Row(name, transfers, seconds, peak)
+    return ToolTiming(name, transfers, seconds, peak)
 
 
 def measure(names: list[str]) -> ToolSpeed:
@@ -198,24 +196,21 @@ def measure(names: list[str]) -> ToolSpeed:
             raise InputError(f"case {name!r}: must be one of {', '.join(CASES)}")
         command = [sys.executable, "-m", "optcc.experiments.tool_speed", "--one", name]
         done = subprocess.run(command, check=True, capture_output=True, timeout=CASE_TIMEOUT_S)
-        rows.append(msgspec.json.decode(done.stdout, type=Row))
+        rows.append(msgspec.json.decode(done.stdout, type=ToolTiming))
         click.echo(f"{name}: {rows[-1].median_s:.3f} s", err=True)
-    return ToolSpeed(dict(this_machine()), dict(these_versions()), tuple(rows))
+    return ToolSpeed(**head(), rows=tuple(rows))
 
 
-@click.command()
+@record_command(ToolSpeed)
 @click.option("--one", help="Run this case here and print its row.")
 @click.option("--case", "cases", multiple=True, help="Only these cases.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
-def command(one: str | None, cases: tuple[str, ...], output: Path) -> None:
+def command(one: str | None, cases: tuple[str, ...]) -> ToolSpeed | None:
     """Measure the tools' speed and write the record."""
     if one is not None:
         click.echo(msgspec.json.encode(run_case(one)).decode())
-        return
-    record = measure(list(cases) or list(CASES))
-    record.write(output)
-    echo_card(record)
+        return None
+    return measure(list(cases) or list(CASES))
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command)

@@ -64,20 +64,15 @@ from optcc.experiments.failure_study import (
     command_for,
     complete,
     fluid,
-    lines_of,
     mean,
     quantile,
     quiet,
-    rational,
-    text_of,
 )
-from optcc.experiments.record import Recorded, decode
+from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, rational, text_of
 from optcc.show import Card, Shown
 from optcc.units import show_time
 
-FORMAT = "optcc-training/1"
 TITLE = "Training steps and inference with failed NICs"
-PATH = Path(__file__).parent / "records" / "training.json"
 NICS = 8
 FORWARD = Fraction(1, 3)
 """The forward pass's share of a microbatch: two of six FLOPs for each parameter and token."""
@@ -641,7 +636,8 @@ _LISTS = ("jobs", "servings", "cells", "served", "claims")
 class TrainingStudy(Recorded, Shown):
     """The record: options, assumptions, fault-free steps, overheads of training cells, and inference."""
 
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-training/1"
+    own_path: ClassVar[Path] = RECORDS / "training.json"
 
     title: str
     command: tuple[str, ...]
@@ -716,7 +712,7 @@ class TrainingStudy(Recorded, Shown):
     def to_bytes(self) -> bytes:
         """The record as a file, a line for each item of a list."""
         file = _File(
-            FORMAT,
+            self.format,
             self.title,
             self.command,
             self.trials,
@@ -735,7 +731,7 @@ class TrainingStudy(Recorded, Shown):
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> TrainingStudy:
-        file, check = decode(data, name, _File, FORMAT, rational)
+        file, check = decode(data, name, _File, cls.format, rational)
         check("columns", file.columns, file.columns == COLUMNS, f"be {list(COLUMNS)}")
         check("trials", file.trials, 1 <= file.trials <= TRIALS_MAX, f"be from 1 to {TRIALS_MAX}")
         jobs = {each.job for each in file.jobs}

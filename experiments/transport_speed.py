@@ -20,10 +20,9 @@ import resource
 import select
 import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
@@ -37,20 +36,20 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from optcc.cli import echo_card
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import RuntimeFault
-from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, find_mpirun, nic_address
+from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, nic_address, run_local_job
 from optcc.experiments.record import (
+    RECORDS,
     Check,
-    Plain,
     Samples,
     stolen_jiffies,
     stolen_share,
     these_versions,
     this_machine,
 )
+from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.engine import Executor
 from optcc.runtime.launch import Nic, over_mpi
@@ -58,15 +57,13 @@ from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.schedules.registry import SCHEDULES
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-FORMAT = "optcc-transport-speed/1"
-PATH = Path(__file__).parent / "records" / "transport-speed.json"
 RANKS = 4
 SIZES = {1 << 10: ("recursive-doubling", 100), 64 << 20: ("ring", 1)}
 """For each size, bytes, our schedule and how many runs make one sample."""
@@ -85,9 +82,10 @@ LONG_ONLY = (RAW, *ON_FABRIC.values())
 _READ_BYTES = 1 << 20
 _ROUTES = {"tcp": ("self,tcp", "--mca", "btl_tcp_if_include", "lo"), "sm": ("self,sm",)}
 _FABRIC_ROUTE = "fabric"
+_YIELDS = ("--mca", "mpi_yield_when_idle", "1")
 
 
-class TransportRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransportTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One case at one size: a run's seconds (the slowest rank), and CPU seconds of all ranks, sample by sample."""
 
     case: str
@@ -102,15 +100,16 @@ class TransportRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class TransportSpeed(Plain, Shown):
+class TransportSpeed(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = FORMAT
-    own_path: ClassVar[Path] = PATH
+    format: ClassVar[str] = "optcc-transport-speed/1"
+    own_path: ClassVar[Path] = RECORDS / "transport-speed.json"
+    docs_page: ClassVar[str] = "transports.md"
 
     machine: dict[str, Any]
     versions: dict[str, str]
-    rows: tuple[TransportRow, ...]
+    rows: tuple[TransportTiming, ...]
 
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
@@ -135,10 +134,6 @@ class TransportSpeed(Plain, Shown):
             )
         title = f"AllReduce of float32, {RANKS} ranks on one machine"
         return Card(title, ("", "1 KiB", "64 MiB", "CPU-s/GB at 64 MiB"), tuple(rows))
-
-    def markdown(self) -> str:
-        """The table, as in docs/transports.md."""
-        return self.card().markdown()
 
 
 # --- one job ----------------------------------------------------------------------------------------------------------
@@ -291,13 +286,13 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run_job(route: str) -> list[TransportRow]:
+def run_job(route: str) -> list[TransportTiming]:
     """This rank's part of one job under mpirun, whose messages go by `route`; the rows, at rank 0."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     rank = comm.Get_rank()
-    rows: list[TransportRow] = []
+    rows: list[TransportTiming] = []
     with ExitStack() as stack:
         transports: dict[str, Transport] = {}
         plain: PlainSockets | None = None
@@ -335,7 +330,7 @@ def run_job(route: str) -> list[TransportRow]:
     return rows if rank == 0 else []
 
 
-def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs: int) -> list[TransportRow]:
+def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs: int) -> list[TransportTiming]:
     """Each case once a round; the first round does not count."""
     found: dict[str, list[tuple[float, float, float]]] = {case: [] for case in works}
     for round_ in range(1 + ROUNDS):
@@ -351,7 +346,7 @@ def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs
                 seconds, cpu_s = everyone[:, 0].max() / n_runs, everyone[:, 1].sum() / n_runs
                 found[case].append((float(seconds), steal, float(cpu_s)))
     return [
-        TransportRow(
+        TransportTiming(
             case, size_bytes, Samples([a for a, _, _ in its], [b for _, b, _ in its], 0), [c for _, _, c in its]
         )
         for case, its in found.items()
@@ -366,7 +361,7 @@ def measure(n_jobs: int = JOBS) -> TransportSpeed:
 
     Raises EnvironmentMissing without mpirun, RuntimeFault if a job fails.
     """
-    rows: dict[tuple[str, int], TransportRow] = {}
+    rows: dict[tuple[str, int], TransportTiming] = {}
     refusal = can_make_namespaces()
     if refusal is not None:
         click.echo(f"nothing on the fabric: {refusal}", err=True)
@@ -374,11 +369,11 @@ def measure(n_jobs: int = JOBS) -> TransportSpeed:
         for route in (*_ROUTES, *((_FABRIC_ROUTE,) if refusal is None else ())):
             output = _run_on_fabric() if route == _FABRIC_ROUTE else _run_here(route)
             click.echo(f"a job of {route} is done", err=True)
-            for row in msgspec.json.decode(output, type=list[TransportRow]):
+            for row in msgspec.json.decode(output, type=list[TransportTiming]):
                 key = (row.case, row.size_bytes)
                 rows[key] = _joined(rows[key], row) if key in rows else row
     versions = {"isal": metadata.version("isal")} if find_spec("isal") is not None else {}
-    return TransportSpeed(dict(this_machine()), these_versions() | versions, tuple(rows.values()))
+    return TransportSpeed(this_machine(), these_versions() | versions, tuple(rows.values()))
 
 
 def _rank_command(route: str) -> list[str]:
@@ -387,60 +382,41 @@ def _rank_command(route: str) -> list[str]:
 
 def _run_here(route: str) -> str:
     """A job on this machine; what its rank 0 prints."""
-    environment = os.environ | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    command = [find_mpirun(), "-n", str(RANKS), "--mca", "pml", "ob1", "--mca", "btl", *_ROUTES[route]]
-    command += ["--mca", "mpi_yield_when_idle", "1", *_rank_command(route)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False)
-    return _output(command, done.returncode, done.stdout, done.stderr)
+    arguments = ("--mca", "pml", "ob1", "--mca", "btl", *_ROUTES[route], *_YIELDS)
+    return run_local_job(_rank_command(route), RANKS, mpi_args=arguments, timeout_s=JOB_TIMEOUT_S)
 
 
 def _run_on_fabric() -> str:
     """A job on emulated hosts, which are there no longer than it; what its rank 0 prints."""
     command = _rank_command(_FABRIC_ROUTE)
-    yields = ("--mca", "mpi_yield_when_idle", "1")
     with Fabric.up(FabricSpec.parse(FABRIC, name=f"speed-{os.getpid()}")) as fabric:
-        done = fabric.run(command, mpi_args=yields, capture=True, timeout_s=JOB_TIMEOUT_S)
-    return _output(command, done.exit_code, done.stdout, done.stderr)
+        done = fabric.run(command, mpi_args=_YIELDS, capture=True, timeout_s=JOB_TIMEOUT_S)
+    if done.exit_code:
+        raise RuntimeFault(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
+    return done.stdout
 
 
-def _output(command: Sequence[str], exit_code: int, stdout: str, stderr: str) -> str:
-    if exit_code:
-        raise RuntimeFault(f"{' '.join(command)}: {stderr.strip()[-500:]}")
-    return stdout
-
-
-def _joined(first: TransportRow, second: TransportRow) -> TransportRow:
+def _joined(first: TransportTiming, second: TransportTiming) -> TransportTiming:
     samples = Samples(
         first.samples.seconds + second.samples.seconds,
         first.samples.steal + second.samples.steal,
         first.samples.wrong + second.samples.wrong,
     )
-    return TransportRow(first.case, first.size_bytes, samples, first.cpu_s + second.cpu_s)
+    return TransportTiming(first.case, first.size_bytes, samples, first.cpu_s + second.cpu_s)
 
 
-@click.command()
+@record_command(TransportSpeed)
 @click.option("--one", type=click.Choice([*_ROUTES, _FABRIC_ROUTE]), help="Run one rank's part here; under mpirun.")
 @click.option("--jobs", default=JOBS, show_default=True, help="How often each kind of job runs.")
-@click.option("--markdown", is_flag=True, help="Measure nothing: print the record as the table of the docs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
-def command(one: str | None, jobs: int, markdown: bool, output: Path) -> None:
+def command(one: str | None, jobs: int) -> TransportSpeed | None:
     """Measure what the transports cost and write the record."""
-    if one is not None:
-        rows = run_job(one)
-        if rows:
-            click.echo(msgspec.json.encode(rows).decode())
-        return
-    if markdown:
-        click.echo(TransportSpeed.read(output).markdown(), nl=False)
-        return
-    record = measure(jobs)
-    record.write(output)
-    echo_card(record)
+    if one is None:
+        return measure(jobs)
+    rows = run_job(one)
+    if rows:
+        click.echo(msgspec.json.encode(rows).decode())
+    return None
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command)

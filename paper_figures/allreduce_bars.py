@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optcc.errors import CodecError, InputError
-from optcc.experiments.record import STEAL_MAX, Record, Row, Samples
+from optcc.experiments.record import STEAL_MAX, BenchTiming, Record, Samples
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import require_drawable
@@ -175,7 +175,7 @@ def draw(table: Table) -> Figure:
         return _draw(table)
 
 
-def _case(record: Record, row: Row) -> Case:
+def _case(record: Record, row: BenchTiming) -> Case:
     """The record's `bed` says where it was run, unless it only repeats the one bed of all its rows."""
     where = "" if all(each.bed == record.bed for each in record.rows) else record.bed
     return Case(row.size_bytes, row.dtype, row.reduction, row.ranks, where, record.wire_overhead)
@@ -185,7 +185,7 @@ def _list(found: Sequence[Case]) -> str:
     return ", ".join(f"{case.name} on {case.where}" if case.where else case.name for case in found) or "none"
 
 
-def _group(bed: str, topology: str, rows: Sequence[Row]) -> Group:
+def _group(bed: str, topology: str, rows: Sequence[BenchTiming]) -> Group:
     bounds = sorted({row.bound_s for row in rows if row.bound_s is not None})
     if len(bounds) > 1:
         raise CodecError(f"{bed} ({topology}): bounds of {bounds[0]!r} s and {bounds[1]!r} s: must be one for all rows")
@@ -201,7 +201,7 @@ def _position(bar: Bar) -> tuple[int, str]:
     return style.order(bar.schedule)
 
 
-def _bar(row: Row, bound_s: float | None) -> Bar:
+def _bar(row: BenchTiming, bound_s: float | None) -> Bar:
     samples = row.out_of_place or row.in_place
     assert samples is not None  # require_drawable has seen to it
     quiet = _undisturbed(samples)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from optcc.experiments.bound_record import BoundCurves, Curve
+from optcc.experiments.bound_record import BoundCurve, BoundCurves
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 
@@ -40,7 +40,7 @@ _HALF = Fraction(1, 2)
 class Table:
     """Panels by number of stragglers; in each the curves by number of ranks, both rising."""
 
-    panels: tuple[tuple[int, tuple[Curve, ...]], ...]
+    panels: tuple[tuple[int, tuple[BoundCurve, ...]], ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def _draw(table: Table) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, table: Table, count: int, curves: tuple[Curve, ...], log: bool) -> None:
+def _draw_panel(axes: Axes, table: Table, count: int, curves: tuple[BoundCurve, ...], log: bool) -> None:
     def height(ratio: Fraction) -> float:
         return float(100 * (ratio - 1)) if log else float(ratio)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.peers_record import PeerComparison
-from optcc.experiments.record import Record
+from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.files import replace_file
 from optcc.paper_figures import (
@@ -29,6 +30,33 @@ from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
 from optcc.show import Card, Shown
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """How a kind of record is drawn: what `tables` makes of a record is a figure each, by name of its files."""
+
+    name: str
+    record: type[Recorded]
+    tables: Callable[[Any], Mapping[str, Any]]
+    draw: Callable[[Any], Figure]
+    numbers: Callable[[Any], dict[str, Number]]
+
+
+def _single(module: Any, record: type[Recorded]) -> FigureKind:
+    """A module that makes one figure of a record."""
+    return FigureKind(module.NAME, record, lambda each: {module.NAME: module.data(each)}, module.draw, module.numbers)
+
+
+FIGURES = (
+    _single(bound_curves, BoundCurves),
+    _single(schedule_curves, ScheduleRatios),
+    _single(failure_curves, FailureStudy),
+    FigureKind(peer_dots.NAME, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
+)
+"""What is drawn of a record by itself; bars of measurements are drawn of all records together."""
 MANIFEST_FORMAT = "optcc-figures/1"
 MANIFEST = "manifest.json"
 
@@ -44,7 +72,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Written(Shown):
+class WrittenFigures(Shown):
     """What a build wrote: each file's path, with the records that are in it."""
 
     files: tuple[tuple[Path, tuple[Source, ...]], ...]
@@ -58,7 +86,7 @@ class Written(Shown):
         return [{"file": str(path), "records": [each.as_json() for each in sources]} for path, sources in self.files]
 
 
-def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> Written:
+def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> WrittenFigures:
     """Draws every figure from the records at `paths`, or from those of the package if there are none, into `out`.
 
     Files are SVG, PDF, PNG and a PNG of twice the resolution (`quick`: one PNG), `numbers.tex`, `numbers.json` and
@@ -68,7 +96,7 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> Written:
     Raises InputError for a record that is missing or a folder that cannot be written, CodecError for a broken record,
     EnvironmentMissing without matplotlib.
     """
-    read = sources.read(paths or sources.find(sources.records_folder()))
+    read = sources.read(paths or sources.find(RECORDS))
     drawn = draw_all(read, quick=quick)
     files = {name: (content, each.sources) for each in drawn for name, content in each.files.items()}
     found = {each.name: each.numbers for each in drawn}
@@ -81,19 +109,13 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> Written:
         raise InputError(f"folder {str(out)!r}: cannot be made: {error.strerror}") from None
     for name, (content, _) in files.items():
         replace_file(out / name, content)
-    return Written(tuple((out / name, each) for name, (_, each) in files.items()))
+    return WrittenFigures(tuple((out / name, each) for name, (_, each) in files.items()))
 
 
 def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
     """Every figure that the records give, drawn and not yet written."""
     style.require_matplotlib()
-    return (
-        *_draw_bars(read, quick),
-        *_draw_curves(read, quick),
-        *_draw_schedules(read, quick),
-        *_draw_failures(read, quick),
-        *_draw_peers(read, quick),
-    )
+    return (*_draw_bars(read, quick), *(each for kind in FIGURES for each in _draw_kind(kind, read, quick)))
 
 
 def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
@@ -119,55 +141,17 @@ def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
         yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own))
 
 
-def _draw_curves(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
-    """The figure of the bound, if a record of it is there."""
-    found = [(source, source.record) for source in read if isinstance(source.record, BoundCurves)]
-    _require_one(bound_curves.NAME, [source for source, _ in found])
-    for source, record in found:
-        table = bound_curves.data(record)
-        figure = bound_curves.draw(table)
-        files = {f"{bound_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-        yield Drawn(bound_curves.NAME, files, bound_curves.numbers(table), (source,))
-
-
-def _draw_schedules(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
-    """The figure of schedules in simulation, if a record of it is there."""
-    found = [(source, source.record) for source in read if isinstance(source.record, ScheduleRatios)]
-    _require_one(schedule_curves.NAME, [source for source, _ in found])
-    for source, record in found:
-        table = schedule_curves.data(record)
-        figure = schedule_curves.draw(table)
-        files = {f"{schedule_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-        yield Drawn(schedule_curves.NAME, files, schedule_curves.numbers(table), (source,))
-
-
-def _draw_failures(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
-    """The figure of failures, if a record of them is there."""
-    found = [(source, source.record) for source in read if isinstance(source.record, FailureStudy)]
-    _require_one(failure_curves.NAME, [source for source, _ in found])
-    for source, record in found:
-        table = failure_curves.data(record)
-        figure = failure_curves.draw(table)
-        files = {f"{failure_curves.NAME}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-        yield Drawn(failure_curves.NAME, files, failure_curves.numbers(table), (source,))
-
-
-def _draw_peers(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
-    """A figure of ours and peers for each size, if a record of them is there."""
-    found = [(source, source.record) for source in read if isinstance(source.record, PeerComparison)]
-    _require_one(peer_dots.NAME, [source for source, _ in found])
-    for source, record in found:
-        for size_bytes in peer_dots.sizes(record):
-            table = peer_dots.data(record, size_bytes)
-            figure = peer_dots.draw(table)
-            files = {f"{table.name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-            yield Drawn(table.name, files, peer_dots.numbers(table), (source,))
-
-
-def _require_one(figure: str, found: Sequence[Source]) -> None:
+def _draw_kind(kind: FigureKind, read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """The figures of one kind of record, if a record of it is there."""
+    found = [source for source in read if isinstance(source.record, kind.record)]
     if len(found) > 1:
         said = ", ".join(source.name for source in found)
-        raise InputError(f"records {said}: a second figure {figure}: draw it into another folder")
+        raise InputError(f"records {said}: a second figure {kind.name}: draw it into another folder")
+    for source in found:
+        for name, table in kind.tables(source.record).items():
+            figure = kind.draw(table)
+            files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+            yield Drawn(name, files, kind.numbers(table), (source,))
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

@@ -88,9 +88,10 @@ class Table:
         return f"{NAME}-{show_size(self.size_bytes)}"
 
 
-def sizes(record: PeerComparison) -> tuple[int, ...]:
-    """The sizes in a record; a figure each."""
-    return tuple(sorted({run.size_bytes for run in record.runs}))
+def tables(record: PeerComparison) -> dict[str, Table]:
+    """A figure for each size in a record, by the name of its files."""
+    found = [data(record, size_bytes) for size_bytes in sorted({run.size_bytes for run in record.runs})]
+    return {table.name: table for table in found}
 
 
 def data(record: PeerComparison, size_bytes: int) -> Table:

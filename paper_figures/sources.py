@@ -1,68 +1,22 @@
 """`Source`: a record with the file it came from, fit to be drawn.
 
-A record is a measurement (`Record`), curves of the bound (`BoundCurves`), schedules in simulation (`ScheduleRatios`),
-failures (`FailureStudy`) or ours and peers (`PeerComparison`); its field `format` says which. Those of training steps,
-of speed and of `auto` (`_NotDrawn`) are known and not drawn: the manual has them as tables.
+Its field `format` says which kind of record it is (`record_kinds`). `optcc.paper_figures.build` says which kinds have a
+figure; the manual has others as tables.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from optcc import experiments
-from optcc.errors import CodecError, InputError
-from optcc.experiments import (
-    auto_ratios,
-    bound_record,
-    executor_speed,
-    failover_speed,
-    failure_study,
-    kernel_bench,
-    peers_record,
-    planning_speed,
-    schedule_record,
-    tool_speed,
-    training,
-    transport_speed,
-)
-from optcc.experiments.auto_ratios import AutoRatios
-from optcc.experiments.bound_record import BoundCurves
-from optcc.experiments.executor_speed import ExecutorSpeed
-from optcc.experiments.failover_speed import FailoverSpeed
-from optcc.experiments.failure_study import FailureStudy
-from optcc.experiments.kernel_bench import KernelSpeed
-from optcc.experiments.peers_record import PeerComparison
-from optcc.experiments.planning_speed import PlanningSpeed
-from optcc.experiments.record import RECORD_BYTES_MAX, Record, Samples
-from optcc.experiments.schedule_record import ScheduleRatios
-from optcc.experiments.tool_speed import ToolSpeed
-from optcc.experiments.training import TrainingStudy
-from optcc.experiments.transport_speed import TransportSpeed
+from optcc.errors import InputError
+from optcc.experiments.record import RECORD_BYTES_MAX, Record, Recorded, Samples, check_of, record_kinds
 from optcc.files import read_file
-
-_Speed = ToolSpeed | ExecutorSpeed | KernelSpeed | TransportSpeed | FailoverSpeed | PlanningSpeed
-_NotDrawn = TrainingStudy | AutoRatios | _Speed
-AnyRecord = Record | BoundCurves | ScheduleRatios | FailureStudy | PeerComparison | _NotDrawn
-_READERS: dict[str, Callable[[bytes, str], AnyRecord]] = {
-    auto_ratios.FORMAT: AutoRatios.from_bytes,
-    bound_record.FORMAT: BoundCurves.from_bytes,
-    executor_speed.FORMAT: ExecutorSpeed.from_bytes,
-    failover_speed.FORMAT: FailoverSpeed.from_bytes,
-    kernel_bench.FORMAT: KernelSpeed.from_bytes,
-    schedule_record.FORMAT: ScheduleRatios.from_bytes,
-    failure_study.FORMAT: FailureStudy.from_bytes,
-    peers_record.FORMAT: PeerComparison.from_bytes,
-    planning_speed.FORMAT: PlanningSpeed.from_bytes,
-    training.FORMAT: TrainingStudy.from_bytes,
-    tool_speed.FORMAT: ToolSpeed.from_bytes,
-    transport_speed.FORMAT: TransportSpeed.from_bytes,
-}
 
 
 @dataclass(frozen=True)
@@ -71,16 +25,11 @@ class Source:
 
     name: str
     sha256: str
-    record: AnyRecord
+    record: Recorded
 
     def as_json(self) -> dict[str, str]:
         """How a manifest names it."""
         return {"file": self.name, "sha256": self.sha256}
-
-
-def records_folder() -> Path:
-    """The records that come with the package."""
-    return Path(experiments.__file__).parent / "records"
 
 
 def find(folder: Path) -> tuple[Path, ...]:
@@ -99,12 +48,9 @@ def read(paths: Sequence[Path]) -> tuple[Source, ...]:
     sources: dict[Path, Source] = {}
     for path in paths:
         data = read_file(path, RECORD_BYTES_MAX)
-        record: AnyRecord
-        read_as = _READERS.get(_format(data))
-        if read_as is not None:
-            record = read_as(data, str(path))
-        else:
-            record = Record.read(path)
+        # What says no format that is known is refused as a measurement would be.
+        record = record_kinds().get(_format(data), Record).from_bytes(data, str(path))
+        if isinstance(record, Record):
             require_drawable(record, str(path))
         sources.setdefault(path.resolve(), Source(path.name, hashlib.sha256(data).hexdigest(), record))
     return tuple(sources.values())
@@ -124,10 +70,7 @@ def _format(data: bytes) -> str:
 
 def require_drawable(record: Record, name: str) -> None:
     """Raises CodecError, with the path to the field, if a number in `record` cannot be one of a measurement."""
-
-    def check(field: str, value: object, holds: bool, rule: str) -> None:
-        if not holds:
-            raise CodecError(f"record {name!r}: $.{field}: {value!r}: must {rule}")
+    check = check_of(name)
 
     def check_samples(field: str, samples: Samples) -> None:
         check(f"{field}.seconds", samples.seconds, bool(samples.seconds), "have at least one timing")

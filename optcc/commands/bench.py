@@ -17,7 +17,16 @@ from optcc.collective import DTYPE_BYTES, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, RuntimeFault
 from optcc.experiments.bench import MODES, Progress, Settings, default_slots, run_cases, run_on_loopback
 from optcc.experiments.peers import PEERS
-from optcc.experiments.record import Record, Row, Samples, algbw, busbw, command_line, these_versions, this_machine
+from optcc.experiments.record import (
+    BenchTiming,
+    Record,
+    Samples,
+    algbw,
+    busbw,
+    command_line,
+    these_versions,
+    this_machine,
+)
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
 from optcc.runtime.launch import nics_of, over_mpi
@@ -197,7 +206,7 @@ def _carrier(mpi: MpiTransport, carrier: str) -> Iterator[Transport]:
         transport.close()
 
 
-def _report(rows: list[Row], settings: Settings, output: Path | None, as_json: bool) -> int:
+def _report(rows: list[BenchTiming], settings: Settings, output: Path | None, as_json: bool) -> int:
     """Prints the table or the JSON, writes the record, and says whether every element was right."""
     wrong = sum(row.wrong for row in rows)
     if output is not None:
@@ -239,7 +248,7 @@ def _config(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _json_row(row: Row) -> dict[str, Any]:
+def _json_row(row: BenchTiming) -> dict[str, Any]:
     """nccl-tests' keys, then ours."""
 
     def side(samples: Samples | None) -> dict[str, Any] | None:
@@ -268,7 +277,7 @@ def _json_row(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[BenchTiming]) -> str:
     """nccl-tests' columns, then %bound and the schedule."""
     head = f"#{'out-of-place':>77}{'in-place':>36}"
     side = f"{'time':>11}{'algbw':>8}{'busbw':>8}{'#wrong':>8}"
@@ -286,7 +295,7 @@ def _table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _table_side(row: Row, samples: Samples | None) -> str:
+def _table_side(row: BenchTiming, samples: Samples | None) -> str:
     if samples is None:
         return f"{'N/A':>11}{'N/A':>8}{'N/A':>8}{'N/A':>8}"
     seconds = samples.median_s

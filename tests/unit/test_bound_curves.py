@@ -13,7 +13,7 @@ import pytest
 
 from optcc.errors import CodecError, InputError
 from optcc.experiments import bound_record
-from optcc.experiments.bound_record import BoundCurves, Curve, Point, curves
+from optcc.experiments.bound_record import BoundCurve, BoundCurves, BoundPoint, curves
 from optcc.paper_figures import bound_curves, build, style
 from optcc.verify.bounds.predictions import one_straggler_optimum, two_straggler_optimum
 
@@ -37,18 +37,18 @@ def line(figure: Figure, gid: str) -> list[tuple[float, float]]:
 
 def test_the_committed_record_is_what_the_formulas_give() -> None:
     """Exactly, curve by curve, for all but the largest clusters."""
-    record = BoundCurves.read(bound_record.PATH)
+    record = BoundCurves.read(BoundCurves.own_path)
     assert [(c.stragglers, c.ranks) for c in record.curves] == [
         (count, ranks) for count in bound_record.STRAGGLERS for ranks in bound_record.RANKS
     ]
     small = curves(bound_record.RANKS[:4])
     assert tuple(c for c in record.curves if c.ranks in bound_record.RANKS[:4]) == small
-    assert record.to_bytes() == bound_record.PATH.read_bytes()
+    assert record.to_bytes() == BoundCurves.own_path.read_bytes()
 
 
 def test_the_committed_record_agrees_with_the_formulas_written_out() -> None:
     """One and two stragglers, every size."""
-    for curve in BoundCurves.read(bound_record.PATH).curves:
+    for curve in BoundCurves.read(BoundCurves.own_path).curves:
         formula = {1: one_straggler_optimum, 2: two_straggler_optimum}.get(curve.stragglers)
         for point in curve.points:
             slowdown = 1 / (1 - point.lost)
@@ -134,7 +134,7 @@ def test_everything_drawn_is_within_the_axes_and_no_text_is_cut() -> None:
     """The committed record: T* nowhere leaves its panel, and all text lies on the paper."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = bound_curves.draw(bound_curves.data(BoundCurves.read(bound_record.PATH)))
+    figure = bound_curves.draw(bound_curves.data(BoundCurves.read(BoundCurves.own_path)))
     for axes in figure.axes:
         low, high = axes.get_ylim()
         for each in axes.lines:
@@ -157,7 +157,9 @@ def test_numbers_are_the_record_at_one_half() -> None:
 
 def test_one_curve_is_enough() -> None:
     """One panel, one line."""
-    alone = replace(SMALL, curves=(Curve(4, 1, (Point(*map(Fraction, (0, 1, 1))), SMALL.curves[0].points[-1])),))
+    alone = replace(
+        SMALL, curves=(BoundCurve(4, 1, (BoundPoint(*map(Fraction, (0, 1, 1))), SMALL.curves[0].points[-1])),)
+    )
     figure = bound_curves.draw(bound_curves.data(alone))
     assert len(figure.axes) == 2
 

@@ -18,7 +18,7 @@ from optcc.experiments.compare_versions import (
     Checkout,
     ComparedCase,
     Effort,
-    Tally,
+    Measurements,
     Version,
     VersionComparison,
     measure,
@@ -96,7 +96,9 @@ class FakeCheckout:
         return {kind: [self.seconds] * failures for kind in (NOTHING, *KINDS)}
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, log: list[str], broken: str = "", refusal: str | None = None) -> Tally:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, log: list[str], broken: str = "", refusal: str | None = None
+) -> Measurements:
     monkeypatch.setattr(compare_versions, "can_make_namespaces", lambda: refusal)
     sides: dict[str, Any] = {"old": FakeCheckout("old", log, 2.0), "new": FakeCheckout("new", log, 1.0, broken)}
     return measure(sides, Effort(2, 1, 1 << 20, 3, 2, 5), lambda line: None)

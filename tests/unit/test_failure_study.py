@@ -24,7 +24,6 @@ from optcc.experiments.failure_study import (
     COLUMNS,
     FULL,
     NICS,
-    PATH,
     SEGMENTS,
     FailureStudy,
     Partial,
@@ -492,7 +491,7 @@ def test_no_text_of_the_figure_is_cut() -> None:
 
 def test_the_committed_record_is_the_full_study() -> None:
     record = committed()
-    assert record.to_bytes() == PATH.read_bytes()
+    assert record.to_bytes() == FailureStudy.own_path.read_bytes()
     assert record.trials >= 10_000
     assert record.assumptions == failure_study.assumptions()
     assert [(cell.pattern, cell.servers) for cell in record.cells] == [(str(each), p) for each, p in FULL.patterns]

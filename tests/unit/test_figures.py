@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from optcc.cli import run
 from optcc.commands.figures import command
 from optcc.errors import CodecError, EnvironmentMissing, InputError, OptccError
-from optcc.experiments.record import Record, Row, Samples
+from optcc.experiments.record import RECORDS, BenchTiming, Record, Samples
 from optcc.paper_figures import allreduce_bars, build, numbers, sources, style
 from optcc.paper_figures.allreduce_bars import Bar, Group, Table
 from optcc.paper_figures.numbers import Number
@@ -44,11 +44,13 @@ def samples(median_s: float, wrong: int = 0) -> Samples:
     return Samples(spread, [0.0] * 5 + [0.5], wrong)
 
 
-def row(schedule: str, bed: str, median_s: float, predicted_s: float | None = None, wrong: int = 0) -> Row:
+def row(schedule: str, bed: str, median_s: float, predicted_s: float | None = None, wrong: int = 0) -> BenchTiming:
     """One row of the demo."""
     topology, bound_s = (HEALTHY, 2.028) if bed == "healthy" else (HALF, 2.704)
     timings = samples(median_s, wrong)
-    return Row(schedule, bed, topology, 4, 64 * 2**20, "float32", "sum", 16, "d", bound_s, predicted_s, timings, None)
+    return BenchTiming(
+        schedule, bed, topology, 4, 64 * 2**20, "float32", "sum", 16, "d", bound_s, predicted_s, timings, None
+    )
 
 
 ROWS = (
@@ -60,12 +62,12 @@ ROWS = (
 )
 
 
-def record(rows: Sequence[Row] = ROWS, bed: str = WHERE) -> Record:
+def record(rows: Sequence[BenchTiming] = ROWS, bed: str = WHERE) -> Record:
     """The demo's record."""
     return Record("AllReduce", ("optcc", "demo"), bed, 1.0074, {"cores": 2}, {"optcc": "0.1"}, tuple(rows))
 
 
-def changed(one: Row, **changes: Any) -> Row:
+def changed(one: BenchTiming, **changes: Any) -> BenchTiming:
     """`one` with other values."""
     return msgspec.structs.replace(one, **changes)
 
@@ -435,7 +437,7 @@ def test_nothing_is_written_when_drawing_fails(tmp_path: Path, monkeypatch: pyte
         ([changed(ROWS[0], bed="")], r"bed: '': must be a name"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(tmp_path: Path, rows: list[Row], message: str) -> None:
+def test_numbers_that_cannot_be_are_refused(tmp_path: Path, rows: list[BenchTiming], message: str) -> None:
     with pytest.raises(CodecError, match=message):
         allreduce_bars.data([record(rows)])
     (path,) = write(tmp_path, record(rows))
@@ -513,10 +515,10 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_packages_records_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sources.records_folder().resolve() == ROOT / "experiments" / "records"
+    assert RECORDS.resolve() == ROOT / "experiments" / "records"
     folder = tmp_path / "records"
     folder.mkdir()
-    monkeypatch.setattr(sources, "records_folder", lambda: folder)
+    monkeypatch.setattr(build, "RECORDS", folder)
     with pytest.raises(InputError, match=r"^no record in '.*records': make one with optcc demo"):
         build.build([], tmp_path / "out")
     write(folder, record())
@@ -532,5 +534,5 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_every_record_of_the_package_is_known() -> None:
     """A new kind of record is either drawn or said not to be, or `optcc figures` refuses the folder."""
-    paths = sources.find(sources.records_folder())
+    paths = sources.find(RECORDS)
     assert [source.name for source in sources.read(paths)] == [path.name for path in paths]

@@ -23,7 +23,7 @@ from optcc.errors import InputError
 from optcc.experiments.kernel_bench import (
     COUNTS,
     OFFSETS,
-    Processor,
+    CpuDevice,
     check_case,
     check_moves,
     count_wrong,
@@ -79,7 +79,7 @@ class TestAgainstFloat64:
         self, dtype: str, reduction: str, compiled: bool, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        device = Processor(compiled=compiled)
+        device = CpuDevice(compiled=compiled)
         for count in COUNTS[:5] if dtype == "float64" else COUNTS:  # fractions are slow
             for offsets in OFFSETS[:1] if count > 1000 else OFFSETS:
                 assert check_case(device, dtype, reduction, count, offsets, rng) == 0, (count, offsets)
@@ -89,7 +89,7 @@ class TestAgainstFloat64:
         rng = np.random.default_rng(seed)
         for count in COUNTS:
             for offsets in OFFSETS:
-                assert check_moves(Processor(), dtype, count, offsets, rng) == 0
+                assert check_moves(CpuDevice(), dtype, count, offsets, rng) == 0
 
     def test_the_reference_itself_rounds_as_fractions_do(self, seed: int) -> None:
         """bfloat16 and float16 by hand: nearest, ties to even, in every binade."""
@@ -116,7 +116,7 @@ class TestAgainstFloat64:
         rng = np.random.default_rng(seed)
         for dtype in ("bfloat16", "float32"):
             count = 2 * PASS_BYTES // DTYPE_BYTES[dtype] + 3
-            assert check_case(Processor(compiled=False), dtype, "max", count, (0, 0), rng) == 0
+            assert check_case(CpuDevice(compiled=False), dtype, "max", count, (0, 0), rng) == 0
 
 
 class TestSemantics:
@@ -266,7 +266,7 @@ class TestChoice:
         monkeypatch.setattr(compiled_kernels, "find_spec", lambda name: None)
         for reduction in ("sum", "min"):
             assert compiled_kernels.find_compiled(dtype, reduction) is None
-            assert check_case(Processor(), dtype, reduction, 33, (0, 1), np.random.default_rng(0)) == 0
+            assert check_case(CpuDevice(), dtype, reduction, 33, (0, 1), np.random.default_rng(0)) == 0
 
     def test_a_processor_without_float16_leaves_it_to_numpy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compiled_kernels, "_converts_half", lambda: False)

@@ -21,7 +21,7 @@ from optcc.experiments import kernel_bench
 from optcc.experiments.kernel_bench import (
     COUNTS,
     OFFSETS,
-    Gpu,
+    CudaDevice,
     check,
     check_case,
     check_moves,
@@ -79,7 +79,7 @@ class TestText:
         self, dtype: str, reduction: str, fake: FakeCupy, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        device = Gpu()
+        device = CudaDevice()
         for count in (0, 1, 2, 3, 7, 18) if dtype == "float64" else (*range(20), 1000):  # fractions are slow
             for offsets in (*OFFSETS, (int(rng.integers(0, 16)), int(rng.integers(0, 16)))):
                 assert check_case(device, dtype, reduction, count, offsets, rng) == 0, (count, offsets)
@@ -89,7 +89,7 @@ class TestText:
         rng = np.random.default_rng(seed)
         for count in COUNTS:
             for offsets in OFFSETS:
-                assert check_moves(Gpu(), dtype, count, offsets, rng) == 0, (count, offsets)
+                assert check_moves(CudaDevice(), dtype, count, offsets, rng) == 0, (count, offsets)
 
     @pytest.mark.parametrize("blocks", [1, 3])
     @pytest.mark.parametrize("threads", [1, 32, 256])
@@ -153,7 +153,7 @@ class TestText:
         assert right in text
         fake = FakeCupy(build_library(tmp_path, text.replace(right, wrong)))
         monkeypatch.setattr(cupy_kernels, "load_cupy", lambda: fake)
-        assert check_case(Gpu(), dtype, reduction, 1001, (1, 1), np.random.default_rng(0)) > 0
+        assert check_case(CudaDevice(), dtype, reduction, 1001, (1, 1), np.random.default_rng(0)) > 0
 
 
 @needs_compiler
@@ -391,7 +391,7 @@ class TestWithoutKernels:
         with pytest.raises(EnvironmentMissing, match=r"GPU: .*: pip install 'optcc\[gpu\]'"):
             kernels_for(on_device(np.zeros(1)), "float64", "sum")
         with pytest.raises(EnvironmentMissing, match="GPU"):
-            Gpu()
+            CudaDevice()
         broken = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 0)))
         monkeypatch.setitem(__import__("sys").modules, "cupy", broken)
         with pytest.raises(EnvironmentMissing, match="GPU: none"):
@@ -427,4 +427,4 @@ class TestWithoutKernels:
 
 @pytest.mark.gpu
 def test_every_kernel_on_this_machines_gpu(seed: int) -> None:
-    assert check(Gpu(), seed) == 0
+    assert check(CudaDevice(), seed) == 0

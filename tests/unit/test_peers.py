@@ -202,14 +202,7 @@ def test_the_last_words_of_a_job_name_the_cause() -> None:
     assert _last_words("") == "without a word"
 
 
-# The docs
-
-
-def test_the_docs_show_the_record() -> None:
-    """If not: python -m optcc.experiments.peers_on_fabric --markdown."""
-    text = (Path(__file__).parents[2] / "docs" / "fabric.md").read_text(encoding="utf-8")
-    begin, end = "<!-- peers-on-fabric -->\n", "<!-- end of peers-on-fabric -->"
-    assert text[text.index(begin) + len(begin) : text.index(end)] == f"\n{PeerComparison.read().markdown()}\n"
+# The summary
 
 
 def test_the_summary_has_the_best_of_either_side_over_the_bound() -> None:

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optcc.errors import CodecError, InputError
-from optcc.experiments.record import STEAL_MAX, Record, Row, Samples, algbw, busbw, stolen_share
+from optcc.experiments.record import STEAL_MAX, BenchTiming, Record, Samples, algbw, busbw, stolen_share
 
 
-def row(**changes: Any) -> Row:
+def row(**changes: Any) -> BenchTiming:
     """A plausible row."""
     values: dict[str, Any] = {
         "schedule": "ring",
@@ -32,10 +32,10 @@ def row(**changes: Any) -> Row:
         "out_of_place": Samples([4.07, 4.1], [0.0, 0.0], 0),
         "in_place": None,
     }
-    return Row(**(values | changes))
+    return BenchTiming(**(values | changes))
 
 
-def record(*rows: Row) -> Record:
+def record(*rows: BenchTiming) -> Record:
     """A record of `rows`."""
     return Record(
         "AllReduce", ("optcc", "bench"), "half", 9014 / 8948, {"cores": 2, "kernel": "6.1"}, {"optcc": "0.1"}, rows
@@ -46,7 +46,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 seconds = st.one_of(st.none(), finite)
 samples = st.builds(Samples, st.lists(finite), st.lists(finite), st.integers(0, 2**62))
 rows = st.builds(
-    Row,
+    BenchTiming,
     *(st.text() for _ in range(3)),
     *(st.integers(0, 2**62) for _ in range(2)),
     *(st.text() for _ in range(2)),
@@ -61,7 +61,7 @@ rows = st.builds(
 
 @given(st.lists(rows, max_size=3), st.text(), finite)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-def test_round_trip_is_exact(tmp_path: Path, found: list[Row], text: str, overhead: float) -> None:
+def test_round_trip_is_exact(tmp_path: Path, found: list[BenchTiming], text: str, overhead: float) -> None:
     written = Record(text, (text, "x"), text, overhead, {"cores": 2, "name": text}, {"optcc": text}, tuple(found))
     path = tmp_path / "record.json"
     written.write(path)

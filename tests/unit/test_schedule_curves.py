@@ -24,7 +24,6 @@ from optcc.experiments.schedule_record import (
     FORMULA_GOAL,
     FULL,
     NO_TIME,
-    PATH,
     RATE,
     SIZE_BYTES,
     Case,
@@ -76,7 +75,7 @@ def small() -> ScheduleRatios:
 @cache
 def committed() -> ScheduleRatios:
     """The record that comes with the package."""
-    return ScheduleRatios.read(PATH)
+    return ScheduleRatios.read(ScheduleRatios.own_path)
 
 
 def cluster(case: Case) -> Topology:
@@ -294,7 +293,7 @@ def test_no_json() -> None:
 
 def test_the_command_prints_and_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick run never replaces the package's record."""
-    before = PATH.read_bytes()
+    before = ScheduleRatios.own_path.read_bytes()
     monkeypatch.setattr(schedule_record, "make", lambda *_given, **_options: small())
     done = CliRunner().invoke(command, ["--quick"])
     assert done.exit_code == 0, done.output
@@ -302,7 +301,7 @@ def test_the_command_prints_and_writes_where_it_is_told(tmp_path: Path, monkeypa
     assert CliRunner().invoke(command, ["--quick", str(tmp_path / "a.json")]).exit_code == 0
     assert ScheduleRatios.read(tmp_path / "a.json") == small()
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
-    assert PATH.read_bytes() == before
+    assert ScheduleRatios.own_path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -322,7 +321,7 @@ def test_options_that_cannot_be(words: list[str], why: str) -> None:
 def test_the_committed_record_holds_every_case_of_the_study() -> None:
     """And is written as this code writes it, with the formulas and the bounds of this code."""
     record = committed()
-    assert record.to_bytes() == PATH.read_bytes()
+    assert record.to_bytes() == ScheduleRatios.own_path.read_bytes()
     for name in FULL.segments:
         found = [(case.ranks, case.slowdown) for case in record.select(name, straggler=True)]
         assert found[: len(FULL.ranks) * len(FULL.slowdowns)] == [

@@ -23,7 +23,6 @@ from optcc.experiments.training import (
     FULL,
     JOBS,
     NICS,
-    PATH,
     SERVINGS,
     Job,
     TrainingPlan,
@@ -285,7 +284,7 @@ def test_the_command_writes_and_prints(tmp_path: Path) -> None:
 
 def test_the_committed_record_is_the_full_study_of_this_code() -> None:
     record = committed()
-    assert record.to_bytes() == PATH.read_bytes()
+    assert record.to_bytes() == TrainingStudy.own_path.read_bytes()
     assert record.trials >= 10_000
     assert [(cell.job, cell.pattern) for cell in record.cells] == [(job.name, str(p)) for job, p in FULL.cells]
     assert record.jobs == tuple(healthy_step(job) for job in JOBS)
