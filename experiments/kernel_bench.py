@@ -32,7 +32,8 @@ from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
 from optcc.experiments.recorder import Measured, record_command, run_command
-from optcc.runtime.kernels import Array, Kernels, NumpyKernels, stored_dtype
+from optcc.runtime.kernels import Array, Kernels, NumpyKernels
+from optcc.runtime.stored_types import stored_dtype
 from optcc.show import Card
 
 DEVICES = ("cpu", "gpu")

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,6 +25,7 @@ from optcc.collective import Collective
 from optcc.errors import CodecError, OptccError
 from optcc.plan import FORMAT, KINDS, Channel, Plan
 from optcc.schedule import OPS
+from optcc.strict_json import check_no_key_twice, decode, show
 from optcc.topology import RANKS_MAX
 from optcc.transfers import Transfers
 from optcc.units import SIZE_BYTES_MAX
@@ -33,7 +34,6 @@ TRANSFERS_FORMAT = "optcc-transfers/1"
 FILE_BYTES_MAX = 2**30
 NAME_LENGTH_MAX = 1000
 ROOTED = ("broadcast", "reduce")
-_SHOWN_LENGTH_MAX = 60
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=SIZE_BYTES_MAX)]
@@ -132,7 +132,6 @@ class _TransfersHead(_Strict):
     root: _Index = -1
 
 
-_File = TypeVar("_File", _PlanFile, _TransfersHead, _Transfer)
 _PLAN_DECODER = msgspec.json.Decoder(_PlanFile)
 _HEAD_DECODER = msgspec.json.Decoder(_TransfersHead)
 _TRANSFER_DECODER = msgspec.json.Decoder(_Transfer)
@@ -176,7 +175,7 @@ def write_plan(plan: Plan) -> bytes:
         )
     except UnicodeEncodeError as error:
         raise CodecError(f"$: a name has a character that UTF-8 cannot say: {error}") from None
-    _decode(data, _PLAN_DECODER)
+    decode(data, _PLAN_DECODER)
     return data
 
 
@@ -187,13 +186,13 @@ def read_plan(data: bytes) -> Plan:
     something that no plan can be, or if its digests are not those of its content.
     """
     _check_ends(data, "$")
-    file = _decode(data, _PLAN_DECODER)
-    _check_no_key_twice(data, _PlanFile, "$")
+    file = decode(data, _PLAN_DECODER)
+    check_no_key_twice(data, _PlanFile, "$")
     _check_stages(file.stages)
     for index, row in enumerate(file.transfers):
         _check_id(f"$.transfers[{index}].id", row.id, index)
         if row.stage not in file.stages:
-            raise CodecError(f"$.transfers[{index}].stage: {_show(row.stage)}: must be one of $.stages")
+            raise CodecError(f"$.transfers[{index}].stage: {show(row.stage)}: must be one of $.stages")
     if len(file.ranks) != file.collective.ranks:
         raise CodecError(f"$.ranks: an array of {len(file.ranks)}: must have {file.collective.ranks} ranks")
     instructions: list[_Instruction] = []
@@ -251,7 +250,7 @@ def read_transfers(data: bytes) -> Transfers:
     lines = data.split(b"\n")[:-1]
     head, rows = _decode_lines(lines)
     for number, line in enumerate(lines, start=1):
-        _check_no_key_twice(line, _TransfersHead if number == 1 else _Transfer, f"line {number}: $")
+        check_no_key_twice(line, _TransfersHead if number == 1 else _Transfer, f"line {number}: $")
     if (head.root >= 0) != (head.collective in ROOTED):
         rule = "must be given" if head.collective in ROOTED else "must be absent"
         raise CodecError(f"line 1: $.root: {rule} for {head.collective}")
@@ -413,147 +412,15 @@ def _check_stages(stages: Sequence[str]) -> None:
     seen: set[str] = set()
     for index, stage in enumerate(stages):
         if stage in seen:
-            raise CodecError(f"$.stages[{index}]: {_show(stage)}: must be there once")
+            raise CodecError(f"$.stages[{index}]: {show(stage)}: must be there once")
         seen.add(stage)
 
 
 def _decode_lines(lines: Sequence[bytes]) -> tuple[_TransfersHead, list[_Transfer]]:
-    head = _decode(lines[0], _HEAD_DECODER, "line 1: $")
+    head = decode(lines[0], _HEAD_DECODER, "line 1: $")
     try:
         return head, [_TRANSFER_DECODER.decode(line) for line in lines[1:]]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for number, line in enumerate(lines[1:], start=2):
-            _decode(line, _TRANSFER_DECODER, f"line {number}: $")
+            decode(line, _TRANSFER_DECODER, f"line {number}: $")
         raise
-
-
-def _decode(data: bytes, decoder: msgspec.json.Decoder[_File], path: str = "$") -> _File:
-    """The object that `data` holds; raises CodecError with the path to the first field that is wrong."""
-    try:
-        return decoder.decode(data)
-    except UnicodeDecodeError as error:
-        raise CodecError(f"{path}: not UTF-8: {error}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CodecError(_explain(data, decoder.type, path, error)) from None
-
-
-def _check_no_key_twice(data: bytes, wanted: Any, path: str) -> None:
-    """Refuses an object with a key that stands there twice: parsers differ in which of the two they take.
-
-    `data` is a valid file otherwise, so this pass keeps nothing of it.
-    """
-    twice = False
-
-    def look(pairs: list[tuple[str, None]]) -> None:
-        nonlocal twice
-        twice = twice or len(dict(pairs)) != len(pairs)
-
-    json.loads(data, object_pairs_hook=look)
-    if twice:
-        raise CodecError(_explain(data, wanted, path, None))
-
-
-class _Twice:
-    """Stands in a parsed document for an object in which `key` is there more than once."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object] | _Twice:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            return _Twice(key)
-        found[key] = value
-    return found
-
-
-def _explain(data: bytes, wanted: Any, path: str, error: Exception | None) -> str:
-    """What is wrong with `data`, path first: found by reading it once more without types.
-
-    Where the standard library cannot read it either, what msgspec says has to do.
-    """
-    try:
-        document = json.loads(data, object_pairs_hook=_object)
-        complaint = _find_twice(document, path) or _find_fault(document, wanted, path)
-        if complaint is not None:
-            return complaint
-    except (ValueError, RecursionError):
-        pass
-    assert error is not None
-    if isinstance(error, RecursionError):
-        return f"{path}: nested too deeply: must be a file of this format"
-    if not isinstance(error, msgspec.ValidationError):
-        return f"{path}: not JSON: {error}"
-    rule, _, where = str(error).partition(" - at `$")
-    return f"{path}{where.rstrip('`')}: {rule}"
-
-
-def _find_twice(value: object, path: str) -> str | None:
-    """The first key in `value` that is there twice."""
-    if isinstance(value, _Twice):
-        return f"{path}{_step(value.key)}: must be there once"
-    inner: Iterable[tuple[str, object]] = ()
-    if isinstance(value, dict):
-        inner = ((_step(key), each) for key, each in value.items())
-    elif isinstance(value, list):
-        inner = ((f"[{index}]", each) for index, each in enumerate(value))
-    return next((found for step, each in inner if (found := _find_twice(each, path + step)) is not None), None)
-
-
-def _find_fault(value: object, wanted: Any, path: str) -> str | None:
-    """The first value inside `value` that is not what the type `wanted` says, with the rule; None if all is well."""
-    try:
-        msgspec.convert(value, wanted)
-        return None
-    except msgspec.ValidationError as error:
-        rule = str(error)
-    if isinstance(value, dict) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
-        fields = {field.encode_name: field for field in msgspec.structs.fields(wanted)}
-        for key, field in fields.items():
-            if key in value:
-                fault = _find_fault(value[key], field.type, path + _step(key))
-                if fault is not None:
-                    return fault
-            elif field.required:
-                return f"{path}.{key}: missing: must be given"
-        for key in value:
-            if key not in fields:
-                return f"{path}{_step(key)}: unknown key: must be one of {', '.join(fields)}"
-    if isinstance(value, list) and get_origin(wanted) is list:
-        for index, each in enumerate(value):
-            fault = _find_fault(each, get_args(wanted)[0], f"{path}[{index}]")
-            if fault is not None:
-                return fault
-    return f"{path}: {_show(value)}: must be {_rule(rule, wanted)}"
-
-
-def _rule(rule: str, wanted: Any) -> str:
-    """What msgspec expected, in words.
-
-    >>> _rule("Expected `int` >= 1", int), _rule("Expected `str`, got `int`", str)
-    ('an integer >= 1', 'a string')
-    """
-    if get_origin(wanted) is Literal:
-        names = ", ".join(_show(name) for name in get_args(wanted))
-        return f"one of {names}" if len(get_args(wanted)) > 1 else names
-    expected = rule.partition(" - at `")[0].partition(", got ")[0].removeprefix("Expected ")
-    for word, plain in (("int", "an integer"), ("str", "a string"), ("array", "an array"), ("object", "an object")):
-        expected = expected.replace(f"`{word}`", plain)
-    return expected
-
-
-def _step(key: str) -> str:
-    """One step of a path."""
-    return f".{key}" if key.isidentifier() and len(key) <= _SHOWN_LENGTH_MAX else f"[{_show(key)}]"
-
-
-def _show(value: object) -> str:
-    """A value of a file in one short piece."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"an array of {len(value)}"
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[: _SHOWN_LENGTH_MAX - 3]}..."

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from optcc.collective import Collective, check_dtype, check_reduction_of
 from optcc.errors import InputError
 from optcc.plan import Plan
-from optcc.runtime.kernels import UFUNCS, Array, divide, is_stored_as, to_bfloat16
+from optcc.runtime.kernels import UFUNCS, Array, divide, to_bfloat16
+from optcc.runtime.stored_types import is_stored_as
 
 _MULTIPLIER = np.uint32(2654435761)
 _SUMMAND_BITS = {"float16": 5, "bfloat16": 2}

@@ -21,7 +21,7 @@ import numpy as np
 
 from optcc.collective import check_reduction_of
 from optcc.errors import EnvironmentMissing, InputError
-from optcc.runtime.kernels import stored_dtype
+from optcc.runtime.stored_types import stored_dtype
 from optcc.runtime.transport import Bytes
 
 THREADS = 256

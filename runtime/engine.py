@@ -31,8 +31,9 @@ from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, Pl
 from optcc.plan import Channel, Plan
 from optcc.runtime.agree import agree
 from optcc.runtime.first_reads import find_first_reads
-from optcc.runtime.kernels import Array, Kernels, NumpyKernels, is_stored_as, stored_dtype
+from optcc.runtime.kernels import Array, Kernels, NumpyKernels
 from optcc.runtime.state import WINDOW, Action, Memory, Place, PostRecv, PostSend, RankMachine, RankProgram
+from optcc.runtime.stored_types import is_stored_as, stored_dtype
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,

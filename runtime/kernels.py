@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from optcc.collective import FLOATS, check_dtype, check_reduction_of
 from optcc.runtime.compiled_kernels import find_compiled
+from optcc.runtime.stored_types import stored_dtype
 from optcc.runtime.transport import Bytes
 
 Array = npt.NDArray[Any]
@@ -182,25 +183,6 @@ def memory_of(array: Any, dtype: str, reduction: str, *, direct: bool = False) -
 
     assert isinstance(kernels, CupyKernels)
     return kernels, (DeviceStaging if direct else PinnedStaging)(kernels.stream)
-
-
-def stored_dtype(dtype: str) -> np.dtype[Any]:
-    """What NumPy calls an array of `dtype`; a bfloat16 is kept as its bits. Raises InputError for an unknown type.
-
-    >>> stored_dtype("bfloat16")
-    dtype('uint16')
-    """
-    check_dtype(dtype)
-    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
-
-
-def is_stored_as(array: Array, dtype: str) -> bool:
-    """Whether `array` is one of `dtype`: its NumPy type, or another package's of the same name, bytes in our order.
-
-    >>> is_stored_as(np.zeros(3, dtype=np.uint16), "bfloat16"), is_stored_as(np.zeros(3), "bfloat16")
-    (True, False)
-    """
-    return bool(array.dtype == stored_dtype(dtype) or (array.dtype.name == dtype and array.dtype.isnative))
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -13,7 +13,8 @@ import numpy as np
 from optcc.collective import DTYPE_BYTES, reductions_of
 from optcc.compiler import compile_schedule
 from optcc.plan import Plan
-from optcc.runtime.kernels import NumpyKernels, stored_dtype
+from optcc.runtime.kernels import NumpyKernels
+from optcc.runtime.stored_types import stored_dtype
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
 from optcc.sweep import sweep

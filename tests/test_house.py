@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -119,3 +120,58 @@ def test_one_path_to_each_module() -> None:
     """A wing imported by its full name does not also appear under its bare one."""
     loaded = _loaded_by("; ".join(f"import optcc.{wing}" for wing in WINGS))
     assert loaded.isdisjoint(WINGS)
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by its full name."""
+    named = {}
+    for path in sources():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        named[".".join(parts if parts[0] == "optcc" else ("optcc", *parts)).removesuffix(".__init__")] = path
+    return named
+
+
+def imports_between(texts: Mapping[str, str]) -> nx.DiGraph:
+    """An edge from each module to each module that it imports at all: at the top, in a function, or for its types."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(texts)
+    for name, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                said = [f"{node.module}.{alias.name}" for alias in node.names]
+                found = {each if each in texts else node.module for each in said}
+            elif isinstance(node, ast.Import):
+                found = {alias.name for alias in node.names}
+            else:
+                continue
+            graph.add_edges_from((name, each) for each in found if each in texts)
+    return graph
+
+
+def circles(graph: nx.DiGraph) -> list[list[str]]:
+    """Groups of modules that all import one another, in one or more steps."""
+    groups = [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
+    return sorted(groups + [[name] for name in nx.nodes_with_selfloops(graph)])
+
+
+def test_circles_are_recognised() -> None:
+    texts = {
+        "a": "from b import x",
+        "b": "def f():\n    import c.d",
+        "c.d": "if TYPE_CHECKING:\n    from a import y",
+        "c": "from c import d\nimport e",
+        "e": "",
+    }
+    assert circles(imports_between(texts)) == [["a", "b", "c.d"]]
+    assert circles(imports_between({"a": "import a"})) == [["a"]]
+
+
+STANDING = ["optcc.runtime.transports.tcp_meters", "optcc.runtime.transports.tcp_routes"]
+"""The one that is left: the meters name the types of what they measure. It goes with these files."""
+
+
+def test_no_module_imports_itself_round_a_circle() -> None:
+    """Names that `optcc` exports are loaded on first use; nothing else may need what needs it."""
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
+    assert len(texts) > 100
+    assert [circle for circle in circles(imports_between(texts)) if circle != STANDING] == []

@@ -13,7 +13,8 @@ from optcc.collective import COLLECTIVES, Collective
 from optcc.errors import InputError, SolverError, SolverUnknown, TopologyError
 from optcc.files import replace_file
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate import Certificate, certify
+from optcc.verify.bounds.certificate import Certificate
+from optcc.verify.bounds.closed_form_certificates import certify
 from optcc.verify.bounds.closed_forms import FABRIC, collective_bound, require_pooled
 from optcc.verify.bounds.explain import Explanation, exact, explain
 from optcc.verify.bounds.lp import BoundUnknown, lp_bound

@@ -9,7 +9,7 @@ import click
 from optcc.cli import TopologyType, echo_card, echo_json, json_option
 from optcc.files import read_file
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate import FILE_BYTES_MAX, read_certificate
+from optcc.verify.bounds.certificate_file import FILE_BYTES_MAX, read_certificate
 from optcc.verify.bounds.replay import replay
 
 

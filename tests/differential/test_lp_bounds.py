@@ -13,7 +13,8 @@ import pytest
 from optcc.collective import COLLECTIVES, Collective
 from optcc.errors import TopologyError
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.bounds.certificate import certify, closed_forms, read_certificate
+from optcc.verify.bounds.certificate_file import read_certificate
+from optcc.verify.bounds.closed_form_certificates import certify, closed_forms
 from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
 from optcc.verify.bounds.lp import CertifiedBound, lp_bound
 from optcc.verify.bounds.network import Demand, Network

@@ -36,18 +36,9 @@ from optcc.passes.bind import bind
 from optcc.runtime import compiled_kernels, kernels
 from optcc.runtime.check import expected_output, make_input, wrong_elements
 from optcc.runtime.engine import Executor
-from optcc.runtime.kernels import (
-    PASS_BYTES,
-    NumpyKernels,
-    divide,
-    from_bfloat16,
-    is_stored_as,
-    kernels_for,
-    memory_of,
-    stored_dtype,
-    to_bfloat16,
-)
+from optcc.runtime.kernels import PASS_BYTES, NumpyKernels, divide, from_bfloat16, kernels_for, memory_of, to_bfloat16
 from optcc.runtime.samples import ring
+from optcc.runtime.stored_types import is_stored_as, stored_dtype
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from optcc.schedules.ring import ring as ring_schedule
 from optcc.verify.plan import verify_plan

@@ -47,8 +47,9 @@ from optcc.runtime.cupy_kernels import (
     staging_order,
 )
 from optcc.runtime.engine import Engine
-from optcc.runtime.kernels import kernels_for, memory_of, stored_dtype
+from optcc.runtime.kernels import kernels_for, memory_of
 from optcc.runtime.samples import ring
+from optcc.runtime.stored_types import stored_dtype
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from optcc.verify.plan import verify_plan
 from tests.unit.device_code import PAIRS, FakeCupy, build_library, launch, no_compiler, on_device

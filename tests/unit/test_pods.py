@@ -19,7 +19,7 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, Jitter, Model, Policy, simulate
 from optcc.sweep import sweep
 from optcc.topology import Nic, Pod, Server, Topology
-from optcc.verify.bounds.certificate import certify
+from optcc.verify.bounds.closed_form_certificates import certify
 from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
 from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.bounds.network import Network

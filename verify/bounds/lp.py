@@ -26,7 +26,8 @@ from optcc.collective import Collective
 from optcc.errors import SolverError, SolverUnknown
 from optcc.show import Card, Shown
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, closed_forms
+from optcc.verify.bounds.certificate import Achieved, Certificate, Cut
+from optcc.verify.bounds.closed_form_certificates import closed_forms
 from optcc.verify.bounds.flow import narrow_cuts
 from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Network, endpoint_gpus, require_connected
 from optcc.verify.bounds.replay import replay, starved_sets

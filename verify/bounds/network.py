@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from optcc.collective import Collective
+from optcc.collective import COLLECTIVES, Collective
 from optcc.errors import TopologyError
 from optcc.show import Card, Shown
 from optcc.topology import Nic, Server, Topology
@@ -27,6 +27,7 @@ KINDS_OF = {
     "reduce": (REDUCE,),
 }
 """Which trees each element of a collective needs: in-trees to its root, out-trees from it."""
+assert set(KINDS_OF) == set(COLLECTIVES), "a new collective needs its kinds of trees"
 
 
 @dataclass(frozen=True, slots=True)

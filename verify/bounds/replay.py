@@ -24,15 +24,12 @@ from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
-from typing import TYPE_CHECKING
 
 from optcc.errors import SolverError
 from optcc.topology import Topology
+from optcc.verify.bounds.certificate import Achieved, Certificate, least_crossing
 from optcc.verify.bounds.flow import narrow_cuts
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Network, endpoint_gpus
-
-if TYPE_CHECKING:
-    from optcc.verify.bounds.certificate import Achieved, Certificate, Cut
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Network, endpoint_gpus
 
 
 def replay(certificate: Certificate, topology: Topology | None = None) -> None:
@@ -60,25 +57,6 @@ def replay(certificate: Certificate, topology: Topology | None = None) -> None:
         raise SolverError(f"certificate: seconds {certificate.seconds}: must not be negative")
     if certificate.achieved is not None:
         _check_achieved(certificate, certificate.achieved)
-
-
-def least_crossing(cuts: tuple[Cut, ...], demand: Demand, p: int) -> Fraction:
-    """The left side of (2): what must cross the cuts together, per message byte, wherever the roots are.
-
-    Raises SolverError for a cut without endpoints.
-    """
-    inside = [Fraction(0)] * p
-    total = Fraction(0)
-    for cut in cuts:
-        endpoints = [node for node in cut.nodes if node < p]
-        if not endpoints:
-            raise SolverError(f"certificate: cut {cut.nodes}: must hold an endpoint")
-        total += cut.weight
-        for node in endpoints:
-            inside[node] += cut.weight
-    if demand.roots is None:
-        return total - max(inside)
-    return total - sum((x * weight for x, weight in zip(demand.roots, inside, strict=True)), Fraction(0))
 
 
 def _check_topology(certificate: Certificate, topology: Topology) -> None:

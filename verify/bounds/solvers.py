@@ -266,7 +266,7 @@ class CbcSolver:
             command = kind and kind(mip=False, msg=False, timeLimit=max(1, ceil(time_limit_s)), options=options)
             if command and command.available():
                 return command
-        raise EnvironmentMissing("CBC is not installed: PuLP has no binary for this machine, and there is none on PATH")
+        raise EnvironmentMissing("CBC is not installed: PuLP has none for this machine: pip install 'pulp[cbc]'")
 
     def _basis(self, text: str) -> tuple[list[int], list[int]]:
         """The basic variables and the tight constraints of a basis in the MPS format.

@@ -16,7 +16,9 @@ import pytest
 from optcc.cli import run
 from optcc.errors import CodecError, OptccError, SolverError
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.bounds.certificate import Certificate, _digest, certify, read_certificate
+from optcc.verify.bounds.certificate import Certificate, _digest
+from optcc.verify.bounds.certificate_file import read_certificate
+from optcc.verify.bounds.closed_form_certificates import certify
 from optcc.verify.bounds.closed_forms import Term, allreduce_bound
 from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.bounds.packing import pack
@@ -167,7 +169,7 @@ GOOD = SAMPLES[0][1].to_bytes().decode()
     [
         (b"\xff", r"^\$: not UTF-8"),
         (b"{", r"^\$: not JSON"),
-        (b"[" * 10**5, r"^\$: (not JSON|an array)"),
+        (b"[" * 10**5, r"^\$: Expected `object`"),
         (b"[]", r"^\$: an array of 0: must be an object"),
         (b"{}", r"^\$\.format: missing"),
         (edited(format="optcc-certificate/2"), r'^\$\.format: "optcc-certificate/2": must be'),

@@ -168,7 +168,7 @@ def test_maximum_flow_against_all_cuts() -> None:
 def test_replay_needs_no_solver() -> None:
     """Reading and replaying import neither a solver nor numpy."""
     code = (
-        "import sys; from optcc.verify.bounds.certificate import read_certificate; "
+        "import sys; from optcc.verify.bounds.certificate_file import read_certificate; "
         "from optcc.verify.bounds.replay import replay; "
         "replay(read_certificate(sys.stdin.buffer.read())); "
         "print([m for m in ('highspy', 'pulp', 'scipy', 'numpy', 'z3', 'networkx') if m in sys.modules])"

@@ -1,0 +1,210 @@
+"""Reading `optcc-certificate/1`: strict, and nothing that it says is believed before `replay`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from optcc.errors import CodecError, OptccError, SolverError
+from optcc.strict_json import check_no_key_twice, decode, show
+from optcc.units import SIZE_BYTES_MAX
+from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, Tree
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Link, Network, Port
+
+FILE_BYTES_MAX = 2**28
+DIGITS_MAX = 4000
+COUNT_MAX = 2**20
+NAME_LENGTH_MAX = 1000
+_RATIONAL = re.compile(r"(-?[1-9][0-9]*|0)/([1-9][0-9]*)")
+_Value = TypeVar("_Value")
+_Item = TypeVar("_Item")
+_Array = Annotated[list[_Item], msgspec.Meta(max_length=COUNT_MAX)]
+_Index = Annotated[int, msgspec.Meta(ge=0)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+_Kind = Literal["reduce", "broadcast"]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An object of the file, every field of which is there."""
+
+
+class _Port(_Strict):
+    name: _Name
+    rate: str
+
+
+class _Link(_Strict):
+    tail: _Index
+    head: _Index
+    ports: _Array[_Index]
+
+
+class _Cut(_Strict):
+    kind: _Kind
+    nodes: _Array[_Index]
+    weight: str
+
+
+class _ByKind(_Strict):
+    reduce: _Array[str]
+    broadcast: _Array[str]
+
+
+class _Tree(_Strict):
+    kind: _Kind
+    root: _Index
+    weight: str
+    paths: _Array[_Array[_Index]]
+
+
+class _Achieved(_Strict):
+    seconds: str
+    roots: _Array[str]
+    loads: _ByKind
+    trees: _Array[_Tree] | None
+
+
+class _File(_Strict):
+    format: Literal["optcc-certificate/1"]
+    digest: str
+    model: Literal["trees on the endpoints of this network, fluid, no latency"]
+    collective: Literal["allreduce", "reducescatter", "allgather", "broadcast", "reduce"]
+    roots: _Array[str] | None
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
+    seconds: str
+    demand: str
+    supply: str
+    endpoints: _Array[_Name]
+    switches: _Array[_Name]
+    ports: _Array[_Port]
+    links: _Array[_Link]
+    cuts: _Array[_Cut]
+    prices: _Array[str]
+    potentials: _ByKind
+    achieved: _Achieved | None
+
+
+_DECODER = msgspec.json.Decoder(_File)
+
+
+def read_certificate(data: bytes) -> Certificate:
+    """The certificate in an `optcc-certificate/1` file.
+
+    Raises CodecError, path first, for a file that is not one; SolverError if its digest does not match its content.
+    Whether its numbers follow from each other is for `replay`.
+    """
+    if len(data) > FILE_BYTES_MAX:
+        raise CodecError(f"$: {len(data)} B: must be at most {FILE_BYTES_MAX} B")
+    file = decode(data, _DECODER)
+    check_no_key_twice(data, _File, "$")
+    network = _network(file)
+    n_nodes, n_switches = network.n_nodes, len(network.switches)
+    roots = None if file.roots is None else _rationals(file.roots, "$.roots", len(network.endpoints))
+    demand = _make("$.roots", lambda: Demand(file.collective, roots))
+    cuts = tuple(
+        Cut(cut.kind, _indices(cut.nodes, f"$.cuts[{i}].nodes", n_nodes), _rational(cut.weight, f"$.cuts[{i}].weight"))
+        for i, cut in enumerate(file.cuts)
+    )
+    prices = _rationals(file.prices, "$.prices", len(network.ports))
+    potentials = _by_kind(file.potentials, "$.potentials", n_switches)
+    crossing, supply = _rational(file.demand, "$.demand"), _rational(file.supply, "$.supply")
+    seconds = _rational(file.seconds, "$.seconds")
+    achieved = None if file.achieved is None else _achieved(file.achieved, network)
+    certificate = _make(
+        "$.cuts",
+        lambda: Certificate(
+            network, demand, file.size_bytes, cuts, prices, potentials, crossing, supply, seconds, achieved
+        ),
+    )
+    if file.digest != certificate.digest:
+        raise SolverError(
+            f"certificate: digest {file.digest[:16]}...: its content has {certificate.digest[:16]}...: altered"
+        )
+    return certificate
+
+
+def _network(file: _File) -> Network:
+    rates = [_rational(port.rate, f"$.ports[{index}].rate") for index, port in enumerate(file.ports)]
+    ports = [
+        _make(f"$.ports[{index}].rate", partial(Port, port.name, rate))
+        for index, (port, rate) in enumerate(zip(file.ports, rates, strict=True))
+    ]
+    n_nodes = len(file.endpoints) + len(file.switches)
+    links = tuple(
+        Link(
+            _index(link.tail, f"$.links[{number}].tail", n_nodes),
+            _index(link.head, f"$.links[{number}].head", n_nodes),
+            _indices(link.ports, f"$.links[{number}].ports", len(ports)),
+        )
+        for number, link in enumerate(file.links)
+    )
+    return _make("$.links", lambda: Network(tuple(file.endpoints), tuple(file.switches), tuple(ports), links))
+
+
+def _achieved(file: _Achieved, network: Network) -> Achieved:
+    path = "$.achieved"
+    return Achieved(
+        _rational(file.seconds, f"{path}.seconds"),
+        _rationals(file.roots, f"{path}.roots", len(network.endpoints)),
+        _by_kind(file.loads, f"{path}.loads", len(network.links)),
+        None
+        if file.trees is None
+        else tuple(_tree(tree, f"{path}.trees[{index}]", network) for index, tree in enumerate(file.trees)),
+    )
+
+
+def _tree(file: _Tree, path: str, network: Network) -> Tree:
+    return Tree(
+        file.kind,
+        _index(file.root, f"{path}.root", len(network.endpoints)),
+        _rational(file.weight, f"{path}.weight"),
+        tuple(_indices(each, f"{path}.paths[{i}]", len(network.links)) for i, each in enumerate(file.paths)),
+    )
+
+
+def _by_kind(file: _ByKind, path: str, length: int) -> dict[str, tuple[Fraction, ...]]:
+    return {
+        REDUCE: _rationals(file.reduce, f"{path}.reduce", length),
+        BROADCAST: _rationals(file.broadcast, f"{path}.broadcast", length),
+    }
+
+
+def _make(path: str, construct: Callable[[], _Value]) -> _Value:
+    """A noun; what its constructor refuses, the file has wrong."""
+    try:
+        return construct()
+    except CodecError:
+        raise
+    except OptccError as error:
+        raise CodecError(f"{path}: {error}") from None
+
+
+def _index(number: int, path: str, count: int) -> int:
+    if number >= count:
+        raise CodecError(f"{path}: {number}: must be an integer from 0 to {count - 1}")
+    return number
+
+
+def _indices(numbers: Iterable[int], path: str, count: int) -> tuple[int, ...]:
+    return tuple(_index(number, f"{path}[{position}]", count) for position, number in enumerate(numbers))
+
+
+def _rational(text: str, path: str) -> Fraction:
+    match = _RATIONAL.fullmatch(text) if len(text) <= 2 * DIGITS_MAX else None
+    if match is None or max(len(match[1]), len(match[2])) > DIGITS_MAX:
+        raise CodecError(f'{path}: {show(text)}: must be a rational "a/b" of at most {DIGITS_MAX} digits each')
+    number = Fraction(int(match[1]), int(match[2]))
+    if number.denominator != int(match[2]):
+        raise CodecError(f"{path}: {show(text)}: must be in lowest terms")
+    return number
+
+
+def _rationals(texts: Sequence[str], path: str, length: int) -> tuple[Fraction, ...]:
+    if len(texts) != length:
+        raise CodecError(f"{path}: an array of {len(texts)}: must be an array of {length}")
+    return tuple(_rational(text, f"{path}[{index}]") for index, text in enumerate(texts))

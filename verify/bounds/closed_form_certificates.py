@@ -1,0 +1,117 @@
+"""Certificates of closed forms: cuts that can be written down, without a solver."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from optcc.collective import Collective
+from optcc.errors import SolverError
+from optcc.topology import Topology
+from optcc.verify.bounds.certificate import Certificate, Cut
+from optcc.verify.bounds.closed_forms import Bound
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Network, endpoint_gpus
+from optcc.verify.bounds.replay import replay
+
+
+def certify(bound: Bound, topology: Topology, root: int = 0) -> Certificate:
+    """The certificate of a closed-form bound (`root`: the rank, for Broadcast and Reduce), replayed first.
+
+    Raises SolverError if none of the cut certificates of closed forms gives the seconds of the bound; then it takes
+    `optcc.verify.bounds.lp.lp_bound`, with `fabric` where fabrics decide.
+    """
+    demand = Demand.of(Collective(bound.collective, topology.n_ranks, root), endpoint_gpus(topology))
+    network = Network.from_topology(topology)
+    certificate = max(closed_forms(network, demand, bound.size_bytes), key=lambda each: each.seconds)
+    if certificate.seconds != bound.seconds:
+        raise SolverError(
+            f"bound {bound.seconds} s: the best certificate of a closed form gives {certificate.seconds} s"
+        )
+    replay(certificate, topology)
+    return certificate
+
+
+def closed_forms(network: Network, demand: Demand, size_bytes: int) -> list[Certificate]:
+    """Certificates that need no solver: each endpoint alone, in and out; all ports in, and all ports out, together;
+    and the cuts that are left when only the fastest links are kept.
+
+    in v: everybody else's bytes enter {v}, and leave the rest. Together: each endpoint is entered once and left once,
+    and what the core takes it must give.
+    """
+    p, nodes = len(network.endpoints), range(network.n_nodes)
+    zeros = [Fraction(0)] * len(network.ports)
+    if p == 1 or size_bytes == 0:
+        return [Certificate.of(network, demand, size_bytes, (), tuple(zeros))]
+    found: list[Certificate] = []
+    one = Fraction(1)
+    for v in range(p):
+        rest = tuple(node for node in nodes if node != v)
+        for into in (True, False):
+            prices = list(zeros)
+            for link in network.links:
+                if (link.head if into else link.tail) == v:
+                    prices[link.ports[0]] = one
+            # what enters v enters {v} and leaves the rest; what leaves v leaves {v} and enters the rest
+            sides = {BROADCAST: (v,) if into else rest, REDUCE: rest if into else (v,)}
+            cuts = tuple(Cut(kind, sides[kind], one) for kind in demand.kinds)
+            found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices)))
+    found += [
+        Certificate.of(network, demand, size_bytes, cuts, prices) for cuts, prices in _bottlenecks(network, demand)
+    ]
+    hubs = all((link.tail < p) != (link.head < p) for link in network.links)
+    if hubs:
+        cuts = tuple(Cut(kind, (v,), one) for kind in demand.kinds for v in range(p))
+        for into in (True, False):
+            prices = list(zeros)
+            for link in network.links:
+                if (link.head < p) == into:
+                    prices[link.ports[0]] = one
+            # the potential moves the price of a link into a switch to the link out of it, or back
+            level = {BROADCAST: 0 if into else 1, REDUCE: -1 if into else 0}
+            potentials = {kind: (Fraction(level[kind]),) * len(network.switches) for kind in demand.kinds}
+            found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices), potentials))
+    return found
+
+
+def _bottlenecks(network: Network, demand: Demand) -> list[tuple[tuple[Cut, ...], tuple[Fraction, ...]]]:
+    """Cuts that only slow links cross: what a root still reaches, or is reached from, over the fastest links.
+
+    The links kept are the most that do not join all endpoints. This is what keeps the unit of time right where a group
+    of endpoints, each of them fast, hangs on slow links.
+    """
+    p = len(network.endpoints)
+    root = 0 if demand.roots is None else next(v for v in range(p) if demand.roots[v])
+    speed = [min(network.ports[port].rate for port in link.ports) for link in network.links]
+
+    def sides(above: Fraction) -> list[tuple[bool, set[int]]]:
+        """(forward, nodes) for each direction in which the links faster than `above` do not join all endpoints."""
+        found = []
+        for forward in (True, False):
+            onward: list[list[int]] = [[] for _ in range(network.n_nodes)]
+            for link, rate in zip(network.links, speed, strict=True):
+                if rate > above:
+                    onward[link.tail if forward else link.head].append(link.head if forward else link.tail)
+            seen, todo = {root}, [root]
+            while todo:
+                for node in onward[todo.pop()]:
+                    if node not in seen:
+                        seen.add(node)
+                        todo.append(node)
+            if not seen.issuperset(range(p)):
+                found.append((forward, seen))
+        return found
+
+    rates = sorted(set(speed))
+    low, high = 0, len(rates) - 1  # the first rate such that the links above it leave somebody out
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sides(rates[middle]) else (middle + 1, high)
+    found = []
+    for forward, seen in sides(rates[low]) if rates else ():
+        here, rest = tuple(sorted(seen)), tuple(node for node in range(network.n_nodes) if node not in seen)
+        prices = [Fraction(0)] * len(network.ports)
+        for link in network.links:
+            if (link.tail in seen, link.head in seen) == (forward, not forward):
+                prices[min(link.ports, key=lambda port: network.ports[port].rate)] = Fraction(1)
+        into = {BROADCAST: rest if forward else here, REDUCE: here if forward else rest}
+        found.append((tuple(Cut(kind, into[kind], Fraction(1)) for kind in demand.kinds), tuple(prices)))
+    return found
