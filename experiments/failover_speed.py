@@ -47,7 +47,7 @@ from optcc.experiments.fabric import (
     Fabric,
     FabricSpec,
     NicRates,
-    Target,
+    NicTarget,
     blackhole_rules,
     control_address,
     core_namespace,
@@ -371,7 +371,7 @@ class _Job:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def triggers(fabric: Fabric, kind: str, target: Target) -> list[tuple[list[str], str]]:
+def triggers(fabric: Fabric, kind: str, target: NicTarget) -> list[tuple[list[str], str]]:
     """The programs that make a NIC fail, and what each waits to be told.
 
     A reset comes from the host itself, which gives up every connection of the NIC; its listeners stay.
@@ -430,7 +430,7 @@ def _armed(commands: Sequence[tuple[list[str], str]]) -> Iterator[Callable[[floa
 
 
 def _failed_run(
-    fabric: Fabric, job: _Job, kind: str, target: Target, moment_s: float
+    fabric: Fabric, job: _Job, kind: str, target: NicTarget, moment_s: float
 ) -> tuple[float, float, float, float]:
     """A run in which a NIC fails: when and how exactly, the run's seconds, and the share that was stolen meanwhile."""
     fired: list[tuple[float, float]] = []
@@ -446,7 +446,7 @@ def _failed_run(
         return *fired[0], run_s, stolen_share(stolen, stolen_jiffies())
 
 
-def _trial(fabric: Fabric, job: _Job, kind: str, target: Target, share: float, healthy_s: float) -> Trial:
+def _trial(fabric: Fabric, job: _Job, kind: str, target: NicTarget, share: float, healthy_s: float) -> Trial:
     """One failure, the next run, and the way back."""
     job.wrong = 0
     for earlier in (1, 2, 4):
@@ -493,7 +493,7 @@ def measure(
         healthy_s = [job.run() for _ in range(HEALTHY_RUNS)]
         for _ in range(failures):
             for kind in kinds:
-                target, share = Target(draw.randrange(HOSTS), draw.randrange(NICS)), draw.uniform(*MOMENTS)
+                target, share = NicTarget(draw.randrange(HOSTS), draw.randrange(NICS)), draw.uniform(*MOMENTS)
                 trials.append(_trial(fabric, job, kind, target, share, statistics.median(healthy_s)))
                 healthy_s.append(job.run())
     return FailoverSpeed(

@@ -19,7 +19,7 @@ from optcc.experiments.fabric import (
     HostStatus,
     NicRates,
     NicState,
-    Target,
+    NicTarget,
     fabrics,
 )
 
@@ -219,9 +219,9 @@ def _changed(state: FabricState, target: str, as_json: bool) -> None:
     if as_json:
         _print_json(_state_record(state))
         return
-    for host, nic in Target.parse(target).nics_of(state.spec):
+    for host, nic in NicTarget.parse(target).nics_of(state.spec):
         now = state.nics[host][nic]
-        click.echo(f"{Target(host, nic).text}: {now.rates.text} {now.failure or 'up'}")
+        click.echo(f"{NicTarget(host, nic).text}: {now.rates.text} {now.failure or 'up'}")
 
 
 def _complaints(found: FabricStatus) -> list[str]:

@@ -18,7 +18,6 @@ import pytest
 
 from optcc.commands.fabric import command
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, RuntimeFault
-from optcc.experiments import fabric as fabric_module
 from optcc.experiments.fabric import (
     RUN_ROOT,
     Fabric,
@@ -26,7 +25,11 @@ from optcc.experiments.fabric import (
     NicRates,
     find_mpirun,
     host_namespace,
+    lifecycle,
     nic_address,
+    processes,
+    programs,
+    status,
 )
 
 pytestmark = pytest.mark.netns
@@ -95,7 +98,7 @@ def name() -> Iterator[str]:
 
 def _left(name: str) -> list[str]:
     """Namespaces and files of a fabric."""
-    found = [item for item in fabric_module._namespaces() if item.startswith(f"optcc-{name}-")]
+    found = [item for item in status.all_namespaces() if item.startswith(f"optcc-{name}-")]
     return found + [str(path) for path in RUN_ROOT.glob(f"{name}*")]
 
 
@@ -184,14 +187,14 @@ def test_two_fabrics_do_not_collide(name: str) -> None:
 @pytest.mark.parametrize("nth", [1, 2, 4, 7, 8])
 def test_a_failure_in_the_middle_of_up_undoes_all(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
-    real = fabric_module._call
+    real = programs.call
 
     def failing(argv: list[str], text: str = "", *, label: str | None = None) -> str:
         if "unshare" not in argv and "delete" not in text and next(calls) == nth:
             raise KeyboardInterrupt
         return real(argv, text, label=label)
 
-    monkeypatch.setattr(fabric_module, "_call", failing)
+    monkeypatch.setattr(lifecycle, "call", failing)
     with pytest.raises(KeyboardInterrupt):
         Fabric.up(FabricSpec.parse("2@1Mbit/s", name=name))
     assert _left(name) == []
@@ -210,11 +213,11 @@ def test_leftover_namespace_is_one_clear_line(name: str) -> None:
 
 def test_up_after_a_kill_in_the_middle_starts_over(name: str) -> None:
     code = (
-        "import os, signal, sys, optcc.experiments.fabric as f\n"
-        "real = f._call\n"
+        "import os, signal, sys, optcc.experiments.fabric.lifecycle as f\n"
+        "real = f.call\n"
         "def call(argv, text='', **rest):\n"
         "    return os.kill(os.getpid(), signal.SIGKILL) if argv[0] == 'tc' else real(argv, text, **rest)\n"
-        "f._call = call\n"
+        "f.call = call\n"
         "f.Fabric.up(f.FabricSpec.parse('2@1Mbit/s', name=sys.argv[1]))\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, name], env=_environment(), timeout=20, check=False)
@@ -228,7 +231,7 @@ def test_up_after_a_kill_in_the_middle_starts_over(name: str) -> None:
 
 
 def test_down_ends_processes_inside_even_stubborn_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_module, "_TERM_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(processes, "TERM_TIMEOUT_S", 0.3)
     fabric = Fabric.up(FabricSpec.parse("1@1Mbit/s", name=name))
     stubborn = ["/bin/sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
     with subprocess.Popen(fabric.host_command(0, stubborn), stdout=subprocess.PIPE) as process:
@@ -239,10 +242,10 @@ def test_down_ends_processes_inside_even_stubborn_ones(name: str, monkeypatch: p
 
 
 def test_a_process_that_does_not_end_is_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_module, "_TERM_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(fabric_module, "_KILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(processes, "TERM_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(processes, "KILL_TIMEOUT_S", 0.05)
     with monkeypatch.context() as patch:
-        patch.setattr(fabric_module, "_inside", lambda _namespaces: [2**22 + 1])  # above pid_max: nobody is harmed
+        patch.setattr(lifecycle, "inside", lambda _namespaces: [2**22 + 1])  # above pid_max: nobody is harmed
         with pytest.raises(RuntimeFault, match="does not end"):
             Fabric(name).down()
 
@@ -355,7 +358,7 @@ def test_a_run_that_takes_too_long_is_ended_whole(name: str) -> None:
 
 
 def _nobody_in(name: str) -> bool:
-    return fabric_module._inside([host_namespace(name, host) for host in range(2)]) == []
+    return processes.inside([host_namespace(name, host) for host in range(2)]) == []
 
 
 @pytest.mark.mpi

@@ -14,14 +14,13 @@ from click.testing import CliRunner
 
 from optcc.commands.fabric import command
 from optcc.errors import EnvironmentMissing, InputError
-from optcc.experiments import fabric as fabric_module
 from optcc.experiments.fabric import (
     Fabric,
     FabricSpec,
     FabricState,
     NicRates,
     NicState,
-    Target,
+    NicTarget,
     blackhole_rules,
     check_name,
     core_batch,
@@ -31,6 +30,8 @@ from optcc.experiments.fabric import (
     host_batch,
     host_shapers,
     launch_agent,
+    lifecycle,
+    mpi,
     mpirun_arguments,
     namespaces_of,
     no_blackhole_rules,
@@ -111,12 +112,12 @@ def test_bad_names(name: str) -> None:
 @pytest.mark.parametrize("text", ["h", "hx", "h3.eth", "h3.ctl", "3.1", "", "h3.eth1.eth2", "h-1", "h1000"])
 def test_bad_targets(text: str) -> None:
     with pytest.raises(InputError, match="write a host"):
-        Target.parse(text)
+        NicTarget.parse(text)
 
 
 def test_targets_name_nics() -> None:
-    assert Target.parse("h3").nics_of(SPEC) == ((3, 0), (3, 1))
-    assert Target.parse("3.eth1").nics_of(SPEC) == ((3, 1),)
+    assert NicTarget.parse("h3").nics_of(SPEC) == ((3, 0), (3, 1))
+    assert NicTarget.parse("3.eth1").nics_of(SPEC) == ((3, 1),)
 
 
 @pytest.mark.parametrize("text", ["1GiB/s", "1073741833bit/s", "1234567890.125B/s", "1000000000001bit/s", "25MB/s"])
@@ -159,7 +160,7 @@ def test_host_batch_gives_addresses() -> None:
 
 
 def test_shapers_send_at_the_host_and_receive_at_the_core() -> None:
-    spec = SPEC.with_rates(Target(3, 1), NicRates.parse("100Mbit/s:50Mbit/s"))
+    spec = SPEC.with_rates(NicTarget(3, 1), NicRates.parse("100Mbit/s:50Mbit/s"))
     assert host_shapers(spec, 3).splitlines()[1] == shaper_line("eth1", 100_000_000)
     assert shaper_line("h3e1", 50_000_000) in core_shapers(spec).splitlines()
     assert len(core_shapers(spec).splitlines()) == 8
@@ -204,7 +205,7 @@ def test_ranks_get_no_trace_of_an_outer_job() -> None:
 def test_agent_maps_the_control_address_to_a_host(
     arguments: list[str], host: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fabric_module, "_program", lambda program, _package="": f"{tmp_path}/{program}")
+    monkeypatch.setattr(mpi, "program_path", lambda program, _package="": f"{tmp_path}/{program}")
     ip = tmp_path / "ip"
     ip.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     ip.chmod(0o700)
@@ -216,7 +217,7 @@ def test_agent_maps_the_control_address_to_a_host(
 
 @pytest.mark.parametrize("address", ["localhost", "10.99.0.", "10.99.0.x", "10.100.0.1", ""])
 def test_agent_refuses_other_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_module, "_program", lambda program, _package="": f"/nonexistent/{program}")
+    monkeypatch.setattr(mpi, "program_path", lambda program, _package="": f"/nonexistent/{program}")
     argv = ["/bin/sh", "-c", launch_agent("t"), "agent", address, "true"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10)
     assert done.returncode == 255
@@ -227,7 +228,7 @@ def test_agent_refuses_other_addresses(address: str, monkeypatch: pytest.MonkeyP
 
 
 def test_state_survives_its_file() -> None:
-    state = FabricState.fresh(SPEC.with_rates(Target(1), NicRates.parse("1Mbit/s:2Mbit/s")), "up", 7)
+    state = FabricState.fresh(SPEC.with_rates(NicTarget(1), NicRates.parse("1Mbit/s:2Mbit/s")), "up", 7)
     failed = state.with_nics({(2, 1): NicState(state.nics[2][1].rates, "blackhole-in")})
     assert FabricState.from_json(failed.to_json(), "t") == failed
 
@@ -298,8 +299,8 @@ def test_endpoint_rates_are_exact() -> None:
 
 
 def _as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_module, "_require_right", lambda: None)
-    monkeypatch.setattr(fabric_module, "_namespaces", tuple)
+    monkeypatch.setattr(lifecycle, "require_right", lambda: None)
+    monkeypatch.setattr(lifecycle, "all_namespaces", tuple)
 
 
 def test_state_behind_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from optcc.errors import CodecError
 from optcc.experiments import failover_speed
-from optcc.experiments.fabric import RUN_ROOT, Fabric, Target
+from optcc.experiments.fabric import RUN_ROOT, Fabric, NicTarget
 from optcc.experiments.failover_speed import (
     GOALS,
     KINDS,
@@ -132,11 +132,11 @@ def test_a_nic_fails_and_every_bit_is_right(kinds: tuple[str, ...], monkeypatch:
 
 def test_each_failure_is_a_line_that_a_program_waits_for() -> None:
     fabric = Fabric("trial")
-    assert triggers(fabric, "down", Target(1, 0)) == [
+    assert triggers(fabric, "down", NicTarget(1, 0)) == [
         (["ip", "-n", "optcc-trial-h1", "-batch", "-"], "link set eth0 down\n")
     ]
-    assert triggers(fabric, "carrier", Target(2, 1))[0][1] == "link set h2e1 down\n"
-    ((argv, rules),) = triggers(fabric, "blackhole-in", Target(0, 1))
+    assert triggers(fabric, "carrier", NicTarget(2, 1))[0][1] == "link set h2e1 down\n"
+    ((argv, rules),) = triggers(fabric, "blackhole-in", NicTarget(0, 1))
     assert argv[:4] == ["ip", "netns", "exec", "optcc-trial-core"] and "egress" in rules and "ingress" not in rules
-    ((argv, _),) = triggers(fabric, "reset", Target(0, 1))
+    ((argv, _),) = triggers(fabric, "reset", NicTarget(0, 1))
     assert argv[3] == "optcc-trial-h0" and argv[-1].endswith("src 10.101.0.1")
