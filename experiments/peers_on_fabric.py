@@ -16,82 +16,89 @@ A part of the set, or a state that is not in it, is measured with `--hosts` and 
 
 Needs root, for the hosts. MPICH and torch live in environments of their own, named by `--mpich` and `--torch`
 (a Python each); what is not installed is not run, and the record says so.
+
+`peers_contenders` says what is compared and how it is started, `peers_team` runs the ranks of one job.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import click
 import numpy as np
 
-import optcc
 from optcc.cli import SizeType, echo_card
 from optcc.collective import Collective
 from optcc.errors import (
-    EXIT_BAD_INPUT,
     EXIT_DONE,
-    EXIT_INTERRUPTED,
     EXIT_REFUTED,
     EnvironmentMissing,
     InputError,
     OptccError,
     RuntimeFault,
 )
-from optcc.experiments.fabric import (
-    WIRE_OVERHEAD,
-    Fabric,
-    FabricSpec,
-    NicRates,
-    can_make_namespaces,
-    control_address,
-    find_mpirun,
-    mpirun_arguments,
-    nic_address,
-)
+from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates, can_make_namespaces, nic_address
 from optcc.experiments.peers import MPI_RING
+from optcc.experiments.peers_contenders import (
+    BEDS,
+    BEDS_FEW,
+    FEW,
+    HEALTHY_HOSTS,
+    HOSTS,
+    HOSTS_MORE,
+    LATENCY,
+    LEAST,
+    LEFT_OUT,
+    LEFT_OUT_LEAST,
+    LONG,
+    NIC_RATES,
+    NICS,
+    ONE_HOST,
+    ONE_NIC,
+    OURS_ALL,
+    OURS_FEW,
+    OURS_STANDARD,
+    READY_S,
+    STANDARD,
+    UNDECLARED,
+    Bed,
+    Contender,
+    PeerJob,
+    jobs,
+    our_case,
+)
 from optcc.experiments.peers_rank import plan_of, wires_of
 from optcc.experiments.peers_record import (
     AFTER_LOSS,
-    HEALTHY,
-    OURS,
-    PEER,
     Loss,
     Losses,
     PeerComparison,
-    Run,
+    PeerRun,
     Session,
     Summary,
     shown_state,
 )
-from optcc.experiments.record import STEAL_MAX, stolen_jiffies, stolen_share, these_versions, this_machine
+from optcc.experiments.peers_team import START_S, Hung, Team, Turn
+from optcc.experiments.record import STEAL_MAX, these_versions, this_machine
+from optcc.experiments.recorder import run_command
 from optcc.planner import prove, verdict_cache
 from optcc.runtime.check import expected_output, make_input
 from optcc.simulate import simulate
 from optcc.topology import Topology
-from optcc.units import parse_rate, show_rate, show_size
+from optcc.units import parse_rate, show_size
 from optcc.verify.bounds.closed_forms import allreduce_bound
 
 PATH = Path("results/peers-on-fabric.json")
-HOSTS, HOSTS_MORE, NICS = 4, 8, 2
-NIC_RATES: Mapping[int, str] = {HOSTS: "400Mbit/s", HOSTS_MORE: "100Mbit/s"}
-"""What a healthy NIC carries each way, by number of hosts, unless told otherwise."""
 ROUNDS, ROUNDS_FEW, WARMUP = 5, 3, 1
 REPEATS_MAX = 3
 """Times that a run is repeated because of steal; after that it is kept, marked by its steal."""
@@ -101,369 +108,14 @@ LOST_NIC = "h3.eth1"
 LOST_AT = 0.4
 """When the NIC is lost: this share of the contender's own time into the run."""
 LOSS_LIMIT_S = 30.0
-READY_S = 60.0
 DEADLINE_S, RINGS_MAX = 60.0, 4
 """A run may take so long, and the time of so many rings on healthy hosts."""
-END_S = 10.0
-TEAM_S = 3600.0
 MINUTES_MAX = 30.0
-_START_S = 0.02
 _OVERHEAD = float(Fraction(WIRE_OVERHEAD))
 _CONTROL_SHARE_MAX = 0.05
-
 QUICK_BYTES, QUICK_ROUNDS = 8 * 2**20, 2
 LONG_BYTES = 256 * 2**20
 LOSS = "loss"
-SCHEDULES = ("ring", "r2ccl-allreduce", "optcc", "optimal")
-OURS_ALL: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": SCHEDULES}
-OURS_STANDARD: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": ("ring", "optimal")}
-OURS_FEW: Mapping[str, tuple[str, ...]] = {"tcp": ("ring", "optimal")}
-"""Which schedules go over which carrier: with --long, otherwise, and in further states."""
-
-SEGMENT_BYTES = 1 << 19
-SEGMENTS_MIN, SEGMENTS_MAX = 32, 512
-
-LATENCY = "1/5000"
-_UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": ",".join(f"eth{nic}" for nic in range(NICS))}
-_ANY_UCX = ("--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any")
-"""Open MPI would not take UCX over TCP otherwise."""
-_MPTCP_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/mptcpize", "/usr/lib/aarch64-linux-gnu/mptcpize")
-
-
-# ---- what is compared
-
-
-@dataclass(frozen=True)
-class Bed:
-    """A state of the hosts: rates and failures by NIC, set before anything is launched.
-
-    Of rates that are not declared nobody is told: plans are for healthy hosts, and messages divided as for these.
-    """
-
-    name: str
-    rates: Mapping[str, Fraction] = field(default_factory=dict)
-    down: tuple[str, ...] = ()
-    is_declared: bool = True
-
-    def declared(self, rate: str) -> str:
-        """The rates as OPTCC_NIC_RATES says them."""
-        if not self.is_declared:
-            return show_rate(parse_rate(rate))
-        parts = [f"{target}={show_rate(parse_rate(rate) * share)}" for target, share in self.rates.items()]
-        return ",".join([show_rate(parse_rate(rate)), *parts])
-
-
-HALF, THREE_QUARTERS = Fraction(1, 2), Fraction(3, 4)
-HEALTHY_HOSTS = Bed(HEALTHY)
-ONE_NIC = Bed("one NIC at half", {"h3.eth1": HALF})
-ONE_HOST = Bed("one host at half", {"h3.eth0": HALF, "h3.eth1": HALF})
-BEDS_FEW = (
-    ONE_HOST,
-    Bed("two stragglers", {**ONE_HOST.rates, "h1.eth0": THREE_QUARTERS, "h1.eth1": THREE_QUARTERS}),
-    Bed(
-        "three unequal stragglers",
-        {"h1.eth0": THREE_QUARTERS, "h2.eth1": HALF, "h3.eth0": HALF, "h3.eth1": THREE_QUARTERS},
-    ),
-)
-"""States in which only ring and optimal are compared with two peers, unless with --long."""
-BEDS = (HEALTHY_HOSTS, ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
-UNDECLARED = Bed("one NIC at half, undeclared", ONE_NIC.rates, is_declared=False)
-"""State in which rates have to be learnt; measured if asked for."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One contender: how it is called, whose it is, and what its ranks are told to make."""
-
-    contender: str
-    side: str
-    told: Mapping[str, Any]
-
-    @property
-    def settings(self) -> str:
-        """What it was told besides its name."""
-        left_out = ("schedule", "carrier", "peer", "topology", "wire_overhead", "latency")
-        return " ".join(f"{key}={value}" for key, value in self.told.items() if key not in left_out)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Contenders that are started the same way: by which Python, with which launcher, arguments and environment."""
-
-    name: str
-    python: str
-    launcher: str
-    cases: tuple[Case, ...]
-    extra: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    def arguments(self, **given: Any) -> list[str]:
-        """The launcher's arguments before the command; see `mpirun_arguments`."""
-        if self.launcher == "mpich":
-            return mpiexec_arguments(**given)
-        words = mpirun_arguments(**given)
-        if "UCX_TLS" in self.environment:  # the other messaging layer: its name twice would be refused
-            words[words.index("ob1")] = "ucx"
-        return words
-
-
-def mpiexec_arguments(
-    *, agent: str, hostfile: str, nics: int, ranks: int, exported: Sequence[str], extra: Sequence[str] = ()
-) -> list[str]:
-    """The arguments of MPICH's `mpiexec` before the command, of what `mpirun_arguments` is given."""
-    del nics
-    # It wants one executable for an agent, and hosts without slots.
-    door = Path(agent).with_name("door")
-    door.write_text(f'#!/bin/sh\nexec /bin/sh {agent} "$@"\n', encoding="ascii")
-    door.chmod(0o700)
-    listed = Path(hostfile).with_name("mpich-hosts")
-    listed.write_text("".join(f"{control_address(host)}\n" for host in range(ranks)), encoding="ascii")
-    start = ["-f", str(listed), "-launcher", "ssh", "-launcher-exec", str(door), "-iface", "ctl"]
-    return [*start, "-genvlist", ",".join(exported), *extra, "-n", str(ranks)]
-
-
-OUR_SETTINGS: dict[str, dict[str, Any]] = {
-    "ring": {"ports": "fifo", "segments": 8, "slots": 128, "window": 4},
-    "r2ccl-allreduce": {"ports": "fifo", "segments": 64, "slots": 128, "window": 4},
-    "optcc": {"ports": "fair", "segments": 64, "slots": 2, "window": 4},
-    "optimal": {"ports": "fair", "slots": 2, "window": 4},
-}
-"""The fastest here: the network stores, so ports are fifo; OptCC has lanes for each peer and stage, and `optimal` is
-`shares`, a flow for each pair of hosts, with a segment for each half MiB; fewer leave NICs idle on eight hosts, and
-more cost more processor time than they save."""
-
-
-def our_case(schedule: str, carrier: str, topology: str, size_bytes: int) -> Case:
-    """One of our schedules for `topology` and messages of `size_bytes`, over `tcp` or over `mpi`."""
-    told: dict[str, Any] = {"schedule": schedule, "carrier": carrier, "topology": topology}
-    told |= {"wire_overhead": WIRE_OVERHEAD, "latency": LATENCY}
-    told |= {"segments": min(SEGMENTS_MAX, max(SEGMENTS_MIN, size_bytes // SEGMENT_BYTES))}
-    return Case(f"{schedule} ({carrier})", OURS, {**told, **OUR_SETTINGS[schedule]})
-
-
-def _library(contender: str) -> Case:
-    return Case(contender, PEER, {"peer": "mpi"})
-
-
-STANDARD, LONG, FEW, LEAST = "standard", "long", "few", "least"
-LEFT_OUT = "left out there for the time it takes; --long runs it"
-LEFT_OUT_LEAST = "left out there for the time it takes, for Gloo is run; --long runs it"
-
-
-def jobs(ours: Sequence[Case], mpich: str, torch: str, extent: str = STANDARD) -> tuple[list[Job], dict[str, str]]:
-    """Every job that can be run here, and for the others the reason why not."""
-    here, mptcp = sys.executable, _mptcp_library()
-    over_tcp, ucx = _library("Open MPI ring, TCP"), _library("Open MPI ring, UCX")
-    no_mpich = _lacks(mpich, "mpi4py", "a venv with mpich and mpi4py, and --mpich its python")
-    no_torch = _lacks(torch, "torch", "a venv with optcc[torch,mpi], and --torch its python")
-    no_mptcp = None if mptcp else "no libmptcpwrap: apt-get install mptcpize"
-    few = LEFT_OUT if extent in (FEW, LEAST) else None
-    gloo_only = extent == LEAST and no_torch is None
-    rare = None if extent == LONG else "slower than its ring, which is run; --long runs it"
-    one_nic = None if extent == LONG else "its TCP provider uses one NIC, and UCX, which is run, two; --long runs it"
-    netmod = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
-    preload = {"LD_PRELOAD": mptcp}
-    wanted: list[tuple[Job, str | None]] = [
-        (Job("open-mpi", here, "openmpi", tuple(ours) if gloo_only else (*ours, over_tcp), MPI_RING), None),
-        (Job("open-mpi-ucx", here, "openmpi", (ucx,), (*MPI_RING, *_ANY_UCX), _UCX), few),
-        (
-            Job("open-mpi-mptcp", here, "openmpi", (_library("Open MPI ring, MPTCP"),), MPI_RING, preload),
-            few or no_mptcp,
-        ),
-        (Job("open-mpi-default", here, "openmpi", (_library("Open MPI default, TCP"),)), rare),
-        (
-            Job("mpich", mpich, "mpich", (_library("MPICH, UCX"),), (), {"MPIR_CVAR_CH4_NETMOD": "ucx", **_UCX}),
-            few or no_mpich,
-        ),
-        (Job("mpich-ofi", mpich, "mpich", (_library("MPICH, OFI"),), (), netmod), one_nic or no_mpich),
-        (Job("gloo", torch, "openmpi", (Case("Gloo", PEER, {"peer": "gloo"}),)), no_torch),
-    ]
-    absent = {case.contender: reason for job, reason in wanted if reason is not None for case in job.cases}
-    if gloo_only:
-        absent[over_tcp.contender] = LEFT_OUT_LEAST
-    absent |= {"Intel MPI": "proprietary, left out", "NCCL, RCCL": "need a GPU on every host"}
-    return [job for job, reason in wanted if reason is None], absent
-
-
-def _lacks(python: str, package: str, how: str) -> str | None:
-    """Why a peer cannot be run by that Python, or None."""
-    if not python:
-        return f"not installed: {how}"
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    try:
-        done = subprocess.run([python, "-c", code], timeout=READY_S, check=False, capture_output=True)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{python}: {error}"
-    return f"{python} has no {package}" if done.returncode else None
-
-
-def _mptcp_library() -> str:
-    """The library that makes TCP sockets multipath ones, or nothing."""
-    found = (path for folder in _MPTCP_LIBRARIES for path in Path(folder).glob("libmptcpwrap.so.*"))
-    return str(next(found, ""))
-
-
-# ---- a job and its turns
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What one run of one contender gave."""
-
-    seconds: float
-    steal: float
-    cpu_s: float
-    busy_s: float
-    wrong: int
-
-
-class Hung(RuntimeFault):
-    """A contender that did not end within its time, or whose process ended."""
-
-
-class Team:
-    """The ranks of one job, launched, connected and made; each `turn` runs one of its cases at all of them."""
-
-    def __init__(self, fabric: Fabric, job: Job, told: Mapping[str, Any], folder: Path, rates: str) -> None:
-        self.job = job
-        self.n_ranks = fabric.state().spec.hosts
-        path = folder / f"{job.name}.sock"
-        path.unlink(missing_ok=True)
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(str(path))
-        self._door.listen(self.n_ranks)
-        self._wires: list[socket.socket] = []
-        self._files: list[IO[str]] = []
-        self._said = ""
-        environment = {
-            "PYTHONPATH": str(Path(optcc.__file__).resolve().parents[1]),
-            "OPTCC_SOCKET_IFNAME": "eth",
-            "OPTCC_NIC_RATES": rates,
-            "VIRTUAL_ENV": "",
-            **job.environment,
-        }
-        self._thread = threading.Thread(
-            target=self._run, args=(fabric, str(path), environment), name=job.name, daemon=True
-        )
-        self._thread.start()
-        try:
-            self._accept()
-            everyone = self._ask(json.dumps({**told, "cases": [case.told for case in job.cases]}), READY_S)
-            self._limit_s = float(told["deadline_s"])
-        except BaseException:
-            self.end()
-            raise
-        first = next(each for each in everyone if each["rank"] == 0)
-        self.made: list[dict[str, str]] = first["cases"]
-
-    def _run(self, fabric: Fabric, path: str, environment: Mapping[str, str]) -> None:
-        launcher = "mpiexec" if self.job.launcher == "mpich" else "mpirun"
-        beside = Path(self.job.python).with_name(launcher)
-        try:
-            result = fabric.run(
-                [self.job.python, "-m", "optcc.experiments.peers_rank", path],
-                mpirun=str(beside) if beside.exists() else find_mpirun(),
-                arguments=self.job.arguments,
-                mpi_args=self.job.extra,
-                timeout_s=TEAM_S,
-                env=environment,
-                capture=True,
-            )
-            self._said = (result.stderr or result.stdout).strip()
-        except OptccError as error:
-            self._said = str(error)
-
-    def _accept(self) -> None:
-        deadline_s = time.monotonic() + READY_S
-        self._door.settimeout(0.2)
-        while len(self._wires) < self.n_ranks:
-            try:
-                wire = self._door.accept()[0]
-            except TimeoutError:
-                if not self._thread.is_alive() or time.monotonic() > deadline_s:
-                    raise Hung(f"did not start: {_last_words(self._said)}") from None
-                continue
-            wire.setblocking(True)
-            self._wires.append(wire)
-            self._files.append(wire.makefile("r", encoding="utf-8"))
-
-    def _tell(self, line: str) -> None:
-        for wire in self._wires:
-            wire.sendall(line.encode() + b"\n")
-
-    def _hear(self, limit_s: float) -> list[dict[str, Any]]:
-        """One line of each rank; raises Hung if one is not there in time."""
-        deadline_s = time.monotonic() + limit_s
-        heard = []
-        for wire, file in zip(self._wires, self._files, strict=True):
-            wire.settimeout(max(0.01, deadline_s - time.monotonic()))
-            try:
-                line = file.readline()
-            except TimeoutError:
-                raise Hung(f"no answer within {limit_s:g} s") from None
-            except OSError:
-                line = ""
-            if not line:
-                self._thread.join(END_S)
-                raise Hung(f"ended: {_last_words(self._said)}")
-            heard.append(json.loads(line))
-        return heard
-
-    def _ask(self, line: str, limit_s: float) -> list[dict[str, Any]]:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._tell(line)
-        return self._hear(limit_s)
-
-    def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
-        """Runs case `number` once; `during` is advanced once the run has begun.
-
-        Raises Hung if it does not end within `limit_s` (None: the deadline that all were told), RuntimeFault with what
-        a rank said if it failed.
-        """
-        limit_s = self._limit_s if limit_s is None else limit_s
-        self._ask(json.dumps({"prepare": number}), READY_S)
-        stolen, busy = stolen_jiffies(), busy_jiffies()
-        start_s = time.perf_counter() + _START_S
-        self._tell(json.dumps({"turn": number, "start_s": start_s, "deadline_s": limit_s + 1}))
-        if during is not None:
-            next(during, None)
-        said = self._hear(limit_s)
-        steal = stolen_share(stolen, stolen_jiffies())
-        busy_s = (busy_jiffies() - busy) / os.sysconf("SC_CLK_TCK")
-        wrong = sum(each["wrong"] for each in self._hear(READY_S))
-        failed = [each["error"] for each in said if "error" in each]
-        if failed:
-            raise RuntimeFault(failed[0])
-        seconds = max(each["end_s"] for each in said) - start_s
-        return Turn(seconds, steal, sum(each["cpu_s"] for each in said), busy_s, wrong)
-
-    def end(self) -> None:
-        """The ranks end; one that hangs is ended by its own watchdog, or with the run's."""
-        with contextlib.suppress(OSError):
-            self._tell(json.dumps({"end": True}))
-        self._thread.join(END_S)
-        for file in self._files:
-            file.close()
-        for wire in self._wires:
-            wire.close()
-        self._door.close()
-
-
-def _last_words(said: str) -> str:
-    """What names the cause in what a job has said: the last line that is an error, or the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip(" -")]
-    errors = [line for line in lines if re.match(r"(optcc: |[A-Za-z_.]*(Error|Fault|Missing|Exception)\b)", line)]
-    return re.sub(r"\s+", " ", next(iter(reversed(errors or lines)), "without a word"))[:200]
-
-
-def busy_jiffies() -> int:
-    """Processor time of this machine so far that was neither idle nor stolen."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:8]
-    user, nice, system, _, _, irq, softirq = (int(field) for field in fields)
-    return user + nice + system + irq + softirq
-
-
-# ---- a comparison
 
 
 @dataclass
@@ -479,7 +131,7 @@ class Comparison:
     torch: str
     rate: str
     warmup: int = WARMUP
-    runs: list[Run] = field(default_factory=list)
+    runs: list[PeerRun] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     predicted_s: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -533,7 +185,7 @@ class Comparison:
                     teams.append(team)
                 self._rounds(fabric, bed, topology, teams)
 
-    def _predict(self, case: Case, where: str) -> bool:
+    def _predict(self, case: Contender, where: str) -> bool:
         """Whether there is a plan for it. Proofs and compiled loops are kept for the ranks, which all need them."""
         try:
             plan = plan_of(case.told, self.size_bytes, DTYPE)
@@ -571,12 +223,12 @@ class Comparison:
             else:
                 self.runs.append(self._made(tally, bed.name, topology, fabric.state().spec))
 
-    def _made(self, tally: _Tally, bed: str, topology: str, spec: FabricSpec) -> Run:
+    def _made(self, tally: _Tally, bed: str, topology: str, spec: FabricSpec) -> PeerRun:
         # A plan for other rates has no prediction for these.
         is_for_these = tally.case.told.get("topology") == topology
         wired = Topology.parse(topology).scaled(1 / Fraction(WIRE_OVERHEAD)).with_latency(Fraction(LATENCY))
         turns = tally.turns
-        return Run(
+        return PeerRun(
             tally.case.contender,
             tally.case.side,
             bed,
@@ -610,7 +262,9 @@ class Comparison:
         own = (our_case("ring", "tcp", healthy, self.size_bytes), our_case("optimal", "tcp", left, self.size_bytes))
         for case in own:
             self._predict(replace(case, contender=name), where)
-        ours = Job("ours", sys.executable, "openmpi", tuple(replace(case, contender=name) for case in own), MPI_RING)
+        ours = PeerJob(
+            "ours", sys.executable, "openmpi", tuple(replace(case, contender=name) for case in own), MPI_RING
+        )
         others, _ = jobs((), self.mpich, self.torch)
         for job in (ours, *others):
             try:
@@ -619,7 +273,7 @@ class Comparison:
                 self.absent[f"{job.cases[0].contender}: {where}"] = str(fault)
             fabric.heal(LOST_NIC)
 
-    def _lose(self, fabric: Fabric, job: Job, folder: Path, left: str) -> None:
+    def _lose(self, fabric: Fabric, job: PeerJob, folder: Path, left: str) -> None:
         told = self.told(folder, fabric.state().spec.hosts)
         team = Team(fabric, job, told, folder, Bed("").declared(self.rate))
         case = job.cases[0]
@@ -628,7 +282,7 @@ class Comparison:
             after_s = LOST_AT * before_s
 
             def cut() -> Iterator[None]:
-                time.sleep(_START_S + after_s)
+                time.sleep(START_S + after_s)
                 fabric.fail(LOST_NIC, "down")
                 yield
 
@@ -670,7 +324,7 @@ class Comparison:
 class _Tally:
     """The turns of one contender in one state of the hosts."""
 
-    def __init__(self, team: Team, number: int, case: Case) -> None:
+    def __init__(self, team: Team, number: int, case: Contender) -> None:
         self.team, self.number, self.case = team, number, case
         self.turns: list[Turn] = []
         self.rejected = self.wrong = 0
@@ -786,6 +440,97 @@ def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
     )
 
 
+@dataclass(frozen=True)
+class PeerOptions:
+    """What the command line asked for; see `command`."""
+
+    extent: str
+    rate: str
+    rounds: int | None
+    size_bytes: int
+    only: tuple[str, ...]
+    hosts: int | None
+    mpich: str
+    torch: str
+    minutes: float
+
+    def stages(self, quick: bool) -> tuple[Stage, ...]:
+        """What is compared. Raises InputError for a state that does not exist, or `--few`, `--least` without one."""
+        known = (*BEDS, UNDECLARED)
+        names = (*(bed.name for bed in known), LOSS)
+        for name in self.only:
+            if name not in names:
+                raise InputError(f"--bed {name!r}: must be one of {'; '.join(names)}")
+        if self.extent in (FEW, LEAST) and not self.only:
+            raise InputError("--few and --least: go with --bed")
+        if self.only:
+            beds = tuple(bed for bed in known if bed.name in self.only)
+            return (Stage(self.hosts or HOSTS, self.size_bytes, beds, self.extent, LOSS in self.only),)
+        if quick:
+            return stages(QUICK_BYTES, STANDARD)[:1]
+        found = stages(self.size_bytes, self.extent)
+        return tuple(stage for stage in found if self.hosts is None or stage.hosts == self.hosts)
+
+
+def measure(wanted: Sequence[Stage], options: PeerOptions) -> PeerComparison:
+    """Compares everything in `wanted`, as far as it is begun in time. Raises RuntimeFault if nothing could be run."""
+    began_s = time.monotonic()
+
+    def in_time(asked: Comparison, hosts: int, what: str) -> bool:
+        """Says what is next, or in the record that there was no time for it."""
+        spent_s = time.monotonic() - began_s
+        title = shown_state((hosts, asked.size_bytes, what))
+        if spent_s > 60 * options.minutes:
+            asked.absent[title] = f"not begun after {spent_s:.0f} s: --minutes {options.minutes:g}"
+            return False
+        _say(f"{spent_s:4.0f} s  {title}")
+        return True
+
+    found = []
+    for stage in wanted:
+        rounds, rate = options.rounds or stage.rounds, options.rate or NIC_RATES[stage.hosts]
+        asked = Comparison(stage.size_bytes, rounds, options.mpich, options.torch, rate, stage.warmup)
+        found.append(asked)
+        with _hosts(stage.hosts, rate) as (fabric, folder):
+            for bed in stage.beds:
+                if in_time(asked, stage.hosts, bed.name):
+                    asked.compare(fabric, bed, folder, stage.extent)
+            if stage.loses and in_time(asked, stage.hosts, "a NIC lost in mid-run"):
+                asked.lose(fabric, folder)
+    _say(f"Took {time.monotonic() - began_s:.0f} s.")
+    others = {**_versions_of(options.mpich, ("mpich",)), **_versions_of(options.torch, ("torch",))}
+    record = PeerComparison(
+        f"AllReduce on emulated hosts with {NICS} NICs each",
+        _OVERHEAD,
+        (
+            Session(
+                ["python", "-m", "optcc.experiments.peers_on_fabric", *sys.argv[1:]],
+                time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+                this_machine(),
+                these_versions() | others,
+            ),
+        ),
+        {name: each.absent[name] for each in found for name in sorted(each.absent)},
+        tuple(run for each in found for run in each.runs),
+        tuple(loss for each in found for loss in each.losses),
+    )
+    if not record.runs and not record.losses:
+        raise RuntimeFault(f"nothing could be run: {next(iter(record.absent.values()))}")
+    return record
+
+
+def _show(record: PeerComparison) -> None:
+    """All tables of a record, and what was not run."""
+    for part in (*record.parts(), Summary(record), *((Losses(record.losses),) if record.losses else ())):
+        echo_card(part)
+        click.echo()
+    click.echo(f"T* and predictions have {WIRE_OVERHEAD} bytes on the wire for each byte of payload")
+    for name, reason in record.absent.items():
+        click.echo(f"not run: {name}: {reason}")
+    for past in record.sessions:
+        click.echo(f"measured until {past.finished}: {' '.join(past.command)}")
+
+
 @click.command()
 @click.option("--quick", is_flag=True, help="Two rounds of 8 MiB on healthy and degraded hosts, for a smoke test.")
 @click.option("--long", "long", is_flag=True, help="Every state on 4 and 8 hosts, also with 256 MiB; weaker peers too.")
@@ -828,71 +573,14 @@ def command(
     reason = can_make_namespaces()
     if reason is not None:
         raise EnvironmentMissing(f"emulated hosts: {reason}")
-    known = (*BEDS, UNDECLARED)
-    names = (*(bed.name for bed in known), LOSS)
-    for name in only:
-        if name not in names:
-            raise InputError(f"--bed {name!r}: must be one of {'; '.join(names)}")
-    if (few or least) and not only:
-        raise InputError("--few and --least: go with --bed")
+    extent = LEAST if least else FEW if few else LONG if long else STANDARD
+    rounds = rounds or (QUICK_ROUNDS if quick and not only else None)
+    options = PeerOptions(extent, rate, rounds, size, only, int(hosts) if hosts else None, mpich, torch, minutes)
+    wanted = options.stages(quick)
     before = PeerComparison.read(output) if join else None
     if before is not None:
         before.check_overhead(_OVERHEAD)
-    if only:
-        extent = LEAST if least else FEW if few else LONG if long else STANDARD
-        beds = tuple(bed for bed in known if bed.name in only)
-        wanted: tuple[Stage, ...] = (Stage(int(hosts or HOSTS), size, beds, extent, LOSS in only),)
-    elif quick:
-        wanted, rounds = stages(QUICK_BYTES, STANDARD)[:1], rounds or QUICK_ROUNDS
-    else:
-        wanted = stages(size, LONG if long else STANDARD)
-        wanted = tuple(each for each in wanted if hosts is None or each.hosts == int(hosts))
-    sets = [
-        Comparison(
-            each.size_bytes,
-            rounds or each.rounds,
-            mpich,
-            torch,
-            rate or NIC_RATES[each.hosts],
-            each.warmup,
-        )
-        for each in wanted
-    ]
-    began = time.monotonic()
-
-    def in_time(asked: Comparison, hosts: int, what: str) -> bool:
-        """Says what is next, or in the record that there was no time for it."""
-        spent_s = time.monotonic() - began
-        title = shown_state((hosts, asked.size_bytes, what))
-        if spent_s > 60 * minutes:
-            asked.absent[title] = f"not begun after {spent_s:.0f} s: --minutes {minutes:g}"
-            return False
-        _say(f"{spent_s:4.0f} s  {title}")
-        return True
-
-    for each, asked in zip(wanted, sets, strict=True):
-        with _hosts(each.hosts, asked.rate) as (fabric, folder):
-            for bed in each.beds:
-                if in_time(asked, each.hosts, bed.name):
-                    asked.compare(fabric, bed, folder, each.extent)
-            if each.loses and in_time(asked, each.hosts, "a NIC lost in mid-run"):
-                asked.lose(fabric, folder)
-    session = Session(
-        ["python", "-m", "optcc.experiments.peers_on_fabric", *sys.argv[1:]],
-        time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        this_machine(),
-        {**these_versions(), **_versions_of(mpich, ("mpich",)), **_versions_of(torch, ("torch",))},
-    )
-    record = PeerComparison(
-        f"AllReduce on emulated hosts with {NICS} NICs each",
-        _OVERHEAD,
-        (session,),
-        {name: each.absent[name] for each in sets for name in sorted(each.absent)},
-        tuple(run for each in sets for run in each.runs),
-        tuple(loss for each in sets for loss in each.losses),
-    )
-    if not record.runs and not record.losses:
-        raise RuntimeFault(f"nothing could be run: {next(iter(record.absent.values()))}")
+    record = measure(wanted, options)
     wrong = record.wrong
     if before is not None:
         record = before.with_newer(record)
@@ -901,20 +589,8 @@ def command(
     if as_json:
         click.echo(record.to_bytes().decode(), nl=False)
     else:
-        for part in record.parts():
-            echo_card(part)
-            click.echo()
-        echo_card(Summary(record))
-        click.echo()
-        if record.losses:
-            echo_card(Losses(record.losses))
-            click.echo()
-        click.echo(f"T* and predictions have {WIRE_OVERHEAD} bytes on the wire for each byte of payload")
-        for name, reason in record.absent.items():
-            click.echo(f"not run: {name}: {reason}")
-        for past in record.sessions:
-            click.echo(f"measured until {past.finished}: {' '.join(past.command)}")
-    _say(f"Took {time.monotonic() - began:.0f} s. Record: {output}")
+        _show(record)
+    _say(f"Record: {output}")
     return EXIT_REFUTED if wrong else EXIT_DONE
 
 
@@ -940,24 +616,5 @@ def _versions_of(python: str, packages: Sequence[str]) -> dict[str, str]:
     return dict(zip(packages, done.stdout.split(), strict=False))
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def main() -> None:
-    """The command line; an error is one line, and an exit code. Told to end, it takes the hosts down first."""
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        code = command(standalone_mode=False)
-    except (OptccError, click.ClickException) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(f"optcc: {said}", err=True)
-        code = getattr(error, "exit_code", EXIT_BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("optcc: interrupted", err=True)
-        code = EXIT_INTERRUPTED
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(command)

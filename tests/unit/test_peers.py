@@ -17,27 +17,26 @@ import msgspec
 import pytest
 
 from optcc.errors import CodecError, InputError, RuntimeFault
-from optcc.experiments import peers_on_fabric
+from optcc.experiments import peers_contenders, peers_on_fabric
 from optcc.experiments.fabric import WIRE_OVERHEAD, FabricSpec
 from optcc.experiments.peers import common_nics
-from optcc.experiments.peers_on_fabric import (
+from optcc.experiments.peers_contenders import (
     BEDS,
     FEW,
     LEAST,
     LONG,
+    ONE_HOST,
+    ONE_NIC,
     OUR_SETTINGS,
-    REPEATS_MAX,
+    OURS_ALL,
     STANDARD,
+    UNDECLARED,
     Bed,
-    Comparison,
-    Hung,
-    Job,
-    Turn,
-    _last_words,
-    _Tally,
+    PeerJob,
     jobs,
     our_case,
 )
+from optcc.experiments.peers_on_fabric import REPEATS_MAX, Comparison, _Tally, stages
 from optcc.experiments.peers_record import (
     AFTER_LOSS,
     HEALTHY,
@@ -46,21 +45,22 @@ from optcc.experiments.peers_record import (
     Loss,
     Losses,
     PeerComparison,
-    Run,
+    PeerRun,
     Session,
     Summary,
 )
+from optcc.experiments.peers_team import Hung, Turn, last_words
 from optcc.experiments.record import STEAL_MAX
 from optcc.paper_figures import build, peer_dots
 from optcc.runtime.launch import Meet, Meeting, Nic
 
 
-def run(contender: str, side: str, seconds: list[float], *, bed: str = HEALTHY, **fields: Any) -> Run:
+def run(contender: str, side: str, seconds: list[float], *, bed: str = HEALTHY, **fields: Any) -> PeerRun:
     count = len(seconds)
     given = {"steal": [0.0] * count, "cpu_s": [1.0] * count, "busy_s": [2.0] * count, "wrong": 0, "rejected": 0}
     known = {"topology": "4@100MB/s", "hosts": 4, "nics": 2, "nic_rate": "400Mbit/s", "size_bytes": 2**26}
     known |= {"dtype": "float32", "settings": ""}
-    return Run(
+    return PeerRun(
         contender=contender,
         side=side,
         bed=bed,
@@ -99,7 +99,7 @@ RECORD = PeerComparison(
 
 
 def test_what_cannot_be_run_here_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_on_fabric, "_mptcp_library", lambda: "")
+    monkeypatch.setattr(peers_contenders, "_mptcp_library", lambda: "")
     started, absent = jobs((), "", "/nowhere/python")
     assert [job.name for job in started] == ["open-mpi", "open-mpi-ucx"]
     assert "--mpich" in absent["MPICH, UCX"]
@@ -109,8 +109,8 @@ def test_what_cannot_be_run_here_is_named_with_the_reason(monkeypatch: pytest.Mo
 
 
 def test_the_extent_says_how_much_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_on_fabric, "_mptcp_library", lambda: "/lib/libmptcpwrap.so.0")
-    monkeypatch.setattr(peers_on_fabric, "_lacks", lambda python, package, how: None)
+    monkeypatch.setattr(peers_contenders, "_mptcp_library", lambda: "/lib/libmptcpwrap.so.0")
+    monkeypatch.setattr(peers_contenders, "_lacks", lambda python, package, how: None)
     names = {extent: {job.name for job in jobs((), "x", "x", extent)[0]} for extent in (FEW, STANDARD, LONG)}
     assert names[FEW] < names[STANDARD] < names[LONG]
     contenders = {extent: {c.contender for job in jobs((), "x", "x", extent)[0] for c in job.cases} for extent in names}
@@ -131,7 +131,7 @@ def test_another_messaging_layer_is_asked_for_once(tmp_path: Path) -> None:
 
 
 def test_mpich_gets_an_agent_that_can_be_executed(tmp_path: Path) -> None:
-    job = Job("mpich", sys.executable, "mpich", ())
+    job = PeerJob("mpich", sys.executable, "mpich", ())
     words = job.arguments(
         agent=str(tmp_path / "agent"), hostfile=str(tmp_path / "hosts"), nics=2, ranks=3, exported=["A", "B"]
     )
@@ -149,7 +149,7 @@ def test_declared_rates_are_those_of_the_bed() -> None:
     assert declared[HEALTHY] == "50MB/s"
     assert declared["one NIC at half"] == "50MB/s,h3.eth1=25MB/s"
     assert declared["two stragglers"].count("=") == 4
-    undeclared = peers_on_fabric.UNDECLARED
+    undeclared = UNDECLARED
     assert undeclared.declared("400Mbit/s") == "50MB/s" and undeclared.rates, "nobody is told of what there is"
     assert undeclared not in BEDS
 
@@ -160,19 +160,19 @@ def test_a_segment_is_half_a_mebibyte_until_there_are_few_or_many() -> None:
 
 
 def test_the_standard_set_has_every_state_and_the_goals_have_theirs() -> None:
-    found = peers_on_fabric.stages(2**26, STANDARD)
+    found = stages(2**26, STANDARD)
     assert {bed.name for stage in found if stage.hosts == 4 and stage.size_bytes == 2**26 for bed in stage.beds} == {
         bed.name for bed in BEDS
     }
     assert {(stage.hosts, stage.size_bytes) for stage in found} == {(h, s) for h in (4, 8) for s in (2**26, 2**28)}
-    assert all(peers_on_fabric.ONE_HOST in stage.beds for stage in found if stage.hosts == 8 or stage.is_long)
+    assert all(ONE_HOST in stage.beds for stage in found if stage.hosts == 8 or stage.is_long)
     assert [stage.rounds for stage in found] == [5, 3, 3, 3, 3]
     assert sum(stage.loses for stage in found) == 1
-    assert all(stage.beds == BEDS for stage in peers_on_fabric.stages(2**26, LONG))
+    assert all(stage.beds == BEDS for stage in stages(2**26, LONG))
 
 
 def test_every_schedule_that_is_compared_has_settings() -> None:
-    for name in {name for names in peers_on_fabric.OURS_ALL.values() for name in names}:
+    for name in {name for names in OURS_ALL.values() for name in names}:
         case = our_case(name, "tcp", "4@50MB/s", 2**26)
         assert case.contender == f"{name} (tcp)"
         segments = OUR_SETTINGS[name].get("segments", 128)
@@ -197,9 +197,9 @@ def test_nics_that_not_every_rank_has_are_left_out() -> None:
 
 def test_the_last_words_of_a_job_name_the_cause() -> None:
     said = "Traceback\n  File x\noptcc.errors.InputError: eth7: no such NIC\n-----\nprterun noticed that rank 2 ended"
-    assert _last_words(said) == "optcc.errors.InputError: eth7: no such NIC"
-    assert _last_words("one\n two  words \n----") == "two words"
-    assert _last_words("") == "without a word"
+    assert last_words(said) == "optcc.errors.InputError: eth7: no such NIC"
+    assert last_words("one\n two  words \n----") == "two words"
+    assert last_words("") == "without a word"
 
 
 # The summary
@@ -257,25 +257,25 @@ def test_after_some_repeats_the_least_disturbed_one_counts() -> None:
 
 @pytest.mark.parametrize(
     ("bed", "planned"),
-    [(peers_on_fabric.ONE_NIC, "slow"), (peers_on_fabric.UNDECLARED, "healthy")],
+    [(ONE_NIC, "slow"), (UNDECLARED, "healthy")],
     ids=["declared", "undeclared"],
 )
 def test_of_rates_that_are_not_declared_no_plan_is_told(
-    bed: peers_on_fabric.Bed, planned: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bed: Bed, planned: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = {"healthy": "4@50MB/s", "slow": "4@50MB/s,3=37.5MB/s"}
     told: list[Any] = []
     spec = FabricSpec.parse("4x2@200Mbit/s")
     fabric: Any = SimpleNamespace(topology_text=iter(found.values()).__next__, state=lambda: SimpleNamespace(spec=spec))
     monkeypatch.setattr(peers_on_fabric, "_in_state", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(peers_on_fabric.Comparison, "_predict", lambda *_: True)
+    monkeypatch.setattr(Comparison, "_predict", lambda *_: True)
 
     def no_jobs(ours: Sequence[Any], *_: Any) -> tuple[list[Any], dict[str, str]]:
         told.extend(ours)
         return [], {}
 
     monkeypatch.setattr(peers_on_fabric, "jobs", no_jobs)
-    peers_on_fabric.Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, bed, tmp_path, peers_on_fabric.LEAST)
+    Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, bed, tmp_path, LEAST)
     assert {case.told["topology"] for case in told} == {found[planned]}
 
 
@@ -283,7 +283,7 @@ def test_a_plan_for_other_rates_has_no_prediction() -> None:
     for topology, predicted_s in (("4@50MB/s", 2.0), ("4@50MB/s,3=37.5MB/s", None)):
         timed = tally(turn(1.3))
         timed.run()
-        asked = peers_on_fabric.Comparison(2**26, 1, "", "", "200Mbit/s")
+        asked = Comparison(2**26, 1, "", "", "200Mbit/s")
         asked.predicted_s = {(timed.case.contender, topology): 2.0}
         run = asked._made(timed, "some", topology, FabricSpec.parse("4x2@200Mbit/s"))
         assert run.predicted_s == predicted_s
@@ -455,7 +455,7 @@ def test_the_reference_is_the_best_peer_on_healthy_hosts() -> None:
     assert Losses(RECORD.losses).card().rows[1][-2:] == ("-", "hung for 10 s, ended")
 
 
-def replace_run(each: Run, **fields: Any) -> Run:
+def replace_run(each: PeerRun, **fields: Any) -> PeerRun:
     return msgspec.structs.replace(each, **fields)
 
 

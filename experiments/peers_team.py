@@ -1,0 +1,182 @@
+"""The ranks of one job on emulated hosts, launched once and given turns over a Unix socket, a line of JSON each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import optcc
+from optcc.errors import OptccError, RuntimeFault
+from optcc.experiments.fabric import Fabric, find_mpirun
+from optcc.experiments.peers_contenders import READY_S, PeerJob
+from optcc.experiments.record import stolen_jiffies, stolen_share
+
+END_S = 10.0
+TEAM_S = 3600.0
+START_S = 0.02
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one run of one contender gave."""
+
+    seconds: float
+    steal: float
+    cpu_s: float
+    busy_s: float
+    wrong: int
+
+
+class Hung(RuntimeFault):
+    """A contender that did not end within its time, or whose process ended."""
+
+
+class Team:
+    """The ranks of one job, launched, connected and made; each `turn` runs one of its cases at all of them."""
+
+    def __init__(self, fabric: Fabric, job: PeerJob, told: Mapping[str, Any], folder: Path, rates: str) -> None:
+        self.job = job
+        self.n_ranks = fabric.state().spec.hosts
+        path = folder / f"{job.name}.sock"
+        path.unlink(missing_ok=True)
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(str(path))
+        self._door.listen(self.n_ranks)
+        self._wires: list[socket.socket] = []
+        self._files: list[IO[str]] = []
+        self._said = ""
+        environment = {
+            "PYTHONPATH": str(Path(optcc.__file__).resolve().parents[1]),
+            "OPTCC_SOCKET_IFNAME": "eth",
+            "OPTCC_NIC_RATES": rates,
+            "VIRTUAL_ENV": "",
+            **job.environment,
+        }
+        self._thread = threading.Thread(
+            target=self._run, args=(fabric, str(path), environment), name=job.name, daemon=True
+        )
+        self._thread.start()
+        try:
+            self._accept()
+            everyone = self._ask(json.dumps({**told, "cases": [case.told for case in job.cases]}), READY_S)
+            self._limit_s = float(told["deadline_s"])
+        except BaseException:
+            self.end()
+            raise
+        first = next(each for each in everyone if each["rank"] == 0)
+        self.made: list[dict[str, str]] = first["cases"]
+
+    def _run(self, fabric: Fabric, path: str, environment: Mapping[str, str]) -> None:
+        launcher = "mpiexec" if self.job.launcher == "mpich" else "mpirun"
+        beside = Path(self.job.python).with_name(launcher)
+        try:
+            result = fabric.run(
+                [self.job.python, "-m", "optcc.experiments.peers_rank", path],
+                mpirun=str(beside) if beside.exists() else find_mpirun(),
+                arguments=self.job.arguments,
+                mpi_args=self.job.extra,
+                timeout_s=TEAM_S,
+                env=environment,
+                capture=True,
+            )
+            self._said = (result.stderr or result.stdout).strip()
+        except OptccError as error:
+            self._said = str(error)
+
+    def _accept(self) -> None:
+        deadline_s = time.monotonic() + READY_S
+        self._door.settimeout(0.2)
+        while len(self._wires) < self.n_ranks:
+            try:
+                wire = self._door.accept()[0]
+            except TimeoutError:
+                if not self._thread.is_alive() or time.monotonic() > deadline_s:
+                    raise Hung(f"did not start: {last_words(self._said)}") from None
+                continue
+            wire.setblocking(True)
+            self._wires.append(wire)
+            self._files.append(wire.makefile("r", encoding="utf-8"))
+
+    def _tell(self, line: str) -> None:
+        for wire in self._wires:
+            wire.sendall(line.encode() + b"\n")
+
+    def _hear(self, limit_s: float) -> list[dict[str, Any]]:
+        """One line of each rank; raises Hung if one is not there in time."""
+        deadline_s = time.monotonic() + limit_s
+        heard = []
+        for wire, file in zip(self._wires, self._files, strict=True):
+            wire.settimeout(max(0.01, deadline_s - time.monotonic()))
+            try:
+                line = file.readline()
+            except TimeoutError:
+                raise Hung(f"no answer within {limit_s:g} s") from None
+            except OSError:
+                line = ""
+            if not line:
+                self._thread.join(END_S)
+                raise Hung(f"ended: {last_words(self._said)}")
+            heard.append(json.loads(line))
+        return heard
+
+    def _ask(self, line: str, limit_s: float) -> list[dict[str, Any]]:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._tell(line)
+        return self._hear(limit_s)
+
+    def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
+        """Runs case `number` once; `during` is advanced once the run has begun.
+
+        Raises Hung if it does not end within `limit_s` (None: the deadline that all were told), RuntimeFault with what
+        a rank said if it failed.
+        """
+        limit_s = self._limit_s if limit_s is None else limit_s
+        self._ask(json.dumps({"prepare": number}), READY_S)
+        stolen, busy = stolen_jiffies(), busy_jiffies()
+        start_s = time.perf_counter() + START_S
+        self._tell(json.dumps({"turn": number, "start_s": start_s, "deadline_s": limit_s + 1}))
+        if during is not None:
+            next(during, None)
+        said = self._hear(limit_s)
+        steal = stolen_share(stolen, stolen_jiffies())
+        busy_s = (busy_jiffies() - busy) / os.sysconf("SC_CLK_TCK")
+        wrong = sum(each["wrong"] for each in self._hear(READY_S))
+        failed = [each["error"] for each in said if "error" in each]
+        if failed:
+            raise RuntimeFault(failed[0])
+        seconds = max(each["end_s"] for each in said) - start_s
+        return Turn(seconds, steal, sum(each["cpu_s"] for each in said), busy_s, wrong)
+
+    def end(self) -> None:
+        """The ranks end; one that hangs is ended by its own watchdog, or with the run's."""
+        with contextlib.suppress(OSError):
+            self._tell(json.dumps({"end": True}))
+        self._thread.join(END_S)
+        for file in self._files:
+            file.close()
+        for wire in self._wires:
+            wire.close()
+        self._door.close()
+
+
+def last_words(said: str) -> str:
+    """What names the cause in what a job has said: the last line that is an error, or the last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip(" -")]
+    errors = [line for line in lines if re.match(r"(optcc: |[A-Za-z_.]*(Error|Fault|Missing|Exception)\b)", line)]
+    return re.sub(r"\s+", " ", next(iter(reversed(errors or lines)), "without a word"))[:200]
+
+
+def busy_jiffies() -> int:
+    """Processor time of this machine so far that was neither idle nor stolen."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:8]
+    user, nice, system, _, _, irq, softirq = (int(field) for field in fields)
+    return user + nice + system + irq + softirq
