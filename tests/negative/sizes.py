@@ -17,7 +17,7 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import Counterexample
 from optcc.verify.plan.limits import check_limits
-from optcc.verify.plan.timing import Model, check_timing
+from optcc.verify.plan.timing import ExactModel, check_timing
 from tests.negative.cases import Case, Corpus, change, compiled, hand, library
 from tests.negative.edits import Draft, edit_transfers, transfer_rows
 
@@ -209,7 +209,7 @@ class Claim:
 
     plan: Plan
     topology: Topology
-    model: Model = "exclusive"
+    model: ExactModel = "exclusive"
     within: Fraction | None = None
     promise_s: Fraction | None = None
 

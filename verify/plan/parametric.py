@@ -21,16 +21,18 @@ linear in l breaks a rule of the plan or ends too late? Its answer is kept besid
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
+
 from optcc.errors import InputError, PlanError, SolverError
 from optcc.plan import RECEIVES, SENDS, Plan
 from optcc.show import Card, Shown
 from optcc.simulate import DONE_DONE, plan_edges
+from optcc.verify.plan.topological_order import pack_edges, topological_order
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Term, Unknown
 
 TRANSFERS_MAX = 100_000
@@ -151,21 +153,10 @@ class _Network:
         return _Wait(2 * transfer, gate, self.healthy[transfer], self.slowed[transfer])
 
     def _topological(self) -> list[int]:
-        out_of: list[list[int]] = [[] for _ in self.into]
-        missing = [len(waits) for waits in self.into]
-        for wait in self.waits:
-            out_of[wait.before].append(wait.after)
-        ready = deque(node for node, count in enumerate(missing) if not count)
-        order: list[int] = []
-        while ready:
-            node = ready.popleft()
-            order.append(node)
-            for after in out_of[node]:
-                missing[after] -= 1
-                if not missing[after]:
-                    ready.append(after)
+        ends = np.array([(wait.before, wait.after) for wait in self.waits], dtype=np.int64).reshape(-1, 2)
+        order: list[int] = topological_order(*pack_edges(len(self.into), ends[:, 0], ends[:, 1])).tolist()
         if len(order) < len(self.into):
-            stuck = next(node for node, count in enumerate(missing) if count) // 2
+            stuck = min(set(range(len(self.into))).difference(order)) // 2
             raise PlanError(f"{self.plan.transfers.describe(stuck)}: waits for itself once its ports keep their order")
         return order
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from optcc.passes.timetable import Ports
 from optcc.plan import Plan
 from optcc.schedule import Schedule
+from optcc.simulate import Model
 from optcc.topology import Topology
 from optcc.verdict import PROVED, Verdict
 from optcc.verify.plan import verify_plan
@@ -27,7 +27,7 @@ class Questions:
 
     schedule: Schedule | None = None
     topology: Topology | None = None
-    model: Ports = "exclusive"
+    model: Model = "exclusive"
     within: Fraction | None = None
     promise_s: Fraction | None = None
     target: str | None = None

@@ -49,16 +49,16 @@ import numpy.typing as npt
 from optcc.arrays import Column
 from optcc.compiled import compiled
 from optcc.errors import InputError, PlanError, TopologyError
-from optcc.passes.timetable import PORTS, Ports
 from optcc.plan import Plan
-from optcc.simulate import DONE_DONE, plan_edges, simulate
+from optcc.simulate import DONE_DONE, MODELS, Model, plan_edges, simulate
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.units import show_rate, show_time
 from optcc.verdict import Counterexample
 from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.plan.topological_order import pack_edges, topological_order
 
-Model = Literal["exclusive", "fifo"]
+ExactModel = Literal["exclusive", "fifo"]
 NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
     "nothing",
     "its data",
@@ -110,7 +110,7 @@ class Makespan:
         return f"{time} with {self.model} ports{_KEPT[self.order]}"
 
 
-def exact_makespan(plan: Plan, topology: Topology, *, model: Model) -> Makespan:
+def exact_makespan(plan: Plan, topology: Topology, *, model: ExactModel) -> Makespan:
     """When the last transfer of `plan` is done on `topology`.
 
     >>> from optcc.compiler import compile_schedule
@@ -123,8 +123,8 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: Model) -> Makespan:
     servers that share no rail, rails that must be told apart, or pods with uplinks; PlanError for a plan that
     `plan_edges` refuses or whose transfers wait for each other once the ports keep their order.
     """
-    if model not in get_args(Model):
-        raise InputError(f"model {model!r}: must be one of {', '.join(get_args(Model))}")
+    if model not in get_args(ExactModel):
+        raise InputError(f"model {model!r}: must be one of {', '.join(get_args(ExactModel))}")
     _check_topology(plan, topology)
     cut = _missing_link(plan.transfers, topology)
     if cut is not None:
@@ -160,7 +160,7 @@ def check_timing(
     plan: Plan,
     topology: Topology,
     *,
-    model: Ports,
+    model: Model,
     within: Fraction | None = None,
     promise_s: Fraction | None = None,
 ) -> tuple[Counterexample | None, Makespan | None]:
@@ -176,8 +176,8 @@ def check_timing(
     Raises InputError for another model or a claim that is negative, and what `exact_makespan`, `simulated_makespan` and
     `collective_bound` raise.
     """
-    if model not in PORTS:
-        raise InputError(f"model {model!r}: must be one of {', '.join(PORTS)}")
+    if model not in MODELS:
+        raise InputError(f"model {model!r}: must be one of {', '.join(MODELS)}")
     for label, value in (("within", within), ("promise", promise_s)):
         if value is not None and value < 0:
             raise InputError(f"{label} {value}: must not be negative")
@@ -328,7 +328,7 @@ _Chains = tuple[tuple[Column, Column], tuple[Column, Column]]
 """For out ports and for in ports: transfers, and those that come next on the same port."""
 
 
-def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: Model) -> tuple[str, _Chains]:
+def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: ExactModel) -> tuple[str, _Chains]:
     """The order of the ports, and its name: `lanes` or `simulated`."""
     n = len(plan.transfers)
     sender, receiver = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
@@ -377,7 +377,7 @@ class _Graph:
     reason: Column
 
 
-def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: Model) -> _Graph:
+def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: ExactModel) -> _Graph:
     n = len(plan.transfers)
     each, none = np.arange(n), np.zeros(n, dtype=np.int64)
     local = plan.transfers.src == plan.transfers.dst
@@ -406,22 +406,21 @@ def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: Model) -> _Graph:
     before, after = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
     weight = np.concatenate([np.asarray(part[2], dtype=object if ticks.wide else np.int64) for part in parts])
     reason = np.concatenate([np.broadcast_to(np.int64(0) + part[3], len(part[0])) for part in parts])
-    by_before = np.argsort(before, kind="stable")
-    first = np.concatenate(([0], np.cumsum(np.bincount(before, minlength=3 * n)))).astype(np.int64)
+    first, by_before = pack_edges(3 * n, before, np.arange(len(before)))
     return _Graph(first, before[by_before], after[by_before], weight[by_before], reason[by_before])
 
 
 def _longest(plan: Plan, graph: _Graph, ticks: _Ticks) -> tuple[npt.NDArray[Any], Column]:
     """When each node is, at the earliest, in ticks; and for each node the edge that decides (-1: none)."""
     nodes = 3 * len(plan.transfers)
-    missing = np.bincount(graph.after, minlength=nodes).astype(np.int64)
+    order = topological_order(graph.first, graph.after)
+    if len(order) < nodes:
+        stuck = int(np.setdiff1d(np.arange(nodes), order)[0]) // 3
+        raise PlanError(f"{plan.transfers.describe(stuck)}: waits for itself once the ports keep their order")
     time = np.array([0] * nodes, dtype=object) if ticks.wide else np.zeros(nodes, dtype=np.int64)
     cause = np.full(nodes, -1, dtype=np.int64)
     longest_paths = _longest_paths if ticks.wide else _kernels().longest_paths
-    reached = longest_paths(graph.first, graph.after, graph.weight, missing, time, cause)
-    if reached < nodes:
-        stuck = int(np.flatnonzero(missing)[0]) // 3
-        raise PlanError(f"{plan.transfers.describe(stuck)}: waits for itself once the ports keep their order")
+    longest_paths(order, graph.first, graph.after, graph.weight, time, cause)
     return time, cause
 
 
@@ -431,34 +430,20 @@ def _kernels() -> Any:
 
 
 def _longest_paths(
-    first: Column, after: Column, weight: npt.NDArray[Any], missing: Column, time: npt.NDArray[Any], cause: Column
-) -> int:
-    """Fills in `time` and `cause` in an order that respects the edges; returns how many nodes have one."""
-    queue = np.empty(len(missing), dtype=np.int64)
-    filled = 0
-    for node in range(len(missing)):
-        if missing[node] == 0:
-            queue[filled] = node
-            filled += 1
-    at = 0
-    while at < filled:
-        node = queue[at]
-        at += 1
+    order: Column, first: Column, after: Column, weight: npt.NDArray[Any], time: npt.NDArray[Any], cause: Column
+) -> None:
+    """Fills in `time` and `cause`, node by node in an `order` that respects the edges."""
+    for node in order:
         for edge in range(first[node], first[node + 1]):
             waiter = after[edge]
             moment = time[node] + weight[edge]
             if cause[waiter] < 0 or moment > time[waiter]:
                 time[waiter] = moment
                 cause[waiter] = edge
-            missing[waiter] -= 1
-            if missing[waiter] == 0:
-                queue[filled] = waiter
-                filled += 1
-    return filled
 
 
 def _makespan(
-    plan: Plan, graph: _Graph, model: Model, order: str, time: npt.NDArray[Any], cause: Column, per_s: int
+    plan: Plan, graph: _Graph, model: ExactModel, order: str, time: npt.NDArray[Any], cause: Column, per_s: int
 ) -> Makespan:
     """The path from the last moment back."""
     if len(time) == 0:

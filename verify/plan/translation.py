@@ -48,6 +48,7 @@ from optcc.plan import LOCALS, Plan
 from optcc.schedule import DATA, REDUCE, Schedule
 from optcc.transfers import Transfers
 from optcc.verdict import Counterexample
+from optcc.verify.plan.topological_order import pack_edges, topological_order
 
 _COLUMNS = ("src", "dst", "op", "src_offset", "dst_offset", "bytes", "segment", "stage", "line")
 _READ, _REDUCE, _COPY = range(3)
@@ -248,20 +249,14 @@ class _Events:
             )
         )
         causes = np.concatenate((2 * each, 2 * plan.after.values + 1, 2 * behind - 2, 2 * sender + 1, free_event))
-        first, by_event = _listed(events, 2 * n)
-        next_first, by_cause = _listed(causes, 2 * n)
+        first, causes_of = pack_edges(2 * n, events, causes)
+        order = topological_order(*pack_edges(2 * n, causes, events))
         place = np.full(2 * n, -1, dtype=np.int64)
-        reached = _kernels().number_events(next_first, events[by_cause], np.diff(first), place)
-        if reached < 2 * n:
+        place[order] = np.arange(len(order))
+        if len(order) < 2 * n:
             stuck = int(np.flatnonzero(place < 0)[0]) // 2
             raise PlanError(f"{plan[stuck]}: instructions wait for each other in a circle")
-        return cls(first, causes[by_event], place)
-
-
-def _listed(keys: Column, count: int) -> tuple[Column, Column]:
-    """Where the entries of each key begin, and the order that sorts the entries by key."""
-    starts = np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int64)
-    return starts, np.argsort(keys, kind="stable")
+        return cls(first, causes_of, place)
 
 
 def _freed_slots(plan: Plan) -> tuple[Column, Column]:
@@ -405,28 +400,7 @@ def _disorder(
 
 @cache
 def _kernels() -> Any:
-    return compiled((_number_events, _walk_back), globals())
-
-
-def _number_events(next_first: Column, following: Column, missing: Column, place: Column) -> int:
-    """Numbers the events in an order that respects their causes; returns how many have a number."""
-    queue = np.empty(len(place), dtype=np.int64)
-    filled = 0
-    for event in range(len(place)):
-        if missing[event] == 0:
-            queue[filled] = event
-            filled += 1
-    at = 0
-    while at < filled:
-        event = queue[at]
-        place[event] = at
-        at += 1
-        for edge in range(next_first[event], next_first[event + 1]):
-            missing[following[edge]] -= 1
-            if missing[following[edge]] == 0:
-                queue[filled] = following[edge]
-                filled += 1
-    return filled
+    return compiled((_walk_back,), globals())
 
 
 def _walk_back(

@@ -12,8 +12,6 @@ agreement  as for plans
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from optcc.arrays import Column, Lists, column
@@ -24,6 +22,7 @@ from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, 
 from optcc.verify.plan import conclude
 from optcc.verify.plan.plan_graph import wire
 from optcc.verify.plan.races import HOW, ITSELF, OVERWRITE, READ, WRITE, Causes, find_race
+from optcc.verify.plan.topological_order import pack_edges, topological_order
 
 
 def verify_transfers(transfers: Transfers) -> Verdict:
@@ -107,23 +106,11 @@ def _events(plan: Plan, sequence: Column) -> Column:
 def _check_cycle(transfers: Transfers) -> tuple[Counterexample | None, Column]:
     """A cycle of `after` and `order`, or all transfers in a sequence that both allow."""
     earlier = [[*a, *b] for a, b in zip(transfers.after, transfers.order, strict=True)]
-    later: list[list[int]] = [[] for _ in earlier]
-    for each, waits in enumerate(earlier):
-        for other in waits:
-            later[other].append(each)
-    missing = [len(waits) for waits in earlier]
-    ready = deque(each for each, count in enumerate(missing) if not count)
-    sequence = []
-    while ready:
-        each = ready.popleft()
-        sequence.append(each)
-        for other in later[each]:
-            missing[other] -= 1
-            if not missing[other]:
-                ready.append(other)
+    owners = np.repeat(np.arange(len(earlier)), [len(waits) for waits in earlier])
+    sequence = topological_order(*pack_edges(len(earlier), column(each for waits in earlier for each in waits), owners))
     if len(sequence) == len(earlier):
-        return None, column(sequence)
-    stuck = {each for each, count in enumerate(missing) if count}
+        return None, sequence
+    stuck = set(range(len(earlier))).difference(sequence.tolist())
     walk = [min(stuck)]
     while walk.count(walk[-1]) == 1:  # every stuck transfer waits for a stuck one, so this comes round
         walk.append(next(other for other in earlier[walk[-1]] if other in stuck))
@@ -131,7 +118,7 @@ def _check_cycle(transfers: Transfers) -> tuple[Counterexample | None, Column]:
     trace = tuple(f"{transfers.describe(each)} waits for" for each in cycle)
     summary = f"{len(cycle)} transfers wait for each other"
     rank = int(transfers.dst[cycle[0]])
-    return Counterexample("deadlock", summary, rank=rank, trace=(*trace, "the first of these")), column(sequence)
+    return Counterexample("deadlock", summary, rank=rank, trace=(*trace, "the first of these")), sequence
 
 
 def _check_races(transfers: Transfers, sequence: Column) -> Counterexample | None:

@@ -38,8 +38,8 @@ from optcc.verify.plan.timing import (
     SLOT,
     TRACE_LINES_MAX,
     TURN,
+    ExactModel,
     Makespan,
-    Model,
     check_timing,
     exact_makespan,
     simulated_makespan,
@@ -47,7 +47,7 @@ from optcc.verify.plan.timing import (
 from tests.negative.edits import Draft
 from tests.property.strategies import Trees
 
-MODELS: tuple[Model, ...] = ("exclusive", "fifo")
+MODELS: tuple[ExactModel, ...] = ("exclusive", "fifo")
 models = pytest.mark.parametrize("model", MODELS)
 RING = 2 * 3 * 4
 """Bytes that a rank of `ring(4)` of 16 B sends, and seconds that its rate of 1 B/s takes for them."""
@@ -118,7 +118,7 @@ def same(makespan: Makespan, timing: Timing) -> bool:
 
 
 @models
-def test_one_slot_leaves_a_port_no_choice_and_the_simulator_agrees(model: Model) -> None:
+def test_one_slot_leaves_a_port_no_choice_and_the_simulator_agrees(model: ExactModel) -> None:
     rng = random.Random(11)
     for case in range(150):
         plan, topology = random_plan(rng, slots=1)
@@ -126,7 +126,7 @@ def test_one_slot_leaves_a_port_no_choice_and_the_simulator_agrees(model: Model)
 
 
 @models
-def test_with_more_slots_it_agrees_wherever_the_ports_keep_the_lanes_order(model: Model) -> None:
+def test_with_more_slots_it_agrees_wherever_the_ports_keep_the_lanes_order(model: ExactModel) -> None:
     rng = random.Random(12)
     kept = other = 0
     for case in range(250):
@@ -144,7 +144,7 @@ def test_with_more_slots_it_agrees_wherever_the_ports_keep_the_lanes_order(model
 
 @models
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_library_takes_what_the_simulator_says(name: str, model: Model) -> None:
+def test_the_library_takes_what_the_simulator_says(name: str, model: ExactModel) -> None:
     rng = random.Random(13)
     timed = 0
     for text in ("4@50MB/s", "4@50MB/s,3=25MB/s", "8@50GB/s,7=20GB/s:30GB/s", "5@3GB/s,1=1GB/s", "2x4@50GB/s,1=3/4"):
@@ -161,7 +161,7 @@ def test_the_library_takes_what_the_simulator_says(name: str, model: Model) -> N
 
 @models
 @pytest.mark.parametrize("fabric", [None, Fraction(3), Fraction(100)])
-def test_ports_that_lanes_share_are_served_in_the_simulator_s_order(model: Model, fabric: Fraction | None) -> None:
+def test_ports_that_lanes_share_are_served_in_the_simulator_s_order(model: ExactModel, fabric: Fraction | None) -> None:
     """GPUs of a server use the same NICs, so no lane says which goes first."""
     servers = tuple(
         Server(f"h{i}", 4, tuple(Nic(rail, Fraction(5, 2), Fraction(2)) for rail in range(2 + i)), fabric)
@@ -206,7 +206,7 @@ def test_the_makespan_over_all_slowdowns_has_these_values(slots: int) -> None:
 class Naive:
     """The same moments from the instructions, by recursion over fractions; ports in the order of the lanes, flat."""
 
-    def __init__(self, plan: Plan, topology: Topology, model: Model) -> None:
+    def __init__(self, plan: Plan, topology: Topology, model: ExactModel) -> None:
         self.plan, self.topology, self.exclusive = plan, topology, model == "exclusive"
         self.sent_at = {int(t): i for i, t in enumerate(plan.send_transfer) if t >= 0}
         self.kinds = plan.kind.tolist()
@@ -296,7 +296,7 @@ def deep() -> Iterator[None]:
 
 
 @models
-def test_a_naive_evaluator_agrees_exactly(model: Model, deep: None) -> None:
+def test_a_naive_evaluator_agrees_exactly(model: ExactModel, deep: None) -> None:
     rng = random.Random(15)
     for case in range(200):
         plan, topology = random_plan(rng, ranks_max=5)
@@ -304,7 +304,7 @@ def test_a_naive_evaluator_agrees_exactly(model: Model, deep: None) -> None:
 
 
 @models
-def test_wide_integers_give_what_64_bits_give(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_integers_give_what_64_bits_give(model: ExactModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(16)
     cases = [random_plan(rng) for _ in range(30)]
     narrow = [exact_makespan(plan, topology, model=model) for plan, topology in cases]
@@ -330,7 +330,7 @@ def test_rates_without_a_common_tick_below_64_bits_stay_exact(deep: None) -> Non
 
 @models
 @pytest.mark.parametrize("p", [2, 3, 8])
-def test_a_ring_takes_its_closed_form(model: Model, p: int) -> None:
+def test_a_ring_takes_its_closed_form(model: ExactModel, p: int) -> None:
     chunk, latency = Fraction(4), Fraction(1, 7)
     makespan = exact_makespan(ring_plan(p), flat(*[3] * p, latency_s=latency), model=model)
     assert makespan.seconds == 2 * (p - 1) * (chunk / 3 + latency)
@@ -340,7 +340,7 @@ def test_a_ring_takes_its_closed_form(model: Model, p: int) -> None:
 
 
 @models
-def test_a_path_begins_at_zero_and_every_wait_is_named(model: Model) -> None:
+def test_a_path_begins_at_zero_and_every_wait_is_named(model: ExactModel) -> None:
     rng = random.Random(17)
     seen = set()
     for case in range(200):
@@ -368,7 +368,7 @@ def test_an_empty_plan_takes_no_time() -> None:
 
 
 @models
-def test_a_promise_that_is_kept_exactly_is_kept_and_one_below_it_is_not(model: Model) -> None:
+def test_a_promise_that_is_kept_exactly_is_kept_and_one_below_it_is_not(model: ExactModel) -> None:
     topology = flat(1, 1, 1, 1, latency_s=1)
     makespan = exact_makespan(ring_plan(), topology, model=model)
     assert makespan.seconds == RING + 6
@@ -385,7 +385,7 @@ def test_a_promise_that_is_kept_exactly_is_kept_and_one_below_it_is_not(model: M
 
 
 @models
-def test_a_factor_of_the_bound_is_kept_exactly_or_refuted(model: Model) -> None:
+def test_a_factor_of_the_bound_is_kept_exactly_or_refuted(model: ExactModel) -> None:
     topology = flat(1, 1, 1, Fraction(2, 3))
     makespan = exact_makespan(ring_plan(), topology, model=model)
     bound = collective_bound(topology, 16).seconds
@@ -434,7 +434,7 @@ def test_no_claim_is_never_refuted() -> None:
 
 
 @models
-def test_a_counterexample_stays_short(model: Model) -> None:
+def test_a_counterexample_stays_short(model: ExactModel) -> None:
     topology = flat(*[50] * 7, 25)
     plan = compile_schedule(optcc(8, 32, stragglers=(7,)), size_bytes=4 * 7 * 320, topology=topology)
     bound = collective_bound(topology, plan.size_bytes).seconds

@@ -1,0 +1,67 @@
+"""docs/verification.md names the code that a verdict rests on: all of it, and as long as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import networkx as nx
+
+from tests.test_house import ROOT, imports_between, modules
+
+ROW = re.compile(
+    r"^\| (?P<what>[^|]*)\| (?P<rests>[^|]*`(?:verify|optcc)/[^|]*) \| (?P<lines>[\d,]+) \|$", re.MULTILINE
+)
+FILES = re.compile(r"`((?:verify|optcc)/[\w/]*?)(?:\{([\w,]+)\}|(\*)|(\w+))\.py`")
+ROUNDED_TO = 50
+
+
+def table() -> list[tuple[str, set[Path], int]]:
+    """(what a verdict is on, the files named, their lines as stated) of each row."""
+    text = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+    return [
+        (
+            row["what"].strip(),
+            set().union(*map(named, FILES.finditer(row["rests"]))),
+            int(row["lines"].replace(",", "")),
+        )
+        for row in ROW.finditer(text)
+    ]
+
+
+def named(match: re.Match[str]) -> set[Path]:
+    folder, several, everything, one = match.groups()
+    if everything:
+        return set((ROOT / folder).glob("*.py"))
+    return {ROOT / f"{folder}{name}.py" for name in (several or one).split(",")}
+
+
+def rests_on(*names: str) -> set[Path]:
+    """The files of these modules and of all that they import; `optcc` itself only re-exports."""
+    paths = modules()
+    graph = imports_between({name: path.read_text(encoding="utf-8") for name, path in paths.items() if name != "optcc"})
+    return {paths[each] for name in names for each in (name, *nx.descendants(graph, name))}
+
+
+def test_line_counts_are_those_of_the_files() -> None:
+    rows = table()
+    assert len(rows) == 8
+    for what, files, stated in rows:
+        lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        assert stated % ROUNDED_TO == 0
+        assert abs(lines - stated) <= ROUNDED_TO, f"{what or 'nouns'}: {lines} lines, {stated} stated"
+
+
+def test_the_core_is_all_that_a_verdict_on_a_plan_imports() -> None:
+    rows = [files for _, files, _ in table()]
+    assert rows[0] | rows[1] | rows[2] == rests_on("optcc.verify.plan")
+    assert rows[3] == rests_on("optcc.verify.plan.translation") - rests_on("optcc.verify.plan")
+    assert rows[4] == rests_on("optcc.verify.plan.verify_transfers") - rests_on("optcc.verify.plan")
+    topology = ROOT / "optcc" / "topology.py"  # a constant of it: how many ranks there may be
+    assert rows[5] == rests_on("optcc.codec") - rests_on("optcc.verify.plan") - {topology}
+
+
+def test_the_core_of_a_bound_is_all_that_replay_imports() -> None:
+    core = table()[7][1]
+    found = rests_on("optcc.verify.bounds.replay", "optcc.verify.bounds.certificate_file")
+    assert core == {file for file in found if file.parent.name == "bounds"}
