@@ -1,21 +1,6 @@
 """What failed NICs cost: an AllReduce under every pattern of failures, drawn many times, as a record.
 
-Endpoints are servers with their surviving NICs pooled, so a time depends only on how many servers keep which share
-(`Left`), and thousands of trials give a handful of cases. Each case is timed once, in two ways:
-
-    fluid      exact, by formula, without latency: all schedules, all cluster sizes
-    finite     a plan compiled and simulated, for a message of so many bytes and a latency: where it says so
-
-Fluid times are over T_ff = 2(p - 1)/p n/B, the ring with nothing failed. With the shares r of p servers, in units n/B:
-
-    ring-failover      2(p-1)/p * max l   a channel of the ring moves as a whole to a surviving NIC of its server:
-                                          the best a library does that cannot split one (`whole_channels`)
-    ring               2(p-1)/p / min r   the library's: NICs pooled, so it is the same as
-    r2ccl-balance      2(p-1)/p / min r   which spreads what a failed NIC carried over the others
-    r2ccl-allreduce    the paper's formula for one degraded server; for several r2ccl-recursive (`r2ccl_time`)
-    optcc              the four stages or the plain ring, whichever is faster, for the best choice of who counts as a
-                       straggler (`optcc_time`)
-    optimal            T*, the bound, which is reached in the fluid limit (`optcc.verify.bounds.closed_forms`)
+How long a case takes is in `failure_times`; thousands of trials give a handful of cases, and each is timed once.
 
 The record has no clock, machine or version in it: the same options give the same bytes, with any number of workers.
 Its format is `optcc-failures/1`; the one that comes with the package is made by
@@ -25,26 +10,18 @@ Its format is `optcc-failures/1`; the one that comes with the package is made by
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import multiprocessing
 import re
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from functools import partial as bound_to
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from optcc.compiler import compile_schedule
-from optcc.errors import CodecError, InputError
+from optcc.errors import CodecError
 from optcc.experiments import failure_model
 from optcc.experiments.failure_model import (
     FLAP_S,
@@ -57,7 +34,6 @@ from optcc.experiments.failure_model import (
     REPAIRS_S,
     SERVERS_MAX,
     SLOW_PERCENT,
-    WORDS,
     Cluster,
     Instant,
     Left,
@@ -69,318 +45,18 @@ from optcc.experiments.failure_model import (
     down_probability,
     flap_probability,
 )
-from optcc.experiments.record import RECORD_BYTES_MAX, RECORDS, Recorded, decode, lines_of, rational, text_of
-from optcc.files import read_file, replace_file
-from optcc.schedule import Schedule
-from optcc.schedules.registry import SCHEDULES
+from optcc.experiments.failure_times import COLUMNS, LATENCY_S, NIC_RATE, NICS, SEGMENTS, SimulatedRun, finite, fluid
+from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, rational, text_of
+from optcc.experiments.study_units import TRIALS_MAX, Partial, Report, check_numbers, command_for, complete, quiet
+from optcc.experiments.trial_statistics import CONFIDENCE, MEDIAN, P95, Estimate, mean, quantile
 from optcc.show import Card, Shown
-from optcc.simulate import simulate
-from optcc.topology import Nic, Server, Topology
 from optcc.units import show_rate, show_size
-from optcc.verify.bounds.closed_forms import allreduce_bound
 
-PARTIAL_FORMAT = "optcc-study-partial/1"
 TITLE = "AllReduce with failed NICs: time over the fault-free ring"
-COLUMNS = ("ring-failover", "ring", "r2ccl-balance", "r2ccl-allreduce", "optcc", "optimal")
-NICS = 8
-NIC_RATE = Fraction(50 * 10**9)
-"""Bytes/s of a NIC each way: 400 Gbit/s."""
-LATENCY_S = Fraction(5, 10**6)
-CONFIDENCE = Fraction(95, 100)
-"""Of every interval: so many of a hundred such intervals cover what they are about."""
-_NORMAL = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution."""
-TRIALS_MAX, JOBS_MAX = 10**5, 256
-MEDIAN, P95 = Fraction(1, 2), Fraction(95, 100)
-SEGMENTS = {
-    "ring": (1, 2, 4),
-    "r2ccl-allreduce": (1, 2, 4, 8, 16, 32),
-    "optcc": (1, 2, 4, 8, 16, 32, 64),
-    "optimal": (128, 256, 512, 1024, 2048),
-}
-"""Tried in the finite case, as far as the plan has at most `TRANSFERS_MAX` transfers; the fastest counts. R2CCL and
-OptCC may fall back to the ring, with the ring's segments."""
-TRANSFERS_MAX = 400_000
 _PATTERN = re.compile(r"(uniform|one server|rail|slow) [1-9][0-9]{0,6}|instant [ -~]{1,60}")
 
-Rates = tuple[tuple[Fraction, int], ...]
-"""(share of the healthy rate, how many servers), in rising order."""
 
-
-# Times of one case, in units of n/B
-
-
-def whole_channels(left: Left, cluster: Cluster) -> Fraction:
-    """How much slower the slowest server is if a ring's channels, one for each NIC, stay whole: max over servers of l.
-
-    Each channel goes to the NIC that would be through with it first; for equal channels no assignment is better.
-
-    >>> [str(whole_channels(Left.parse(text), Cluster(4, 8))) for text in ("1[0]", "1[0 0 0 0]", "1[3/4]")]
-    ['2', '2', '4/3']
-    """
-    slowest = Fraction(1)
-    for shares, _ in left.groups:
-        nics = [*(share for share in shares if share), *[Fraction(1)] * (cluster.nics - len(shares))]
-        carried = [0] * len(nics)
-        for _ in range(cluster.nics):
-            first = min(range(len(nics)), key=lambda nic: ((carried[nic] + 1) / nics[nic], nic))
-            carried[first] += 1
-        slowest = max(slowest, *(count / rate for count, rate in zip(carried, nics, strict=True)))
-    return slowest
-
-
-def ring_time(rates: Rates) -> Fraction:
-    """2(p - 1)/p / min r: the ring, and Balance."""
-    p = _count(rates)
-    return Fraction(2 * (p - 1), p) / rates[0][0]
-
-
-def r2ccl_time(rates: Rates) -> Fraction:
-    """R2CCL-AllReduce for one degraded server, its recursion for several: `optcc.schedules.r2ccl.peel` in groups.
-
-    A ring for every group of servers that keep at least some share carries the part by which that share exceeds the
-    next lower one; whoever a ring leaves out hands its part of that over and receives the result. Shares beyond a cap
-    do not count, for the best cap; the lowest is the plain ring.
-
-    >>> str(r2ccl_time(((Fraction(1, 2), 1), (Fraction(1), 3))))
-    '5/2'
-    """
-    p = _count(rates)
-    steps = [rate for rate, _ in rates]
-    times = []
-    for number, cap in enumerate(steps):
-        carried = [Fraction(0)] * len(rates)
-        for below, step in zip([Fraction(0), *steps[:number]], steps[: number + 1], strict=True):
-            share = (step - below) / cap
-            members = _count(rates, least=step)
-            for group, rate in enumerate(steps):
-                # A member sends 2(m - 1)/m of its ring's share, and 1/m of it for everyone whom the ring leaves out.
-                carried[group] += share * (Fraction(2 * (members - 1) + p - members, members) if rate >= step else 1)
-        times.append(max(load / rate for load, rate in zip(carried, steps, strict=True)))
-    return min(times)
-
-
-def optcc_choice(rates: Rates) -> tuple[Fraction, Fraction | None]:
-    """OptCC's time, and the share from which on a server counts as healthy; None: nobody is a straggler, the ring.
-
-    With q healthy servers of share t or more and m = p - q stragglers it is max(1/min r, (2(q - 1) + m)/(q t)), see
-    `optcc.schedules.optcc`; several stragglers need two healthy servers.
-    """
-    p = _count(rates)
-    best: tuple[Fraction, Fraction | None] = ring_time(rates), None
-    for healthy, _ in rates[1:]:
-        q = _count(rates, least=healthy)
-        m = p - q
-        if m == 1 or q >= 2:
-            best = min(
-                best, (max(1 / rates[0][0], Fraction(2 * (q - 1) + m, q) / healthy), healthy), key=lambda x: x[0]
-            )
-    return best
-
-
-def optcc_time(rates: Rates) -> Fraction:
-    """max(l, 2 - 1/(p - 1)) for one straggler; for several see `optcc_choice`.
-
-    >>> str(optcc_time(((Fraction(1, 2), 1), (Fraction(1), 3))))
-    '2'
-    """
-    return optcc_choice(rates)[0]
-
-
-def optimal_time(rates: Rates) -> Fraction:
-    """T* of the bound."""
-    return allreduce_bound(endpoints(rates, Fraction(1), Fraction(0)), 1).seconds
-
-
-def fluid(left: Left, cluster: Cluster) -> tuple[Fraction, ...]:
-    """What each of `COLUMNS` takes over the fault-free ring, exactly.
-
-    >>> [f"{float(each):.3f}" for each in fluid(Left.parse("1[0]"), Cluster(64, 8))]
-    ['2.000', '1.143', '1.143', '1.073', '1.008', '1.002']
-    """
-    rates, p = left.rates(cluster), cluster.servers
-    fault_free = Fraction(2 * (p - 1), p)
-    balanced = ring_time(rates)
-    times = (
-        fault_free * whole_channels(left, cluster),
-        balanced,
-        balanced,
-        r2ccl_time(rates),
-        optcc_time(rates),
-        optimal_time(rates),
-    )
-    return tuple(time / fault_free for time in times)
-
-
-def _count(rates: Rates, least: Fraction = Fraction(0)) -> int:
-    """Servers that keep at least `least`."""
-    return sum(count for rate, count in rates if rate >= least)
-
-
-def endpoints(rates: Rates, rate: Fraction, latency_s: Fraction) -> Topology:
-    """One endpoint for each server, healthy ones of `rate` bytes/s first, the most degraded last."""
-    shares = [share for share, count in reversed(rates) for _ in range(count)]
-    servers = (Server(f"h{index}", 1, (Nic(0, share * rate, share * rate),)) for index, share in enumerate(shares))
-    return Topology(tuple(servers), latency_s=latency_s)
-
-
-# One case with a size and a latency: compiled plans
-
-
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`schedule` on what is `left` of `servers`: the fastest plan, of `built` with so many of the `tried` segments.
-
-    `seconds` are simulated under fifo ports; `bound_s` is T*, `fault_free_s` T_ff, both without latency.
-    """
-
-    servers: int
-    size_bytes: int
-    left: str
-    schedule: str
-    built: str
-    tried: tuple[int, ...]
-    segments: int
-    transfers: int
-    seconds: float
-    bound_s: float
-    fault_free_s: float
-
-    @property
-    def over_fault_free(self) -> float:
-        """Simulated time over T_ff."""
-        return self.seconds / self.fault_free_s
-
-    @property
-    def over_bound(self) -> float:
-        """Simulated time over T*."""
-        return self.seconds / self.bound_s
-
-
-def builds(schedule: str, rates: Rates) -> Iterator[tuple[str, Callable[[int], Schedule]]]:
-    """What to try for a column of the record: a name, and how to build the schedule with so many segments.
-
-    OptCC with the stragglers that are best by formula, and with everybody a straggler who has lost anything.
-    """
-    topology = endpoints(rates, NICS * NIC_RATE, LATENCY_S)
-    p = len(topology.servers)
-    best = rates[-1][0]
-    degraded = _count(rates) - _count(rates, least=best)
-    if schedule == "r2ccl-allreduce":
-        name = schedule if degraded == 1 else "r2ccl-recursive"
-        yield name, bound_to(SCHEDULES[name].build, topology)
-    elif schedule == "optcc":
-        for healthy in dict.fromkeys((optcc_choice(rates)[1], best)):
-            q = _count(rates, least=healthy) if healthy is not None else p
-            if p - q == 1 or (q < p and q >= 2):
-                yield f"optcc, {p - q} stragglers", bound_to(_optcc, p, tuple(range(q, p)))
-    else:
-        yield schedule, bound_to(SCHEDULES[schedule].build, topology)
-    if schedule in ("r2ccl-allreduce", "optcc"):
-        yield "ring", bound_to(SCHEDULES["ring"].build, topology)
-
-
-def _optcc(p: int, stragglers: tuple[int, ...], segments: int) -> Schedule:
-    return SCHEDULES["optcc"](p, segments, stragglers=stragglers)
-
-
-def finite(schedule: str, left: Left, cluster: Cluster, size_bytes: int, segments: Sequence[int]) -> Run:
-    """Compiles and simulates `schedule` with every number of segments that fits, and keeps the fastest."""
-    rates = left.rates(cluster)
-    topology = endpoints(rates, NICS * NIC_RATE, LATENCY_S)
-    healthy = NICS * NIC_RATE
-    found: list[tuple[float, int, int, str]] = []
-    tried: set[int] = set()
-    for built, build in builds(schedule, rates):
-        numbers = SEGMENTS["ring"] if built == "ring" else segments
-        each = len(build(1))
-        for count in numbers:
-            # The smallest number counts even if the plan is too large: every schedule gets a time.
-            if count * each <= TRANSFERS_MAX or count == min(numbers):
-                plan = compile_schedule(build(count), size_bytes=size_bytes, topology=topology, ports="fifo")
-                found.append((simulate(plan, topology).seconds, count, len(plan.transfers), built))
-                tried.add(count)
-    seconds, best, transfers, built = min(found)
-    p = cluster.servers
-    return Run(
-        p,
-        size_bytes,
-        str(left),
-        schedule,
-        built,
-        tuple(sorted(tried)),
-        best,
-        transfers,
-        seconds,
-        float(optimal_time(rates) * size_bytes / healthy),
-        float(Fraction(2 * (p - 1), p) * size_bytes / healthy),
-    )
-
-
-# Statistics of trials
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """An estimate from trials, with its interval of `CONFIDENCE`."""
-
-    value: float
-    low: float
-    high: float
-
-
-@cache
-def interval_ranks(n: int, share: Fraction) -> tuple[int, int]:
-    """Of `n` sorted trials, the two (from 1) between which the quantile `share` lies with `CONFIDENCE`, for any
-    distribution: at most half of what is left falls below the one, and above the other, as the binomial distribution
-    says. Where there is no such trial it is the first or the last.
-
-    >>> interval_ranks(100, Fraction(1, 2))
-    (40, 61)
-    """
-    tail = (1 - CONFIDENCE) / 2
-    p, q = share.numerator, share.denominator - share.numerator
-    whole = share.denominator**n
-    # P(Binomial <= i), exactly, over the common denominator.
-    term, total = q**n, 0
-    low, high = 1, n
-    for i in range(n):
-        total += term
-        if total * tail.denominator <= tail.numerator * whole:
-            low = i + 1
-        if (whole - total) * tail.denominator <= tail.numerator * whole:
-            high = i + 1
-            break
-        term = term * (n - i) * p // ((i + 1) * q)
-    return low, high
-
-
-def quantile(values: Sequence[tuple[Fraction, int]], share: Fraction) -> Estimate:
-    """The quantile of sorted (value, how many trials): the least value that `share` of the trials do not exceed."""
-    n = sum(count for _, count in values)
-    ends = list(accumulate(count for _, count in values))
-
-    def at(rank: int) -> float:
-        return float(next(value for (value, _), end in zip(values, ends, strict=True) if rank <= end))
-
-    low, high = interval_ranks(n, share)
-    return Estimate(at(math.ceil(share * n)), at(low), at(high))
-
-
-def mean(values: Sequence[tuple[Fraction, int]]) -> Estimate:
-    """The mean of (value, how many trials), with the normal interval; the sums are exact."""
-    n = sum(count for _, count in values)
-    average = sum((value * count for value, count in values), Fraction(0)) / n
-    if n == 1:
-        return Estimate(float(average), float(average), float(average))
-    variance = sum(((value - average) ** 2 * count for value, count in values), Fraction(0)) / (n - 1)
-    half = _NORMAL * math.sqrt(variance / n)
-    return Estimate(float(average), float(average) - half, float(average) + half)
-
-
-# The record
-
-
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FailureOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is `left`, in how many `trials`, and for each of `COLUMNS` the fluid time over the fault-free ring."""
 
     left: str
@@ -393,7 +69,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     pattern: str
     servers: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[FailureOutcome, ...]
 
     @property
     def trials(self) -> int:
@@ -441,7 +117,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assumptions: tuple[Assumption, ...]
     columns: tuple[str, ...]
     cells: tuple[Cell, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedRun, ...]
 
 
 @dataclass(frozen=True)
@@ -457,7 +133,7 @@ class FailureStudy(Recorded, Shown):
     seed: int
     assumptions: tuple[Assumption, ...]
     cells: tuple[Cell, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedRun, ...]
     nics: int = NICS
     nic_rate: Fraction = NIC_RATE
     latency_s: Fraction = LATENCY_S
@@ -471,7 +147,7 @@ class FailureStudy(Recorded, Shown):
         found = [(int(cell.pattern.split()[1]), cell) for cell in self.cells if cell.pattern.startswith("uniform ")]
         return tuple(sorted(found, key=lambda each: (each[1].servers, each[0])))
 
-    def simulated(self, servers: int, size_bytes: int) -> dict[tuple[str, str], Run]:
+    def simulated(self, servers: int, size_bytes: int) -> dict[tuple[str, str], SimulatedRun]:
         """The runs of one cluster and size, by what is left and by schedule."""
         return {
             (run.left, run.schedule): run for run in self.runs if (run.servers, run.size_bytes) == (servers, size_bytes)
@@ -639,108 +315,8 @@ def _left(text: str, where: str) -> Left:
         raise CodecError(f"{where}: {error}") from None
 
 
-# Making it: units of work, on several processes, that a second start need not repeat
-
-Report = Callable[[int, int, str], None]
-"""Told after every unit: how many are done, of how many, and which one it was."""
-
-
-@dataclass
-class Partial:
-    """Units that are done, in a file that is replaced whole after each of them; `study` names what is being made.
-
-    Raises InputError or CodecError from `open` if the file is not such a file, or one of another study.
-    """
-
-    path: Path
-    study: str
-    done: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, path: Path, study: str, *, resume: bool) -> Partial:
-        """What is done so far: nothing if there is no file."""
-        if not path.exists():
-            return cls(path, study)
-        if not resume:
-            raise InputError(f"file {str(path)!r}: an unfinished study: give --resume to go on with it, or delete it")
-        data = read_file(path, RECORD_BYTES_MAX)
-        try:
-            file = msgspec.json.decode(data, type=_PartialFile)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise CodecError(f"partial file {str(path)!r}: {error}: delete it to start again") from None
-        for name, value, wanted in (
-            ("format", file.format, PARTIAL_FORMAT),
-            ("study", file.study, study),
-            ("sha256", file.sha256, _digest(file.done)),
-        ):
-            if value != wanted:
-                raise CodecError(
-                    f"partial file {str(path)!r}: $.{name}: {value!r}: must be {wanted!r}: delete it to start again"
-                )
-        return cls(path, study, file.done)
-
-    def add(self, name: str, result: Any) -> None:
-        """A unit is done."""
-        self.done[name] = result
-        file = _PartialFile(PARTIAL_FORMAT, self.study, _digest(self.done), self.done)
-        replace_file(self.path, msgspec.json.encode(file) + b"\n")
-
-    def close(self) -> None:
-        """The record is there: the file is not needed any more."""
-        self.path.unlink(missing_ok=True)
-
-
-class _PartialFile(msgspec.Struct, forbid_unknown_fields=True):
-    format: str
-    study: str
-    sha256: str
-    done: dict[str, Any]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def complete(
-    units: Mapping[str, Any], work: Callable[[Any], Any], *, jobs: int, partial: Partial | None, report: Report
-) -> dict[str, Any]:
-    """`work` of every unit, by name and in their order, on `jobs` processes; units that are in `partial` are done.
-
-    `work` is a function of a module, and what it returns is made of JSON's types.
-    """
-    done = dict(partial.done) if partial is not None else {}
-    open_ = [(name, unit) for name, unit in units.items() if name not in done]
-    n_before = len(units) - len(open_)
-
-    def take(name: str, result: Any) -> None:
-        done[name] = result
-        if partial is not None:
-            partial.add(name, result)
-        report(n_before + len([each for each, _ in open_ if each in done]), len(units), name)
-
-    if jobs == 1 or len(open_) < 2:
-        for name, unit in open_:
-            take(name, work(unit))
-    else:
-        # Fresh processes: a fork would copy whatever threads the parent has started.
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(min(jobs, len(open_)), initializer=_leave_interrupts) as pool:
-            for name, result in pool.imap_unordered(bound_to(_named, work), open_):
-                take(name, result)
-    return {name: done[name] for name in units}
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches the whole group; only the parent reacts, and ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _named(work: Callable[[Any], Any], unit: tuple[str, Any]) -> tuple[str, Any]:
-    return unit[0], work(unit[1])
-
-
 @dataclass(frozen=True)
-class Study:
+class FailurePlan:
     """What to draw and what to simulate: `simulated` are patterns, on which servers, with messages of which size."""
 
     patterns: tuple[tuple[Pattern, int], ...]
@@ -766,7 +342,7 @@ _OTHERS: tuple[tuple[Pattern, int], ...] = (
     ),
 )
 _GIB, _MIB = 2**30, 2**20
-FULL = Study(
+FULL = FailurePlan(
     patterns=(*((Uniform(failed), servers) for servers in SERVERS for failed in FAILED), *_OTHERS),
     simulated=(
         *((Uniform(failed), 16, size) for size in (64 * _MIB, _GIB) for failed in FAILED),
@@ -775,7 +351,7 @@ FULL = Study(
     ),
     segments=SEGMENTS,
 )
-QUICK = Study(
+QUICK = FailurePlan(
     patterns=(
         *((Uniform(failed), servers) for servers in (8, 64) for failed in (1, 2, 3)),
         (OneServer(2), 8),
@@ -851,32 +427,8 @@ def _simulate(unit: _Simulate) -> Any:
     return msgspec.to_builtins(finite(unit.schedule, left, unit.cluster, unit.size_bytes, unit.segments))
 
 
-def check_numbers(trials: int, seed: int, jobs: int) -> None:
-    """Raises InputError if one of the options of a study cannot be."""
-    for name, value, least, most in (("trials", trials, 1, TRIALS_MAX), ("jobs", jobs, 1, JOBS_MAX)):
-        if not least <= value <= most:
-            raise InputError(f"--{name} {value}: must be from {least} to {most}")
-    if not 0 <= seed < WORDS:
-        raise InputError(f"--seed {seed}: must be from 0 to 2**64 - 1")
-
-
-def said(study: str, trials: int, seed: int, *, quick: bool) -> str:
-    """A name for a study with its options, under which its unfinished part is kept."""
-    return f"{study}, {trials} trials, seed {seed}{', quick' if quick else ''}"
-
-
-def command_for(study: str, trials: int, seed: int, *, quick: bool) -> tuple[str, ...]:
-    """The command that makes the record."""
-    options = ("--trials", str(trials), "--seed", str(seed), *(("--quick",) if quick else ()))
-    return ("optcc", "study", study, *options)
-
-
-def quiet(done: int, of: int, name: str) -> None:
-    """Reports nothing."""
-
-
 def make(
-    study: Study,
+    study: FailurePlan,
     *,
     trials: int,
     seed: int,
@@ -900,7 +452,7 @@ def make(
             str(pattern),
             servers,
             tuple(
-                Outcome(left, count, tuple(Fraction(each) for each in over))
+                FailureOutcome(left, count, tuple(Fraction(each) for each in over))
                 for left, count, over in drawn[f"draw {pattern}, {servers} servers"]
             ),
         )
@@ -922,6 +474,6 @@ def make(
     # The largest first, so that no worker is left alone with one at the end.
     first = dict(sorted(units.items(), key=lambda each: (-each[1].cluster.servers, each[0])))
     simulated = complete(first, _simulate, jobs=jobs, partial=partial, report=report)
-    runs = tuple(msgspec.convert(simulated[name], Run) for name in units)
+    runs = tuple(msgspec.convert(simulated[name], SimulatedRun) for name in units)
     command = command_for("failures", trials, seed, quick=quick)
     return FailureStudy(TITLE, command, trials, seed, assumptions(), cells, runs)

@@ -34,7 +34,6 @@ import msgspec
 
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError, OptccError
-from optcc.experiments.failure_study import JOBS_MAX, Partial, Report, complete, quiet
 from optcc.experiments.record import (
     RECORDS,
     Recorded,
@@ -45,6 +44,7 @@ from optcc.experiments.record import (
     these_versions,
     this_machine,
 )
+from optcc.experiments.study_units import JOBS_MAX, Partial, Report, complete, quiet
 from optcc.passes.timetable import Ports
 from optcc.schedules.optcc_timetable import ClosedForm
 from optcc.schedules.registry import SCHEDULES

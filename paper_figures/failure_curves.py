@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from optcc.experiments.failure_study import MEDIAN, P95, SEGMENTS, Cell, FailureStudy, quantile
+from optcc.experiments.failure_study import Cell, FailureStudy
+from optcc.experiments.failure_times import SEGMENTS
+from optcc.experiments.trial_statistics import MEDIAN, P95, quantile
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 from optcc.units import show_rate, show_size

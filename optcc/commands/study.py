@@ -14,7 +14,7 @@ import click
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.errors import InputError
 from optcc.experiments import failure_study, training
-from optcc.experiments.failure_study import Partial, Report, check_numbers, quiet, said
+from optcc.experiments.study_units import Partial, Report, check_numbers, quiet, study_name
 from optcc.show import Card, Shown
 
 TRIALS, QUICK_TRIALS, SEED = 10_000, 100, 1
@@ -97,7 +97,7 @@ def _study(
         if output.is_dir() or not output.absolute().parent.is_dir():
             raise InputError(f"-o {str(output)!r}: must be a file in a folder that exists")
         path = output.with_name(f"{output.name}.partial")
-        partial = Partial.open(path, said(name, count, seed, quick=quick), resume=resume)
+        partial = Partial.open(path, study_name(name, count, seed, quick=quick), resume=resume)
     with _progress(sys.stderr.isatty()) as report:
         record = make(trials=count, seed=seed, jobs=jobs, partial=partial, report=report, quick=quick)
     if output is not None and partial is not None:

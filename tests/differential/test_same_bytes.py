@@ -25,7 +25,7 @@ from pathlib import Path
 from optcc.compiler import compile_schedule
 from optcc.experiments import failure_study, training
 from optcc.experiments.failure_model import OneServer, Uniform
-from optcc.experiments.failure_study import Study
+from optcc.experiments.failure_study import FailurePlan
 from optcc.faults import FaultPlan
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import Jitter, Policy, simulate
@@ -34,7 +34,7 @@ from optcc.topology import Topology
 
 def main():
     jobs, folder = int(sys.argv[1]), Path(sys.argv[2])
-    study = Study(
+    study = FailurePlan(
         ((Uniform(2), 4), (Uniform(3), 64), (OneServer(2), 4)),
         ((Uniform(2), 4, 2**20), (OneServer(2), 4, 2**20)),
         {"ring": (1, 2), "r2ccl-allreduce": (2,), "optcc": (2, 4), "optimal": (4, 16)},

@@ -20,35 +20,31 @@ from optcc.commands.study import command
 from optcc.errors import CodecError, InputError, OptccError
 from optcc.experiments import failure_study
 from optcc.experiments.failure_model import Cluster, Left, Uniform, draw
-from optcc.experiments.failure_study import (
+from optcc.experiments.failure_study import FULL, FailurePlan, FailureStudy, make
+from optcc.experiments.failure_times import (
     COLUMNS,
-    FULL,
     NICS,
     SEGMENTS,
-    FailureStudy,
-    Partial,
     Rates,
-    Study,
+    SimulatedRun,
     builds,
     endpoints,
     finite,
     fluid,
-    interval_ranks,
-    make,
-    mean,
     optcc_choice,
     optcc_time,
     optimal_time,
-    quantile,
     r2ccl_time,
     ring_time,
     whole_channels,
 )
+from optcc.experiments.study_units import Partial
+from optcc.experiments.trial_statistics import interval_ranks, mean, quantile
 from optcc.schedules import r2ccl
 from optcc.topology import Topology
 from optcc.verify.bounds import predictions
 
-SMALL = Study(
+SMALL = FailurePlan(
     patterns=((Uniform(1), 8), (Uniform(3), 8), (Uniform(10), 64)),
     simulated=((Uniform(3), 8, 2**22),),
     segments={"ring": (1,), "r2ccl-allreduce": (4,), "optcc": (4, 8), "optimal": (16, 32)},
@@ -533,7 +529,7 @@ def test_committed_runs_are_simulated_again_alike() -> None:
         assert replace_seconds(again) == replace_seconds(run)
 
 
-def replace_seconds(run: failure_study.Run) -> tuple[str, str, str, tuple[int, ...]]:
+def replace_seconds(run: SimulatedRun) -> tuple[str, str, str, tuple[int, ...]]:
     return run.left, run.schedule, run.built, run.tried
 
 

@@ -18,7 +18,6 @@ from msgspec.structs import replace as changed
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError
 from optcc.experiments import schedule_record
-from optcc.experiments.failure_study import Partial
 from optcc.experiments.schedule_record import (
     COLUMNS,
     FORMULA_GOAL,
@@ -39,6 +38,7 @@ from optcc.experiments.schedule_record import (
     run_unit,
     units,
 )
+from optcc.experiments.study_units import Partial
 from optcc.paper_figures import build, schedule_curves, style
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import Model, simulate

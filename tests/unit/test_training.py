@@ -17,23 +17,17 @@ from optcc.commands.study import command
 from optcc.errors import CodecError, InputError
 from optcc.experiments import training
 from optcc.experiments.failure_model import Cluster, Damage, Left, Uniform, draw
-from optcc.experiments.failure_study import COLUMNS, Partial, fluid
-from optcc.experiments.training import (
-    CLAIMS,
-    FULL,
-    JOBS,
+from optcc.experiments.failure_times import COLUMNS, fluid
+from optcc.experiments.study_units import Partial
+from optcc.experiments.training import FULL, TrainingPlan, TrainingStudy, healthy_step, make, serve
+from optcc.experiments.training_jobs import CLAIMS, JOBS, SERVINGS
+from optcc.experiments.training_model import (
     NICS,
-    SERVINGS,
-    Job,
-    TrainingPlan,
-    TrainingStudy,
+    TrainingJob,
     allreduce_s,
     exposed_s,
     exposed_share,
     finish,
-    healthy_step,
-    make,
-    serve,
     step_s,
     steps_s,
 )
@@ -46,13 +40,13 @@ LLAMA = next(job for job in JOBS if job.name == "405B on 2048 servers")
 TINY = TrainingPlan(((JOBS[1], Uniform(2)), (PIPED, Uniform(3))))
 
 
-def over(damage: Damage, job: Job, schedule: str) -> Fraction:
+def over(damage: Damage, job: TrainingJob, schedule: str) -> Fraction:
     """The AllReduce of the whole group over the fault-free ring."""
     assert job.group is not None
     return fluid(Left.of(damage), job.group)[COLUMNS.index(schedule)]
 
 
-def ring_s(job: Job, size_bytes: int) -> Fraction:
+def ring_s(job: TrainingJob, size_bytes: int) -> Fraction:
     """The fault-free ring, written out."""
     p = job.servers // job.pipeline
     return Fraction(2 * (p - 1), p) * size_bytes / (8 * job.nic_rate)
