@@ -26,7 +26,7 @@ from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command, run_command
-from optcc.experiments.schedule_record import random_rates
+from optcc.experiments.schedule_cases import random_rates
 from optcc.passes.timetable import Ports
 from optcc.schedule import Schedule
 from optcc.schedules.auto import CHUNK_BYTES_MIN, choose

@@ -24,7 +24,7 @@ import msgspec
 
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
-from optcc.experiments.schedule_record import random_rates
+from optcc.experiments.schedule_cases import random_rates
 from optcc.passes.timetable import PORTS, Ports
 from optcc.schedules.auto import choose
 from optcc.show import Card

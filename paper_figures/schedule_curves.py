@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from optcc.experiments.schedule_record import COLUMNS, Case, Curve, ScheduleRatios
+from optcc.experiments.schedule_cases import ScheduleRatio
+from optcc.experiments.schedule_record import COLUMNS, FormulaCurve, ScheduleRatios
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 from optcc.units import show_rate, show_size
@@ -46,7 +47,7 @@ class Table:
     """The record, and for each number of ranks the formulas and the simulated cases with one straggler."""
 
     record: ScheduleRatios
-    panels: tuple[tuple[Curve, tuple[Case, ...]], ...]
+    panels: tuple[tuple[FormulaCurve, tuple[ScheduleRatio, ...]], ...]
 
 
 def data(record: ScheduleRatios) -> Table:
@@ -61,7 +62,7 @@ def data(record: ScheduleRatios) -> Table:
     )
 
 
-def lost(case: Case) -> Fraction:
+def lost(case: ScheduleRatio) -> Fraction:
     """The share of its bandwidth that the straggler lost."""
     assert case.slowdown is not None
     return 1 - 1 / case.slowdown
@@ -178,7 +179,7 @@ def _mark(schedule: str) -> dict[str, Any]:
     }
 
 
-def _draw_panel(axes: Axes, curve: Curve, cases: tuple[Case, ...], below: bool) -> None:
+def _draw_panel(axes: Axes, curve: FormulaCurve, cases: tuple[ScheduleRatio, ...], below: bool) -> None:
     most = float(100 * curve.points[-1][0])
     axes.set_xlim(0, most * 1.04)
     axes.set_xticks([each for each in (0, 25, 50, 75, 100) if each <= most])

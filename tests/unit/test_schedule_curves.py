@@ -18,26 +18,21 @@ from msgspec.structs import replace as changed
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError
 from optcc.experiments import schedule_record
-from optcc.experiments.schedule_record import (
-    COLUMNS,
-    FORMULA_GOAL,
+from optcc.experiments.schedule_cases import (
     FULL,
     NO_TIME,
     RATE,
     SIZE_BYTES,
-    Case,
-    ScheduleRatios,
-    Study,
+    SchedulePlan,
+    ScheduleRatio,
     Unit,
-    command,
-    curve,
     formula_of,
-    make,
     one_straggler,
     random_rates,
     run_unit,
     units,
 )
+from optcc.experiments.schedule_record import COLUMNS, FORMULA_GOAL, ScheduleRatios, command, curve, make
 from optcc.experiments.study_units import Partial
 from optcc.paper_figures import build, schedule_curves, style
 from optcc.schedules.registry import SCHEDULES
@@ -52,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HALF = Fraction(2)
-TINY = Study(
+TINY = SchedulePlan(
     ranks=(4, 5),
     slowdowns=(Fraction(4, 3), HALF),
     segments={"ring": (1, 2), "r2ccl-allreduce": (4,), "optcc": (8, 16, 4096), "optimal": (32, 64)},
@@ -78,7 +73,7 @@ def committed() -> ScheduleRatios:
     return ScheduleRatios.read(ScheduleRatios.own_path)
 
 
-def cluster(case: Case) -> Topology:
+def cluster(case: ScheduleRatio) -> Topology:
     """The cluster of a case."""
     if case.slowdown is not None:
         return one_straggler(case.ranks, case.slowdown)
@@ -351,7 +346,7 @@ def test_the_committed_times_are_those_of_this_code() -> None:
 
 def test_optcc_takes_what_its_ports_need_in_the_committed_record() -> None:
     """Within 1 %, above and below, with one straggler under fifo and under fair ports; `optimal` reaches its goals."""
-    own: list[Case] = []
+    own: list[ScheduleRatio] = []
     models: tuple[Model, ...] = ("fifo", "fair")
     for model in models:
         cases = committed().select("optcc", model, straggler=True)
@@ -406,7 +401,7 @@ def test_lines_are_the_record() -> None:
             assert line(figure, f"log-simulated:{own.ranks}:{name}") == over
 
 
-def _placed(own: list[Case]) -> list[tuple[float, Case]]:
+def _placed(own: list[ScheduleRatio]) -> list[tuple[float, ScheduleRatio]]:
     return [(float(100 * schedule_curves.lost(case)), case) for case in own]
 
 

@@ -9,7 +9,7 @@ import pytest
 from optcc.cli import run
 from optcc.compiler import SLOTS
 from optcc.experiments.auto_ratios import LATENCY_S, SIZES, compare
-from optcc.experiments.schedule_record import random_rates
+from optcc.experiments.schedule_cases import random_rates
 from optcc.passes.timetable import PORTS, Ports
 from optcc.schedules.auto import COSTS, SPENT, Search, choose, estimates, planning_limit_s, transfers_max
 from optcc.schedules.registry import SCHEDULES

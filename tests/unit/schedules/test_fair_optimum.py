@@ -9,7 +9,7 @@ import pytest
 
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
-from optcc.experiments.schedule_record import GOALS, LATENCY_S, SIZE_BYTES, one_straggler, random_rates
+from optcc.experiments.schedule_cases import GOALS, LATENCY_S, SIZE_BYTES, one_straggler, random_rates
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.spread import LANES_MAX, spread

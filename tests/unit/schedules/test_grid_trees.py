@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optcc.compiler import ROW_LANES, compile_schedule
-from optcc.experiments.schedule_record import SIZE_BYTES, one_straggler, random_rates
+from optcc.experiments.schedule_cases import SIZE_BYTES, one_straggler, random_rates
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.spread import ALL_PAIRS_MAX, by_window
