@@ -48,7 +48,7 @@ of 64 MiB on four ranks, one at half rate, takes 1.09 of the bound with one slot
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What to run: which schedules and peers, on what, over which sizes, how often."""
 
     schedules: tuple[str, ...]
@@ -83,7 +83,7 @@ Progress = Callable[[int, int], None]
 """Told how many of how many runs are over."""
 
 
-class Case(Protocol):
+class Reducer(Protocol):
     """Something that reduces: a schedule on our run-time, or a peer."""
 
     name: str
@@ -102,7 +102,7 @@ class Ours:
         self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
 
     def all_reduce(self, send: Array, recv: Array) -> None:
-        """See `Case`."""
+        """See `Reducer`."""
         self._prepared.start(send, recv).wait()
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Tally:
         return Samples(self.seconds, self.steal, self.wrong)
 
 
-def run_on_loopback(settings: Settings, progress_of: Callable[[int], Progress]) -> list[BenchTiming]:
+def run_on_loopback(settings: BenchSettings, progress_of: Callable[[int], Progress]) -> list[BenchTiming]:
     """`run_cases` with all ranks as threads on ports shaped to the topology, which must be given; no peers.
 
     `progress_of` makes the `progress` of a rank.
@@ -142,7 +142,7 @@ def run_on_loopback(settings: Settings, progress_of: Callable[[int], Progress]) 
 
 
 def run_cases(
-    settings: Settings,
+    settings: BenchSettings,
     transport: Transport,
     comm: MPI.Intracomm | None,
     cache: VerdictCache,
@@ -159,7 +159,7 @@ def run_cases(
     for size in settings.sizes:
         plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
         ours = [Ours(plan, engine, prove(plan, cache), settings.window, settings.deadline_s) for plan in plans]
-        cases: list[Case] = [*ours, *peers]
+        cases: list[Reducer] = [*ours, *peers]
         with _no_collection():
             samples = measure(
                 transport,
@@ -181,7 +181,7 @@ def run_cases(
     return rows
 
 
-def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
+def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
     topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
     return build_plan(
         name,
@@ -195,7 +195,7 @@ def _plan(settings: Settings, name: str, n_ranks: int, size: int) -> Plan:
     )
 
 
-def _row(settings: Settings, n_ranks: int, size: int, case: Case, samples: dict[str, Samples]) -> BenchTiming:
+def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, samples: dict[str, Samples]) -> BenchTiming:
     plan = case.plan if isinstance(case, Ours) else None
     bound = predicted = None
     wired = settings.wired
@@ -237,7 +237,7 @@ def _no_collection() -> Iterator[None]:
 
 def measure(
     transport: Transport,
-    cases: Sequence[Case],
+    cases: Sequence[Reducer],
     *,
     count: int,
     dtype: str,
@@ -278,7 +278,7 @@ def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> 
 
 
 def _run(
-    transport: Transport, case: Case, mode: str, source: Array, target: Array, wanted: Array | None
+    transport: Transport, case: Reducer, mode: str, source: Array, target: Array, wanted: Array | None
 ) -> tuple[float, float, int]:
     """One run: seconds of the slowest rank, stolen share, wrong elements over all ranks."""
     if mode == "in":

@@ -8,7 +8,7 @@ machine do not matter. Only raw 64-bit words are taken from numpy, whose distrib
     pattern          what has failed                                          in the literature
     Uniform(k)       k different NICs of all                                  R2CCL: k = 1..10; k = 1 is one NIC of 8
     OneServer(j)     j NICs of one server                                     R2CCL: 12.5 to 50 % of a server
-    Rail(m)          the NICs of one rail at m servers: their switch failed   HPN: 0.051 % of ToR switches a month
+    RailSwitch(m)    the NICs of one rail at m servers: their switch failed   HPN: 0.051 % of ToR switches a month
     Slow(j)          j NICs are alive and carry 25 to 90 % of their rate      SuperBench: 6.04 % of nodes below spec
     Instant(q)       every NIC is down with probability q                     failures and repairs, or flaps, see there
 
@@ -270,7 +270,7 @@ class OneServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Rail:
+class RailSwitch:
     """The switch of a rail failed: `servers` neighbours that hang on it lose a NIC each.
 
     A leaf switch of rail j connects NIC j of a group of servers; the groups are `servers` in a row, the last one may be

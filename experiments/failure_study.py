@@ -39,7 +39,7 @@ from optcc.experiments.failure_model import (
     Left,
     OneServer,
     Pattern,
-    Rail,
+    RailSwitch,
     Slow,
     Uniform,
     down_probability,
@@ -328,7 +328,7 @@ SERVERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 FAILED = tuple(range(1, 11))
 _OTHERS: tuple[tuple[Pattern, int], ...] = (
     *((OneServer(failed), servers) for servers in SERVERS for failed in (1, 2, 3, 4)),
-    *((Rail(group), 64) for group in (4, 16, 32, 64)),
+    *((RailSwitch(group), 64) for group in (4, 16, 32, 64)),
     *((Slow(slow), 64) for slow in (1, 2, 4)),
     *(
         (Instant(f"flaps {flaps}", flap_probability(flaps)), servers)
@@ -355,7 +355,7 @@ QUICK = FailurePlan(
     patterns=(
         *((Uniform(failed), servers) for servers in (8, 64) for failed in (1, 2, 3)),
         (OneServer(2), 8),
-        (Rail(4), 8),
+        (RailSwitch(4), 8),
         (Slow(1), 8),
         (Instant("llama3-network 3d", down_probability(LLAMA_NETWORK, REPAIRS_S["3d"])), 128),
     ),

@@ -81,11 +81,9 @@ from optcc.experiments.peers_rank import plan_of, wires_of
 from optcc.experiments.peers_record import (
     AFTER_LOSS,
     Loss,
-    Losses,
     PeerComparison,
     PeerRun,
     Session,
-    Summary,
     shown_state,
 )
 from optcc.experiments.peers_team import START_S, Hung, Team, Turn
@@ -521,7 +519,7 @@ def measure(wanted: Sequence[Stage], options: PeerOptions) -> PeerComparison:
 
 def _show(record: PeerComparison) -> None:
     """All tables of a record, and what was not run."""
-    for part in (*record.parts(), Summary(record), *((Losses(record.losses),) if record.losses else ())):
+    for part in (*record.parts(), record.summary(), *((record.losses_card(),) if record.losses else ())):
         echo_card(part)
         click.echo()
     click.echo(f"T* and predictions have {WIRE_OVERHEAD} bytes on the wire for each byte of payload")

@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 
 from optcc.errors import OptccError
-from optcc.experiments.bench import Array, Case, Ours
+from optcc.experiments.bench import Array, Ours, Reducer
 from optcc.experiments.peers import Peer, make_peer
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
@@ -55,7 +55,7 @@ class Rank:
         self.source: Array = np.load(assignment["inputs"][self.rank], mmap_mode="r")
         self.wanted: Array = np.load(assignment["wanted"], mmap_mode="r")
         self.target = np.zeros(self.source.shape, self.source.dtype)
-        self.cases: list[Case | None] = []
+        self.cases: list[Reducer | None] = []
 
     def make(self, case: Mapping[str, Any]) -> dict[str, str]:
         """Makes one case, and says why it cannot be run, if that is so."""

@@ -217,7 +217,53 @@ class PeerComparison(Measured):
 
     def markdown(self) -> str:
         """The summary, as in docs/fabric.md."""
-        return Summary(self).card().markdown()
+        return self.summary().markdown()
+
+    def summary(self) -> Card:
+        """Of each state, the times of ours over TCP and of the best peer over the bound."""
+        rows = []
+        for part in self.parts():
+            first = part.runs[0]
+            best = next((run for run in part.runs if run.contender.endswith(BEST)), None)
+            ring = next((run for run in part.runs if run.contender == RING), None)
+            peer = min((run for run in part.runs if run.side == PEER), key=lambda run: run.median_s, default=None)
+            predicted = None if best is None or best.predicted_s is None else best.predicted_s / best.bound_s
+            rows.append(
+                (
+                    f"{first.hosts}",
+                    first.nic_rate,
+                    show_size(first.size_bytes),
+                    first.bed,
+                    f"{first.bound_s:.3f} s",
+                    "-" if best is None else f"{best.median_s / best.bound_s:.3f}",
+                    "-" if predicted is None else f"{predicted:.3f}",
+                    "-" if ring is None else f"{ring.median_s / ring.bound_s:.3f}",
+                    "-" if peer is None else f"{peer.median_s / peer.bound_s:.3f}",
+                    "-" if peer is None else peer.contender,
+                    f"{min(len(run.seconds) for run in part.runs)}",
+                )
+            )
+        ours = ("our optimal", "as simulated", "our ring")
+        over = (*(f"{each} / T*" for each in ours), "best peer / T*")
+        columns = ("hosts", "a NIC", "size", "state", "T*", *over, "which", "runs")
+        return Card(self.title, columns, tuple(rows))
+
+    def losses_card(self) -> Card:
+        """What became of those that lost a NIC."""
+        rows = tuple(
+            (
+                loss.contender,
+                f"{loss.hosts}",
+                show_size(loss.size_bytes),
+                f"{loss.after_s:.2f}",
+                "-" if loss.run_s is None else f"{loss.run_s:.3f}",
+                "-" if loss.stall_s is None else f"{loss.stall_s:+.3f}",
+                loss.outcome,
+            )
+            for loss in self.losses
+        )
+        columns = ("contender", "hosts", "size", "NIC lost at (s)", "run (s)", "longer by (s)", "outcome")
+        return Card("A NIC is lost in mid-run", columns, rows)
 
     def every_run(self) -> tuple[PeerRun, ...]:
         """All runs, those after a loss at the end."""
@@ -293,64 +339,6 @@ class StateRuns(Shown):
             f"{len(run.seconds)}",
             f"{run.wrong}",
         )
-
-
-@dataclass(frozen=True)
-class Summary(Shown):
-    """Of each state, the times of ours over TCP and of the best peer over the bound, to be shown."""
-
-    whole: PeerComparison
-
-    def card(self) -> Card:
-        rows = []
-        for part in self.whole.parts():
-            first = part.runs[0]
-            best = next((run for run in part.runs if run.contender.endswith(BEST)), None)
-            ring = next((run for run in part.runs if run.contender == RING), None)
-            peer = min((run for run in part.runs if run.side == PEER), key=lambda run: run.median_s, default=None)
-            predicted = None if best is None or best.predicted_s is None else best.predicted_s / best.bound_s
-            rows.append(
-                (
-                    f"{first.hosts}",
-                    first.nic_rate,
-                    show_size(first.size_bytes),
-                    first.bed,
-                    f"{first.bound_s:.3f} s",
-                    "-" if best is None else f"{best.median_s / best.bound_s:.3f}",
-                    "-" if predicted is None else f"{predicted:.3f}",
-                    "-" if ring is None else f"{ring.median_s / ring.bound_s:.3f}",
-                    "-" if peer is None else f"{peer.median_s / peer.bound_s:.3f}",
-                    "-" if peer is None else peer.contender,
-                    f"{min(len(run.seconds) for run in part.runs)}",
-                )
-            )
-        ours = ("our optimal", "as simulated", "our ring")
-        over = (*(f"{each} / T*" for each in ours), "best peer / T*")
-        columns = ("hosts", "a NIC", "size", "state", "T*", *over, "which", "runs")
-        return Card(self.whole.title, columns, tuple(rows))
-
-
-@dataclass(frozen=True)
-class Losses(Shown):
-    """What became of those that lost a NIC, to be shown."""
-
-    losses: tuple[Loss, ...]
-
-    def card(self) -> Card:
-        rows = tuple(
-            (
-                loss.contender,
-                f"{loss.hosts}",
-                show_size(loss.size_bytes),
-                f"{loss.after_s:.2f}",
-                "-" if loss.run_s is None else f"{loss.run_s:.3f}",
-                "-" if loss.stall_s is None else f"{loss.stall_s:+.3f}",
-                loss.outcome,
-            )
-            for loss in self.losses
-        )
-        columns = ("contender", "hosts", "size", "NIC lost at (s)", "run (s)", "longer by (s)", "outcome")
-        return Card("A NIC is lost in mid-run", columns, rows)
 
 
 def _check_session(each: PeerRun | Loss, where: str, check: Check, sessions: int) -> None:

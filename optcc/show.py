@@ -12,34 +12,6 @@ if TYPE_CHECKING:
 ROWS_MAX = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A title, column names and rows of text; long cards say how many rows they leave out."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def shown_rows(self) -> tuple[tuple[str, ...], ...]:
-        """The rows that fit, the last one saying what was left out."""
-        if len(self.rows) <= ROWS_MAX:
-            return self.rows
-        left_out = f"... {len(self.rows) - ROWS_MAX} more"
-        return (*self.rows[:ROWS_MAX], (left_out, *[""] * (len(self.columns) - 1)))
-
-    def markdown(self) -> str:
-        """All rows, as a table of the docs.
-
-        >>> print(Card("two", ("case", "time"), (("a", "1 s"), ("b", "2 s"))).markdown(), end="")
-        | case | time |
-        | --- | --- |
-        | a | 1 s |
-        | b | 2 s |
-        """
-        lines = (self.columns, ("---",) * len(self.columns), *self.rows)
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 class Shown:
     """Mixin: a class with a `card` method gets its rich and its notebook form from it."""
 
@@ -67,3 +39,34 @@ class Shown:
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in card.shown_rows()
         )
         return f"<table><caption>{escape(card.title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+@dataclass(frozen=True, slots=True)
+class Card(Shown):
+    """A title, column names and rows of text; long cards say how many rows they leave out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def card(self) -> Card:
+        return self
+
+    def shown_rows(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that fit, the last one saying what was left out."""
+        if len(self.rows) <= ROWS_MAX:
+            return self.rows
+        left_out = f"... {len(self.rows) - ROWS_MAX} more"
+        return (*self.rows[:ROWS_MAX], (left_out, *[""] * (len(self.columns) - 1)))
+
+    def markdown(self) -> str:
+        """All rows, as a table of the docs.
+
+        >>> print(Card("two", ("case", "time"), (("a", "1 s"), ("b", "2 s"))).markdown(), end="")
+        | case | time |
+        | --- | --- |
+        | a | 1 s |
+        | b | 2 s |
+        """
+        lines = (self.columns, ("---",) * len(self.columns), *self.rows)
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)

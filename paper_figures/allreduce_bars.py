@@ -1,6 +1,6 @@
 """The figure of AllReduce times: a group for each state of the hosts, a bar for each schedule, the bound over both.
 
-    data(records) -> Table      the numbers, all from records
+    data(records) -> BarTable      the numbers, all from records
     draw(table)   -> Figure     the picture, all from the table
     numbers(table)              the same numbers for prose
 
@@ -49,7 +49,7 @@ _ON_WHITE = {"facecolor": "white", "linewidth": 0, "pad": 0.4}
 
 
 @dataclass(frozen=True)
-class Case:
+class BarCase:
     """What all bars of one figure have in common."""
 
     size_bytes: int
@@ -92,10 +92,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Table:
+class BarTable:
     """All numbers of one figure."""
 
-    case: Case
+    case: BarCase
     groups: tuple[Group, ...]
 
     @property
@@ -109,12 +109,12 @@ class Table:
         return group.bed if same == 1 else f"{group.bed}-{group.topology}"
 
 
-def cases(records: Sequence[Record]) -> tuple[Case, ...]:
+def cases(records: Sequence[Record]) -> tuple[BarCase, ...]:
     """What can be drawn from `records`: a figure for each case, in the order in which they first appear."""
     return tuple(dict.fromkeys(_case(record, row) for record in records for row in record.rows))
 
 
-def data(records: Sequence[Record], case: Case | None = None) -> Table:
+def data(records: Sequence[Record], case: BarCase | None = None) -> BarTable:
     """The numbers of the figure of `case`, or of the only case there is.
 
     Raises CodecError for a record whose numbers cannot be a measurement's, or whose bounds contradict each other;
@@ -131,10 +131,10 @@ def data(records: Sequence[Record], case: Case | None = None) -> Table:
     if not rows:
         raise InputError(f"{NAME}: {case.name}: must be one of the cases in the records ({_list(found)})")
     beds = sorted(dict.fromkeys((row.bed, row.topology) for row in rows), key=lambda bed: bed[0] != _HEALTHY)
-    return Table(case, tuple(_group(*bed, [row for row in rows if (row.bed, row.topology) == bed]) for bed in beds))
+    return BarTable(case, tuple(_group(*bed, [row for row in rows if (row.bed, row.topology) == bed]) for bed in beds))
 
 
-def numbers(table: Table) -> dict[str, Number]:
+def numbers(table: BarTable) -> dict[str, Number]:
     """Every number of the figure, by `bed/schedule/what`."""
     case = table.case
     found = {
@@ -165,7 +165,7 @@ def numbers(table: Table) -> dict[str, Number]:
     return found
 
 
-def draw(table: Table) -> Figure:
+def draw(table: BarTable) -> Figure:
     """The picture, as wide as a column; as wide as a page or more only where the labels would touch otherwise.
 
     Artists carry ids: `bar:BED:SCHEDULE`, and likewise `whisker`, `predicted`, `over`, `wrong`; `bound:BED`,
@@ -175,13 +175,13 @@ def draw(table: Table) -> Figure:
         return _draw(table)
 
 
-def _case(record: Record, row: BenchTiming) -> Case:
+def _case(record: Record, row: BenchTiming) -> BarCase:
     """The record's `bed` says where it was run, unless it only repeats the one bed of all its rows."""
     where = "" if all(each.bed == record.bed for each in record.rows) else record.bed
-    return Case(row.size_bytes, row.dtype, row.reduction, row.ranks, where, record.wire_overhead)
+    return BarCase(row.size_bytes, row.dtype, row.reduction, row.ranks, where, record.wire_overhead)
 
 
-def _list(found: Sequence[Case]) -> str:
+def _list(found: Sequence[BarCase]) -> str:
     return ", ".join(f"{case.name} on {case.where}" if case.where else case.name for case in found) or "none"
 
 
@@ -224,7 +224,7 @@ def _undisturbed(samples: Samples) -> list[float]:
     return [each for each, steal in zip(samples.seconds, samples.steal, strict=True) if steal <= STEAL_MAX]
 
 
-def _wire_percent(case: Case) -> float:
+def _wire_percent(case: BarCase) -> float:
     return 100 * (case.wire_overhead - 1)
 
 
@@ -242,14 +242,14 @@ class _Percents(enum.Enum):
         return text.replace("-", "−") + unit
 
 
-def _title(case: Case) -> str:
+def _title(case: BarCase) -> str:
     size = show_size(case.size_bytes)
     number = size.rstrip("KMGTiB")
     reduction = "" if case.reduction == "sum" else f" ({case.reduction})"
     return f"AllReduce{reduction} of {number} {size[len(number) :]} {case.dtype}, {case.ranks} ranks"
 
 
-def _caption(table: Table) -> list[str]:
+def _caption(table: BarTable) -> list[str]:
     """What a reader must know besides: where it was run, what the headers cost, how often."""
     case, bars = table.case, table.bars
     parts = [style.label(case.where, _WHERE_LENGTH_MAX)] if case.where else []
@@ -290,7 +290,7 @@ class _Layout:
         return self.width_pt - self.left_pt - _RIGHT_PT
 
 
-def _layout(table: Table, more_left_pt: float = 0.0) -> _Layout:
+def _layout(table: BarTable, more_left_pt: float = 0.0) -> _Layout:
     """The narrowest figure in which no labels touch: first percents get shorter, then it becomes as wide as a page.
 
     `more_left_pt` is room for names that slope out of the figure on the left.
@@ -361,7 +361,7 @@ def _wrong_lines(bar: Bar) -> tuple[str, ...]:
     return (f"{bar.wrong}", "wrong") if bar.wrong else ()
 
 
-def _draw(table: Table) -> Figure:
+def _draw(table: BarTable) -> Figure:
     layout = _layout(table)
     small, text_pt = style.SMALL_PT * style.LINE, 0.97 * layout.width_pt - 2 * _EDGE_PT
     caption = style.wrapped(_caption(table), " ", text_pt, style.SMALL_PT, 4)
@@ -427,7 +427,7 @@ def _text_height_pt(bar: Bar) -> float:
     return 4 + n_lines * style.SMALL_PT * style.LINE
 
 
-def _ceiling(table: Table) -> float:
+def _ceiling(table: BarTable) -> float:
     """The top of the axes: high enough for the lines of text over the highest bar."""
 
     def needed(group: Group, bar: Bar) -> float:
@@ -507,7 +507,7 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int, key: str
             )
 
 
-def _bed_lines(table: Table, layout: _Layout) -> list[list[str]]:
+def _bed_lines(table: BarTable, layout: _Layout) -> list[list[str]]:
     """For each group its topology, broken at commas so that neighbours do not touch."""
     return [
         style.wrapped(
@@ -542,7 +542,7 @@ def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: 
         put(middle, below, line, ha="center", va="top", size=style.SMALL_PT, color=style.FAINT)
 
 
-def _meanings(table: Table) -> dict[str, str]:
+def _meanings(table: BarTable) -> dict[str, str]:
     """What the line and the diamond mean, as far as they are there."""
     meanings = {}
     if any(group.bound_s is not None for group in table.groups):

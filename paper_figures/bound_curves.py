@@ -1,6 +1,6 @@
 """The figure of the bound: T* over the fault-free ring against lost bandwidth, a column for each number of stragglers.
 
-    data(curves) -> Table       what is drawn, all from the record
+    data(curves) -> BoundTable       what is drawn, all from the record
     draw(table)  -> Figure      the picture, all from the table
     numbers(table)              its numbers for prose
 
@@ -37,7 +37,7 @@ _HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
-class Table:
+class BoundTable:
     """Panels by number of stragglers; in each the curves by number of ranks, both rising."""
 
     panels: tuple[tuple[int, tuple[BoundCurve, ...]], ...]
@@ -58,10 +58,10 @@ class Table:
         return max(curve.points[-1].lost for _, curves in self.panels for curve in curves)
 
 
-def data(record: BoundCurves) -> Table:
+def data(record: BoundCurves) -> BoundTable:
     """The curves of a record, sorted into panels."""
     counts = sorted({curve.stragglers for curve in record.curves})
-    return Table(
+    return BoundTable(
         tuple(
             (
                 count,
@@ -72,7 +72,7 @@ def data(record: BoundCurves) -> Table:
     )
 
 
-def numbers(table: Table) -> dict[str, Number]:
+def numbers(table: BoundTable) -> dict[str, Number]:
     """By how much T* is above the fault-free ring, in percent, where half of the bandwidth is lost."""
     found = {}
     for count, curves in table.panels:
@@ -85,13 +85,13 @@ def numbers(table: Table) -> dict[str, Number]:
     return found
 
 
-def draw(table: Table) -> Figure:
+def draw(table: BoundTable) -> Figure:
     """The picture, as wide as a page. Ids of lines: `optimal:STRAGGLERS:RANKS`, `ring:STRAGGLERS`; below, `log-...`."""
     with style.applied():
         return _draw(table)
 
 
-def _draw(table: Table) -> Figure:
+def _draw(table: BoundTable) -> Figure:
     width = style.PAGE_IN * style.POINTS_IN
     height = _HEAD_PT + _TOP_PT + _BETWEEN_PT + _BOTTOM_PT + _FOOT_PT
     figure = style.new_figure(width, height)
@@ -139,7 +139,7 @@ def _draw(table: Table) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, table: Table, count: int, curves: tuple[BoundCurve, ...], log: bool) -> None:
+def _draw_panel(axes: Axes, table: BoundTable, count: int, curves: tuple[BoundCurve, ...], log: bool) -> None:
     def height(ratio: Fraction) -> float:
         return float(100 * (ratio - 1)) if log else float(ratio)
 

@@ -1,6 +1,6 @@
 """The figure of failures: overhead over the fault-free ring against the number of failed NICs, for each schedule.
 
-    data(record) -> Table       what is drawn, all from the record
+    data(record) -> FailureTable       what is drawn, all from the record
     draw(table)  -> Figure      the picture, all from the table
     numbers(table)              its numbers for prose
 
@@ -45,7 +45,7 @@ _PERCENT_MIN, _PERCENT_MAX = 0.008, 1100.0
 
 
 @dataclass(frozen=True)
-class Panel:
+class FailurePanel:
     """A number of servers: its cells by failed NICs, and simulated medians in percent by column and failed NICs."""
 
     servers: int
@@ -54,25 +54,25 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Table:
+class FailureTable:
     """The record, its panels by rising number of servers, and the size of the simulated messages, if there are any."""
 
     record: FailureStudy
-    panels: tuple[Panel, ...]
+    panels: tuple[FailurePanel, ...]
     size_bytes: int | None
 
 
-def data(record: FailureStudy) -> Table:
+def data(record: FailureStudy) -> FailureTable:
     """The smallest and the largest clusters of a record, and between them those with simulated cases first."""
     size_bytes = max((run.size_bytes for run in record.runs), default=None)
     counts = sorted({cell.servers for _, cell in record.uniform()})
     panels = [_panel(record, servers, size_bytes) for servers in counts]
     ends = {counts[0], counts[-1]} if counts else set()
     wanted = sorted(panels, key=lambda panel: (panel.servers not in ends, -len(panel.simulated), panel.servers))
-    return Table(record, tuple(sorted(wanted[:PANELS_MAX], key=lambda panel: panel.servers)), size_bytes)
+    return FailureTable(record, tuple(sorted(wanted[:PANELS_MAX], key=lambda panel: panel.servers)), size_bytes)
 
 
-def _panel(record: FailureStudy, servers: int, size_bytes: int | None) -> Panel:
+def _panel(record: FailureStudy, servers: int, size_bytes: int | None) -> FailurePanel:
     cells = tuple(each for each in record.uniform() if each[1].servers == servers)
     runs = record.simulated(servers, size_bytes) if size_bytes is not None else {}
     simulated = []
@@ -82,14 +82,14 @@ def _panel(record: FailureStudy, servers: int, size_bytes: int | None) -> Panel:
                 values = sorted((Fraction(runs[o.left, name].over_fault_free), o.trials) for o in cell.outcomes)
                 median = _percent(quantile(values, MEDIAN).value)
                 simulated.append((_SIMULATED.get(name, name), failed, median))
-    return Panel(servers, cells, tuple(simulated))
+    return FailurePanel(servers, cells, tuple(simulated))
 
 
 def _percent(ratio: float) -> float:
     return 100 * (ratio - 1)
 
 
-def numbers(table: Table) -> dict[str, Number]:
+def numbers(table: FailureTable) -> dict[str, Number]:
     """Overheads in percent: median, mean with its interval, 95th percentile, worst; and the simulated medians."""
     found = {}
     for panel in table.panels:
@@ -113,7 +113,7 @@ def numbers(table: Table) -> dict[str, Number]:
     return found
 
 
-def draw(table: Table) -> Figure:
+def draw(table: FailureTable) -> Figure:
     """The picture, as wide as a page.
 
     Ids: `median:SERVERS:COLUMN`, `p95:...`, `worst:...` and `simulated:...`.
@@ -122,7 +122,7 @@ def draw(table: Table) -> Figure:
         return _draw(table)
 
 
-def _draw(table: Table) -> Figure:
+def _draw(table: FailureTable) -> Figure:
     width = style.PAGE_IN * style.POINTS_IN
     height = _HEAD_PT + _TALL_PT + _FOOT_PT
     figure = style.new_figure(width, height)
@@ -184,7 +184,7 @@ def _mark(name: str) -> dict[str, Any]:
     }
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: FailurePanel) -> None:
     most = max((failed for failed, _ in panel.cells), default=1)
     axes.set_xlim(0.5, most + 0.5)
     axes.set_xticks([failed for failed in (1, 2, 4, 6, 8, 10) if failed <= most])

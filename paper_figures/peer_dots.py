@@ -1,6 +1,6 @@
 """The figure of ours and peers: a panel for each state of the hosts, a dot for each contender, time over the bound.
 
-    data(record, size_bytes) -> Table      what is drawn, all from the record
+    data(record, size_bytes) -> PeerTable      what is drawn, all from the record
     draw(table)              -> Figure     the picture, all from the table
     numbers(table)                         the same numbers for prose
 
@@ -35,7 +35,7 @@ _ROOM = 1.32
 
 
 @dataclass(frozen=True)
-class Panel:
+class PeerPanel:
     """A state of so many hosts: a run for each contender that has one, and a word for those that did not end."""
 
     bed: str
@@ -56,15 +56,15 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Table:
+class PeerTable:
     """The record, the size of the message, the contenders from top to bottom, and the panels from left to right."""
 
     record: PeerComparison
     size_bytes: int
     contenders: tuple[tuple[str, str], ...]
-    panels: tuple[Panel, ...]
+    panels: tuple[PeerPanel, ...]
 
-    def lines(self) -> list[Table]:
+    def lines(self) -> list[PeerTable]:
         """The panels as they stand below each other, each line with the contenders that it has."""
         found = []
         for at in range(0, max(1, len(self.panels)), _PANELS_A_LINE):
@@ -88,13 +88,13 @@ class Table:
         return f"{NAME}-{show_size(self.size_bytes)}"
 
 
-def tables(record: PeerComparison) -> dict[str, Table]:
+def tables(record: PeerComparison) -> dict[str, PeerTable]:
     """A figure for each size in a record, by the name of its files."""
     found = [data(record, size_bytes) for size_bytes in sorted({run.size_bytes for run in record.runs})]
     return {table.name: table for table in found}
 
 
-def data(record: PeerComparison, size_bytes: int) -> Table:
+def data(record: PeerComparison, size_bytes: int) -> PeerTable:
     """The runs of one size, by number of hosts and state, and those after a loss."""
     runs = [run for run in record.runs if run.size_bytes == size_bytes]
     losses = [loss for loss in record.losses if loss.size_bytes == size_bytes]
@@ -104,13 +104,13 @@ def data(record: PeerComparison, size_bytes: int) -> Table:
     for hosts in sorted({run.hosts for run in runs}):
         for bed in dict.fromkeys(run.bed for run in runs if run.hosts == hosts):
             own = [run for run in runs if (run.hosts, run.bed) == (hosts, bed)]
-            panels.append(Panel(bed, hosts, own[0].bound_s, tuple((run.contender, run) for run in own)))
+            panels.append(PeerPanel(bed, hosts, own[0].bound_s, tuple((run.contender, run) for run in own)))
         lost = [loss for loss in losses if loss.hosts == hosts]
         after = tuple((loss.contender, loss.next) for loss in lost if loss.next is not None)
         words = tuple((loss.contender, _word(loss.outcome)) for loss in lost if loss.next is None)
         if lost:
-            panels.append(Panel(LOST, hosts, after[0][1].bound_s if after else 0.0, after, words))
-    return Table(record, size_bytes, contenders, tuple(panels))
+            panels.append(PeerPanel(LOST, hosts, after[0][1].bound_s if after else 0.0, after, words))
+    return PeerTable(record, size_bytes, contenders, tuple(panels))
 
 
 def _rank(contender: str) -> tuple[bool, tuple[int, str]]:
@@ -123,7 +123,7 @@ def _word(outcome: str) -> str:
     return "hung" if outcome.startswith("hung") else "failed"
 
 
-def numbers(table: Table) -> dict[str, Number]:
+def numbers(table: PeerTable) -> dict[str, Number]:
     """Every number of the figure, by `hosts/bed/contender/what`."""
     record = table.record
     found = {
@@ -150,13 +150,13 @@ def numbers(table: Table) -> dict[str, Number]:
     return found
 
 
-def draw(table: Table) -> Figure:
+def draw(table: PeerTable) -> Figure:
     """The picture, as wide as a page. Ids: `dot:HOSTS:BED:CONTENDER`, likewise `reach`, `value`, `word`."""
     with style.applied():
         return _draw(table)
 
 
-def _draw(table: Table) -> Figure:
+def _draw(table: PeerTable) -> Figure:
     width = style.PAGE_IN * style.POINTS_IN
     lines = table.lines()
     talls = [_ROW_PT * max(1, len(line.contenders)) for line in lines]
@@ -192,7 +192,7 @@ def _draw(table: Table) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, table: Table, ceiling: float) -> None:
+def _draw_panel(axes: Axes, panel: PeerPanel, table: PeerTable, ceiling: float) -> None:
     rows = {contender: row for row, (contender, _) in enumerate(table.contenders)}
     sides = dict(table.contenders)
     ours = sum(side == OURS for side in sides.values())

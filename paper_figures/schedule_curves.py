@@ -1,6 +1,6 @@
 """The figure of schedules in simulation: time over the fault-free ring, and over the bound, against lost bandwidth.
 
-    data(record) -> Table       what is drawn, all from the record
+    data(record) -> ScheduleTable       what is drawn, all from the record
     draw(table)  -> Figure      the picture, all from the table
     numbers(table)              its numbers for prose
 
@@ -43,17 +43,17 @@ _HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
-class Table:
+class ScheduleTable:
     """The record, and for each number of ranks the formulas and the simulated cases with one straggler."""
 
     record: ScheduleRatios
     panels: tuple[tuple[FormulaCurve, tuple[ScheduleRatio, ...]], ...]
 
 
-def data(record: ScheduleRatios) -> Table:
+def data(record: ScheduleRatios) -> ScheduleTable:
     """The curves of a record by rising number of ranks, each with its cases."""
     drawn = [case for name in _LOOK for case in record.select(name, MODEL, straggler=True)]
-    return Table(
+    return ScheduleTable(
         record,
         tuple(
             (curve, tuple(sorted((c for c in drawn if c.ranks == curve.ranks), key=lambda case: case.slowdown or 0)))
@@ -68,7 +68,7 @@ def lost(case: ScheduleRatio) -> Fraction:
     return 1 - 1 / case.slowdown
 
 
-def numbers(table: Table) -> dict[str, Number]:
+def numbers(table: ScheduleTable) -> dict[str, Number]:
     """Percent over the fault-free ring and the bound: of each case, the range where at most half is lost, the worst."""
     found = {}
     for _, cases in table.panels:
@@ -103,7 +103,7 @@ def _percent(ratio: float) -> float:
     return 100 * (ratio - 1)
 
 
-def draw(table: Table) -> Figure:
+def draw(table: ScheduleTable) -> Figure:
     """The picture, as wide as a page.
 
     Ids of lines: `formula:RANKS:SCHEDULE`, `simulated:RANKS:SCHEDULE`, `bound:RANKS`; in the lower row `log-...`.
@@ -112,7 +112,7 @@ def draw(table: Table) -> Figure:
         return _draw(table)
 
 
-def _draw(table: Table) -> Figure:
+def _draw(table: ScheduleTable) -> Figure:
     width = style.PAGE_IN * style.POINTS_IN
     height = _HEAD_PT + _TOP_PT + _BETWEEN_PT + _BOTTOM_PT + _FOOT_PT
     figure = style.new_figure(width, height)

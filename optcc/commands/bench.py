@@ -15,7 +15,7 @@ import click
 from optcc.cli import OneOf, SegmentsType, SizeType, TopologyType, echo_json, json_option
 from optcc.collective import DTYPE_BYTES, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, RuntimeFault
-from optcc.experiments.bench import MODES, Progress, Settings, default_slots, run_cases, run_on_loopback
+from optcc.experiments.bench import MODES, BenchSettings, Progress, default_slots, run_cases, run_on_loopback
 from optcc.experiments.peers import PEERS
 from optcc.experiments.record import (
     BenchTiming,
@@ -132,7 +132,7 @@ def command(
     dtype = _DTYPES[datatype]
     if op not in reductions_of(dtype):
         raise InputError(f"-o {op!r}: must be one of {', '.join(reductions_of(dtype))}")
-    settings = Settings(
+    settings = BenchSettings(
         schedules or (() if peers else ("ring",)),
         peers,
         topology,
@@ -162,7 +162,7 @@ def command(
     return _under_mpi(settings, output, as_json, transport)
 
 
-def _under_mpi(settings: Settings, output: Path | None, as_json: bool, carrier: str) -> int:
+def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool, carrier: str) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
     if carrier == "ucx":
         # Before MPI, which would load a UCX of its own, perhaps an older one.
@@ -206,7 +206,7 @@ def _carrier(mpi: MpiTransport, carrier: str) -> Iterator[Transport]:
         transport.close()
 
 
-def _report(rows: list[BenchTiming], settings: Settings, output: Path | None, as_json: bool) -> int:
+def _report(rows: list[BenchTiming], settings: BenchSettings, output: Path | None, as_json: bool) -> int:
     """Prints the table or the JSON, writes the record, and says whether every element was right."""
     wrong = sum(row.wrong for row in rows)
     if output is not None:
@@ -232,7 +232,7 @@ def _report(rows: list[BenchTiming], settings: Settings, output: Path | None, as
     return EXIT_REFUTED if wrong else EXIT_DONE
 
 
-def _config(settings: Settings) -> dict[str, Any]:
+def _config(settings: BenchSettings) -> dict[str, Any]:
     return {
         "schedules": [*settings.schedules, *settings.peers],
         "topology": repr(settings.topology) if settings.topology is not None else None,

@@ -7,18 +7,15 @@ import click
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.planner import AUTO
 from optcc.schedules.registry import SCHEDULES
-from optcc.show import Card, Shown
+from optcc.show import Card
 
 SUMMARY = "The schedule and the segments that are predicted to be fastest for the size."
 
 
-class Library(Shown):
-    """All schedules, for showing."""
-
-    def card(self) -> Card:
-        rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in SCHEDULES.values())
-        rows = (*rows, (AUTO, "allreduce", "what optimal accepts", SUMMARY))
-        return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
+def _card() -> Card:
+    rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in SCHEDULES.values())
+    rows = (*rows, (AUTO, "allreduce", "what optimal accepts", SUMMARY))
+    return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
 
 
 @click.command("list", epilog="Example: optcc list --json")
@@ -26,7 +23,7 @@ class Library(Shown):
 def command(as_json: bool) -> None:
     """The schedules of the library: what they compute, which topologies they accept, where they come from."""
     if not as_json:
-        echo_card(Library())
+        echo_card(_card())
         return
     echo_json(
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -21,19 +20,8 @@ from optcc.cli import (
 from optcc.paper_figures.style import require_matplotlib
 from optcc.paper_figures.timeline import picture_ending, timeline
 from optcc.planner import build_plan
-from optcc.show import Card, Shown
 from optcc.timing import MODELS, Model
 from optcc.topology import Topology
-
-
-@dataclass(frozen=True)
-class Table(Shown):
-    """A card to print."""
-
-    content: Card
-
-    def card(self) -> Card:
-        return self.content
 
 
 @click.command("show", epilog="Example: optcc show optcc --topology 4@50MB/s,3=25MB/s --segments 8 -o optcc.svg")
@@ -95,9 +83,9 @@ def command(
     if as_json:
         echo_json(shown.as_json())
         return
-    echo_card(Table(shown.stage_card()))
+    echo_card(shown.stage_card())
     if rows:
         click.echo()
-        echo_card(Table(shown.transfer_card(rows)))
+        echo_card(shown.transfer_card(rows))
     if output is not None:
         click.echo(f"\ntimeline drawn in {output}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from optcc.cli import echo_card, echo_json, json_option
 from optcc.errors import InputError
 from optcc.experiments import failure_study, training
 from optcc.experiments.study_units import Partial, Report, check_numbers, quiet, study_name
-from optcc.show import Card, Shown
+from optcc.show import Card
 
 TRIALS, QUICK_TRIALS, SEED = 10_000, 100, 1
 
@@ -28,16 +27,6 @@ class _Record(Protocol):
     def write(self, path: Path) -> None: ...
 
     def as_json(self) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Shown):
-    """A card by itself."""
-
-    page: Card
-
-    def card(self) -> Card:
-        return self.page
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
@@ -159,4 +148,4 @@ def _tell(record: _Record, as_json: bool, cards: tuple[Card, ...]) -> None:
     for number, card in enumerate(cards):
         if number:
             click.echo()
-        echo_card(Page(card))
+        echo_card(card)

@@ -25,7 +25,7 @@ from optcc.experiments.failure_model import (
     Left,
     OneServer,
     Pattern,
-    Rail,
+    RailSwitch,
     Slow,
     Uniform,
     down_probability,
@@ -35,7 +35,7 @@ from optcc.experiments.failure_model import (
 
 BIG = Cluster(64, 8)
 DEAD = Fraction(0)
-EVERY: tuple[Pattern, ...] = (Uniform(10), OneServer(3), Rail(16), Slow(4), Instant("test", Fraction(1, 50)))
+EVERY: tuple[Pattern, ...] = (Uniform(10), OneServer(3), RailSwitch(16), Slow(4), Instant("test", Fraction(1, 50)))
 
 
 def lost(damage: Damage) -> int:
@@ -115,7 +115,7 @@ def test_patterns_fail_what_they_say() -> None:
         slow = draw(Slow(4), BIG, 1, trial)
         assert lost(slow) == 4
         assert all(Fraction(1, 4) <= share <= Fraction(9, 10) for shares in slow.values() for share in shares)
-        rail = sorted(draw(Rail(24), BIG, 1, trial))
+        rail = sorted(draw(RailSwitch(24), BIG, 1, trial))
         assert rail in (list(range(24)), list(range(24, 48)), list(range(48, 64)))
 
 
@@ -154,8 +154,8 @@ def test_rates_are_those_of_their_sources() -> None:
         (Uniform(15), Cluster(2, 8), "15 failed NICs of 2x8: must be from 1 to 14"),
         (Uniform(7 * 16), Cluster(16, 8), "1000 draws in a row"),
         (OneServer(8), BIG, "8 failed NICs of one server: must be from 1 to 7"),
-        (Rail(65), BIG, "a switch for 65 of 64 servers"),
-        (Rail(2), Cluster(4, 1), "must have another NIC"),
+        (RailSwitch(65), BIG, "a switch for 65 of 64 servers"),
+        (RailSwitch(2), Cluster(4, 1), "must have another NIC"),
         (Slow(513), BIG, "513 slow NICs"),
         (Instant("x", Fraction(1)), BIG, "probability 1"),
     ],

@@ -22,7 +22,7 @@ from optcc.commands.figures import command
 from optcc.errors import CodecError, EnvironmentMissing, InputError, OptccError
 from optcc.experiments.record import RECORDS, BenchTiming, Record, Samples
 from optcc.paper_figures import allreduce_bars, build, numbers, sources, style
-from optcc.paper_figures.allreduce_bars import Bar, Group, Table
+from optcc.paper_figures.allreduce_bars import Bar, BarTable, Group
 from optcc.paper_figures.numbers import Number
 
 pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
@@ -221,7 +221,7 @@ def test_text_over_the_bars() -> None:
     assert ids(figure, "wrong") == {"half:optimal"}
 
 
-def crowd(n_schedules: int) -> Table:
+def crowd(n_schedules: int) -> BarTable:
     """Two beds of many schedules with long names, some of them wrong."""
     names = [f"r2ccl-allreduce-{number}" for number in range(n_schedules)]
     rows = [
@@ -232,7 +232,7 @@ def crowd(n_schedules: int) -> Table:
     return allreduce_bars.data([record(rows)])
 
 
-def lonely() -> Table:
+def lonely() -> BarTable:
     """One run of one schedule, without topology, bound or prediction, in microseconds."""
     timing = Samples([0.00012], [0.0], 0)
     one = changed(ROWS[0], bed="given", topology="", bound_s=None, predicted_s=None, out_of_place=timing)
@@ -244,7 +244,7 @@ def lonely() -> Table:
     [allreduce_bars.data([record()]), crowd(3), crowd(5), crowd(12), lonely()],
     ids=["demo", "six", "ten", "crowd", "lonely"],
 )
-def test_no_text_touches_another(table: Table) -> None:
+def test_no_text_touches_another(table: BarTable) -> None:
     """Also with the whole figure around it."""
     from matplotlib.backends import backend_agg
     from matplotlib.text import Text

@@ -43,11 +43,9 @@ from optcc.experiments.peers_record import (
     OURS,
     PEER,
     Loss,
-    Losses,
     PeerComparison,
     PeerRun,
     Session,
-    Summary,
 )
 from optcc.experiments.peers_team import Hung, Turn, last_words
 from optcc.experiments.record import STEAL_MAX
@@ -206,7 +204,7 @@ def test_the_last_words_of_a_job_name_the_cause() -> None:
 
 
 def test_the_summary_has_the_best_of_either_side_over_the_bound() -> None:
-    rows = {row[3]: row[5:] for row in Summary(RECORD).card().rows}
+    rows = {row[3]: row[5:] for row in RECORD.summary().rows}
     assert rows[HEALTHY] == ("-", "-", "1.020", "1.050", "Open MPI ring, TCP", "1")
     assert rows["one NIC at half"] == ("1.040", "-", "-", "2.400", "Open MPI ring, TCP", "1")
     assert rows[AFTER_LOSS] == ("1.100", "-", "-", "-", "-", "1")
@@ -452,7 +450,7 @@ def test_the_reference_is_the_best_peer_on_healthy_hosts() -> None:
     assert [part.title for part in RECORD.parts()] == [
         f"4 hosts, {bed}, 64MiB, NICs of 400Mbit/s, T* 1 s" for bed in (HEALTHY, "one NIC at half", "after the loss")
     ]
-    assert Losses(RECORD.losses).card().rows[1][-2:] == ("-", "hung for 10 s, ended")
+    assert RECORD.losses_card().rows[1][-2:] == ("-", "hung for 10 s, ended")
 
 
 def replace_run(each: PeerRun, **fields: Any) -> PeerRun:

@@ -151,7 +151,7 @@ def test_the_choice_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (
             ["simulate", "auto", "--topology", "4@1GB/s", "--size", "1MiB", "--segments", "4"],
-            "--segments 4: must be left",
+            "segments 4: must be left",
         ),
         (["compile", "ring", "--topology", "4@1GB/s", "--size", "8", "-o", "x", "--explain"], "--explain with ring"),
         (
