@@ -105,9 +105,10 @@ def lose(flows: Flows, pair: int, lost: float, now: float) -> None:
     flows.since[pair] = now
     transfer = flows.head[pair]
     sent = flows.bytes[transfer] - (flows.target[transfer] - flows.served[pair])
-    flows.target[transfer] += min(lost, max(sent, 0.0))
+    again = min(lost, max(sent, 0.0))
+    flows.target[transfer] += again
     following = flows.behind[transfer]
-    if following >= 0:
+    if following >= 0 and again > 0.0:
         flows.head[pair] = following
         flows.ahead[following] = -1
         insert(flows, pair, transfer)

@@ -298,6 +298,21 @@ def change_line(
         list_up(line, _IN_IDLE if port & 1 else _OUT_IDLE, port)
 
 
+def come_anew(times: Any, line: Line, now: int) -> None:
+    """Rates change at the instant at which these messages come: those that come to an uplink, or have left and come to
+    their in port, come at the rates from now on. To an uplink they do not come if their out port is down now.
+    """
+    for which in range(TO_UP, TO_IN + 1):
+        n_coming = line.filled[which]
+        line.filled[which] = 0
+        for at in range(n_coming):
+            transfer = line.lists[which, at]
+            if which == TO_IN and not 0 <= times[transfer, SENT] < now:
+                list_up(line, which, transfer)
+            else:
+                line.where[transfer] = which
+
+
 def expect_anew(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int, overhead: int) -> None:
     """All events after rates have changed."""
     line.filled[_EVENTS] = 0
@@ -361,6 +376,7 @@ def run_uplinks(
             change_line(times, sizes, paces, changes, line, happened, now, overhead)
             happened += 1
         if happened > changed:
+            come_anew(times, line, now)
             expect_anew(net, times, sizes, paces, line, now, overhead)
 
 
@@ -378,6 +394,7 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     have_entered,
     have_left,
     change_line,
+    come_anew,
     expect_anew,
     run_uplinks,
 )

@@ -158,14 +158,15 @@ class Reference:
                 begins = max(now, free)
                 self.passed[t][uplink] = begins, begins + self.size(t) / self.rates[uplink]
 
-    def change(self, port: str, rate: Fraction, lost: int) -> None:
+    def change(self, port: str, rate: Fraction, lost: int, now: Fraction) -> None:
         for side in (0, 1):
             serving = [t for t in self.serving(side) if self.ports[t][side if self.model == "fifo" else 0] == port]
             if self.model != "fifo":
                 serving = [t for t in self.serving(0) if port in self.ports[t]] if side == 0 else []
-            if self.model == "fair":  # the first of each pair of ports
+            if self.model == "fair":  # the first of each pair of ports that is flowing
                 first: dict[tuple[str, ...], int] = {}
-                for t in sorted(serving, key=lambda t: (self.rest[t][0], self.begins(t), t)):
+                flowing = [t for t in serving if self.begins(t) <= now]
+                for t in sorted(flowing, key=lambda t: (self.rest[t][0], self.begins(t), t)):
                     first.setdefault(self.ports[t], t)
                 serving = list(first.values())
             for t in serving:
@@ -185,7 +186,7 @@ class Reference:
             self.finish(now, may_start, may_be_done)
             for at, port, rate, lost in self.changes:
                 if at == now and port in self.rates:
-                    self.change(port, rate, lost)
+                    self.change(port, rate, lost, now)
             self.begin(now)
             instants = [at for at, *_ in self.changes] if len(self.done) < len(self.transfers) else []
             instants += [self.begins(t) for t in self.start]
@@ -550,6 +551,21 @@ def check_on_pods(seed: int, model: Model, changing: bool) -> None:
             run(plan, topology, model, overhead, changes)
     else:
         check(run(plan, topology, model, overhead, changes), wanted)
+
+
+@pytest.mark.parametrize(
+    ("model", "seed"),
+    [
+        ("fifo", 584),  # the first byte would come to an uplink at the instant at which its out port goes down
+        ("fifo", 1694),  # what has left would come to its in port at the instant at which that becomes faster
+        ("fifo", 2378),
+        ("fair", 2854),  # bytes are lost by the first of two transfers that have sent none
+        ("fair", 2716),  # and while a transfer that has less to send is still in its overhead
+        ("fair", 3129),
+    ],
+)
+def test_rates_that_change_at_the_instant_of_a_message(model: Model, seed: int) -> None:
+    check_on_pods(seed, model, True)
 
 
 @pytest.mark.slow
