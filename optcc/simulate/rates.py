@@ -139,6 +139,32 @@ def make_clock(
     return Clock(per_s, round(latency_s * per_s), round(overhead_s * per_s), paces, columns)
 
 
+FLOAT_MAX = 2**53
+"""Floats represent all whole numbers up to this."""
+SHARED_BY = (3 * 3 * 5 * 7, 3 * 5, 3, 1)
+"""A port's rate is a multiple of the first of these that fits, so its shares among so many flows are whole numbers.
+Powers of two need no factor: floats represent halves."""
+
+
+def fair_units(port_rates: Iterable[Fraction], moments: Iterable[Fraction], span_s: Fraction) -> tuple[int, Fraction]:
+    """Ticks per second and units per byte for the fair model, such that its floats are whole numbers where possible.
+
+    Max-min fair sharing amplifies perturbations: in one plan of 480 transfers, delaying a start by 1e-17 s moves the
+    makespan by 4e-7 s. So rounding must not separate events that are simultaneous. `moments` are all times given,
+    `span_s` is the order of magnitude of the makespan; if 53 bits do not suffice, a tick is a second and a unit a byte.
+    """
+    rates = {rate for rate in port_rates if rate}
+    whole = 1
+    for each in {*(rate.numerator for rate in rates), *(moment.denominator for moment in moments)}:
+        whole = lcm(whole, each)
+        if whole * span_s > FLOAT_MAX:
+            return 1, Fraction(1)
+    shared_by = next((each for each in SHARED_BY if each * whole * span_s <= FLOAT_MAX), 1)
+    step = Fraction(gcd(*(rate.numerator for rate in rates)), lcm(*(rate.denominator for rate in rates)))
+    per_s = whole * shared_by
+    return per_s, shared_by * per_s / step if rates else Fraction(1)
+
+
 def _longest(
     load: Mapping[Fraction, int], port_rates: Sequence[Fraction], carried: Sequence[int], changes: Sequence[Change]
 ) -> Fraction:

@@ -34,7 +34,7 @@ from optcc.simulate.gates import (
 )
 from optcc.simulate.kernels import kernels
 from optcc.simulate.ports import Ports, make_pairs, pair_table
-from optcc.simulate.rates import Change, at_start, make_clock
+from optcc.simulate.rates import Change, at_start, fair_units, make_clock
 from optcc.simulate.uplinks import make_line
 from optcc.timing import Model, Timing
 from optcc.transfers import Transfers
@@ -110,7 +110,7 @@ def run_work(work: Work, network: Network, model: Model) -> Result:
     for uplink in _ways(work, ports).T if ports.has_pods else ():
         np.add.at(carried, uplink[uplink >= 0], work.sizes[uplink >= 0])
     if model == "fair":
-        times, per_s, down, finished = _run_fair(work, network, ends[:n_pairs])
+        times, per_s, down, finished = _run_fair(work, carried.tolist(), network, ends[:n_pairs])
     else:
         times, per_s, down, finished = _run_serial(work, carried.tolist(), network, model, ends[:n_pairs])
     seconds = np.empty((4, n))
@@ -201,27 +201,37 @@ def _ways(work: Work, ports: Ports) -> Small:
     return np.column_stack(ways).astype(np.int32)
 
 
-def _run_fair(work: Work, network: Network, ends: Small) -> tuple[Any, int, Any, int]:
-    """The times in seconds, 1, which ports are down in the end, and how many transfers are done."""
+def _run_fair(work: Work, carried: list[int], network: Network, ends: Small) -> tuple[Any, int, Any, int]:
+    """The times in ticks, how many of them are a second, which ports are down in the end, and how many are done."""
     n, n_ports = len(work.rows), len(network.ports.names)
     more = network.more_latency_s
-    net = make_net(work.rows, work.gates, np.empty(0) if more is None else more.copy())
-    times = np.full((n, 4), -1.0)
     pairs = make_pairs(ends, network.ports)
     n_pairs = len(pairs.ends)
     rates, down, changes = _rates(work, network)
+    costs_s = network.latency_s, network.overhead_s
+    used = [rate for rate, size in zip(rates, carried, strict=True) if size]
+    busiest_s = max((size / rate for rate, size in zip(rates, carried, strict=True) if size), default=Fraction(0))
+    moments = *costs_s, *(each.at_s for each in changes)
+    new = [each.rate for each in changes if carried[each.port]]
+    per_s, per_byte = fair_units([*used, *new], moments, 16 * busiest_s + sum(costs_s))
+    per_tick = per_byte / per_s
+    due = np.empty(0) if more is None else more * float(per_s)
+    net = make_net(work.rows, work.gates, due)
+    times = np.full((n, 4), -1.0)
     shares = Shares(
-        np.array([0.0 if is_down else float(rate) for rate, is_down in zip(rates, down, strict=True)]),
-        np.array([float(each.at_s) for each in changes]),
+        np.array([0.0 if is_down else float(rate * per_tick) for rate, is_down in zip(rates, down, strict=True)]),
+        np.array([float(each.at_s * per_s) for each in changes]),
         np.array([each.port for each in changes], dtype=np.int64),
-        np.array([float(each.rate) for each in changes]),
-        np.array([float(each.lost_bytes) for each in changes]),
+        np.array([float(each.rate * per_tick) for each in changes]),
+        np.array([float(each.lost_bytes * per_byte) for each in changes]),
     )
     heap = np.zeros(n_pairs, dtype=np.int64), np.full(n_pairs, -1, dtype=np.int64), np.zeros(n_pairs)
-    flows, scratch = make_flows(work.sizes.astype(np.float64), n_pairs), make_scratch(n_pairs, n_ports)
-    costs = float(network.latency_s), float(network.overhead_s)
-    kernels().run_fair(net, times, shares, pairs, flows, scratch, *heap, *costs)
-    return times, 1, shares.rates == 0, int(net.tail[FINISHED])
+    flows, scratch = (
+        make_flows(work.sizes.astype(np.float64) * float(per_byte), n_pairs),
+        make_scratch(n_pairs, n_ports),
+    )
+    kernels().run_fair(net, times, shares, pairs, flows, scratch, *heap, *(float(each * per_s) for each in costs_s))
+    return times, per_s, shares.rates == 0, int(net.tail[FINISHED])
 
 
 def _critical(last: int, rows: Any) -> tuple[int, ...]:

@@ -370,6 +370,13 @@ def test_a_fair_prediction_leaves_out_two_latencies_a_message(name: str, text: s
     assert seconds == pytest.approx(predicted(plan, timed, "fair", overhead_s=200e-6), rel=0.005)
 
 
+def test_rounding_does_not_part_what_happens_at_one_instant() -> None:
+    """Every moment of this run is a whole number of microseconds. A start that is 1e-17 s late moves its end by 4e-7 s:
+    max-min fairness amplifies, so a clock whose ticks are not whole is off by 2e-7 of the time."""
+    instance = draw(76_311_438)
+    assert spelled_out(instance.plan, instance.topology, "fair", instance.chunk_bytes) == 0.08195
+
+
 # --- with faults ------------------------------------------------------------------------------------------------------
 
 
