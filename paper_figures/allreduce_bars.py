@@ -268,6 +268,16 @@ def _caption(table: BarTable) -> list[str]:
 
 
 @dataclass(frozen=True)
+class _BarNames:
+    """Names under the bars, by schedule. They begin `start_pt` from the figure's left edge if they slope, else at 0."""
+
+    texts: Mapping[str, str]
+    slope: bool
+    height_pt: float
+    start_pt: float
+
+
+@dataclass(frozen=True)
 class _Layout:
     """Where everything stands. Across the axes, a unit of x is a point, so widths of text can be added up."""
 
@@ -280,9 +290,7 @@ class _Layout:
     percents: _Percents
     ceiling_s: float
     ticks: tuple[tuple[float, str], ...]
-    names: Mapping[str, str]
-    names_slope: bool
-    names_height_pt: float
+    names: _BarNames
 
     @property
     def room_pt(self) -> float:
@@ -295,53 +303,74 @@ def _layout(table: BarTable, more_left_pt: float = 0.0) -> _Layout:
 
     `more_left_pt` is room for names that slope out of the figure on the left.
     """
-    groups, bars = table.groups, table.bars
     ceiling = _ceiling(table)
     ticks = _ticks(ceiling)
     ticks_pt = max(style.text_width_pt(text, style.LABEL_PT) for _, text in ticks)
     left = more_left_pt + _EDGE_PT + style.LABEL_PT * style.LINE + 7 + ticks_pt
-    labels = tuple("" if group.bound_s is None else f"{Number.seconds(group.bound_s).text} s" for group in groups)
+    labels = ["" if group.bound_s is None else f"{Number.seconds(group.bound_s).text} s" for group in table.groups]
     tails = [style.text_width_pt(each, style.SMALL_PT) + 2 * _BEYOND_PT if each else 0.0 for each in labels]
-    fixed = sum(tails) + _GAP_PT * (len(groups) + 1)
+    width, pitch, percents = _widths(table, left, sum(tails))
+    centres, ends = _positions(table, width - left - _RIGHT_PT, pitch, tails)
+    names = _bar_names(table, pitch, [left + x for each in centres for x in each])
+    if names.start_pt < 0:
+        return _layout(table, more_left_pt + 1 - names.start_pt)
+    return _Layout(width, left, pitch, centres, ends, tuple(labels), percents, ceiling, tuple(ticks), names)
+
+
+def _widths(table: BarTable, left_pt: float, tails_pt: float) -> tuple[float, float, _Percents]:
+    """The figure's width, from bar to bar, and how percents are written. `tails_pt` is what bounds' labels take."""
+    bars = table.bars
+    fixed = tails_pt + _GAP_PT * (len(table.groups) + 1)
 
     def pitch_least(percents: _Percents) -> float:
         lines = [line for bar in bars for line in (*_wrong_lines(bar), _over(bar, percents)) if line]
         return 2 + max((style.text_width_pt(line, style.SMALL_PT) for line in lines), default=10.0)
 
     def needed(percents: _Percents) -> float:
-        return left + fixed + len(bars) * pitch_least(percents) + _RIGHT_PT
+        return left_pt + fixed + len(bars) * pitch_least(percents) + _RIGHT_PT
 
     column, page = style.COLUMN_IN * style.POINTS_IN, style.PAGE_IN * style.POINTS_IN
     choices = (*((column, each) for each in _Percents), (page, _Percents.TENTHS))
     fallback = (needed(_Percents.TENTHS), _Percents.TENTHS)
     width, percents = next((choice for choice in choices if needed(choice[1]) <= choice[0]), fallback)
-    room = width - left - _RIGHT_PT
-    pitch = max(min(_PITCH_SHARE_MAX * width, (room - fixed) / len(bars)), pitch_least(percents))
-    spare = (room - fixed - len(bars) * pitch) / (len(groups) + 1)
+    room = width - left_pt - _RIGHT_PT
+    return width, max(min(_PITCH_SHARE_MAX * width, (room - fixed) / len(bars)), pitch_least(percents)), percents
+
+
+def _positions(
+    table: BarTable, room_pt: float, pitch_pt: float, tails: Sequence[float]
+) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    """The centres of the bars of each group, and where each group ends, its bound's label included."""
+    groups = table.groups
+    fixed = sum(tails) + _GAP_PT * (len(groups) + 1)
+    spare = (room_pt - fixed - len(table.bars) * pitch_pt) / (len(groups) + 1)
     x, centres, ends = 0.0, [], []
     for group, tail in zip(groups, tails, strict=True):
         x += _GAP_PT + spare
-        centres.append(tuple(x + (number + 0.5) * pitch for number in range(len(group.bars))))
-        x += len(group.bars) * pitch + tail
+        centres.append(tuple(x + (number + 0.5) * pitch_pt for number in range(len(group.bars))))
+        x += len(group.bars) * pitch_pt + tail
         ends.append(x)
+    return tuple(centres), tuple(ends)
+
+
+def _bar_names(table: BarTable, pitch_pt: float, places_pt: Sequence[float]) -> _BarNames:
+    """The names of the bars at `places_pt`: broken at hyphens, or sloping where a part is still too long."""
+    bars = table.bars
     names = [style.label(bar.schedule, _NAME_LENGTH_MAX) for bar in bars]
-    broken = [style.wrapped(name.replace("-", "-\n").split("\n"), "", pitch - 2, style.LABEL_PT, 3) for name in names]
-    slope = max(style.text_width_pt(line, style.LABEL_PT) for lines in broken for line in lines) > pitch - 2
-    height = style.LABEL_PT * style.LINE * max(map(len, broken))
+    broken = [
+        style.wrapped(name.replace("-", "-\n").split("\n"), "", pitch_pt - 2, style.LABEL_PT, 3) for name in names
+    ]
+    slope = max(style.text_width_pt(line, style.LABEL_PT) for lines in broken for line in lines) > pitch_pt - 2
+    height, start = style.LABEL_PT * style.LINE * max(map(len, broken)), 0.0
     if slope:
         broken = [[name] for name in names]
         angle = math.radians(_SLOPE_DEGREES)
         line_pt = style.LABEL_PT * style.LINE
         lengths = [style.text_width_pt(name, style.LABEL_PT) for name in names]
         height = max(lengths) * math.sin(angle) + line_pt * math.cos(angle)
-        places = [left + x for each in centres for x in each]
-        starts = [x - length * math.cos(angle) - 3 for x, length in zip(places, lengths, strict=True)]
-        if min(starts) < 0:
-            return _layout(table, more_left_pt + 1 - min(starts))
-    shown = {bar.schedule: "\n".join(lines) for bar, lines in zip(bars, broken, strict=True)}
-    return _Layout(
-        width, left, pitch, tuple(centres), tuple(ends), labels, percents, ceiling, tuple(ticks), shown, slope, height
-    )
+        start = min(x - length * math.cos(angle) - 3 for x, length in zip(places_pt, lengths, strict=True))
+    texts = {bar.schedule: "\n".join(lines) for bar, lines in zip(bars, broken, strict=True)}
+    return _BarNames(texts, slope, height, start)
 
 
 def _ticks(ceiling: float) -> list[tuple[float, str]]:
@@ -368,7 +397,7 @@ def _draw(table: BarTable) -> Figure:
     beds = _bed_lines(table, layout)
     head = _EDGE_PT + style.TITLE_PT * style.LINE + 1 + len(caption) * small + 3
     key = small + 5 if _meanings(table) else 0.0
-    foot = 4 + layout.names_height_pt + 2 + style.LABEL_PT * style.LINE + max(map(len, beds)) * small + _EDGE_PT
+    foot = 4 + layout.names.height_pt + 2 + style.LABEL_PT * style.LINE + max(map(len, beds)) * small + _EDGE_PT
     height = head + key + _AXES_HEIGHT_PT + foot
     figure = style.new_figure(layout.width_pt, height)
 
@@ -440,71 +469,81 @@ def _draw_group(axes: Axes, group: Group, layout: _Layout, number: int, key: str
     """Bars, whiskers, diamonds, the bound and what stands over the bars; ids end with `key`."""
     key = style.label(key, _ID_LENGTH_MAX)
     centres, width = layout.centres[number], layout.pitch_pt * _BAR_SHARE
-    for x, bar in zip(centres, group.bars, strict=True):
-        known = f"{key}:{style.label(bar.schedule, _ID_LENGTH_MAX)}"
+    known = [f"{key}:{style.label(bar.schedule, _ID_LENGTH_MAX)}" for bar in group.bars]
+    for x, bar, name in zip(centres, group.bars, known, strict=True):
         edge = {"edgecolor": style.WRONG, "linewidth": 1.2} if bar.wrong else {"linewidth": 0}
         patch = axes.bar(x, bar.seconds, width, color=style.colour(bar.schedule), zorder=2, **edge).patches[0]
-        patch.set_gid(f"bar:{known}")
+        patch.set_gid(f"bar:{name}")
     if group.bound_s is not None:
         ends = (centres[0] - width / 2 - _BEYOND_PT, layout.ends[number])
-        heights = (group.bound_s, group.bound_s)
-        axes.plot(ends, heights, color=style.INK, linewidth=0.9, zorder=4, gid=f"bound:{key}")
-        for text, up_pt, va, what in (
-            ("T*", 1.5, "bottom", "name"),
-            (layout.bound_labels[number], -2.0, "top", "label"),
-        ):
-            axes.annotate(
-                text,
-                (ends[1], group.bound_s),
-                xytext=(0, up_pt),
-                textcoords="offset points",
-                ha="right",
-                va=va,
-                size=style.SMALL_PT,
-                bbox=_ON_WHITE,
-                zorder=4,
-                gid=f"bound-{what}:{key}",
-            )
-    for x, bar in zip(centres, group.bars, strict=True):
-        known = f"{key}:{style.label(bar.schedule, _ID_LENGTH_MAX)}"
-        reach = [[bar.seconds - bar.least_s], [bar.greatest_s - bar.seconds]]
-        if bar.runs > 1:
-            whisker = axes.errorbar(
-                x, bar.seconds, reach, fmt="none", ecolor=style.INK, elinewidth=0.6, capsize=1.8, capthick=0.6, zorder=5
-            )
-            whisker.lines[2][0].set_gid(f"whisker:{known}")
-        if bar.predicted_s is not None:
-            axes.plot(
-                [x - width * 0.28],
-                [bar.predicted_s],
-                marker="D",
-                markersize=3.2,
-                markerfacecolor="white",
-                markeredgecolor=style.INK,
-                markeredgewidth=0.7,
-                linestyle="none",
-                zorder=6,
-                gid=f"predicted:{known}",
-            )
-        lines = [(line, style.WRONG, "bold", "wrong") for line in reversed(_wrong_lines(bar))]
-        over = _over(bar, layout.percents)
-        if over:
-            lines.insert(0, (over, style.INK, "normal", "over"))
-        for level, (text, ink, weight, what) in enumerate(lines):
-            axes.annotate(
-                text,
-                (x, _foot_of_text(group, bar, layout.ceiling_s)),
-                xytext=(0, 2.5 + level * style.SMALL_PT * style.LINE),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                size=style.SMALL_PT,
-                color=ink,
-                weight=weight,
-                bbox=_ON_WHITE,
-                zorder=7,
-                gid=f"{what}:{known}",
-            )
+        _draw_bound(axes, group.bound_s, ends, layout.bound_labels[number], key)
+    for x, bar, name in zip(centres, group.bars, known, strict=True):
+        _draw_marks(axes, bar, x, width, name)
+        _draw_text(axes, bar, (x, _foot_of_text(group, bar, layout.ceiling_s)), layout.percents, name)
+
+
+def _draw_bound(axes: Axes, bound_s: float, ends: tuple[float, float], label: str, key: str) -> None:
+    """A line from one end to the other, with its name above and its value below at the right."""
+    axes.plot(ends, (bound_s, bound_s), color=style.INK, linewidth=0.9, zorder=4, gid=f"bound:{key}")
+    for text, up_pt, va, what in (("T*", 1.5, "bottom", "name"), (label, -2.0, "top", "label")):
+        axes.annotate(
+            text,
+            (ends[1], bound_s),
+            xytext=(0, up_pt),
+            textcoords="offset points",
+            ha="right",
+            va=va,
+            size=style.SMALL_PT,
+            bbox=_ON_WHITE,
+            zorder=4,
+            gid=f"bound-{what}:{key}",
+        )
+
+
+def _draw_marks(axes: Axes, bar: Bar, x: float, width: float, name: str) -> None:
+    """The range of the runs, and a diamond for what was predicted."""
+    reach = [[bar.seconds - bar.least_s], [bar.greatest_s - bar.seconds]]
+    if bar.runs > 1:
+        whisker = axes.errorbar(
+            x, bar.seconds, reach, fmt="none", ecolor=style.INK, elinewidth=0.6, capsize=1.8, capthick=0.6, zorder=5
+        )
+        whisker.lines[2][0].set_gid(f"whisker:{name}")
+    if bar.predicted_s is not None:
+        axes.plot(
+            [x - width * 0.28],
+            [bar.predicted_s],
+            marker="D",
+            markersize=3.2,
+            markerfacecolor="white",
+            markeredgecolor=style.INK,
+            markeredgewidth=0.7,
+            linestyle="none",
+            zorder=6,
+            gid=f"predicted:{name}",
+        )
+
+
+def _draw_text(axes: Axes, bar: Bar, foot: tuple[float, float], percents: _Percents, name: str) -> None:
+    """The lines over a bar, from `foot` up: what it takes over the bound, and wrong elements."""
+    lines = [(line, style.WRONG, "bold", "wrong") for line in reversed(_wrong_lines(bar))]
+    over = _over(bar, percents)
+    if over:
+        lines.insert(0, (over, style.INK, "normal", "over"))
+    for level, (text, ink, weight, what) in enumerate(lines):
+        axes.annotate(
+            text,
+            foot,
+            xytext=(0, 2.5 + level * style.SMALL_PT * style.LINE),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            size=style.SMALL_PT,
+            color=ink,
+            weight=weight,
+            bbox=_ON_WHITE,
+            zorder=7,
+            gid=f"{what}:{name}",
+        )
 
 
 def _bed_lines(table: BarTable, layout: _Layout) -> list[list[str]]:
@@ -529,13 +568,13 @@ def _draw_bed(axes: Axes, group: Group, layout: _Layout, number: int, topology: 
         axes.annotate(text, (x, 0), xytext=(0, -down_pt), textcoords="offset points", annotation_clip=False, **how)
 
     for x, bar in zip(centres, group.bars, strict=True):
-        name = layout.names[bar.schedule]
-        if layout.names_slope:
+        name = layout.names.texts[bar.schedule]
+        if layout.names.slope:
             put(x + 3, 3, name, ha="right", va="top", rotation=_SLOPE_DEGREES, rotation_mode="anchor")
         else:
             put(x, 3, name, ha="center", va="top", linespacing=style.LINE - 0.15)
     middle = (centres[0] + centres[-1]) / 2
-    down = 4 + layout.names_height_pt + 2
+    down = 4 + layout.names.height_pt + 2
     put(middle, down, style.label(group.bed, _NAME_LENGTH_MAX), ha="center", va="top", weight="bold")
     for level, line in enumerate(topology):
         below = down + style.LABEL_PT * style.LINE + level * style.SMALL_PT * style.LINE
