@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ from optcc.cli import (
 from optcc.codec import FILE_BYTES_MAX, TRANSFERS_FORMAT, read_plan, read_transfers
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, InputError, TopologyError
 from optcc.files import read_file
+from optcc.plan import Plan
 from optcc.planner import Built, build, find_schedule, smallest_failure
+from optcc.schedule import Schedule
 from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.units import parse_time
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN
 from optcc.verify.plan.limits import TARGETS
-from optcc.verify.plan.ratio import judge_ratio, read_number
-from optcc.verify.plan.report import Questions, judge
+from optcc.verify.plan.ratio import Ratio, judge_ratio, read_number
+from optcc.verify.plan.report import Questions, Report, judge
+from optcc.verify.plan.shrink import Smallest
 from optcc.verify.plan.slots import least_slots
 from optcc.verify.plan.timing import Makespan
 from optcc.verify.plan.verify_transfers import verify_transfers
@@ -82,87 +86,147 @@ def command(
     """
     if thorough and not failover:
         raise InputError("--thorough: needs --failover")
+    claims = _Claims(eps, promise, interval, target)
     if all_ranks or failover:
-        rest = (plan_file, topology, size, eps, promise, interval, target)
         flag, takes = ("--all-ranks", "the NAME of a schedule") if all_ranks else ("--failover", "no NAME")
-        if any(each is not None for each in rest) or (all_ranks and failover) or (name is None) == all_ranks:
+        others = plan_file is not None or topology is not None or size is not None or claims.given
+        if others or (all_ranks and failover) or (name is None) == all_ranks:
             raise InputError(f"verify {flag}: takes {takes}, and no other question")
         return _all_ranks(name, as_json) if name is not None else _failover(thorough, as_json)
     if (name is None) == (plan_file is None):
         raise InputError("verify: give either the NAME of a schedule or --plan FILE")
-    for flag, value in (("--eps", eps), ("--promise", promise), ("--slowdown", interval)):
-        if value is not None and topology is None:
-            raise InputError(f"{flag}: needs --topology")
-    if interval is not None and ports == "fair":
-        raise InputError("--slowdown with --ports fair: must be exclusive, where the ports' order is fixed")
-    options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports or "exclusive"}
-    built: Built | None = None
-    if plan_file is not None:
+    claims.check(topology, ports)
+    if name is None:
+        assert plan_file is not None
         data = read_file(plan_file, FILE_BYTES_MAX)
         if TRANSFERS_FORMAT.encode() in data[:_HEAD_BYTES]:
-            if any(each is not None for each in (eps, promise, interval, target)):
+            if claims.given:
                 raise InputError(f"--plan {plan_file}: transfers have no plan to ask about time or limits")
             return _transfers(data, as_json)
         plan = read_plan(data)
         if topology is not None and topology.n_ranks != plan.n_ranks:
             raise TopologyError(f"--topology has {topology.n_ranks} ranks: the plan has {plan.n_ranks}")
+        answer = _answer(plan, None, topology, claims, ports, {})
     else:
-        assert name is not None
         if topology is None or size is None:
             raise InputError(f"verify {name}: give --topology and --size")
+        options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots}
+        options["ports"] = ports or "exclusive"
         built = build(name, topology, size, segments=segments, **options)
-        plan = built.plan
-    model: Model = ports or plan.ports or "exclusive"
-    asked = any(each is not None for each in (eps, promise, interval))
-    if asked and plan.ports not in (None, model):
-        click.echo(f"optcc: the plan is ordered for {plan.ports} ports, and timed on {model} ones", err=True)
-    questions = Questions(
-        None if built is None else built.schedule,
-        topology,
-        model,
-        1 + read_number("--eps", eps) if eps is not None and interval is None else None,
-        None if promise is None else parse_time(promise),
-        target,
-    )
-    started = time.perf_counter()
-    report = judge(plan, questions)
-    verdict = report.verdict
-    seconds = time.perf_counter() - started
-    smallest = None
-    if built is not None and topology is not None:
-        smallest = smallest_failure(built, verdict, topology, plan.size_bytes, **options)
-    proved = verdict.verdict == PROVED
-    slots_needed = least_slots(plan) if proved else None
-    ratio = judge_ratio(plan, topology, interval, eps) if interval is not None and topology and proved else None
+        answer = _answer(built.plan, built, topology, claims, ports, options)
     if as_json:
-        shown = verdict.counterexample
-        echo_json(
-            {
-                "verdict": verdict.verdict,
-                "properties": verdict.properties,
-                "counterexample": None if shown is None else shown.as_json(),
-                "smallest": None if smallest is None else smallest.as_json(),
-                "seconds": seconds,
-                "digest": plan.digest,
-                "slots": max((channel.slots for channel in plan.channels), default=0),
-                "least_slots": slots_needed,
-                "makespan": None if report.makespan is None else _makespan(report.makespan),
-                "ratio": None if ratio is None else ratio.as_json(),
-            }
-        )
+        echo_json(answer.as_json())
     else:
+        answer.echo()
+    return answer.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _Claims:
+    """What is asked beyond the properties, as given on the command line."""
+
+    eps: str | None
+    promise: str | None
+    interval: str | None
+    target: str | None
+
+    @property
+    def given(self) -> bool:
+        return self.timed or self.target is not None
+
+    @property
+    def timed(self) -> bool:
+        return any(each is not None for each in (self.eps, self.promise, self.interval))
+
+    def check(self, topology: Topology | None, ports: Model | None) -> None:
+        """Raises InputError for a claim without what it needs."""
+        for flag, value in (("--eps", self.eps), ("--promise", self.promise), ("--slowdown", self.interval)):
+            if value is not None and topology is None:
+                raise InputError(f"{flag}: needs --topology")
+        if self.interval is not None and ports == "fair":
+            raise InputError("--slowdown with --ports fair: must be exclusive, where the ports' order is fixed")
+
+    def questions(self, schedule: Schedule | None, topology: Topology | None, model: Model) -> Questions:
+        within = 1 + read_number("--eps", self.eps) if self.eps is not None and self.interval is None else None
+        promise_s = None if self.promise is None else parse_time(self.promise)
+        return Questions(schedule, topology, model, within, promise_s, self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """All that the command says of one plan."""
+
+    plan: Plan
+    report: Report
+    seconds: float
+    smallest: Smallest | None
+    least_slots: int | None
+    ratio: Ratio | None
+
+    @property
+    def slots(self) -> int:
+        """The most that a channel has."""
+        return max((channel.slots for channel in self.plan.channels), default=0)
+
+    @property
+    def exit_code(self) -> int:
+        failed = self.ratio is not None and not self.ratio.holds
+        return self.report.verdict.exit_code or (EXIT_REFUTED if failed else EXIT_DONE)
+
+    def as_json(self) -> dict[str, object]:
+        verdict, makespan = self.report.verdict, self.report.makespan
+        shown = verdict.counterexample
+        return {
+            "verdict": verdict.verdict,
+            "properties": verdict.properties,
+            "counterexample": None if shown is None else shown.as_json(),
+            "smallest": None if self.smallest is None else self.smallest.as_json(),
+            "seconds": self.seconds,
+            "digest": self.plan.digest,
+            "slots": self.slots,
+            "least_slots": self.least_slots,
+            "makespan": None if makespan is None else _makespan(makespan),
+            "ratio": None if self.ratio is None else self.ratio.as_json(),
+        }
+
+    def echo(self) -> None:
+        verdict, smallest = self.report.verdict, self.smallest
         echo_card(verdict)
         if verdict.counterexample is not None:
             click.echo("")
             click.echo(str(verdict.counterexample) if smallest is None else f"{smallest}\n{smallest.counterexample}")
-        if slots_needed is not None:
-            click.echo(f"slots: {max((each.slots for each in plan.channels), default=0)}, at least {slots_needed}")
-        if report.makespan is not None:
-            click.echo(str(report.makespan))
-        if ratio is not None:
+        if self.least_slots is not None:
+            click.echo(f"slots: {self.slots}, at least {self.least_slots}")
+        if self.report.makespan is not None:
+            click.echo(str(self.report.makespan))
+        if self.ratio is not None:
             click.echo("")
-            echo_card(ratio)
-    return verdict.exit_code or (EXIT_DONE if ratio is None or ratio.holds else EXIT_REFUTED)
+            echo_card(self.ratio)
+
+
+def _answer(
+    plan: Plan,
+    built: Built | None,
+    topology: Topology | None,
+    claims: _Claims,
+    ports: Model | None,
+    options: dict[str, Any],
+) -> _Answer:
+    """The judged plan; `built` with its `options` if it comes from a schedule, which is then shrunk if it is wrong."""
+    model: Model = ports or plan.ports or "exclusive"
+    if claims.timed and plan.ports not in (None, model):
+        click.echo(f"optcc: the plan is ordered for {plan.ports} ports, and timed on {model} ones", err=True)
+    questions = claims.questions(None if built is None else built.schedule, topology, model)
+    started = time.perf_counter()
+    report = judge(plan, questions)
+    seconds = time.perf_counter() - started
+    smallest = ratio = None
+    if built is not None and topology is not None:
+        smallest = smallest_failure(built, report.verdict, topology, plan.size_bytes, **options)
+    proved = report.verdict.verdict == PROVED
+    if claims.interval is not None and topology is not None and proved:
+        ratio = judge_ratio(plan, topology, claims.interval, claims.eps)
+    return _Answer(plan, report, seconds, smallest, least_slots(plan) if proved else None, ratio)
 
 
 def _makespan(makespan: Makespan) -> dict[str, object]:

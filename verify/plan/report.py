@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from optcc.plan import Plan
 from optcc.schedule import Schedule
-from optcc.simulate import Model
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verdict import PROVED, Verdict
 from optcc.verify.plan import verify_plan

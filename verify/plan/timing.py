@@ -50,7 +50,8 @@ from optcc.arrays import Column
 from optcc.compiled import compiled
 from optcc.errors import InputError, PlanError, TopologyError
 from optcc.plan import Plan
-from optcc.simulate import DONE_DONE, MODELS, Model, plan_edges, simulate
+from optcc.simulate import DONE_DONE, plan_edges, simulate
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.units import show_rate, show_time
