@@ -132,69 +132,106 @@ class Network(Shown):
         >>> Network.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
         ('out h0', 'in h0', 'out h1', 'in h1')
         """
-        inside = [_inside(server, fabric) for server in topology.servers]
-        endpoints = tuple(name for names in inside for name in names)
-        first = [sum(map(len, inside[:server])) for server in range(len(inside))]
-        hubs: dict[str, dict[int, list[Nic]]] = {}
-        for server, each in enumerate(topology.servers if len(inside) > 1 else ()):
+        return _Builder(topology, fabric).build()
+
+
+class _Builder:
+    """`Network.from_topology` step by step: hubs, pods and NICs, servers taken apart.
+
+    A hub is the core or a rail: a switch that joins at least two servers. `first[s]` is the first endpoint of server s.
+    """
+
+    def __init__(self, topology: Topology, fabric: bool) -> None:
+        self.topology = topology
+        self.inside = [_inside(server, fabric) for server in topology.servers]
+        self.endpoints = tuple(name for names in self.inside for name in names)
+        self.first = [sum(map(len, self.inside[:server])) for server in range(len(self.inside))]
+        self.apart = [server for server, names in enumerate(self.inside) if len(names) > 1]
+        self.hubs = self._hubs()
+        self.switches = [*self.hubs, *(f"fabric {topology.servers[server].name}" for server in self.apart)]
+        self.ports: list[Port] = []
+        self.links: list[Link] = []
+
+    def build(self) -> Network:
+        for number, hub in enumerate(self.hubs, start=len(self.endpoints)):
+            self._join(number, hub, self._pods(number, hub))
+        for number, server in enumerate(self.apart, start=len(self.endpoints) + len(self.hubs)):
+            self._join_gpus(number, server)
+        return Network(self.endpoints, tuple(self.switches), tuple(self.ports), tuple(self.links))
+
+    def _hubs(self) -> dict[str, dict[int, list[Nic]]]:
+        """The surviving NICs of each server at each hub. A rail on which a server is alone leads nowhere."""
+        found: dict[str, dict[int, list[Nic]]] = {}
+        for server, each in enumerate(self.topology.servers if len(self.inside) > 1 else ()):
             for nic in each.nics:
                 if not nic.failed:
-                    hub = f"rail {nic.rail}" if topology.rail_only else "core"
-                    hubs.setdefault(hub, {}).setdefault(server, []).append(nic)
-        hubs = {hub: servers for hub, servers in hubs.items() if len(servers) > 1}
-        order = sorted(hubs, key=lambda hub: (len(hub), hub))
-        n_ends = len(endpoints)
-        apart = [server for server, names in enumerate(inside) if len(names) > 1]
-        switches = [*order, *(f"fabric {topology.servers[server].name}" for server in apart)]
-        ports: list[Port] = []
-        links: list[Link] = []
+                    hub = f"rail {nic.rail}" if self.topology.rail_only else "core"
+                    found.setdefault(hub, {}).setdefault(server, []).append(nic)
+        joining = {hub: servers for hub, servers in found.items() if len(servers) > 1}
+        return {hub: joining[hub] for hub in sorted(joining, key=lambda hub: (len(hub), hub))}
 
-        def nodes(server: int) -> range:
-            return range(first[server], first[server] + len(inside[server]))
+    def _nodes(self, server: int) -> range:
+        return range(self.first[server], self.first[server] + len(self.inside[server]))
 
-        def port(name: str, rate: Fraction) -> tuple[int, ...]:
-            ports.append(Port(name, rate))
-            return (len(ports) - 1,)
+    def _at(self, name: str, hub: str) -> str:
+        return name + (f" {hub}" if self.topology.rail_only else "")
 
-        for number, hub in enumerate(order, start=len(endpoints)):
-            taking: dict[int, tuple[int, ...]] = {}
-            leaving: list[tuple[int, int]] = []
-            leaf: dict[int, int] = {}
-            for each_pod in topology.pods:
-                inside_pod = [server for server in each_pod.servers if server in hubs[hub]]
-                if inside_pod:
-                    where = each_pod.name + (f" {hub}" if topology.rail_only else "")
-                    leaf |= dict.fromkeys(inside_pod, len(endpoints) + len(switches))
-                    switches.append(f"pod {where}")
-                    links.append(Link(leaf[inside_pod[0]], number, port(f"up {where}", each_pod.up)))
-                    links.append(Link(number, leaf[inside_pod[0]], port(f"down {where}", each_pod.down)))
-            for server, nics in hubs[hub].items():
-                where = topology.servers[server].name + (f" {hub}" if topology.rail_only else "")
-                out = port(f"out {where}", sum((nic.out for nic in nics), Fraction(0)))
-                taking[server] = port(f"in {where}", sum((nic.in_ for nic in nics), Fraction(0)))
-                switch = leaf.get(server, number)
-                if server in apart:  # what its GPUs send each other takes the fabric: it may not turn round at the hub
-                    switch = len(endpoints) + len(switches)
-                    switches.append(f"{hub} from {topology.servers[server].name}")
-                    leaving.append((server, switch))
-                links.extend(Link(node, switch, out) for node in nodes(server))
-                links.extend(Link(leaf.get(server, number), node, taking[server]) for node in nodes(server))
-            for source, switch in leaving:
-                near = leaf.get(source, number)
-                for server in taking:
-                    if server != source and leaf.get(server, number) == near:
-                        links.extend(Link(switch, node, taking[server]) for node in nodes(server))
-                # On the other side of an uplink a byte may turn round: it gains nothing that the NICs do not pay for.
-                links.extend(
-                    replace(link, tail=switch) for link in links[:] if link.tail == near and link.head >= n_ends
-                )
-        for number, server in enumerate(apart, start=len(endpoints) + len(order)):
-            rate = topology.servers[server].fabric
-            assert rate is not None
-            for node in nodes(server):
-                links.append(Link(node, number, port(f"out fabric {endpoints[node]}", rate)))
-                links.append(Link(number, node, port(f"in fabric {endpoints[node]}", rate)))
-        return cls(endpoints, tuple(switches), tuple(ports), tuple(links))
+    def _port(self, name: str, rate: Fraction) -> tuple[int, ...]:
+        self.ports.append(Port(name, rate))
+        return (len(self.ports) - 1,)
+
+    def _switch(self, name: str) -> int:
+        self.switches.append(name)
+        return len(self.endpoints) + len(self.switches) - 1
+
+    def _pods(self, number: int, hub: str) -> dict[int, int]:
+        """A switch for each pod, joined to the hub by its uplink; the switch of each server that is in a pod."""
+        leaf: dict[int, int] = {}
+        for pod in self.topology.pods:
+            members = [server for server in pod.servers if server in self.hubs[hub]]
+            if members:
+                where = self._at(pod.name, hub)
+                switch = self._switch(f"pod {where}")
+                leaf |= dict.fromkeys(members, switch)
+                self.links.append(Link(switch, number, self._port(f"up {where}", pod.up)))
+                self.links.append(Link(number, switch, self._port(f"down {where}", pod.down)))
+        return leaf
+
+    def _join(self, number: int, hub: str, leaf: dict[int, int]) -> None:
+        """The NICs of all servers at a hub, or at their pod's switch.
+
+        What the GPUs of a server that is taken apart send each other takes the fabric. It must not turn round at the
+        hub, so they send into a switch of their own, from which everything leads on but their own in port.
+        """
+        taking: dict[int, tuple[int, ...]] = {}
+        leaving: list[tuple[int, int]] = []
+        for server, nics in self.hubs[hub].items():
+            name = self.topology.servers[server].name
+            out = self._port(f"out {self._at(name, hub)}", sum((nic.out for nic in nics), Fraction(0)))
+            taking[server] = self._port(f"in {self._at(name, hub)}", sum((nic.in_ for nic in nics), Fraction(0)))
+            near = switch = leaf.get(server, number)
+            if server in self.apart:
+                switch = self._switch(f"{hub} from {name}")
+                leaving.append((server, switch))
+            self.links.extend(Link(node, switch, out) for node in self._nodes(server))
+            self.links.extend(Link(near, node, taking[server]) for node in self._nodes(server))
+        for source, switch in leaving:
+            near = leaf.get(source, number)
+            for server, port in taking.items():
+                if server != source and leaf.get(server, number) == near:
+                    self.links.extend(Link(switch, node, port) for node in self._nodes(server))
+            # On the other side of an uplink a byte may turn round: it gains nothing that the NICs do not pay for.
+            onward = [link for link in self.links if link.tail == near and link.head >= len(self.endpoints)]
+            self.links.extend(replace(link, tail=switch) for link in onward)
+
+    def _join_gpus(self, number: int, server: int) -> None:
+        """The GPUs of a server that is taken apart, around its fabric."""
+        rate = self.topology.servers[server].fabric
+        assert rate is not None
+        for node in self._nodes(server):
+            name = self.endpoints[node]
+            self.links.append(Link(node, number, self._port(f"out fabric {name}", rate)))
+            self.links.append(Link(number, node, self._port(f"in fabric {name}", rate)))
 
 
 def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
