@@ -42,16 +42,8 @@ from optcc.schedule import REDUCE, Schedule
 from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
-from optcc.verify.all_ranks.induction import (
-    Lemma,
-    ProofStops,
-    ask,
-    check_along,
-    chunk_of,
-    prove_chunk,
-    prove_moves,
-    prove_tree,
-)
+from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
+from optcc.verify.all_ranks.induction import Lemma, ask, check_along, prove_chunk, prove_moves, prove_tree
 from optcc.verify.all_ranks.symbolic import FALSE, Along, Case, OutsideSubset, Reading, Term, holds, transfers_of
 from optcc.verify.all_ranks.symbolic_interpreter import TAKEN_AT_THEIR_WORD, read
 from optcc.verify.all_ranks.symbolic_values import Opaque

@@ -26,8 +26,10 @@ from optcc.schedules.optimal import tree_pairs
 from optcc.schedules.registry import SCHEDULES
 from optcc.trees import Tree
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
-from optcc.verify.all_ranks import induction, proof
-from optcc.verify.all_ranks.induction import Invariant, Proof, ProofStops, ask, chunk_of, learn, prove_moves, prove_tree
+from optcc.verify.all_ranks import induction, invariants, proof
+from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
+from optcc.verify.all_ranks.induction import Proof, ask, prove_moves, prove_tree
+from optcc.verify.all_ranks.invariants import Invariant, learn
 from optcc.verify.all_ranks.proof import cases_of, instances_of, prove_all_ranks
 from optcc.verify.all_ranks.symbolic import (
     FALSE,
@@ -346,7 +348,7 @@ def random_ring(folder: Path, rng: np.random.Generator, number: int) -> Definiti
 def judge_random_rings(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, count: int, budget_s: float) -> None:
     print("seed", seed)
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(induction.Runner, "goes_wrong", lambda *_: False)
+    monkeypatch.setattr(invariants.Runner, "goes_wrong", lambda *_: False)
     monkeypatch.setattr(proof, "_compared", lambda *_: induction.Lemma("reading", "", Checked("", ""), 0.0))
     n_proved = 0
     for number in range(count):

@@ -1,0 +1,315 @@
+"""One chunk of a symbolic program: the transfers that touch it, in the author's order.
+
+Chunks do not meet: a transfer reads and writes one section of one segment. So one chunk is followed, of which only
+symbols are known. Lanes of a loop that touch the chunk are not run one by one: the loop over lanes is replaced by the
+only lane that can touch it, which is found by solving the section for the lane, and that it is the only one is a lemma
+(`At`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from optcc.verify.all_ranks.symbolic import (
+    SEGMENT_TURN,
+    Formula,
+    Guard,
+    Loop,
+    Mod,
+    Move,
+    Node,
+    Reading,
+    Require,
+    Term,
+    Var,
+    both,
+    eq,
+    le,
+    lt,
+    mod,
+    quotient,
+)
+from optcc.verify.all_ranks.symbolic_values import digits
+
+Rank = tuple[Term, ...]
+
+
+class ProofStops(Exception):
+    """No proof was found, which says nothing about the schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """`body` for the one value of a loop's variable for which it touches the chunk: `var` = `only` if that is within
+    low, ..., high - 1."""
+
+    var: str
+    only: Term
+    low: Term
+    high: Term
+    body: tuple[ChunkNode, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A loop that touches the chunk turn after turn."""
+
+    var: str
+    low: Term
+    high: Term
+    body: tuple[ChunkNode, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """`body` where `test` holds."""
+
+    test: Formula
+    body: tuple[ChunkNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A transfer of this chunk, if `hits`; `last` says when it is the chunk's last reduction."""
+
+    move: Move
+    src: Rank
+    dst: Rank
+    hits: Formula
+
+
+ChunkNode = At | Turns | When | Step
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk of a family of pipelines, and what touches it in the order of the author.
+
+    `places` are its coordinates with their numbers of values: which pipeline, which section (in two digits where the
+    number of sections is a product). `single` are the conditions under which each `At` is right.
+    """
+
+    reading: Reading
+    family: int
+    places: tuple[tuple[str, Term], ...]
+    nodes: tuple[ChunkNode, ...]
+    single: tuple[tuple[int, tuple[Formula, ...], Formula], ...]
+
+    @property
+    def facts(self) -> list[Formula]:
+        """What is known of the sizes and the chunk."""
+        found = self.reading.case.facts()
+        for name, count in self.places:
+            found += [le(0, Term.var(name)), lt(Term.var(name), count)]
+        return found
+
+
+def rank_sizes(reading: Reading) -> tuple[Term, ...]:
+    """A rank is one number, or server and GPU: how many values each has."""
+    case = reading.case
+    return (case.ranks,) if case.inner is None else (case.servers, case.inner)
+
+
+def rank_of(name: str, reading: Reading) -> Rank:
+    """A rank of which nothing is known, in variables `name`0 and `name`1."""
+    return tuple(Term.var(f"{name}{digit}") for digit in range(len(rank_sizes(reading))))
+
+
+def is_rank(rank: Rank, reading: Reading) -> Formula:
+    """That there is such a rank."""
+    return both(*(both(le(0, each), lt(each, count)) for each, count in zip(rank, rank_sizes(reading), strict=True)))
+
+
+def same(one: Rank, other: Rank) -> Formula:
+    """That two ranks are one."""
+    return both(*(eq(left, right) for left, right in zip(one, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMove:
+    """A transfer with the loops and conditions around it, outermost first."""
+
+    move: Move
+    loops: tuple[Loop, ...]
+    tests: tuple[Formula, ...]
+
+    @property
+    def ranges(self) -> dict[str, tuple[Term, Term]]:
+        return {loop.var: (loop.low, loop.high) for loop in self.loops}
+
+    @property
+    def facts(self) -> list[Formula]:
+        found = list(self.tests)
+        for loop in self.loops:
+            found += [le(loop.low, Term.var(loop.var)), lt(Term.var(loop.var), loop.high)]
+        return found
+
+
+def moves_of(
+    nodes: Sequence[Node], loops: tuple[Loop, ...] = (), tests: tuple[Formula, ...] = ()
+) -> Iterator[FoundMove]:
+    """Every transfer, with what is around it."""
+    for node in nodes:
+        match node:
+            case Loop():
+                yield from moves_of(node.body, (*loops, node), tests)
+            case Guard(test, body):
+                yield from moves_of(body, loops, (*tests, test))
+            case Move():
+                yield FoundMove(node, loops, tests)
+
+
+def requirements_of(
+    nodes: Sequence[Node], facts: tuple[Formula, ...] = ()
+) -> Iterator[tuple[Require, tuple[Formula, ...]]]:
+    """What must hold somewhere, and what is known there."""
+    for node in nodes:
+        match node:
+            case Loop(var, low, high, body):
+                yield from requirements_of(body, (*facts, le(low, Term.var(var)), lt(Term.var(var), high)))
+            case Guard(test, body):
+                yield from requirements_of(body, (*facts, test))
+            case Require():
+                yield node, facts
+
+
+def sections_of(found: Sequence[FoundMove], reading: Reading, family: int) -> tuple[Term | None, tuple[Term, ...]]:
+    """The factor by which section numbers fall into two digits (None if they are one), and how many values each has."""
+    sections = reading.families[family].sections
+    if sections.constant == 1:
+        return None, ()
+    factors = dict.fromkeys(atom for monomial, _ in sections.parts for atom in monomial)
+    for atom in factors:
+        inner = Term.of(atom)
+        outer = quotient(sections, inner)
+        if outer is None or outer.constant is not None:
+            continue
+        if all(digits(each.move.section, inner, each.ranges)[0] is not None for each in found):
+            return inner, (outer, inner)
+    return None, (sections,)
+
+
+def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> Chunk:
+    """A chunk of a family of pipelines in one body of its walk.
+
+    Raises ProofStops if a lane cannot be found that is the only one to touch it.
+    """
+    found = [each for each in moves_of(body) if each.move.family == family]
+    for each in found:
+        _refuse_turn(each)
+    inner, counts = sections_of(found, reading, family)
+    places: list[tuple[str, Term]] = []
+    if reading.families[family].count.constant != 1:
+        places.append(("c_pipeline", reading.families[family].count))
+    names = ["c_shard", "c_part"] if len(counts) == 2 else ["c"] * len(counts)
+    places += zip(names, counts, strict=True)
+    solved: dict[int, dict[str, Term]] = {}
+    steps: dict[int, Step] = {}
+    for each in found:
+        known: list[Term] = [each.move.pipeline] if reading.families[family].count.constant != 1 else []
+        if len(counts) == 2:
+            assert inner is not None
+            high, low = digits(each.move.section, inner, each.ranges)
+            assert high is not None
+            known += [high, low]
+        elif counts:
+            known.append(each.move.section)
+        equations = list(zip(known, (Term.var(name) for name, _ in places), strict=True))
+        solved[id(each.move)] = _solve(equations, each)
+        hits = both(*(eq(left, right) for left, right in equations))
+        src, dst = (rank_digits(end, each, reading) for end in (each.move.src, each.move.dst))
+        steps[id(each.move)] = Step(each.move, src, dst, hits)
+    single: list[tuple[int, tuple[Formula, ...], Formula]] = []
+
+    def restrict(nodes: Sequence[Node]) -> tuple[ChunkNode, ...]:
+        kept: list[ChunkNode] = []
+        for node in nodes:
+            match node:
+                case Move() if id(node) in steps:
+                    kept.append(steps[id(node)])
+                case Guard(test, inside):
+                    restricted = restrict(inside)
+                    kept += [When(test, restricted)] if restricted else []
+                case Loop(var, low, high, inside, line):
+                    restricted = restrict(inside)
+                    if not restricted:
+                        continue
+                    lanes = [solved[id(each.move)].get(var) for each in moves_of(inside) if each.move.family == family]
+                    if all(lane is None for lane in lanes):
+                        kept.append(Turns(var, low, high, restricted, line))
+                        continue
+                    (only,) = lanes[:1]
+                    if only is None or any(lane != only for lane in lanes):
+                        raise ProofStops(f"line {line}: more than one lane of a step may touch a chunk")
+                    kept.append(At(var, only, low, high, restricted, line))
+        return tuple(kept)
+
+    nodes = restrict(body)
+    for each in found:
+        for var, only in solved[id(each.move)].items():
+            hits = steps[id(each.move)].hits
+            single.append((each.move.line, (*each.facts, hits), eq(Term.var(var), only)))
+    return Chunk(reading, family, tuple(places), nodes, tuple(single))
+
+
+def _refuse_turn(found: FoundMove) -> None:
+    """Raises ProofStops where a transfer depends on the number of the segment, beyond its kind."""
+    move = found.move
+    terms = [move.src, move.dst, move.section, move.pipeline]
+    terms += [end for loop in found.loops for end in (loop.low, loop.high)]
+    if any(SEGMENT_TURN in term.names() for term in terms) or any(SEGMENT_TURN in str(test) for test in found.tests):
+        raise ProofStops(f"line {move.line}: depends on the number of the segment")
+
+
+def rank_digits(end: Term, found: FoundMove, reading: Reading) -> Rank:
+    """A rank in its digits."""
+    inner = reading.case.inner
+    if inner is None:
+        return (end,)
+    high, low = digits(end, inner, found.ranges)
+    if high is None:
+        raise ProofStops(f"line {found.move.line}: rank {end}: not to be read as a server and a GPU")
+    return high, low
+
+
+def _solve(equations: Sequence[tuple[Term, Term]], found: FoundMove) -> dict[str, Term]:
+    """Loop variables that the chunk determines: the innermost one in each coordinate, as a term of the others."""
+    solved: dict[str, Term] = {}
+    for value, wanted in equations:
+        for loop in reversed(found.loops):
+            if loop.var in solved or loop.var not in value.names():
+                continue
+            only = _isolate(value, wanted, loop)
+            inside = found.loops[found.loops.index(loop) + 1 :]
+            if only is not None and not only.names() & {each.var for each in inside}:
+                solved[loop.var] = only
+                break
+    return solved
+
+
+def _isolate(value: Term, wanted: Term, loop: Loop) -> Term | None:
+    """The `loop.var` for which `value` is `wanted`, where value is plus or minus it, or that modulo a number."""
+    atom = value.atom
+    inside, by = (atom.value, atom.by) if isinstance(atom, Mod) else (value, None)
+    factor = dict(inside.parts).get((Var(loop.var),))
+    if factor not in (1, -1):
+        return None
+    rest = inside - Term.var(loop.var) * factor
+    if loop.var in rest.names():
+        return None
+    only = (wanted - rest) * factor
+    if by is None:
+        return only
+    return mod(only - loop.low, by) + loop.low
+
+
+def turns_of(nodes: Sequence[ChunkNode]) -> Iterator[Turns]:
+    """The loops that an invariant is needed for."""
+    for node in nodes:
+        if isinstance(node, Turns):
+            yield node
+        if not isinstance(node, Step):
+            yield from turns_of(node.body)

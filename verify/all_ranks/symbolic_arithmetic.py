@@ -1,0 +1,230 @@
+"""Whole numbers of the symbolic interpreter: arithmetic and comparisons, decided where ranges decide them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from optcc.verify.all_ranks.symbolic import (
+    FALSE,
+    SEGMENT_TURN,
+    TRUE,
+    Case,
+    Eq,
+    Formula,
+    Le,
+    Not,
+    OutsideSubset,
+    Term,
+    Var,
+    both,
+    either,
+    eq,
+    le,
+    lt,
+    mod,
+    no,
+    quotient,
+)
+from optcc.verify.all_ranks.symbolic_values import FirstOf, Lanes, Set, Skipping, Span, digits, in_range, shown
+
+
+class NeedsModulus(Exception):
+    def __init__(self, modulus: int) -> None:
+        self.modulus = modulus
+
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Term, Term], Formula]] = {
+    ast.Lt: lt,
+    ast.LtE: le,
+    ast.Gt: lambda a, b: lt(b, a),
+    ast.GtE: lambda a, b: le(b, a),
+    ast.Eq: eq,
+    ast.NotEq: lambda a, b: no(eq(a, b)),
+}
+
+
+@dataclass(eq=False)
+class Arithmetic:
+    """Numbers of one case: what lowest values and the ranges of loop variables decide is decided."""
+
+    case: Case
+    ranges: dict[str, tuple[Term, Term]] = field(default_factory=dict, kw_only=True)
+    line: int = field(default=0, kw_only=True)
+
+    def _outside(self, construct: str) -> OutsideSubset:
+        return OutsideSubset(construct, self.line)
+
+    def _constant(self, value: Any) -> Any:
+        if isinstance(value, bool):
+            return TRUE if value else FALSE
+        if isinstance(value, int | np.integer):
+            return Term.of(int(value))
+        if isinstance(value, tuple | list):
+            return [self._constant(each) for each in value]
+        return value
+
+    def _compare(self, op: ast.cmpop, left: Any, right: Any) -> Formula:
+        if isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) and (left is None or right is None):
+            same = left is None and right is None
+            return TRUE if same == isinstance(op, ast.Is | ast.Eq) else FALSE
+        if isinstance(op, ast.In | ast.NotIn):
+            if isinstance(right, Span):
+                found = both(self._compare(ast.LtE(), right.low, left), self._compare(ast.Lt(), left, right.high))
+            elif isinstance(right, list):
+                found = either(*(self._compare(ast.Eq(), left, each) for each in right))
+            else:
+                raise self._outside(f"in {shown(right)}")
+            return found if isinstance(op, ast.In) else no(found)
+        if not isinstance(left, Term) or not isinstance(right, Term) or type(op) not in _COMPARE:
+            raise self._outside(f"comparison of {shown(left)} and {shown(right)}")
+        return self._decided(_COMPARE[type(op)](left, right))
+
+    def _decided(self, test: Formula) -> Formula:
+        """TRUE or FALSE, where lowest values of the variables decide it."""
+        match test:
+            case Le(term):
+                if self._low(-term) is not None and self._low(-term) >= 0:  # type: ignore[operator]
+                    return TRUE
+                if self._low(term) is not None and self._low(term) > 0:  # type: ignore[operator]
+                    return FALSE
+            case Eq(term):
+                for each in (term, -term):
+                    low = self._low(each)
+                    if low is not None and low > 0:
+                        return FALSE
+            case Not(part):
+                return no(self._decided(part))
+        return test
+
+    def _low(self, term: Term) -> int | None:
+        """A number that the term is never below; None if none is known."""
+        lowest = dict(self.case.sizes)
+        total = 0
+        for monomial, factor in term.parts:
+            product = factor
+            for atom in monomial:
+                if not isinstance(atom, Var) or factor < 0:
+                    return None
+                low: int | None = lowest.get(atom.name)
+                if atom.name == self.case.straggler:
+                    low = 0
+                if atom.name in self.ranges:
+                    low = self._low(self.ranges[atom.name][0])
+                if low is None or low < 0:
+                    return None
+                product *= low
+            total += product
+        return total
+
+    def _arithmetic(self, op: ast.operator, left: Any, right: Any) -> Any:
+        if isinstance(left, Lanes) or isinstance(right, Lanes):
+            return self._lanes(op, left, right)
+        if isinstance(left, Set) and isinstance(right, Set) and isinstance(op, ast.BitAnd):
+            return self._common(left, right)
+        if isinstance(left, list) and isinstance(right, list) and isinstance(op, ast.Add):
+            return [*left, *right]
+        if isinstance(left, list) and isinstance(op, ast.Mult) and isinstance(right, Term):
+            return left * right.constant if right.constant is not None else FirstOf(left[0])
+        if not isinstance(left, Term) or not isinstance(right, Term):
+            raise self._outside(f"arithmetic with {shown(right if isinstance(left, Term) else left)}")
+        match op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.Mod():
+                return self._mod(left, right)
+            case ast.FloorDiv():
+                return self._floordiv(left, right)
+            case ast.Pow() if left.constant is not None and right.constant is not None and right.constant >= 0:
+                return Term.of(left.constant**right.constant)
+        raise self._outside(f"operator {type(op).__name__} on numbers that are not known")
+
+    def _lanes(self, op: ast.operator, left: Any, right: Any) -> Lanes:
+        lanes = left if isinstance(left, Lanes) else right
+        values = []
+        for side in (left, right):
+            if isinstance(side, Lanes):
+                if side.count != lanes.count:
+                    raise self._outside("arrays of different lengths")
+                side = side.value.put({side.lane: Term.var(lanes.lane)})
+            values.append(side)
+        self.ranges[lanes.lane] = (Term(()), lanes.count)
+        found = Lanes(lanes.lane, lanes.count, self._arithmetic(op, *values))
+        del self.ranges[lanes.lane]
+        return found
+
+    def _common(self, left: Set, right: Set) -> Set:
+        few, many = (left, right) if isinstance(left.values, tuple) else (right, left)
+        if not isinstance(few.values, tuple) or not isinstance(many.values, Span):
+            raise self._outside("an intersection of sets")
+        kept = []
+        for value in few.values:
+            inside = self._compare(ast.In(), value, many.values)
+            if value == Term.var(self.case.straggler or "") and many.values == Span(Term(()), self.case.servers):
+                inside = TRUE  # a fact of the case
+            if inside not in (TRUE, FALSE):
+                raise self._outside(f"whether {value} is among {shown(many.values)}")
+            kept += [value] if inside == TRUE else []
+        return Set(tuple(kept))
+
+    def _mod(self, value: Term, by: Term) -> Term:
+        if by.constant is not None and value.constant is None and value.names() == {SEGMENT_TURN}:
+            rest = Term(tuple(part for part in value.parts if part[0] == ()))
+            if all(factor % by.constant == 0 for monomial, factor in value.parts if monomial):
+                return mod(rest, by)
+            raise NeedsModulus(by.constant)
+        low = self._low(by)
+        if low is None or low < 1:
+            raise self._outside(f"% {by}: may be zero or negative")
+        if quotient(value, by) is not None:
+            return Term(())
+        inner = self.case.inner
+        outer = None if inner is None else quotient(by, inner)
+        if inner is not None and outer is not None:
+            high, digit = digits(value, inner, self.ranges)
+            if high is not None:
+                return digit if by == inner else self._mod(high, outer) * inner + digit
+        return value if in_range(value, by, self.ranges) else mod(value, by)
+
+    def _floordiv(self, value: Term, by: Term) -> Term:
+        if value.constant is not None and by.constant:
+            return Term.of(value.constant // by.constant)
+        exact = quotient(value, by)
+        if exact is not None and self._low(by) not in (None, 0):
+            return exact
+        high, _ = digits(value, by, self.ranges)
+        if high is None or self._low(by) in (None, 0):
+            raise self._outside(f"{value} // {by}")
+        return high
+
+    def _fraction(self, top: Any, bottom: Any) -> Fraction | Term:
+        if not isinstance(top, Term) or not isinstance(bottom, Term) or top.constant is None:
+            raise self._outside("a share that is not known")
+        if bottom.constant:
+            return Fraction(top.constant, bottom.constant)
+        if top.constant != 1:
+            raise self._outside(f"a share of {top}/({bottom})")
+        return bottom
+
+    def _length(self, value: Any) -> Term:
+        match value:
+            case list() | tuple():
+                return Term.of(len(value))
+            case Span(low, high):
+                if self._low(high - low) is not None:
+                    return high - low
+            case Skipping(count):
+                return count
+            case Set(values) if isinstance(values, tuple):
+                if len(values) <= 1:
+                    return Term.of(len(values))
+        raise self._outside(f"length of {shown(value)}")

@@ -1,0 +1,474 @@
+"""Expressions of the symbolic interpreter: values, lists, comprehensions and iteration; calls are its own."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from optcc import trees
+from optcc.verify.all_ranks.symbolic import (
+    FALSE,
+    SEGMENT_TURN,
+    TRUE,
+    All,
+    AnyOf,
+    Choice,
+    Eq,
+    Family,
+    Formula,
+    Guard,
+    Le,
+    Loop,
+    Node,
+    Not,
+    Require,
+    Skip,
+    Term,
+    both,
+    either,
+    eq,
+    le,
+    lt,
+    no,
+    quotient,
+)
+from optcc.verify.all_ranks.symbolic_arithmetic import Arithmetic
+from optcc.verify.all_ranks.symbolic_values import (
+    Chunk,
+    Endless,
+    Enumerated,
+    FirstOf,
+    Lazy,
+    Method,
+    Opaque,
+    Pipelines,
+    Product,
+    Segment,
+    Skipping,
+    Slices,
+    Span,
+    Thing,
+    Tree,
+    Zipped,
+    in_range,
+    shown,
+)
+
+UNROLLED_MAX = 16
+"""Lists up to this long, and segments of up to so many kinds, are written out."""
+PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
+
+
+_OF_THE_PROGRAM = (Thing, Pipelines, Zipped, Segment, Slices, Chunk, Method, Endless)
+
+
+@dataclass(eq=False)
+class Expressions(Arithmetic):
+    """Values of expressions, and iteration; of the segments, those whose number is `residue` mod `modulus`."""
+
+    modulus: int = 1
+    residue: int = 0
+    families: list[Family] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    globals: dict[str, Any] = field(default_factory=dict)
+    first_line: int = 0
+    n_loops: int = 0
+    nested: int = 0
+
+    def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _inside(self, run: Callable[[], None]) -> tuple[Node, ...]:
+        outside, self.nodes = self.nodes, []
+        self.nested += 1
+        run()
+        self.nested -= 1
+        found, self.nodes = tuple(self.nodes), outside
+        return found
+
+    def _loop(self, name: str, low: Term, high: Term, body: Callable[[Term], None]) -> None:
+        self.n_loops += 1
+        var = f"{name}_{self.n_loops}"
+        line = self.line
+        self.ranges[var] = (low, high)
+        found = self._inside(lambda: body(Term.var(var)))
+        del self.ranges[var]
+        if found:
+            self.nodes.append(Loop(var, low, high, found, line))
+
+    def _is_unrolled(self, over: Any) -> bool:
+        """Whether what is iterated over is a list of known length."""
+        match over:
+            case list() | tuple():
+                return True
+            case Span(low, high):
+                count = (high - low).constant
+                return count is not None and count <= UNROLLED_MAX
+            case Product(parts):
+                return all(map(self._is_unrolled, parts))
+            case Enumerated(inner):
+                return self._is_unrolled(inner)
+            case Lazy(node, scope, names) if len(node.generators) == 1:
+                outside, self.globals = self.globals, names
+                found = self._is_unrolled(self._value(node.generators[0].iter, dict(scope)))
+                self.globals = outside
+                return found
+        return False
+
+    def _unrolled(self, over: Any) -> list[Any] | None:
+        if not self._is_unrolled(over):
+            return None
+        found: list[Any] = []
+        nodes = self._inside(lambda: self._each(over, lambda value, index: found.append(value)))
+        if nodes:
+            return None
+        return found
+
+    def _each(self, over: Any, body: Callable[[Any, Term | None], None]) -> None:
+        """Runs `body` for every element: (element, its number or None if that is not known)."""
+        match over:
+            case list() | tuple():
+                for number, value in enumerate(over):
+                    body(value, Term.of(number))
+            case Span(low, high):
+                count = (high - low).constant
+                if count is not None and count <= UNROLLED_MAX:
+                    for number in range(count):
+                        body(low + number, Term.of(number))
+                    return
+                inner = self.case.inner
+                servers = None if inner is None or low.constant != 0 or high == inner else quotient(high, inner)
+                if inner is None or servers is None:
+                    self._loop("i", low, high, lambda i: body(i, i - low))
+                    return
+                self._loop(
+                    "server",
+                    Term(()),
+                    servers,
+                    lambda server: self._loop(
+                        "gpu",
+                        Term(()),
+                        inner,
+                        lambda gpu: body(server * inner + gpu, server * inner + gpu),
+                    ),
+                )
+            case Skipping(count, gap):
+                self._loop("i", Term(()), count, lambda i: body(Term.of(Skip(i, gap)), i))
+            case Enumerated(listed):
+
+                def counted(value: Any, index: Term | None) -> None:
+                    if index is None:
+                        raise self._outside("enumerate of a list with conditions")
+                    body((index, value), index)
+
+                self._each(listed, counted)
+            case Product(parts):
+                self._each_of_product(parts, (), body)
+            case Lazy(node, scope, names):
+                outside = self.globals
+
+                def at_home(value: Any, index: Term | None) -> None:
+                    self.globals = outside
+                    body(value, index)
+                    self.globals = names
+
+                self.globals = names
+                self._each_of_lazy(node, list(node.generators), dict(scope), at_home)
+                self.globals = outside
+            case _:
+                raise self._outside(f"a loop over {shown(over)}")
+
+    def _each_of_product(
+        self, parts: tuple[Any, ...], chosen: tuple[Any, ...], body: Callable[[Any, Term | None], None]
+    ) -> None:
+        if not parts:
+            body(chosen, None)
+            return
+        self._each(parts[0], lambda value, index: self._each_of_product(parts[1:], (*chosen, value), body))
+
+    def _each_of_lazy(
+        self,
+        node: ast.ListComp | ast.GeneratorExp | ast.SetComp,
+        generators: list[ast.comprehension],
+        scope: dict[str, Any],
+        body: Callable[[Any, Term | None], None],
+        number: Term | None = None,
+    ) -> None:
+        if not generators:
+            body(self._value(node.elt, scope), number)
+            return
+        one = generators[0]
+        plain = len(node.generators) == 1 and not one.ifs
+
+        def each(value: Any, index: Term | None) -> None:
+            inner = dict(scope)
+            self._bind(one.target, value, inner)
+            test = both(*(self._truth(condition, inner) for condition in one.ifs))
+            if test == FALSE:
+                return
+
+            def rest() -> None:
+                self._each_of_lazy(node, generators[1:], inner, body, index if plain else None)
+
+            if test == TRUE:
+                rest()
+            else:
+                self.nodes.append(Guard(test, self._inside(rest)))
+
+        self._each(self._value(one.iter, scope), each)
+
+    def _bind(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        match target:
+            case ast.Name(id=name):
+                scope[name] = value
+            case ast.Tuple(elts=targets):
+                values = value if isinstance(value, tuple | list) else None
+                if isinstance(value, Opaque):
+                    values = [Opaque(f"{number} of {value.text}") for number in range(len(targets))]
+                if isinstance(value, Lazy | Span):
+                    values = self._unrolled(value)
+                if values is None or len(values) != len(targets):
+                    raise self._outside(f"{ast.unparse(target)} = ...")
+                for each, part in zip(targets, values, strict=True):
+                    self._bind(each, part, scope)
+            case _:
+                raise self._outside(f"{ast.unparse(target)} = ...")
+
+    def _truth(self, node: ast.expr, scope: dict[str, Any]) -> Formula:
+        value = self._value(node, scope)
+        if isinstance(value, Le | Eq | All | AnyOf | Not | Choice):
+            return value
+        if isinstance(value, Term):
+            return no(self._decided(eq(value, 0)))
+        if value is None:
+            return FALSE
+        if isinstance(value, list | tuple | str):
+            return TRUE if value else FALSE
+        raise self._outside(f"truth of {ast.unparse(node)}")
+
+    def _value(self, node: ast.expr, scope: dict[str, Any]) -> Any:
+        line = self.line
+        self._at(node)
+        found = self._evaluate(node, scope)
+        self.line = line
+        return found
+
+    def _at(self, node: ast.AST) -> None:
+        self.line = self.first_line + getattr(node, "lineno", 1) - 1
+
+    def _evaluate(self, node: ast.expr, scope: dict[str, Any]) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return self._constant(value)
+            case ast.Name(id=name):
+                if name in scope:
+                    return scope[name]
+                if name in self.globals:
+                    return self._constant(self.globals[name])
+                if hasattr(builtins, name):
+                    return Method(None, name)
+                raise self._outside(f"{name}: not known here, or carried from one iteration to the next")
+            case ast.Tuple(elts=parts):
+                found = self._list(parts, scope)
+                return tuple(found) if isinstance(found, list) else found
+            case ast.List(elts=parts):
+                return self._list(parts, scope)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return self._arithmetic(ast.Sub(), Term(()), self._value(operand, scope))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return no(self._truth(operand, scope))
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._arithmetic(op, self._value(left, scope), self._value(right, scope))
+            case ast.BoolOp(op=op, values=values):
+                return self._bool(op, values, scope)
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                values = [self._value(each, scope) for each in (left, *others)]
+                return both(*(self._compare(op, values[i], values[i + 1]) for i, op in enumerate(ops)))
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                decided = self._truth(test, scope)
+                if decided not in (TRUE, FALSE):
+                    raise self._outside(f"if {ast.unparse(test)}: not the same in all of this case")
+                return self._value(body if decided == TRUE else orelse, scope)
+            case ast.Attribute(value=of, attr=name):
+                return self._attribute(self._value(of, scope), name)
+            case ast.Subscript(value=of, slice=index):
+                return self._item(self._value(of, scope), self._value(index, scope))
+            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
+                return self._comprehension(node, scope)
+            case ast.Call():
+                return self._call(node, scope)
+            case ast.JoinedStr():
+                return "text"
+        raise self._outside(ast.unparse(node))
+
+    def _list(self, parts: Sequence[ast.expr], scope: dict[str, Any]) -> Any:
+        found: list[Any] = []
+        for part in parts:
+            if isinstance(part, ast.Starred):
+                more = (
+                    self._unrolled(self._value(part.value, scope))
+                    if not isinstance(part.value, ast.GeneratorExp)
+                    else None
+                )
+                if more is None:
+                    if not found or not _is_harmless(part.value):
+                        raise self._outside(f"*{ast.unparse(part.value)} in a list")
+                    return FirstOf(found[0])
+                found += more
+            else:
+                found.append(self._value(part, scope))
+        return found
+
+    def _bool(self, op: ast.boolop, values: Sequence[ast.expr], scope: dict[str, Any]) -> Any:
+        if isinstance(op, ast.Or) and len(values) == 2:
+            first = self._value(values[0], scope)
+            if isinstance(first, list | tuple):
+                return first or self._value(values[1], scope)
+            if isinstance(first, Opaque):
+                return Opaque(f"{first.text} or {ast.unparse(values[1])}")
+        found: Formula = TRUE if isinstance(op, ast.And) else FALSE
+        for value in values:
+            truth = self._truth(value, scope)
+            found = both(found, truth) if isinstance(op, ast.And) else either(found, truth)
+            if found == (FALSE if isinstance(op, ast.And) else TRUE):
+                break
+        return found
+
+    def _attribute(self, of: Any, name: str) -> Any:
+        if of is PROGRAM:
+            if name == "n_ranks":
+                return self.case.ranks
+            if name == "ranks":
+                return Span(Term(()), self.case.ranks)
+            if name == "collective":
+                return _COLLECTIVE
+            if name in ("pipeline", "stage"):
+                return Method(PROGRAM, name)
+        if of is _COLLECTIVE and name == "root":
+            return Term.var("root")
+        if isinstance(of, Segment) and name == "index":
+            if of.family != 0:
+                raise self._outside("the index of a segment of a later pipeline")
+            return Term.var(SEGMENT_TURN) * self.modulus + self.residue
+        if isinstance(of, Segment | Chunk):
+            return Method(of, name)
+        if isinstance(of, Tree) and name == "root":
+            return of.root if isinstance(of.root, Term) else Opaque(of.root)
+        if isinstance(of, ModuleType) and of is np and name == "arange":
+            return np.arange
+        if of is trees.Tree and name == "chain":
+            return Method(trees.Tree, name)
+        raise self._outside(f"{shown(of)}.{name}")
+
+    def _item(self, of: Any, index: Any) -> Any:
+        if isinstance(of, Slices) and isinstance(index, Term):
+            return Segment(of.family, index)
+        if isinstance(of, Segment) and isinstance(index, Term):
+            return Chunk(of.family, of.pipeline, index)
+        if isinstance(of, FirstOf) and index == Term(()):
+            return of.first
+        if not isinstance(index, Term):
+            raise self._outside(f"{shown(of)}[{shown(index)}]")
+        if isinstance(of, list | tuple) or (isinstance(of, Lazy) and self._is_unrolled(of)):
+            known = of if isinstance(of, list | tuple) else self._unrolled(of)
+            if known is None or index.constant is None or not -len(known) <= index.constant < len(known):
+                raise self._outside(f"entry {index} of a list of {len(known or [])}")
+            return known[index.constant]
+        return self._entry(of, index)
+
+    def _entry(self, of: Any, index: Term) -> Any:
+        """Entry `index` of a list of unknown length; that it is within is required at this place."""
+        match of:
+            case Span(low, high):
+                self._require(index, high - low)
+                return low + index
+            case Skipping(count, gap):
+                self._require(index, count)
+                return Term.of(Skip(index, gap))
+            case Enumerated(inner):
+                return index, self._entry(inner, index)
+            case Lazy(node, scope, names) if len(node.generators) == 1 and not node.generators[0].ifs:
+                inner = dict(scope)
+                one = node.generators[0]
+                outside, self.globals = self.globals, names
+                self._bind(one.target, self._entry(self._value(one.iter, inner), index), inner)
+                found = self._value(node.elt, inner)
+                self.globals = outside
+                return found
+        raise self._outside(f"entry {index} of {shown(of)}")
+
+    def _require(self, index: Term, count: Term) -> None:
+        test = both(le(0, index), lt(index, count))
+        if test != TRUE and not in_range(index, count, self.ranges):
+            self.nodes.append(Require(test, self.line))
+
+    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: dict[str, Any]) -> Any:
+        one = node.generators[0]
+        if isinstance(node.elt, ast.Call) and self._calls_pipeline(node.elt, scope):
+            over = self._value(one.iter, scope)
+            known = self._unrolled(over)
+            if len(node.generators) != 1 or one.ifs:
+                raise self._outside(ast.unparse(node))
+            if known is not None:
+                return [self._value(node.elt, scope) for _ in known]
+            if not isinstance(over, Span):
+                raise self._outside(ast.unparse(node))
+            single = self._value(node.elt, scope)
+            family = self.families[single.family]
+            self.families[single.family] = Family(over.high - over.low, family.sections, family.share, family.line)
+            return Pipelines(single.family, True)
+        if isinstance(node.elt, ast.Name) and isinstance(one.target, ast.Name) and len(node.generators) == 1:
+            over = self._value(one.iter, scope)
+            gap = self._gap(one, node.elt, over, scope)
+            if gap is not None and isinstance(over, Span):
+                return Skipping(over.high - 1, gap)
+        return Lazy(node, dict(scope), self.globals)
+
+    def _gap(self, one: ast.comprehension, element: ast.Name, over: Any, scope: dict[str, Any]) -> Term | None:
+        """The straggler, in `[x for x in servers if x not in stragglers]`."""
+        if over != Span(Term(()), self.case.servers) or len(one.ifs) != 1 or not isinstance(one.target, ast.Name):
+            return None
+        match one.ifs[0]:
+            case ast.Compare(left=ast.Name(id=name), ops=[ast.NotIn()], comparators=[others]):
+                listed = self._value(others, scope)
+                gap = Term.var(self.case.straggler or "")
+                if name == element.id == one.target.id and self.case.straggler and listed == [gap]:
+                    return gap
+        return None
+
+    def _calls_pipeline(self, node: ast.Call, scope: dict[str, Any]) -> bool:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=name), attr="pipeline"):
+                return scope.get(name) is PROGRAM
+        return False
+
+    def _is_opaque(self, node: ast.expr, scope: dict[str, Any]) -> bool:
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        known = [scope[name] for name in names if name in scope]
+        return any(isinstance(each, Opaque) for each in known) and not any(
+            isinstance(each, _OF_THE_PROGRAM) for each in known
+        )
+
+    def _without(self, scope: dict[str, Any], body: Sequence[ast.stmt]) -> dict[str, Any]:
+        inner = dict(scope)
+        self._forget(inner, body)
+        return inner
+
+    @staticmethod
+    def _forget(scope: dict[str, Any], body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    scope.pop(node.id, None)
+
+
+def _is_harmless(node: ast.expr) -> bool:
+    """Whether all that it calls are these, so that it writes no transfers."""
+    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return all(isinstance(each, ast.Name) and each.id in ("range", "len", "enumerate", "reversed") for each in calls)
