@@ -40,7 +40,7 @@ PARTS = 2**24
 """Shares are rounded to multiples of 1/PARTS."""
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """The part `weight` of the message is reduced at server `reduced` and broadcast from server `broadcast`."""
 
     reduced: int
@@ -90,7 +90,7 @@ def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: S
         reduced = [(segment, down) for segment, (_, down) in zip(segments, trees, strict=False)]
 
 
-def divide(out: Loads, in_: Loads) -> tuple[Share, ...]:
+def divide(out: Loads, in_: Loads) -> tuple[RankShare, ...]:
     """The shares for servers of these rates; they add up to one.
 
     >>> rates = np.array([2.0, 2.0, 2.0, 1.0])
@@ -99,9 +99,9 @@ def divide(out: Loads, in_: Loads) -> tuple[Share, ...]:
     """
     p = len(out)
     if p == 1:
-        return (Share(0, 0, Fraction(1)),)
+        return (RankShare(0, 0, Fraction(1)),)
     if p == 2:
-        return tuple(Share(server, server, Fraction(1, 2)) for server in range(2))
+        return tuple(RankShare(server, server, Fraction(1, 2)) for server in range(2))
     up, down = ((port_loads(rates, 2.0 * (p - 1)) - 1) / (p - 2) for rates in (in_, out))
     both = np.minimum(up, down)
     found = [(server, server, weight) for server, weight in enumerate(both)]
@@ -115,10 +115,10 @@ def divide(out: Loads, in_: Loads) -> tuple[Share, ...]:
         u, v = (u + 1, v) if up[u] <= down[v] else (u, v + 1)
     whole = [round(weight * PARTS) for _, _, weight in found]
     whole[int(np.argmax(whole))] += PARTS - sum(whole)
-    return tuple(Share(u, v, Fraction(n, PARTS)) for (u, v, _), n in zip(found, whole, strict=True) if n)
+    return tuple(RankShare(u, v, Fraction(n, PARTS)) for (u, v, _), n in zip(found, whole, strict=True) if n)
 
 
-def stars(share: Share, turn: int, gpus: Sequence[int]) -> tuple[Tree, Tree]:
+def stars(share: RankShare, turn: int, gpus: Sequence[int]) -> tuple[Tree, Tree]:
     """The tree to reduce `share` along and the one to broadcast it along, over the ranks; both end, or start, at the
     same one. Who is added first, and who is sent to first, changes with the `turn`."""
     p = len(gpus)

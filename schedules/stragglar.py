@@ -28,7 +28,7 @@ def one_straggler(topology: Topology) -> Mapping[str, Any]:
     return {"straggler": straggler}
 
 
-class Round(NamedTuple):
+class ExchangeRound(NamedTuple):
     """What is sent at once: every rank sends at most one section and receives at most one.
 
     Rank `owner` and the late rank exchange section `owner` (None: nobody does); each (section, src, dst) of `copies`
@@ -39,7 +39,7 @@ class Round(NamedTuple):
     copies: tuple[tuple[int, int, int], ...]
 
 
-def stragglar_rounds(p: int) -> tuple[Round, ...]:
+def stragglar_rounds(p: int) -> tuple[ExchangeRound, ...]:
     """The rounds after the late rank arrives: p - 2 + ceil(log2 p) of them, the fewest there can be, or one more.
 
     Counted for every p from 2 to 130: one more if p is 6, 12 or 96, the fewest for all others.
@@ -54,14 +54,14 @@ def stragglar_rounds(p: int) -> tuple[Round, ...]:
     >>> [len(stragglar_rounds(p)) for p in (2, 4, 8, 16, 32)]
     [1, 4, 9, 18, 35]
     >>> stragglar_rounds(4)[1]
-    Round(owner=1, copies=((0, 0, 2),))
+    ExchangeRound(owner=1, copies=((0, 0, 2),))
 
     Raises ScheduleError unless p is at least one.
     """
     if p < 1:
         raise ScheduleError(f"rounds of {p} ranks: must be at least one rank")
     late = p - 1
-    rounds: list[Round] = []
+    rounds: list[ExchangeRound] = []
     holders: dict[int, set[int]] = {}  # by section, in the order of the exchanges, until all have it
     waiting = list(range(p - 1))
     while waiting or holders:
@@ -86,7 +86,7 @@ def stragglar_rounds(p: int) -> tuple[Round, ...]:
             waiting.remove(owner)
             holders[owner] = {owner, late}
         holders = {section: having for section, having in holders.items() if len(having) < p}
-        rounds.append(Round(owner, tuple(copies)))
+        rounds.append(ExchangeRound(owner, tuple(copies)))
     return tuple(rounds)
 
 

@@ -17,7 +17,7 @@ from optcc.verify.bounds.certificate_file import read_certificate
 from optcc.verify.bounds.closed_form_certificates import certify, closed_forms
 from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
 from optcc.verify.bounds.lp import CertifiedBound, lp_bound
-from optcc.verify.bounds.network import Demand, Network
+from optcc.verify.bounds.network import Demand, FlowNetwork
 from optcc.verify.bounds.packing import pack
 from optcc.verify.bounds.replay import replay
 from optcc.verify.bounds.solvers import AT_MOST, EQUAL, CbcSolver, HighsSolver, LinearProgram, Solved, exact_vertex
@@ -137,7 +137,7 @@ def out_trees(p: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
 
 def best_of_all_tree_pairs(topology: Topology) -> Fraction:
     """Seconds a byte: every pair of an in-tree and an out-tree with the same root, every edge on every rail."""
-    network = Network.from_topology(topology)
+    network = FlowNetwork.from_topology(topology)
     hubs = range(len(network.endpoints), network.n_nodes)
     port = {(link.tail, link.head): link.ports[0] for link in network.links}
     labelled: dict[int, list[tuple[tuple[int, int, int], ...]]] = {}
@@ -240,7 +240,7 @@ def test_sixty_four_servers_of_eight_rails() -> None:
     replay(read_certificate(bound.certificate.to_bytes()), topology)
 
 
-def random_graph(seed: int) -> tuple[Network, str]:
+def random_graph(seed: int) -> tuple[FlowNetwork, str]:
     """2..8 endpoints, up to four switches, half of all links; every third with rates that differ by 10**12."""
     rng = random.Random(seed)
     ends = [f"e{i}" for i in range(rng.randint(2, 8))]
@@ -253,10 +253,10 @@ def random_graph(seed: int) -> tuple[Network, str]:
         if a != b and rng.random() < 0.5
     ]
     collective = rng.choice(["allreduce", "allreduce", "allgather", "reducescatter", "broadcast", "reduce"])
-    return Network.from_links(ends, links, switches), collective
+    return FlowNetwork.from_links(ends, links, switches), collective
 
 
-def drawn(kind: int, seed: int) -> Topology | Network:
+def drawn(kind: int, seed: int) -> Topology | FlowNetwork:
     """A graph, pooled servers, rails that failed, or rails of any rates."""
     if kind == 0:
         return random_graph(3 * seed + 1)[0]
@@ -265,7 +265,7 @@ def drawn(kind: int, seed: int) -> Topology | Network:
     return failed_rails(seed, n_servers=4) if kind == 2 else uneven_rails(seed, 5)
 
 
-def connected(kind: int, seed: int, collective: str) -> tuple[Topology | Network, CertifiedBound]:
+def connected(kind: int, seed: int, collective: str) -> tuple[Topology | FlowNetwork, CertifiedBound]:
     """The first one from `seed` on in which all reach each other, with its bound by HiGHS."""
     for number in count(seed):
         with suppress(TopologyError):

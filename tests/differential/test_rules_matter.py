@@ -119,7 +119,7 @@ RULES = (
     rule(
         "the most patient run-time waits for what stands before in the lane",
         "deadlock",
-        "missing[0::2] = (wiring.lane_before >= 0) + ",
+        "missing[0::2] = (graph.lane_before >= 0) + ",
         "missing[0::2] = ",
         "if lane_next[i] >= 0:",
         "if lane_next[i] >= len(lane_next):",
@@ -127,7 +127,7 @@ RULES = (
     rule(
         "an instruction waits for what it comes after",
         "deadlock",
-        " + np.diff(wiring.after_first) + ",
+        " + np.diff(graph.after_first) + ",
         " + ",
         "for at in range(dependents_first[i], dependents_first[i + 1]):",
         "for at in range(0):",
@@ -135,7 +135,7 @@ RULES = (
     rule(
         "a receive waits for its message",
         "deadlock",
-        " + (wiring.sent_by >= 0)",
+        " + (graph.sent_by >= 0)",
         "",
         "if met[i] >= 0:",
         "if met[i] >= len(met):",
@@ -143,7 +143,7 @@ RULES = (
     rule(
         "a send is done once there is a slot for its message",
         "deadlock",
-        "1 + (wiring.freed_by >= 0)",
+        "1 + (graph.freed_by >= 0)",
         "1",
         "if frees[i] >= 0:",
         "if frees[i] >= len(frees):",

@@ -22,7 +22,7 @@ from optcc.topology import Nic, Pod, Server, Topology
 from optcc.verify.bounds.closed_form_certificates import certify
 from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
 from optcc.verify.bounds.lp import lp_bound
-from optcc.verify.bounds.network import Network
+from optcc.verify.bounds.network import FlowNetwork
 from optcc.verify.plan.timing import exact_makespan
 
 GB = 10**9
@@ -258,7 +258,7 @@ def test_the_network_of_rails_in_pods() -> None:
         Server(f"h{k}", 1, (Nic(0, Fraction(GB), Fraction(GB)), Nic(1, Fraction(GB), Fraction(GB)))) for k in range(3)
     )
     pods = (Pod("a", (0, 1), Fraction(GB), Fraction(GB)),)
-    network = Network.from_topology(Topology(servers, rail_only=True, pods=pods))
+    network = FlowNetwork.from_topology(Topology(servers, rail_only=True, pods=pods))
     assert network.switches == ("rail 0", "rail 1", "pod a rail 0", "pod a rail 1")
     assert {"up a rail 0", "down a rail 1"} <= set(network.port_names)
 

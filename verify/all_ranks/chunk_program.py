@@ -85,7 +85,7 @@ ChunkNode = At | Turns | When | Step
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkProgram:
     """A chunk of a family of pipelines, and what touches it in the order of the author.
 
     `places` are its coordinates with their numbers of values: which pipeline, which section (in two digits where the
@@ -192,7 +192,7 @@ def sections_of(found: Sequence[FoundMove], reading: Reading, family: int) -> tu
     return None, (sections,)
 
 
-def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> Chunk:
+def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgram:
     """A chunk of a family of pipelines in one body of its walk.
 
     Raises ProofStops if a lane cannot be found that is the only one to touch it.
@@ -252,7 +252,7 @@ def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> Chunk:
         for var, only in solved[id(each.move)].items():
             hits = steps[id(each.move)].hits
             single.append((each.move.line, (*each.facts, hits), eq(Term.var(var), only)))
-    return Chunk(reading, family, tuple(places), nodes, tuple(single))
+    return ChunkProgram(reading, family, tuple(places), nodes, tuple(single))
 
 
 def _refuse_turn(found: FoundMove) -> None:

@@ -26,8 +26,8 @@ import numpy as np
 from optcc.schedule import COPY, REDUCE
 from optcc.verify.all_ranks.chunk_program import (
     At,
-    Chunk,
     ChunkNode,
+    ChunkProgram,
     ProofStops,
     Rank,
     Step,
@@ -50,9 +50,9 @@ from optcc.verify.all_ranks.symbolic import (
     Along,
     AnyOf,
     Atom,
-    Choice,
     Eq,
     Formula,
+    IfThenElse,
     Le,
     Mod,
     Move,
@@ -82,7 +82,7 @@ ROUNDS_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Lemma:
+class InductionLemma:
     """One step of a proof. `answer` is Z3's claim, or `Checked` where no solver was asked; `Unknown`, or `Sat` with
     numbers for which it fails."""
 
@@ -156,20 +156,22 @@ def encode(query: Query, formula: Formula) -> Any:
                 return query.any_of(map(truth_of, parts))
             case Not(part):
                 return query.no(truth_of(part))
-            case Choice(test, then, otherwise):
+            case IfThenElse(test, then, otherwise):
                 return query.either(truth_of(test), truth_of(then), truth_of(otherwise))
 
     return truth_of(formula)
 
 
-def ask(name: str, statement: str, facts: Sequence[Formula], goal: Formula, seconds_max: float = LEMMA_S_MAX) -> Lemma:
+def ask(
+    name: str, statement: str, facts: Sequence[Formula], goal: Formula, seconds_max: float = LEMMA_S_MAX
+) -> InductionLemma:
     """The lemma that `goal` follows from `facts`, for all values of the variables."""
     started = time.perf_counter()
     query = Query(f"not: {statement}", statement)
     query.require("facts", *(encode(query, fact) for fact in facts))
     query.require("goal fails", query.no(encode(query, goal)))
     answer = query.ask(Limit(seconds_max))
-    return Lemma(name, statement, answer, time.perf_counter() - started)
+    return InductionLemma(name, statement, answer, time.perf_counter() - started)
 
 
 def iff(one: Formula, other: Formula) -> Formula:
@@ -189,11 +191,11 @@ class State:
 class Proof:
     """The lemmas of one chunk. `label` goes before their names; stops at the first that is not proved."""
 
-    chunk: Chunk
+    chunk: ChunkProgram
     collective: str
     invariants: Mapping[str, Invariant]
     label: str
-    lemmas: list[Lemma] = field(default_factory=list)
+    lemmas: list[InductionLemma] = field(default_factory=list)
 
     def run(self) -> None:
         """Proves the chunk right from start to end.
@@ -374,20 +376,20 @@ def _last_reduction(nodes: Sequence[ChunkNode], around: tuple[str, ...] = ()) ->
     return found
 
 
-def _why(lemma: Lemma) -> str:
+def _why(lemma: InductionLemma) -> str:
     if isinstance(lemma.answer, Sat):
         shown = ", ".join(f"{' '.join(map(str, key))} = {value}" for key, value in lemma.answer.values.items())
         return f"fails for {shown}"
     return str(lemma.answer)
 
 
-def prove_moves(reading: Reading, label: str = "") -> list[Lemma]:
+def prove_moves(reading: Reading, label: str = "") -> list[InductionLemma]:
     """That every transfer names ranks and a section that exist, and two different ranks; one lemma for each line,
     its name behind `label`.
 
     Raises ProofStops at the first that Z3 does not claim.
     """
-    lemmas: list[Lemma] = []
+    lemmas: list[InductionLemma] = []
 
     def prove(name: str, statement: str, facts: Sequence[Formula], goal: Formula) -> None:
         lemmas.append(ask(label + name, statement, [*reading.case.facts(), *facts], goal))
@@ -421,7 +423,9 @@ def prove_moves(reading: Reading, label: str = "") -> list[Lemma]:
     return lemmas
 
 
-def prove_chunk(chunk: Chunk, collective: str, label: str, stop_at: float) -> tuple[list[Lemma], dict[str, Invariant]]:
+def prove_chunk(
+    chunk: ChunkProgram, collective: str, label: str, stop_at: float
+) -> tuple[list[InductionLemma], dict[str, Invariant]]:
     """The lemmas that prove a chunk right, and the invariants that they found; `stop_at` is a time.monotonic().
 
     Where Z3 finds numbers for which a guess is no invariant, the chunk is run with numbers as large and guessed anew.
@@ -457,7 +461,7 @@ def prove_chunk(chunk: Chunk, collective: str, label: str, stop_at: float) -> tu
             tried.append(wider)
 
 
-def prove_tree() -> list[Lemma]:
+def prove_tree() -> list[InductionLemma]:
     """Reduction and broadcast along any tree are right: induction over its order, in which parents come first.
 
     Ranks are named by their places in the order, the root 0; `up` is the place of the parent of the one at place j, and

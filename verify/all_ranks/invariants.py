@@ -18,8 +18,8 @@ import numpy.typing as npt
 from optcc.schedule import REDUCE
 from optcc.verify.all_ranks.chunk_program import (
     At,
-    Chunk,
     ChunkNode,
+    ChunkProgram,
     ProofStops,
     Step,
     Turns,
@@ -68,12 +68,12 @@ Snapshot = tuple[dict[str, int], list[int], list[bool]]
 class Runner:
     """A chunk as Python code, to be run with numbers: `code` is made by `_chunk_code`."""
 
-    chunk: Chunk
+    chunk: ChunkProgram
     collective: str
     code: Any
 
     @classmethod
-    def of(cls, chunk: Chunk, collective: str) -> Runner:
+    def of(cls, chunk: ChunkProgram, collective: str) -> Runner:
         """The runner of a chunk."""
         names = [name for name, _ in (*chunk.reading.case.sizes, *chunk.places)]
         names += [chunk.reading.case.straggler] if chunk.reading.case.straggler else []
@@ -154,7 +154,7 @@ class Invariant:
     stamp: Formula
 
 
-def learn(chunk: Chunk, collective: str, sizes: Sequence[Mapping[str, int]]) -> dict[str, Invariant]:
+def learn(chunk: ChunkProgram, collective: str, sizes: Sequence[Mapping[str, int]]) -> dict[str, Invariant]:
     """An invariant for each loop of the chunk, that fits all runs with these sizes.
 
     Raises ProofStops if comparisons of places do not tell the cases apart.
@@ -187,7 +187,7 @@ def learn(chunk: Chunk, collective: str, sizes: Sequence[Mapping[str, int]]) -> 
     return found
 
 
-def places_to_run(chunk: Chunk, sizes: Mapping[str, int], rng: np.random.Generator) -> list[dict[str, int]]:
+def places_to_run(chunk: ChunkProgram, sizes: Mapping[str, int], rng: np.random.Generator) -> list[dict[str, int]]:
     """Chunks of these sizes to run, each with a straggler if there is one: all of them, or some where they are many."""
     names, ranges = [name for name, _ in chunk.places], [range(int(count.at(sizes))) for _, count in chunk.places]
     case = chunk.reading.case
@@ -213,7 +213,7 @@ def _simplest(
 
 
 def _table(
-    chunk: Chunk, values: Mapping[str, int], heads: Sequence[Snapshot]
+    chunk: ChunkProgram, values: Mapping[str, int], heads: Sequence[Snapshot]
 ) -> tuple[list[str], npt.NDArray[np.int64], Bools, Bools]:
     """Names of variables, a column for every (turn, r, y), and for each what is held and what is stamped."""
     n = len(heads[0][1])
@@ -235,7 +235,7 @@ def _table(
     return names, table, held.ravel(), np.broadcast_to(stamps[:, :, None], shape).ravel()
 
 
-def comparisons(chunk: Chunk, turns: Mapping[str, Turns], level: int) -> list[Formula]:
+def comparisons(chunk: ChunkProgram, turns: Mapping[str, Turns], level: int) -> list[Formula]:
     """What an invariant may ask, simple questions first; the higher the level, the more."""
     shifts = ((0, -1), (0, -1, 1), (0, -1, 1, -2, 2, -3, 3))[level]
     case = chunk.reading.case

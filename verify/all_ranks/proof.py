@@ -43,8 +43,17 @@ from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
-from optcc.verify.all_ranks.induction import Lemma, ask, check_along, prove_chunk, prove_moves, prove_tree
-from optcc.verify.all_ranks.symbolic import FALSE, Along, Case, OutsideSubset, Reading, Term, holds, transfers_of
+from optcc.verify.all_ranks.induction import InductionLemma, ask, check_along, prove_chunk, prove_moves, prove_tree
+from optcc.verify.all_ranks.symbolic import (
+    FALSE,
+    Along,
+    OutsideSubset,
+    ParameterCase,
+    Reading,
+    Term,
+    holds,
+    transfers_of,
+)
 from optcc.verify.all_ranks.symbolic_interpreter import TAKEN_AT_THEIR_WORD, read
 from optcc.verify.all_ranks.symbolic_values import Opaque
 from optcc.verify.plan import verify_plan
@@ -71,7 +80,7 @@ class AllRanks(Shown):
 
     name: str
     verdict: str
-    lemmas: tuple[Lemma, ...]
+    lemmas: tuple[InductionLemma, ...]
     cases: tuple[str, ...]
     checked: str
     seconds: float
@@ -145,7 +154,7 @@ class AllRanks(Shown):
 class Covered:
     """A case, and `sizes_of(ranks, parameters)`: the values of its variables for a concrete schedule, if it is one."""
 
-    case: Case
+    case: ParameterCase
     sizes_of: Callable[[int, Mapping[str, Any]], dict[str, int] | None]
 
 
@@ -180,11 +189,11 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
         flat = tuple(({"stragglers": [s]} | ({"gpus": one} if "gpus" in names else {})).items())
         covered = [
             Covered(
-                Case("2 servers of one GPU, any one straggler", (), Term.of(2), flat, None, "s"),
+                ParameterCase("2 servers of one GPU, any one straggler", (), Term.of(2), flat, None, "s"),
                 lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q == 1, "s"),
             ),
             Covered(
-                Case("p >= 3 servers of one GPU, any one straggler", (("q", 2),), q + 1, flat, None, "s"),
+                ParameterCase("p >= 3 servers of one GPU, any one straggler", (("q", 2),), q + 1, flat, None, "s"),
                 lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q >= 2, "qs"),
             ),
         ]
@@ -192,11 +201,11 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
             several = (("stragglers", [s]), ("gpus", g))
             covered += [
                 Covered(
-                    Case("2 servers of g >= 2 GPUs, any one straggler", (("g", 2),), g * 2, several, g, "s"),
+                    ParameterCase("2 servers of g >= 2 GPUs, any one straggler", (("g", 2),), g * 2, several, g, "s"),
                     lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q == 1, "gs"),
                 ),
                 Covered(
-                    Case(
+                    ParameterCase(
                         "p/g >= 3 servers of g >= 2 GPUs, any one straggler",
                         (("q", 2), ("g", 2)),
                         (q + 1) * g,
@@ -211,25 +220,27 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
     if "rates" in names or "order" in names:
         opaque = tuple((name, Opaque(name)) for name in sorted(names & {"rates", "order", "gpus"}))
         what = " and ".join(name for name, _ in opaque)
-        return (Covered(Case(f"p >= 2, any {what}", (("p", 2),), p, opaque), lambda ranks, given: {"p": ranks}),)
+        return (
+            Covered(ParameterCase(f"p >= 2, any {what}", (("p", 2),), p, opaque), lambda ranks, given: {"p": ranks}),
+        )
     if "gpus" in names:
         return (
             Covered(
-                Case("p >= 2 servers of one GPU", (("N", 2),), n, (("gpus", one),)),
+                ParameterCase("p >= 2 servers of one GPU", (("N", 2),), n, (("gpus", one),)),
                 lambda ranks, given: {"N": ranks} if given["gpus"] == 1 and ranks >= 2 else None,
             ),
             Covered(
-                Case("one server of p >= 2 GPUs", (("g", 2),), g, (("gpus", g),)),
+                ParameterCase("one server of p >= 2 GPUs", (("g", 2),), g, (("gpus", g),)),
                 lambda ranks, given: {"g": ranks} if given["gpus"] == ranks >= 2 else None,
             ),
             Covered(
-                Case("p/g >= 2 servers of g >= 2 GPUs", (("N", 2), ("g", 2)), n * g, (("gpus", g),), g),
+                ParameterCase("p/g >= 2 servers of g >= 2 GPUs", (("N", 2), ("g", 2)), n * g, (("gpus", g),), g),
                 lambda ranks, given: (
                     {"N": ranks // given["gpus"], "g": given["gpus"]} if 2 <= given["gpus"] < ranks else None
                 ),
             ),
         )
-    plain = Case("p >= 2", (("p", 2),), p)
+    plain = ParameterCase("p >= 2", (("p", 2),), p)
     return (Covered(plain, lambda ranks, given: {"p": ranks} if not given else None),)
 
 
@@ -290,7 +301,7 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
     """
     started = time.monotonic()
     stop_at = started + budget_s
-    lemmas: list[Lemma] = []
+    lemmas: list[InductionLemma] = []
     cases: list[str] = []
     assumptions: list[str] = []
     reached = ""
@@ -374,7 +385,7 @@ def _check(definition: Definition, instance: Instance, segments: int) -> bool:
 
 def _prove_case(
     definition: Definition, covered: Covered, p_checked: int, stop_at: float
-) -> tuple[list[Lemma], list[str]]:
+) -> tuple[list[InductionLemma], list[str]]:
     """The lemmas of a case, and what they take at its word.
 
     Raises OutsideSubset or ProofStops.
@@ -386,7 +397,7 @@ def _prove_case(
     assumptions = [f"{name} {TAKEN_AT_THEIR_WORD[name]}" for name in reading.helpers]
     if any(isinstance(node, Along) for node in reading.nodes()):
         words = check_along(reading, definition.collective)
-        lemmas.append(Lemma(f"{label}trees", words, Checked(words, "read from the source"), 0.0))
+        lemmas.append(InductionLemma(f"{label}trees", words, Checked(words, "read from the source"), 0.0))
         return [*lemmas, *prove_tree()], assumptions
     if definition.collective not in ("allreduce", "reducescatter", "allgather"):
         raise ProofStops(f"{definition.collective} by single transfers is not covered")
@@ -420,7 +431,7 @@ def _check_shares(reading: Reading) -> None:
         raise ProofStops(f"shares of the pipelines add up to {total}")
 
 
-def _consistent(reading: Reading, label: str) -> Lemma:
+def _consistent(reading: Reading, label: str) -> InductionLemma:
     """That what is assumed of the case is not empty: Z3 finds values for it, which are put in."""
     name, facts = f"{label}not empty", reading.case.facts()
     lemma = ask(name, "the case is empty", facts, FALSE)
@@ -430,10 +441,10 @@ def _consistent(reading: Reading, label: str) -> Lemma:
     assert all(holds(fact, values) for fact in facts), f"z3: {values}: are no such numbers of ranks"
     example = ", ".join(f"{name} = {value}" for name, value in values.items()) or "2 ranks"
     statement = f"there are such numbers of ranks: {example}"
-    return Lemma(name, statement, Checked(statement, "the numbers were put in"), lemma.seconds)
+    return InductionLemma(name, statement, Checked(statement, "the numbers were put in"), lemma.seconds)
 
 
-def _compared(definition: Definition, covered: Covered, reading: Reading, p_max: int, label: str) -> Lemma:
+def _compared(definition: Definition, covered: Covered, reading: Reading, p_max: int, label: str) -> InductionLemma:
     """That the reading is what the function writes, transfer by transfer; an assertion fails where it is not."""
     started = time.perf_counter()
     count = largest = 0
@@ -455,7 +466,7 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
         raise ProofStops(f"{covered.case.name}: no concrete schedule was found to compare the reading with")
     statement = f"the symbolic program is what the function writes: {count} transfers compared, p up to {largest}"
     how = f"transfer by transfer, for 1 to {SEGMENTS_COMPARED} segments"
-    return Lemma(f"{label}reading", statement, Checked(statement, how), time.perf_counter() - started)
+    return InductionLemma(f"{label}reading", statement, Checked(statement, how), time.perf_counter() - started)
 
 
 def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tuple[int, Instance, dict[str, int]]]:

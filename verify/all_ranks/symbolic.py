@@ -4,7 +4,7 @@
 one `Loop` whose variable stands for every step, and `segment.reduce(...)` a `Move` whose ranks and section are `Term`s:
 
     Term     polynomials over variables, with `a mod n` and the i-th number without a gap; numbers without a bound
-    Formula  truth of terms: `Le` and `Eq` against zero, `All`, `AnyOf`, `Not`, `Choice`
+    Formula  truth of terms: `Le` and `Eq` against zero, `All`, `AnyOf`, `Not`, `IfThenElse`
     Node     Loop, Guard, Move, Along (a tree), Require (an index within its list)
 
 A reader may be wrong. So `transfers_of` writes a symbolic program out for concrete numbers, and who uses a reading
@@ -286,7 +286,7 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class IfThenElse:
     """`then` where `test` holds, else `otherwise`."""
 
     test: Formula
@@ -297,7 +297,7 @@ class Choice:
         return f"({self.then} if {self.test} else {self.otherwise})"
 
 
-Formula = Le | Eq | All | AnyOf | Not | Choice
+Formula = Le | Eq | All | AnyOf | Not | IfThenElse
 TRUE, FALSE = All(()), AnyOf(())
 
 
@@ -351,7 +351,7 @@ def choose(test: Formula, then: Formula, otherwise: Formula) -> Formula:
         return either(test, otherwise) if then == TRUE else either(no(test), then)
     if FALSE in (then, otherwise):
         return both(no(test), otherwise) if then == FALSE else both(test, then)
-    return Choice(test, then, otherwise)
+    return IfThenElse(test, then, otherwise)
 
 
 def put(formula: Formula, values: Mapping[str, Term]) -> Formula:
@@ -367,7 +367,7 @@ def put(formula: Formula, values: Mapping[str, Term]) -> Formula:
             return either(*(put(part, values) for part in parts))
         case Not(part):
             return no(put(part, values))
-        case Choice(test, then, otherwise):
+        case IfThenElse(test, then, otherwise):
             return choose(put(test, values), put(then, values), put(otherwise, values))
 
 
@@ -384,7 +384,7 @@ def holds(formula: Formula, values: Mapping[str, Any]) -> Any:
             return reduce(np.logical_or, (holds(part, values) for part in parts), np.False_)
         case Not(part):
             return np.logical_not(holds(part, values))
-        case Choice(test, then, otherwise):
+        case IfThenElse(test, then, otherwise):
             return np.where(holds(test, values), holds(then, values), holds(otherwise, values))
 
 
@@ -466,7 +466,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ParameterCase:
     """Values of a schedule's parameters, as terms over `sizes`: variables that have a lowest value and no highest.
 
     `ranks` is the number of ranks. Where it is a product, `inner` is the factor that counts ranks of one server.
@@ -501,7 +501,7 @@ class Case:
 class Reading:
     """What `read` made of a schedule function in one case; `helpers` are calls that it took at their word."""
 
-    case: Case
+    case: ParameterCase
     families: tuple[Family, ...]
     walks: tuple[Walk, ...]
     helpers: tuple[str, ...] = ()
@@ -578,5 +578,5 @@ def code_of(formula: Formula) -> str:
             return "(" + (" or ".join(map(code_of, parts)) or "False") + ")"
         case Not(part):
             return f"(not {code_of(part)})"
-        case Choice(test, then, otherwise):
+        case IfThenElse(test, then, otherwise):
             return f"({code_of(then)} if {code_of(test)} else {code_of(otherwise)})"

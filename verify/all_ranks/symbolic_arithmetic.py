@@ -14,12 +14,12 @@ from optcc.verify.all_ranks.symbolic import (
     FALSE,
     SEGMENT_TURN,
     TRUE,
-    Case,
     Eq,
     Formula,
     Le,
     Not,
     OutsideSubset,
+    ParameterCase,
     Term,
     Var,
     both,
@@ -53,7 +53,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Term, Term], Formula]] = {
 class Arithmetic:
     """Numbers of one case: what lowest values and the ranges of loop variables decide is decided."""
 
-    case: Case
+    case: ParameterCase
     ranges: dict[str, tuple[Term, Term]] = field(default_factory=dict, kw_only=True)
     line: int = field(default=0, kw_only=True)
 

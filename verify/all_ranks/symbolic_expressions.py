@@ -18,11 +18,11 @@ from optcc.verify.all_ranks.symbolic import (
     TRUE,
     All,
     AnyOf,
-    Choice,
     Eq,
     Family,
     Formula,
     Guard,
+    IfThenElse,
     Le,
     Loop,
     Node,
@@ -40,7 +40,6 @@ from optcc.verify.all_ranks.symbolic import (
 )
 from optcc.verify.all_ranks.symbolic_arithmetic import Arithmetic
 from optcc.verify.all_ranks.symbolic_values import (
-    Chunk,
     Endless,
     Enumerated,
     FirstOf,
@@ -49,12 +48,13 @@ from optcc.verify.all_ranks.symbolic_values import (
     Opaque,
     Pipelines,
     Product,
-    Segment,
     Skipping,
     Slices,
     Span,
+    SymbolicChunk,
+    SymbolicSegment,
+    SymbolicTree,
     Thing,
-    Tree,
     Zipped,
     in_range,
     shown,
@@ -65,7 +65,7 @@ UNROLLED_MAX = 16
 PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
 
 
-_OF_THE_PROGRAM = (Thing, Pipelines, Zipped, Segment, Slices, Chunk, Method, Endless)
+_OF_THE_PROGRAM = (Thing, Pipelines, Zipped, SymbolicSegment, Slices, SymbolicChunk, Method, Endless)
 
 
 @dataclass(eq=False)
@@ -242,7 +242,7 @@ class Expressions(Arithmetic):
 
     def _truth(self, node: ast.expr, scope: dict[str, Any]) -> Formula:
         value = self._value(node, scope)
-        if isinstance(value, Le | Eq | All | AnyOf | Not | Choice):
+        if isinstance(value, Le | Eq | All | AnyOf | Not | IfThenElse):
             return value
         if isinstance(value, Term):
             return no(self._decided(eq(value, 0)))
@@ -352,13 +352,13 @@ class Expressions(Arithmetic):
                 return Method(PROGRAM, name)
         if of is _COLLECTIVE and name == "root":
             return Term.var("root")
-        if isinstance(of, Segment) and name == "index":
+        if isinstance(of, SymbolicSegment) and name == "index":
             if of.family != 0:
                 raise self._outside("the index of a segment of a later pipeline")
             return Term.var(SEGMENT_TURN) * self.modulus + self.residue
-        if isinstance(of, Segment | Chunk):
+        if isinstance(of, SymbolicSegment | SymbolicChunk):
             return Method(of, name)
-        if isinstance(of, Tree) and name == "root":
+        if isinstance(of, SymbolicTree) and name == "root":
             return of.root if isinstance(of.root, Term) else Opaque(of.root)
         if isinstance(of, ModuleType) and of is np and name == "arange":
             return np.arange
@@ -368,9 +368,9 @@ class Expressions(Arithmetic):
 
     def _item(self, of: Any, index: Any) -> Any:
         if isinstance(of, Slices) and isinstance(index, Term):
-            return Segment(of.family, index)
-        if isinstance(of, Segment) and isinstance(index, Term):
-            return Chunk(of.family, of.pipeline, index)
+            return SymbolicSegment(of.family, index)
+        if isinstance(of, SymbolicSegment) and isinstance(index, Term):
+            return SymbolicChunk(of.family, of.pipeline, index)
         if isinstance(of, FirstOf) and index == Term(()):
             return of.first
         if not isinstance(index, Term):

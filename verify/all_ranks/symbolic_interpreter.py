@@ -28,12 +28,12 @@ from optcc.verify.all_ranks.symbolic import (
     SEGMENT_TURN,
     TRUE,
     Along,
-    Case,
     Family,
     Formula,
     Guard,
     Move,
     OutsideSubset,
+    ParameterCase,
     Reading,
     Term,
     Walk,
@@ -43,7 +43,6 @@ from optcc.verify.all_ranks.symbolic import (
 from optcc.verify.all_ranks.symbolic_arithmetic import NeedsModulus
 from optcc.verify.all_ranks.symbolic_expressions import PROGRAM, UNROLLED_MAX, Expressions
 from optcc.verify.all_ranks.symbolic_values import (
-    Chunk,
     Endless,
     Enumerated,
     FirstOf,
@@ -52,11 +51,12 @@ from optcc.verify.all_ranks.symbolic_values import (
     Opaque,
     Pipelines,
     Product,
-    Segment,
     Set,
     Slices,
     Span,
-    Tree,
+    SymbolicChunk,
+    SymbolicSegment,
+    SymbolicTree,
     Zipped,
     is_once,
     root_key,
@@ -78,7 +78,7 @@ class _Return(Exception):
         self.value = value
 
 
-def read(definition: Definition, case: Case) -> Reading:
+def read(definition: Definition, case: ParameterCase) -> Reading:
     """The symbolic program of a schedule in one case.
 
     Raises OutsideSubset for what is not read.
@@ -260,8 +260,8 @@ class _Reader(Expressions):
         self.ranges.clear()
         self._forget(scope, body)
 
-    def _segment(self, pipelines: Pipelines) -> Segment | Slices:
-        return Slices(pipelines.family) if pipelines.many else Segment(pipelines.family, Term(()))
+    def _segment(self, pipelines: Pipelines) -> SymbolicSegment | Slices:
+        return Slices(pipelines.family) if pipelines.many else SymbolicSegment(pipelines.family, Term(()))
 
     def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
         called = self._value(node.func, scope)
@@ -271,7 +271,7 @@ class _Reader(Expressions):
                     self._value(each, scope)
             self.helpers.append(f"{called.__module__}.{called.__qualname__}")
             root = f"the root of a pair from {called.__name__} (line {self.line})"
-            return Endless((Tree(root), Tree(root)))
+            return Endless((SymbolicTree(root), SymbolicTree(root)))
         args: list[Any] = []
         for each in node.args:
             if isinstance(each, ast.Starred):
@@ -298,7 +298,9 @@ class _Reader(Expressions):
         if (module, name) == ("optcc.arrays", "column"):
             return args[0]
         if called is trees.Tree and len(args) == 2:
-            return Tree(root_key(args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(()))))
+            return SymbolicTree(
+                root_key(args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(())))
+            )
         if inspect.isfunction(called) and not inspect.isgeneratorfunction(called):
             return self._helper(called, args, named, node)
         raise self._outside(ast.unparse(node).partition("\n")[0])
@@ -322,31 +324,33 @@ class _Reader(Expressions):
             return Pipelines(len(self.families) - 1, False)
         if of is trees.Tree and name == "chain":
             first = args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(()))
-            return Tree(root_key(first))
+            return SymbolicTree(root_key(first))
         op = {"reduce": REDUCE, "copy": COPY, "reduce_along": REDUCE, "broadcast_along": COPY}.get(name)
         if op is None or not self.in_segment:
             raise self._outside(ast.unparse(node))
         line = self.first_line + node.lineno - 1
-        if isinstance(of, Chunk) and name in ("reduce_along", "broadcast_along"):
+        if isinstance(of, SymbolicChunk) and name in ("reduce_along", "broadcast_along"):
             (tree,) = args
-            if not isinstance(tree, Tree) or named:
+            if not isinstance(tree, SymbolicTree) or named:
                 raise self._outside(f"{name} of {shown(tree)}, of which no root is known")
             self.nodes.append(Along(op, tree.root, of.family, of.pipeline, of.section, line))
             return None
-        given = dict(zip(("src", "dst") if isinstance(of, Chunk) else ("section", "src", "dst"), args, strict=False))
+        given = dict(
+            zip(("src", "dst") if isinstance(of, SymbolicChunk) else ("section", "src", "dst"), args, strict=False)
+        )
         given |= named
-        if isinstance(of, Chunk) and set(given) == {"src", "dst"}:
+        if isinstance(of, SymbolicChunk) and set(given) == {"src", "dst"}:
             ends = (given["src"], given["dst"])
             if not all(isinstance(end, Term) for end in ends):
                 raise self._outside(ast.unparse(node))
             self.nodes.append(Move(op, *ends, of.family, of.pipeline, of.section, line))
             return None
-        if isinstance(of, Segment) and set(given) == {"section", "src", "dst"}:
+        if isinstance(of, SymbolicSegment) and set(given) == {"section", "src", "dst"}:
             self._step(op, of, given, line)
             return None
         raise self._outside(ast.unparse(node))
 
-    def _step(self, op: int, of: Segment, given: dict[str, Any], line: int) -> None:
+    def _step(self, op: int, of: SymbolicSegment, given: dict[str, Any], line: int) -> None:
         lanes = [given[each] for each in ("src", "dst", "section")]
         if not all(isinstance(each, Lanes) and each.count == lanes[0].count for each in lanes):
             raise self._outside("a whole step of other things than arrays of one length")

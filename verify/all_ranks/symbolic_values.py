@@ -78,7 +78,7 @@ class Pipelines:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SymbolicSegment:
     family: int
     pipeline: Term
 
@@ -91,14 +91,14 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SymbolicChunk:
     family: int
     pipeline: Term
     section: Term
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SymbolicTree:
     root: Term | str
 
 

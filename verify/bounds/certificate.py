@@ -18,7 +18,7 @@ from math import gcd, lcm
 from optcc.errors import SolverError
 from optcc.show import Card, Shown
 from optcc.units import SIZE_BYTES_MAX, show_rate, show_size, show_time
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Network
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowNetwork
 
 FORMAT = "optcc-certificate/1"
 MODEL = "trees on the endpoints of this network, fluid, no latency"
@@ -35,7 +35,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class PackedTree:
     """An in-tree (reduce) or out-tree (broadcast) for a share `weight` of the message; a path is a list of links."""
 
     kind: str
@@ -51,14 +51,14 @@ class Achieved:
     seconds: Fraction
     roots: tuple[Fraction, ...]
     loads: Mapping[str, tuple[Fraction, ...]]
-    trees: tuple[Tree, ...] | None = None
+    trees: tuple[PackedTree, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate(Shown):
     """The bound `seconds` = size_bytes * crossing / supply; see `optcc.verify.bounds.replay` for the inequalities."""
 
-    network: Network
+    network: FlowNetwork
     demand: Demand
     size_bytes: int
     cuts: tuple[Cut, ...]
@@ -101,7 +101,7 @@ class Certificate(Shown):
     @classmethod
     def of(
         cls,
-        network: Network,
+        network: FlowNetwork,
         demand: Demand,
         size_bytes: int,
         cuts: tuple[Cut, ...],

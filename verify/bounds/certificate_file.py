@@ -13,8 +13,8 @@ import msgspec
 from optcc.errors import CodecError, OptccError, SolverError
 from optcc.strict_json import check_no_key_twice, decode, show
 from optcc.units import SIZE_BYTES_MAX
-from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, Tree
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Link, Network, Port
+from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, PackedTree
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowLink, FlowNetwork, SharedPort
 
 FILE_BYTES_MAX = 2**28
 DIGITS_MAX = 4000
@@ -128,25 +128,25 @@ def read_certificate(data: bytes) -> Certificate:
     return certificate
 
 
-def _network(file: _File) -> Network:
+def _network(file: _File) -> FlowNetwork:
     rates = [_rational(port.rate, f"$.ports[{index}].rate") for index, port in enumerate(file.ports)]
     ports = [
-        _make(f"$.ports[{index}].rate", partial(Port, port.name, rate))
+        _make(f"$.ports[{index}].rate", partial(SharedPort, port.name, rate))
         for index, (port, rate) in enumerate(zip(file.ports, rates, strict=True))
     ]
     n_nodes = len(file.endpoints) + len(file.switches)
     links = tuple(
-        Link(
+        FlowLink(
             _index(link.tail, f"$.links[{number}].tail", n_nodes),
             _index(link.head, f"$.links[{number}].head", n_nodes),
             _indices(link.ports, f"$.links[{number}].ports", len(ports)),
         )
         for number, link in enumerate(file.links)
     )
-    return _make("$.links", lambda: Network(tuple(file.endpoints), tuple(file.switches), tuple(ports), links))
+    return _make("$.links", lambda: FlowNetwork(tuple(file.endpoints), tuple(file.switches), tuple(ports), links))
 
 
-def _achieved(file: _Achieved, network: Network) -> Achieved:
+def _achieved(file: _Achieved, network: FlowNetwork) -> Achieved:
     path = "$.achieved"
     return Achieved(
         _rational(file.seconds, f"{path}.seconds"),
@@ -158,8 +158,8 @@ def _achieved(file: _Achieved, network: Network) -> Achieved:
     )
 
 
-def _tree(file: _Tree, path: str, network: Network) -> Tree:
-    return Tree(
+def _tree(file: _Tree, path: str, network: FlowNetwork) -> PackedTree:
+    return PackedTree(
         file.kind,
         _index(file.root, f"{path}.root", len(network.endpoints)),
         _rational(file.weight, f"{path}.weight"),

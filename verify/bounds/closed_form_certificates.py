@@ -9,7 +9,7 @@ from optcc.errors import SolverError
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Certificate, Cut
 from optcc.verify.bounds.closed_forms import Bound
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Network, endpoint_gpus
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowNetwork, endpoint_gpus
 from optcc.verify.bounds.replay import replay
 
 
@@ -20,7 +20,7 @@ def certify(bound: Bound, topology: Topology, root: int = 0) -> Certificate:
     `optcc.verify.bounds.lp.lp_bound`, with `fabric` where fabrics decide.
     """
     demand = Demand.of(Collective(bound.collective, topology.n_ranks, root), endpoint_gpus(topology))
-    network = Network.from_topology(topology)
+    network = FlowNetwork.from_topology(topology)
     certificate = max(closed_forms(network, demand, bound.size_bytes), key=lambda each: each.seconds)
     if certificate.seconds != bound.seconds:
         raise SolverError(
@@ -30,7 +30,7 @@ def certify(bound: Bound, topology: Topology, root: int = 0) -> Certificate:
     return certificate
 
 
-def closed_forms(network: Network, demand: Demand, size_bytes: int) -> list[Certificate]:
+def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[Certificate]:
     """Certificates that need no solver: each endpoint alone, in and out; all ports in, and all ports out, together;
     and the cuts that are left when only the fastest links are kept.
 
@@ -72,7 +72,7 @@ def closed_forms(network: Network, demand: Demand, size_bytes: int) -> list[Cert
     return found
 
 
-def _bottlenecks(network: Network, demand: Demand) -> list[tuple[tuple[Cut, ...], tuple[Fraction, ...]]]:
+def _bottlenecks(network: FlowNetwork, demand: Demand) -> list[tuple[tuple[Cut, ...], tuple[Fraction, ...]]]:
     """Cuts that only slow links cross: what a root still reaches, or is reached from, over the fastest links.
 
     The links kept are the most that do not join all endpoints. This is what keeps the unit of time right where a group

@@ -117,7 +117,7 @@ TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class BoundTerm:
     """One reason why it cannot be faster: `port` must carry `bytes` at `rate` bytes/s.
 
     `ports` are the ports whose rates add up to `rate`: `out NAME`, `in NAME` of a server, `fabric NAME` of its GPUs.
@@ -143,7 +143,7 @@ class Bound(Shown):
 
     model: str
     size_bytes: int
-    terms: tuple[Term, ...]
+    terms: tuple[BoundTerm, ...]
     collective: str = "allreduce"
     tight: bool = True
 
@@ -153,7 +153,7 @@ class Bound(Shown):
         return max((term.seconds for term in self.terms), default=Fraction(0))
 
     @property
-    def binding_terms(self) -> tuple[Term, ...]:
+    def binding_terms(self) -> tuple[BoundTerm, ...]:
         """The terms that are the bound."""
         seconds = self.seconds
         return tuple(term for term in self.terms if term.seconds == seconds)
@@ -271,7 +271,7 @@ def _in(parties: Sequence[_Party]) -> tuple[tuple[str, ...], Fraction]:
     return tuple(f"in {each.name}" for each in parties), sum((each.in_ for each in parties), Fraction(0))
 
 
-def _nic_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
+def _nic_terms(parties: Sequence[_Party], collective: str) -> Iterator[BoundTerm]:
     """Bytes as multiples of the message: what each server sends and receives, and all servers together."""
     n_servers = len(parties)
     if n_servers == 1:
@@ -282,10 +282,10 @@ def _nic_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
             amount = _least(each, collective, direction)
             if amount:
                 rate = each.out if direction == "out" else each.in_
-                yield Term(f"{direction} {each.name}", amount, rate, (f"{direction} {each.name}",))
+                yield BoundTerm(f"{direction} {each.name}", amount, rate, (f"{direction} {each.name}",))
     for direction, side in _sides(collective):
         ports, rate = side(parties)
-        yield Term(f"{direction} of all endpoints together", Fraction(rounds * (n_servers - 1)), rate, ports)
+        yield BoundTerm(f"{direction} of all endpoints together", Fraction(rounds * (n_servers - 1)), rate, ports)
 
 
 def _rounds(collective: str) -> int:
@@ -313,7 +313,7 @@ def _least(party: _Party, collective: str, direction: str) -> Fraction:
     return party.share if spreads == (direction == "out") else 1 - party.share
 
 
-def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
+def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[BoundTerm]:
     """The terms with fabrics in them; see the head of this file."""
     slow = [each for each in parties if each.fabric]
     rounds, n_servers = _rounds(collective), len(parties)
@@ -337,12 +337,12 @@ def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
                 (f"{direction} {each.name}", own([each])),
                 (f"{back} of all but {each.name}", other(others)),
             ):
-                yield Term(f"fabric {each.name} and {label}", amount, each.fabric + rate, fabric + ports)
+                yield BoundTerm(f"fabric {each.name} and {label}", amount, each.fabric + rate, fabric + ports)
         if collective == "allreduce":
             (out, out_rate), (in_, in_rate) = _out([each]), _in([each])
             label = f"fabric {each.name}, out {each.name} and in {each.name}"
             rate = each.fabric + out_rate + in_rate
-            yield Term(label, Fraction(2 * each.gpus), rate, fabric + out + in_)
+            yield BoundTerm(label, Fraction(2 * each.gpus), rate, fabric + out + in_)
     if collective == "allreduce" and slow:
         least = min(_out(parties)[1], _in(parties)[1])
         for each in parties:
@@ -355,7 +355,7 @@ def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[Term]:
 
 def _chain(
     slow: Sequence[_Party], rounds: int, n_servers: int, label: str, nics: tuple[tuple[str, ...], Fraction]
-) -> Iterator[Term]:
+) -> Iterator[BoundTerm]:
     """The terms of the sets S that are made of the first few of `slow`, beside the NICs `nics`."""
     ports, rate = nics
     amount = Fraction(rounds * (n_servers - 1))
@@ -366,7 +366,7 @@ def _chain(
         fabrics = "all fabrics" if len(names) == len(slow) > 3 else f"fabric {', '.join(names)}"
         if len(names) > 3 and len(names) < len(slow):
             fabrics = f"fabric {names[0]} and {len(names) - 1} more"
-        yield Term(f"{fabrics} and {label}" if label else fabrics, amount, rate, ports)
+        yield BoundTerm(f"{fabrics} and {label}" if label else fabrics, amount, rate, ports)
 
 
 def _slow_pods(topology: Topology, parties: Sequence[_Party]) -> list[tuple[Pod, list[_Party]]]:
@@ -380,7 +380,9 @@ def _slow_pods(topology: Topology, parties: Sequence[_Party]) -> list[tuple[Pod,
     return found
 
 
-def _pod_terms(parties: Sequence[_Party], pods: Sequence[tuple[Pod, list[_Party]]], collective: str) -> Iterator[Term]:
+def _pod_terms(
+    parties: Sequence[_Party], pods: Sequence[tuple[Pod, list[_Party]]], collective: str
+) -> Iterator[BoundTerm]:
     """The terms with uplinks in them; see the head of this file."""
     rounds = _rounds(collective)
     for pod, inside in pods:
@@ -389,7 +391,7 @@ def _pod_terms(parties: Sequence[_Party], pods: Sequence[tuple[Pod, list[_Party]
         for way, direction, rate in (("up", "out", pod.up), ("down", "in", pod.down)):
             amount = _least(whole, collective, direction)
             if amount:
-                yield Term(f"{way} {pod.name}", amount, rate, (f"{way} {pod.name}",))
+                yield BoundTerm(f"{way} {pod.name}", amount, rate, (f"{way} {pod.name}",))
     for direction, side in _sides(collective):
         way = "up" if direction == "out" else "down"
         spared = [(side(inside)[1] - (pod.up if way == "up" else pod.down), pod, inside) for pod, inside in pods]
@@ -402,7 +404,7 @@ def _pod_terms(parties: Sequence[_Party], pods: Sequence[tuple[Pod, list[_Party]
             if amount:
                 names = ", ".join(each.name for _, each, _ in taken[:number]) if number <= 3 else f"{number} pods"
                 label = f"{way} {names} and {direction} of all others" if len(left) > number else f"{way} {names}"
-                yield Term(label, amount, rate, tuple(sorted(left)))
+                yield BoundTerm(label, amount, rate, tuple(sorted(left)))
 
 
 def _is_tight(parties: Sequence[_Party], bound: Bound) -> bool:

@@ -9,7 +9,15 @@ from fractions import Fraction
 from optcc.show import Card, Shown
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_rate, show_size, show_time
-from optcc.verify.bounds.closed_forms import PODS, TITLES, Bound, LatencyBound, Term, collective_bound, latency_bound
+from optcc.verify.bounds.closed_forms import (
+    PODS,
+    TITLES,
+    Bound,
+    BoundTerm,
+    LatencyBound,
+    collective_bound,
+    latency_bound,
+)
 from optcc.verify.bounds.predictions import Prediction, predictions
 
 MORE = Fraction(1, 10)
@@ -195,7 +203,7 @@ class _Buyer:
         shares = [self._fabric_share(term, server, rate) for term in self.terms[: self.n_binding]]
         return Gain("fabric", f"{server.name} fabric", rate, rate, saved, Fraction(0), Fraction(0), min(shares))
 
-    def _fabric_share(self, term: Term, server: Server, rate: Fraction) -> Fraction:
+    def _fabric_share(self, term: BoundTerm, server: Server, rate: Fraction) -> Fraction:
         if f"fabric {server.name}" not in term.ports:
             return Fraction(0)
         rooted = self.bound.collective in ("broadcast", "reduce")

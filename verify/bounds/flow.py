@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 Arc = tuple[int, int]
 
 
-class FlowGraph:
+class ResidualGraph:
     """Nodes 0..n-1, arcs with integer capacities; `flow_to` may be asked many times."""
 
     def __init__(self, n_nodes: int, arcs: Sequence[Arc], capacities: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ def narrow_cuts(
     been looked at joins the source: sets that contain it have been dealt with, and the rest is much faster.
     """
     p = len(roots)
-    graph = FlowGraph(n_nodes + 1, [*arcs, *((n_nodes, v) for v in range(p))], [*capacities, *roots])
+    graph = ResidualGraph(n_nodes + 1, [*arcs, *((n_nodes, v) for v in range(p))], [*capacities, *roots])
     sources = [n_nodes]
     found: dict[frozenset[int], int] = {}
     for endpoint in sorted(range(p), key=lambda v: (-roots[v], v)):

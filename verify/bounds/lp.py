@@ -29,7 +29,7 @@ from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Achieved, Certificate, Cut
 from optcc.verify.bounds.closed_form_certificates import closed_forms
 from optcc.verify.bounds.flow import narrow_cuts
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, Network, endpoint_gpus, require_connected
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowNetwork, endpoint_gpus, require_connected
 from optcc.verify.bounds.replay import replay, starved_sets
 from optcc.verify.bounds.solvers import (
     AT_LEAST,
@@ -99,7 +99,7 @@ class BoundUnknown(SolverUnknown):
 
 
 def lp_bound(
-    topology: Topology | Network,
+    topology: Topology | FlowNetwork,
     collective: Collective | Demand | str,
     size_bytes: int,
     *,
@@ -120,7 +120,7 @@ def lp_bound(
     the time is up, SolverError if the solver's claim is not what its own numbers support.
     """
     started = clock()
-    network = topology if isinstance(topology, Network) else Network.from_topology(topology, fabric=fabric)
+    network = topology if isinstance(topology, FlowNetwork) else FlowNetwork.from_topology(topology, fabric=fabric)
     demand = _demand(topology, collective, fabric)
     require_connected(network, demand)
     best = max(closed_forms(network, demand, size_bytes), key=lambda each: each.seconds)
@@ -198,10 +198,10 @@ class _Search:
             self._keep(self.cuts.certificate(duals, self.best.size_bytes))
 
 
-def _demand(topology: Topology | Network, collective: Collective | Demand | str, fabric: bool) -> Demand:
+def _demand(topology: Topology | FlowNetwork, collective: Collective | Demand | str, fabric: bool) -> Demand:
     if isinstance(collective, Demand):
         return collective
-    if isinstance(topology, Network):
+    if isinstance(topology, FlowNetwork):
         gpus = [1] * len(topology.endpoints)
     else:
         gpus = endpoint_gpus(topology, fabric=fabric)
@@ -217,7 +217,7 @@ class CutProgram:
 
     def __init__(
         self,
-        network: Network,
+        network: FlowNetwork,
         demand: Demand,
         unit_s: Fraction,
         with_cuts: Sequence[Cut] = (),

@@ -1,4 +1,4 @@
-"""`Network` and `Demand`: what a bound is about, as a graph, and what every element must do on it.
+"""`FlowNetwork` and `Demand`: what a bound is about, as a graph, and what every element must do on it.
 
 Endpoints contribute and want the result; switches only pass messages on (they neither copy nor add). A link carries
 bytes from one node to the next and uses up every port named at it: a NIC one way, a spine, a cable. A topology becomes
@@ -31,7 +31,7 @@ assert set(KINDS_OF) == set(COLLECTIVES), "a new collective needs its kinds of t
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class SharedPort:
     """Something that many links share: `rate` bytes/s at once."""
 
     name: str
@@ -43,7 +43,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class FlowLink:
     """One way from node `tail` to node `head`; each byte on it takes a byte of each port in `ports`."""
 
     tail: int
@@ -52,7 +52,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Network(Shown):
+class FlowNetwork(Shown):
     """Endpoints 0..p-1, then switches; ports; links between nodes.
 
     Raises TopologyError for a name that is used twice, and for links that cannot be.
@@ -60,8 +60,8 @@ class Network(Shown):
 
     endpoints: tuple[str, ...]
     switches: tuple[str, ...]
-    ports: tuple[Port, ...]
-    links: tuple[Link, ...]
+    ports: tuple[SharedPort, ...]
+    links: tuple[FlowLink, ...]
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -100,27 +100,27 @@ class Network(Shown):
     @classmethod
     def from_links(
         cls, endpoints: Sequence[str], links: Iterable[tuple[str, str, Fraction | int]], switches: Sequence[str] = ()
-    ) -> Network:
+    ) -> FlowNetwork:
         """A directed graph: (from, to, bytes/s), each link a port of its own.
 
-        >>> Network.from_links("ab", [("a", "s", 2), ("s", "b", 1), ("b", "a", 1)], switches=["s"]).port_names
+        >>> FlowNetwork.from_links("ab", [("a", "s", 2), ("s", "b", 1), ("b", "a", 1)], switches=["s"]).port_names
         ('a->s', 's->b', 'b->a')
 
         Raises TopologyError for a node that does not exist, a rate that is not above zero, a link that is there twice.
         """
         number = {name: index for index, name in enumerate((*endpoints, *switches))}
-        ports: list[Port] = []
-        made: list[Link] = []
+        ports: list[SharedPort] = []
+        made: list[FlowLink] = []
         for tail, head, rate in links:
             for name in (tail, head):
                 if name not in number:
                     raise TopologyError(f"link {tail}->{head}: {name}: no such endpoint or switch")
-            made.append(Link(number[tail], number[head], (len(ports),)))
-            ports.append(Port(f"{tail}->{head}", Fraction(rate)))
+            made.append(FlowLink(number[tail], number[head], (len(ports),)))
+            ports.append(SharedPort(f"{tail}->{head}", Fraction(rate)))
         return cls(tuple(endpoints), tuple(switches), tuple(ports), tuple(made))
 
     @classmethod
-    def from_topology(cls, topology: Topology, *, fabric: bool = False) -> Network:
+    def from_topology(cls, topology: Topology, *, fabric: bool = False) -> FlowNetwork:
         """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail.
 
         Those of a pod are around a switch of its own, which its uplink joins to the core or to the rail's.
@@ -129,14 +129,14 @@ class Network(Shown):
         fabric has a finite rate is taken apart: its GPUs are the endpoints, they share the NICs, and each has the
         fabric's rate each way to the others.
 
-        >>> Network.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
+        >>> FlowNetwork.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
         ('out h0', 'in h0', 'out h1', 'in h1')
         """
         return _Builder(topology, fabric).build()
 
 
 class _Builder:
-    """`Network.from_topology` step by step: hubs, pods and NICs, servers taken apart.
+    """`FlowNetwork.from_topology` step by step: hubs, pods and NICs, servers taken apart.
 
     A hub is the core or a rail: a switch that joins at least two servers. `first[s]` is the first endpoint of server s.
     """
@@ -149,15 +149,15 @@ class _Builder:
         self.apart = [server for server, names in enumerate(self.inside) if len(names) > 1]
         self.hubs = self._hubs()
         self.switches = [*self.hubs, *(f"fabric {topology.servers[server].name}" for server in self.apart)]
-        self.ports: list[Port] = []
-        self.links: list[Link] = []
+        self.ports: list[SharedPort] = []
+        self.links: list[FlowLink] = []
 
-    def build(self) -> Network:
+    def build(self) -> FlowNetwork:
         for number, hub in enumerate(self.hubs, start=len(self.endpoints)):
             self._join(number, hub, self._pods(number, hub))
         for number, server in enumerate(self.apart, start=len(self.endpoints) + len(self.hubs)):
             self._join_gpus(number, server)
-        return Network(self.endpoints, tuple(self.switches), tuple(self.ports), tuple(self.links))
+        return FlowNetwork(self.endpoints, tuple(self.switches), tuple(self.ports), tuple(self.links))
 
     def _hubs(self) -> dict[str, dict[int, list[Nic]]]:
         """The surviving NICs of each server at each hub. A rail on which a server is alone leads nowhere."""
@@ -177,7 +177,7 @@ class _Builder:
         return name + (f" {hub}" if self.topology.rail_only else "")
 
     def _port(self, name: str, rate: Fraction) -> tuple[int, ...]:
-        self.ports.append(Port(name, rate))
+        self.ports.append(SharedPort(name, rate))
         return (len(self.ports) - 1,)
 
     def _switch(self, name: str) -> int:
@@ -193,8 +193,8 @@ class _Builder:
                 where = self._at(pod.name, hub)
                 switch = self._switch(f"pod {where}")
                 leaf |= dict.fromkeys(members, switch)
-                self.links.append(Link(switch, number, self._port(f"up {where}", pod.up)))
-                self.links.append(Link(number, switch, self._port(f"down {where}", pod.down)))
+                self.links.append(FlowLink(switch, number, self._port(f"up {where}", pod.up)))
+                self.links.append(FlowLink(number, switch, self._port(f"down {where}", pod.down)))
         return leaf
 
     def _join(self, number: int, hub: str, leaf: dict[int, int]) -> None:
@@ -213,13 +213,13 @@ class _Builder:
             if server in self.apart:
                 switch = self._switch(f"{hub} from {name}")
                 leaving.append((server, switch))
-            self.links.extend(Link(node, switch, out) for node in self._nodes(server))
-            self.links.extend(Link(near, node, taking[server]) for node in self._nodes(server))
+            self.links.extend(FlowLink(node, switch, out) for node in self._nodes(server))
+            self.links.extend(FlowLink(near, node, taking[server]) for node in self._nodes(server))
         for source, switch in leaving:
             near = leaf.get(source, number)
             for server, port in taking.items():
                 if server != source and leaf.get(server, number) == near:
-                    self.links.extend(Link(switch, node, port) for node in self._nodes(server))
+                    self.links.extend(FlowLink(switch, node, port) for node in self._nodes(server))
             # On the other side of an uplink a byte may turn round: it gains nothing that the NICs do not pay for.
             onward = [link for link in self.links if link.tail == near and link.head >= len(self.endpoints)]
             self.links.extend(replace(link, tail=switch) for link in onward)
@@ -230,8 +230,8 @@ class _Builder:
         assert rate is not None
         for node in self._nodes(server):
             name = self.endpoints[node]
-            self.links.append(Link(node, number, self._port(f"out fabric {name}", rate)))
-            self.links.append(Link(number, node, self._port(f"in fabric {name}", rate)))
+            self.links.append(FlowLink(node, number, self._port(f"out fabric {name}", rate)))
+            self.links.append(FlowLink(number, node, self._port(f"in fabric {name}", rate)))
 
 
 def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
 
 
 def endpoint_gpus(topology: Topology, *, fabric: bool = False) -> list[int]:
-    """How many GPUs stand behind each endpoint of `Network.from_topology`."""
+    """How many GPUs stand behind each endpoint of `FlowNetwork.from_topology`."""
     return [
         server.gpus // len(names) for server in topology.servers for names in (_inside(server, fabric),) for _ in names
     ]
@@ -288,7 +288,7 @@ class Demand:
         return cls(collective.name, tuple(Fraction(int(each)) for each in held))
 
 
-def require_connected(network: Network, demand: Demand) -> None:
+def require_connected(network: FlowNetwork, demand: Demand) -> None:
     """Raises TopologyError, saying which endpoints cannot reach which, where `demand` needs them to."""
     p = len(network.endpoints)
     onward: list[list[int]] = [[] for _ in range(network.n_nodes)]

@@ -14,9 +14,9 @@ from fractions import Fraction
 from math import lcm
 
 from optcc.errors import SolverError, SolverUnknown
-from optcc.verify.bounds.certificate import Certificate, Tree
-from optcc.verify.bounds.flow import Arc, FlowGraph, narrow_cuts
-from optcc.verify.bounds.network import BROADCAST, Network
+from optcc.verify.bounds.certificate import Certificate, PackedTree
+from optcc.verify.bounds.flow import Arc, ResidualGraph, narrow_cuts
+from optcc.verify.bounds.network import BROADCAST, FlowNetwork
 from optcc.verify.bounds.replay import replay
 from optcc.verify.bounds.solvers import AT_LEAST, AT_MOST, HighsSolver, LinearProgram, MakeSolver, Solved, exact_vertex
 
@@ -42,20 +42,20 @@ def pack(
         raise SolverError("certificate: must say what is achieved, to be packed into trees")
     network = certificate.network
     paths = _paths(network)
-    trees: list[Tree] = []
+    trees: list[PackedTree] = []
     for kind in certificate.demand.kinds:
         ends = [(network.links[path[0]].tail, network.links[path[-1]].head) for path in paths]
         arcs = ends if kind == BROADCAST else [(head, tail) for tail, head in ends]
         capacities = _split(paths, arcs, achieved.loads[kind], achieved.roots, time_limit_s, solver)
         used = [number for number, capacity in enumerate(capacities) if capacity]
         for weight, root, tree in peel([arcs[n] for n in used], [capacities[n] for n in used], achieved.roots):
-            trees.append(Tree(kind, root, weight, tuple(paths[used[arc]] for arc in tree)))
+            trees.append(PackedTree(kind, root, weight, tuple(paths[used[arc]] for arc in tree)))
     packed = replace(certificate, achieved=replace(achieved, trees=tuple(trees)))
     replay(packed)
     return packed
 
 
-def _paths(network: Network) -> list[tuple[int, ...]]:
+def _paths(network: FlowNetwork) -> list[tuple[int, ...]]:
     """Ways from one endpoint to another, each one link or two with a switch between."""
     p = len(network.endpoints)
     into: list[list[int]] = [[] for _ in range(network.n_nodes)]
@@ -194,7 +194,7 @@ def _grow(p: int, every: Sequence[Arc], left: Sequence[int], rest: int) -> list[
             raise SolverError("packing: these capacities do not give every set of nodes the whole message")
         arc = max(frontier, key=lambda each: (left[each], -each))
         tail, head = every[arc]
-        graph = FlowGraph(p + 1, every, scaled)
+        graph = ResidualGraph(p + 1, every, scaled)
         if graph.flow_to(head, {p, tail}, rest * fine)[0] < rest * fine:
             refused.add(arc)  # a set that refuses it now still does when the tree is larger
             continue

@@ -29,7 +29,7 @@ from optcc.errors import SolverError
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Achieved, Certificate, least_crossing
 from optcc.verify.bounds.flow import narrow_cuts
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Network, endpoint_gpus
+from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork, endpoint_gpus
 
 
 def replay(certificate: Certificate, topology: Topology | None = None) -> None:
@@ -60,10 +60,10 @@ def replay(certificate: Certificate, topology: Topology | None = None) -> None:
 
 
 def _check_topology(certificate: Certificate, topology: Topology) -> None:
-    ours, theirs = certificate.network, Network.from_topology(topology)
+    ours, theirs = certificate.network, FlowNetwork.from_topology(topology)
     fabric = len(ours.endpoints) != len(theirs.endpoints)
     if fabric:
-        theirs = Network.from_topology(topology, fabric=True)
+        theirs = FlowNetwork.from_topology(topology, fabric=True)
     if ours.endpoints != theirs.endpoints:
         raise SolverError(f"certificate: endpoints {', '.join(ours.endpoints)}: the topology has {theirs.endpoints}")
     rates = {port.name: port.rate for port in theirs.ports}
@@ -142,7 +142,7 @@ def _check_achieved(certificate: Certificate, achieved: Achieved) -> None:
             _check_trees(network, achieved, kind)
 
 
-def _check_cuts(network: Network, achieved: Achieved, kind: str) -> None:
+def _check_cuts(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
     """Loads pass through switches unchanged, and every set of nodes gets (or gives) the whole message."""
     p, loads = len(network.endpoints), achieved.loads[kind]
     kept = [Fraction(0)] * network.n_nodes
@@ -162,7 +162,7 @@ def _check_cuts(network: Network, achieved: Achieved, kind: str) -> None:
 
 
 def starved_sets(
-    network: Network,
+    network: FlowNetwork,
     loads: tuple[Fraction, ...] | list[Fraction],
     roots: tuple[Fraction, ...] | list[Fraction],
     kind: str,
@@ -179,7 +179,7 @@ def starved_sets(
     return [(Fraction(share, unit), nodes) for share, nodes in found]
 
 
-def _check_trees(network: Network, achieved: Achieved, kind: str) -> None:
+def _check_trees(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
     """Trees of this kind span the endpoints, have the roots that are claimed, and together load no link more."""
     assert achieved.trees is not None
     p = len(network.endpoints)

@@ -13,7 +13,7 @@ from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, 
 from optcc.verify.plan.byte_partition import CutsUnknown
 from optcc.verify.plan.deadlock import check_deadlock
 from optcc.verify.plan.matching import check_matching
-from optcc.verify.plan.plan_graph import Wiring, wire
+from optcc.verify.plan.plan_graph import PlanGraph, build_graph
 from optcc.verify.plan.races import check_races
 from optcc.verify.plan.semantics import check_result
 
@@ -38,21 +38,21 @@ def verify_plan(plan: Plan) -> Verdict:
     if unmatched is not None:
         return refuted(unmatched)
     properties["matching"] = PROVED
-    wiring = wire(plan)
-    stuck, order = check_deadlock(plan, wiring)
+    graph = build_graph(plan)
+    stuck, order = check_deadlock(plan, graph)
     if stuck is not None:
         return refuted(stuck)
     properties["deadlock"] = PROVED
-    race = check_races(plan, wiring, order)
+    race = check_races(plan, graph, order)
     if race is not None:
         return refuted(race)
-    return conclude(plan, wiring, order, properties | {"races": PROVED})
+    return conclude(plan, graph, order, properties | {"races": PROVED})
 
 
-def conclude(plan: Plan, wiring: Wiring, order: Column, properties: dict[str, str]) -> Verdict:
+def conclude(plan: Plan, graph: PlanGraph, order: Column, properties: dict[str, str]) -> Verdict:
     """The verdict on a plan without deadlocks and races, of which `properties` are known: its result and agreement."""
     try:
-        wrong, disagreement = check_result(plan, wiring, order)
+        wrong, disagreement = check_result(plan, graph, order)
     except CutsUnknown:
         return Verdict(plan.digest, properties)
     if wrong is not None:

@@ -19,37 +19,37 @@ from optcc.arrays import Column
 from optcc.compiled import compiled
 from optcc.plan import KINDS, Plan
 from optcc.verdict import Counterexample
-from optcc.verify.plan.plan_graph import Wiring
+from optcc.verify.plan.plan_graph import PlanGraph
 
 Event = int
 """2 * instruction for `taken`, 2 * instruction + 1 for `done`."""
 
 
-def order_events(wiring: Wiring) -> Column:
+def order_events(graph: PlanGraph) -> Column:
     """All events in an order in which they can happen; fewer if some wait for each other."""
-    missing = np.empty(2 * len(wiring.met), dtype=np.int64)
-    missing[0::2] = (wiring.lane_before >= 0) + np.diff(wiring.after_first) + (wiring.sent_by >= 0)
-    missing[1::2] = 1 + (wiring.freed_by >= 0)
+    missing = np.empty(2 * len(graph.met), dtype=np.int64)
+    missing[0::2] = (graph.lane_before >= 0) + np.diff(graph.after_first) + (graph.sent_by >= 0)
+    missing[1::2] = 1 + (graph.freed_by >= 0)
     order = np.empty(len(missing), dtype=np.int64)
     happened = _kernels().happen(
-        wiring.lane_next, wiring.met, wiring.frees, wiring.dependents_first, wiring.dependents, missing, order
+        graph.lane_next, graph.met, graph.frees, graph.dependents_first, graph.dependents, missing, order
     )
     return order[:happened]
 
 
-def check_deadlock(plan: Plan, wiring: Wiring) -> tuple[Counterexample | None, Column]:
+def check_deadlock(plan: Plan, graph: PlanGraph) -> tuple[Counterexample | None, Column]:
     """None and all events in an order in which they can happen; or a cycle of waits and the events that do happen."""
-    order = order_events(wiring)
+    order = order_events(graph)
     if len(order) == 2 * len(plan):
         return None, order
     stuck = np.ones(2 * len(plan), dtype=np.bool_)
     stuck[order] = False
-    cycle = _cycle(wiring, stuck)
+    cycle = _cycle(graph, stuck)
     first = cycle[0]
     instruction = plan[first // 2]
     trace = tuple(f"{_describe(plan, event)} waits for" for event in cycle)
     summary = f"{len({event // 2 for event in cycle})} instructions wait for each other"
-    if (wiring.freed_by >= 0).any():
+    if (graph.freed_by >= 0).any():
         summary += f" (slots: {min(channel.slots for channel in plan.channels)})"
     return Counterexample("deadlock", summary, rank=instruction.rank, trace=(*trace, "the first of these")), order
 
@@ -101,25 +101,25 @@ def _happen(
     return count
 
 
-def _waits_for(wiring: Wiring, event: Event) -> Iterator[Event]:
+def _waits_for(graph: PlanGraph, event: Event) -> Iterator[Event]:
     """The events that `event` waits for, by the same rules as `_happen`."""
     i, done = divmod(event, 2)
     if done:
         yield 2 * i
-        if wiring.freed_by[i] >= 0:
-            yield 2 * int(wiring.freed_by[i])
+        if graph.freed_by[i] >= 0:
+            yield 2 * int(graph.freed_by[i])
         return
-    yield from (2 * int(each) + 1 for each in wiring.after[wiring.after_first[i] : wiring.after_first[i + 1]])
-    for before in (wiring.lane_before[i], wiring.sent_by[i]):
+    yield from (2 * int(each) + 1 for each in graph.after[graph.after_first[i] : graph.after_first[i + 1]])
+    for before in (graph.lane_before[i], graph.sent_by[i]):
         if before >= 0:
             yield 2 * int(before) + 1
 
 
-def _cycle(wiring: Wiring, stuck: np.ndarray) -> list[Event]:
+def _cycle(graph: PlanGraph, stuck: np.ndarray) -> list[Event]:
     """A shortest cycle through one of the events on a cycle, each waiting for the next; the last for the first."""
 
     def stuck_before(event: Event) -> list[Event]:
-        return [each for each in _waits_for(wiring, event) if stuck[each]]
+        return [each for each in _waits_for(graph, event) if stuck[each]]
 
     event = int(np.flatnonzero(stuck)[0])
     seen: set[Event] = set()

@@ -41,7 +41,7 @@ WRITERS: Mapping[str, Callable[[Plan], bytes]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ResourceLimit:
     """`what` may be `at_most` that, because of `source`."""
 
     what: str
@@ -50,7 +50,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ResourceNeed:
     """What a plan needs of `what` at its worst place, `where` in words; `instruction` is one there (-1: none)."""
 
     what: str
@@ -61,12 +61,12 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetLimits:
     """A run-time with its limits; `needs` counts, for each of them, what a plan needs at its worst place."""
 
     name: str
-    limits: tuple[Limit, ...]
-    needs: Callable[[Plan], Iterator[Need]]
+    limits: tuple[ResourceLimit, ...]
+    needs: Callable[[Plan], Iterator[ResourceNeed]]
 
 
 def check_limits(plan: Plan, target: str) -> Counterexample | None:
@@ -100,7 +100,7 @@ def check_limits(plan: Plan, target: str) -> Counterexample | None:
     return None
 
 
-def _exceeded(plan: Plan, target: str, limit: Limit, need: Need) -> Counterexample:
+def _exceeded(plan: Plan, target: str, limit: ResourceLimit, need: ResourceNeed) -> Counterexample:
     where = f"; {need.where}" if need.where else ""
     summary = f"{target}: {limit.what}: {need.amount}, must be at most {limit.at_most} ({limit.source}){where}"
     if need.instruction < 0:
@@ -111,11 +111,11 @@ def _exceeded(plan: Plan, target: str, limit: Limit, need: Need) -> Counterexamp
     return Counterexample("limits", summary, row.rank, first, first + row.bytes - 1, trace)
 
 
-def _worst(what: str, amounts: Column, where: Callable[[int], str], instruction: Column) -> Iterator[Need]:
+def _worst(what: str, amounts: Column, where: Callable[[int], str], instruction: Column) -> Iterator[ResourceNeed]:
     """The largest of `amounts`, nothing if there are none; `instruction` is for each of them one that is there."""
     if len(amounts):
         at = int(amounts.argmax())
-        yield Need(what, int(amounts[at]), where(at), instruction=int(instruction[at]))
+        yield ResourceNeed(what, int(amounts[at]), where(at), instruction=int(instruction[at]))
 
 
 def _nowhere(_: int) -> str:
@@ -152,8 +152,8 @@ def _is(plan: Plan, kinds: frozenset[int]) -> Column:
 # Our run-time ---------------------------------------------------------------------------------------------------------
 
 
-def _optcc_needs(plan: Plan) -> Iterator[Need]:
-    yield Need("ranks", plan.n_ranks)
+def _optcc_needs(plan: Plan) -> Iterator[ResourceNeed]:
+    yield ResourceNeed("ranks", plan.n_ranks)
     itemsize = check_dtype(plan.transfers.dtype)
     columns = (plan.src_offset, plan.dst_offset, plan.bytes)
     rest = np.maximum.reduce([np.maximum(each, 0) % itemsize for each in columns])
@@ -163,10 +163,10 @@ def _optcc_needs(plan: Plan) -> Iterator[Need]:
     for lane, used, message in zip(lanes.tolist(), slots.tolist(), longest.tolist(), strict=True):
         size[plan.lane_rank[lane]] += used * -(-message // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
     rank = size.index(max(size))
-    yield Need("bytes of a rank, slots included", size[rank], f"rank {rank}", rank)
+    yield ResourceNeed("bytes of a rank, slots included", size[rank], f"rank {rank}", rank)
 
 
-def _mpi_needs(plan: Plan) -> Iterator[Need]:
+def _mpi_needs(plan: Plan) -> Iterator[ResourceNeed]:
     yield from _optcc_needs(plan)
     receives = _is(plan, RECEIVES)
     yield from _worst("bytes of a message", plan.bytes[receives], _nowhere, receives)
@@ -176,21 +176,21 @@ def _mpi_needs(plan: Plan) -> Iterator[Need]:
 
 
 _OPTCC = (
-    Limit("ranks", RANKS_MAX, "optcc.topology.RANKS_MAX"),
-    Limit("bytes past a whole element", 0, "the executor's views are of whole elements"),
-    Limit("bytes of a rank, slots included", 2**47, "address space"),
+    ResourceLimit("ranks", RANKS_MAX, "optcc.topology.RANKS_MAX"),
+    ResourceLimit("bytes past a whole element", 0, "the executor's views are of whole elements"),
+    ResourceLimit("bytes of a rank, slots included", 2**47, "address space"),
 )
 _MPI = (
     *_OPTCC,
-    Limit("bytes of a message", 2**31 - 1, "counts are C ints"),
-    Limit("channels of a pair of ranks", 2**15, "the standard promises the tags 0..32767"),
+    ResourceLimit("bytes of a message", 2**31 - 1, "counts are C ints"),
+    ResourceLimit("channels of a pair of ranks", 2**15, "the standard promises the tags 0..32767"),
 )
-COUNTED: Mapping[str, Target] = MappingProxyType(
+COUNTED: Mapping[str, TargetLimits] = MappingProxyType(
     {
         target.name: target
         for target in (
-            Target("optcc", _OPTCC, _optcc_needs),
-            Target("mpi", _MPI, _mpi_needs),
+            TargetLimits("optcc", _OPTCC, _optcc_needs),
+            TargetLimits("mpi", _MPI, _mpi_needs),
         )
     }
 )

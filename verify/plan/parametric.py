@@ -40,7 +40,7 @@ TRANSFERS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AffinePiece:
     """`intercept + slope * l` for l from `low` to `high`."""
 
     low: Fraction
@@ -57,12 +57,12 @@ class PiecewiseAffine(Shown):
     """A continuous function of l in pieces that follow each other.
 
     >>> one, two, four = Fraction(1), Fraction(2), Fraction(4)
-    >>> function = PiecewiseAffine((Piece(one, two, two, 0 * one), Piece(two, four, 0 * one, one)))
+    >>> function = PiecewiseAffine((AffinePiece(one, two, two, 0 * one), AffinePiece(two, four, 0 * one, one)))
     >>> str(function(one)), str(function(four)), function.breakpoints
     ('2', '4', (Fraction(2, 1),))
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AffinePiece, ...]
 
     def __post_init__(self) -> None:
         assert self.pieces
@@ -238,14 +238,14 @@ def _envelope(network: _Network, size: int, low: Fraction, high: Fraction) -> Pi
     stops = [*(begin for begin, _ in begins[1:]), high]
     return PiecewiseAffine(
         tuple(
-            Piece(begin, stop, Fraction(healthy, size), Fraction(slowed, size))
+            AffinePiece(begin, stop, Fraction(healthy, size), Fraction(slowed, size))
             for (begin, (healthy, slowed)), stop in zip(begins, stops, strict=True)
         )
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IntervalPart:
     """From l = `low` to `high`, this plan runs."""
 
     plan: Plan
@@ -254,7 +254,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RatioPoint:
     """One slowdown with what the plan takes and what anything must take, in units of n/B."""
 
     slowdown: Fraction
@@ -271,7 +271,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class RatioStudy:
     """The makespan and the bound on an interval; `points` are those that decide, `least_eps` what they say.
 
     `order` says whether one order of the ports holds throughout or each part has its own.
@@ -280,10 +280,10 @@ class Study:
     order: str
     makespans: tuple[PiecewiseAffine, ...]
     bound_breakpoint: Fraction
-    points: tuple[Point, ...]
+    points: tuple[RatioPoint, ...]
 
     @property
-    def worst(self) -> Point:
+    def worst(self) -> RatioPoint:
         """The slowdown at which the makespan is furthest above the bound."""
         return max(self.points, key=lambda point: point.eps)
 
@@ -294,11 +294,11 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class RatioProof:
     """makespan(l) <= (1 + eps) * T*(l) for every l of the interval, checked exactly; what z3 says stands beside."""
 
     eps: Fraction
-    study: Study
+    study: RatioStudy
     checked: Checked
     solver: Claim | Unknown | None
 
@@ -308,12 +308,12 @@ class Refutation:
     """At `at` the makespan is more than (1 + eps) times the bound; what z3 found stands beside."""
 
     eps: Fraction
-    study: Study
-    at: Point
+    study: RatioStudy
+    at: RatioPoint
     solver: Sat | Unknown | None
 
 
-def study_ratio(parts: Sequence[Part], straggler: int) -> Study:
+def study_ratio(parts: Sequence[IntervalPart], straggler: int) -> RatioStudy:
     """The makespan of these plans, one after the other along l, against the bound, exactly.
 
     Raises InputError for parts that do not follow each other or are for different numbers of ranks, and what
@@ -332,20 +332,20 @@ def study_ratio(parts: Sequence[Part], straggler: int) -> Study:
     for part in parts:
         makespan = makespan_of(part.plan, straggler, part.low, part.high)
         makespans.append(makespan)
-        points += [Point(at, makespan(at), bound_at(p, at)) for at in _deciding(p, part.low, part.high)]
+        points += [RatioPoint(at, makespan(at), bound_at(p, at)) for at in _deciding(p, part.low, part.high)]
     order = "one order of the ports throughout" if len(parts) == 1 else f"{len(parts)} orders, one for each part"
-    return Study(order, tuple(makespans), bound_breakpoint(p), tuple(points))
+    return RatioStudy(order, tuple(makespans), bound_breakpoint(p), tuple(points))
 
 
 def prove_ratio(
-    plan: Plan | Sequence[Part],
+    plan: Plan | Sequence[IntervalPart],
     straggler: int,
     low: Fraction,
     high: Fraction,
     eps: Fraction,
     *,
     solver: Limit | None = None,
-) -> Proof | Refutation | Unknown:
+) -> RatioProof | Refutation | Unknown:
     """Is the makespan at most (1 + eps) times the bound, for every slowdown of `straggler` from `low` to `high`?
 
     One plan keeps its order of the ports throughout; several parts have one each. Decided by exact evaluation at the
@@ -353,7 +353,7 @@ def prove_ratio(
 
     Raises SolverError if z3 contradicts what was checked, and what `study_ratio` raises.
     """
-    parts = [Part(plan, low, high)] if isinstance(plan, Plan) else list(plan)
+    parts = [IntervalPart(plan, low, high)] if isinstance(plan, Plan) else list(plan)
     if not parts or (parts[0].low, parts[-1].high) != (low, high):
         raise InputError(f"parts must reach from l = {low} to {high}")
     statement = f"makespan <= (1 + {eps}) T* for {low} <= l <= {high}"
@@ -370,10 +370,10 @@ def prove_ratio(
         return Refutation(eps, study, study.worst, answer)
     assert not isinstance(answer, Sat)
     how = f"exact at {', '.join(f'l = {point.slowdown}' for point in study.points)}; convex minus concave in between"
-    return Proof(eps, study, Checked(statement, how), answer)
+    return RatioProof(eps, study, Checked(statement, how), answer)
 
 
-def best_parts(plans: Sequence[Plan], straggler: int, low: Fraction, high: Fraction) -> tuple[Part, ...]:
+def best_parts(plans: Sequence[Plan], straggler: int, low: Fraction, high: Fraction) -> tuple[IntervalPart, ...]:
     """For each l the plan that takes least: parts that end exactly where another plan becomes better.
 
     Raises what `makespan_of` raises, InputError without a plan.
@@ -390,14 +390,14 @@ def best_parts(plans: Sequence[Plan], straggler: int, low: Fraction, high: Fract
                 at_left, at_right = (lines[first][end] - lines[second][end] for end in (0, 1))
                 if at_left * at_right < 0:
                     meets.add(left + (right - left) * at_left / (at_left - at_right))
-    parts: list[Part] = []
+    parts: list[IntervalPart] = []
     for left, right in pairwise(sorted(meets)):
         middle = (left + right) / 2
         plan = plans[min(range(len(plans)), key=lambda index: functions[index](middle))]
         if parts and parts[-1].plan is plan:
             left = parts.pop().low
-        parts.append(Part(plan, left, right))
-    return tuple(parts) or (Part(plans[0], low, high),)
+        parts.append(IntervalPart(plan, left, right))
+    return tuple(parts) or (IntervalPart(plans[0], low, high),)
 
 
 # Z3 -------------------------------------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ def ratio_query(plan: Plan, straggler: int, timetable: Timetable, eps: Fraction)
     return query
 
 
-def ask_ratio(parts: Sequence[Part], straggler: int, eps: Fraction, limit: Limit) -> Sat | Claim | Unknown:
+def ask_ratio(parts: Sequence[IntervalPart], straggler: int, eps: Fraction, limit: Limit) -> Sat | Claim | Unknown:
     """z3's answers for all parts, cut where the bound bends, as one: a l that is too late, or the claim of none.
 
     A `Sat` says that the ratio is exceeded at an end of the interval in question: a maximum of linear functions that

@@ -1,4 +1,4 @@
-"""`Wiring`: who waits for whom in a plan whose sends and receives match, one entry an instruction."""
+"""`PlanGraph`: who waits for whom in a plan whose sends and receives match, one entry an instruction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optcc.arrays import Column
 from optcc.plan import Plan
 
 
-class Wiring(NamedTuple):
+class PlanGraph(NamedTuple):
     """Instructions by number, -1 where there is none.
 
     `lane_before` and `lane_next` are the neighbours in the lane, `sent_by` the send that a receive takes its message
@@ -36,8 +36,8 @@ def by_channel(channel: Column) -> Column:
     return used[np.argsort(channel[used], kind="stable")]
 
 
-def wire(plan: Plan, slots: int | None = None) -> Wiring:
-    """The wiring of `plan`, whose channels must match; `slots` instead of those of its channels if given."""
+def build_graph(plan: Plan, slots: int | None = None) -> PlanGraph:
+    """The graph of `plan`, whose channels must match; `slots` instead of those of its channels if given."""
     n = len(plan)
     each = np.arange(n)
     first = np.zeros(n + 1, dtype=np.bool_)  # of a lane
@@ -59,7 +59,7 @@ def wire(plan: Plan, slots: int | None = None) -> Wiring:
     order = np.argsort(plan.after.values, kind="stable")
     dependents_first = np.zeros(n + 1, dtype=np.int64)
     np.cumsum(np.bincount(plan.after.values, minlength=n), out=dependents_first[1:])
-    return Wiring(
+    return PlanGraph(
         lane_before,
         lane_next,
         sent_by,

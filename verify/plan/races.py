@@ -27,7 +27,7 @@ from optcc.compiled import compiled
 from optcc.plan import Instruction, Plan
 from optcc.verdict import Counterexample
 from optcc.verify.plan.byte_partition import accesses
-from optcc.verify.plan.plan_graph import Wiring
+from optcc.verify.plan.plan_graph import PlanGraph
 
 HOW = (
     "reads what it writes at another place",
@@ -42,7 +42,7 @@ Span = tuple[Column, Column]
 
 
 class Causes(NamedTuple):
-    """What events come after, one entry an instruction, -1 where there is none; see `Wiring` for the names.
+    """What events come after, one entry an instruction, -1 where there is none; see `PlanGraph` for the names.
 
     `place` numbers instructions in an order in which they can be done.
     """
@@ -56,7 +56,7 @@ class Causes(NamedTuple):
     place: Column
 
 
-def check_races(plan: Plan, wiring: Wiring, order: Column) -> Counterexample | None:
+def check_races(plan: Plan, graph: PlanGraph, order: Column) -> Counterexample | None:
     """None if all conflicting accesses are ordered, else two that are not. `order`: events in an order that happens."""
     place = np.empty(len(plan), dtype=np.int64)
     done = order[order & 1 == 1] >> 1
@@ -68,9 +68,7 @@ def check_races(plan: Plan, wiring: Wiring, order: Column) -> Counterexample | N
         (reads.low + shift, reads.high + shift),
         (writes.low + shift, writes.high + shift),
         plan.n_ranks * reads.n_atoms,
-        Causes(
-            wiring.after_first, wiring.after, wiring.lane_before, wiring.sent_by, wiring.met, wiring.freed_by, place
-        ),
+        Causes(graph.after_first, graph.after, graph.lane_before, graph.sent_by, graph.met, graph.freed_by, place),
     )
     return None if found is None else _race(plan, *found[:2], HOW[found[2]])
 

@@ -10,7 +10,7 @@ from optcc.plan import Plan
 from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.verify.bounds.predictions import straggler_of
-from optcc.verify.plan.parametric import Part, Proof, Refutation, Study, prove_ratio, study_ratio
+from optcc.verify.plan.parametric import IntervalPart, RatioProof, RatioStudy, Refutation, prove_ratio, study_ratio
 from optcc.verify.smt import Limit, require_known
 
 SOLVER_LIMIT = Limit(60.0)
@@ -23,8 +23,8 @@ class Ratio(Shown):
     straggler: int
     low: Fraction
     high: Fraction
-    study: Study
-    answer: Proof | Refutation | None
+    study: RatioStudy
+    answer: RatioProof | Refutation | None
 
     @property
     def holds(self) -> bool:
@@ -36,7 +36,7 @@ class Ratio(Shown):
             f"time <= (1 + {self.study.least_eps}) T* for every slowdown of rank {self.straggler} from {self.low} to "
             f"{self.high}; equal at l = {self.study.worst.slowdown}"
         )
-        if isinstance(self.answer, Proof):
+        if isinstance(self.answer, RatioProof):
             title += f"\n(1 + {self.answer.eps}) T* is enough: proved, {self.answer.checked}"
         elif isinstance(self.answer, Refutation):
             title += f"\n(1 + {self.answer.eps}) T* is not enough: refuted at l = {self.answer.at.slowdown}"
@@ -72,10 +72,10 @@ def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) 
     low_text, colon, high_text = interval.partition(":")
     low, high = read_number("--slowdown", low_text), read_number("--slowdown", high_text if colon else low_text)
     if eps is None:
-        return Ratio(straggler, low, high, study_ratio([Part(plan, low, high)], straggler), None)
+        return Ratio(straggler, low, high, study_ratio([IntervalPart(plan, low, high)], straggler), None)
     answer = prove_ratio(plan, straggler, low, high, read_number("--eps", eps), solver=SOLVER_LIMIT)
     known = require_known(answer)
-    assert isinstance(known, Proof | Refutation)
+    assert isinstance(known, RatioProof | Refutation)
     return Ratio(straggler, low, high, known.study, known)
 
 

@@ -24,7 +24,7 @@ from optcc.compiled import compiled
 from optcc.plan import LOCALS, RECEIVES, REDUCES, SENDS, Plan
 from optcc.verdict import Counterexample
 from optcc.verify.plan.byte_partition import CutsUnknown, carried_cuts, ranges
-from optcc.verify.plan.plan_graph import Wiring
+from optcc.verify.plan.plan_graph import PlanGraph
 
 CELLS_MAX = 2**28
 """Ranks times atoms; above, the verdict is unknown. A cell takes 8 bytes, a reduction of an atom up to 56."""
@@ -33,7 +33,7 @@ _RIGHT, _WRONG = range(2)
 _EVERYONE, _NOBODY = -1, -2
 
 
-def check_result(plan: Plan, wiring: Wiring, order: Column) -> tuple[Counterexample | None, Counterexample | None]:
+def check_result(plan: Plan, graph: PlanGraph, order: Column) -> tuple[Counterexample | None, Counterexample | None]:
     """Why the result is wrong, and why ranks disagree on the tree; None where they do not. `order` as from deadlock.
 
     Raises CutsUnknown where the bytes cannot be cut into atoms, or into too many.
@@ -42,7 +42,7 @@ def check_result(plan: Plan, wiring: Wiring, order: Column) -> tuple[Counterexam
     n_atoms = len(cuts) - 1
     if plan.n_ranks * n_atoms > CELLS_MAX:
         raise CutsUnknown(f"{plan.n_ranks} ranks with {n_atoms} pieces of the message each")
-    unread = _execute(plan, wiring, order, cuts)
+    unread = _execute(plan, graph, order, cuts)
     if isinstance(unread, int):
         written = plan.dst_offset[unread], plan.dst_offset[unread] + plan.bytes[unread]
         atoms = range(*np.searchsorted(cuts, written).tolist())
@@ -85,7 +85,7 @@ def _wanted(plan: Plan, cuts: Column) -> Column:
     return wanted
 
 
-def _execute(plan: Plan, wiring: Wiring, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
+def _execute(plan: Plan, graph: PlanGraph, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
     """The memory at the end with the trees in it; or an instruction that uses bytes never written."""
     n_atoms = len(cuts) - 1
     own = plan.dst_offset >= 0
@@ -97,7 +97,7 @@ def _execute(plan: Plan, wiring: Wiring, order: Column, cuts: Column) -> int | t
     sends, receives = np.isin(plan.kind, list(SENDS)), np.isin(plan.kind, list(RECEIVES))
     reduces = np.isin(plan.kind, list(REDUCES))
     leaving = np.cumsum(np.where(sends, width, 0)) - width  # where a send's message begins among all messages
-    coming = np.where(receives, leaving[wiring.sent_by], -1)
+    coming = np.where(receives, leaving[graph.sent_by], -1)
     memory = _initial(plan, cuts)
     rooms = 1 + int(width[reduces].sum())
     left, right = np.empty(rooms, dtype=np.int64), np.empty(rooms, dtype=np.int64)
@@ -233,7 +233,7 @@ class Value(NamedTuple):
     transfer: int
 
 
-class Written(NamedTuple):
+class MessageWritten(NamedTuple):
     """One write in the second run: which transfer, where, what came, and what stood there (None: nothing)."""
 
     transfer: int
@@ -264,7 +264,7 @@ class _Retelling:
         self.trees: dict[tuple[int, int], int] = {}
         self.doubled: list[tuple[int, int, int, int, int]] = []  # rank, atom, ranks, left and right transfer
         self.complete: dict[int, tuple[int, int]] = {}  # atom: the first rank that had it all, and by which transfer
-        self.log: list[Written] = []
+        self.log: list[MessageWritten] = []
         leaves = _initial(plan, cuts).reshape(plan.n_ranks, -1)
         self.memory: dict[tuple[int, int], Value] = {
             (rank, atom): Value(1 << rank, 0, self.cuts[atom], rank, -1)
@@ -318,7 +318,7 @@ class _Retelling:
                 before = self.memory.get((rank, atom))
                 if value is None or (reduces and before is None):
                     return self._uninitialised(i, atom, value is None)
-                self.log.append(Written(transfer, rank, atom, value, before, reduces))
+                self.log.append(MessageWritten(transfer, rank, atom, value, before, reduces))
                 if reduces:
                     assert before is not None
                     self.memory[rank, atom] = self._reduce(rank, atom, before, value, transfer)

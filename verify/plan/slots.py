@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optcc.plan import Plan
 from optcc.verify.plan.deadlock import order_events
-from optcc.verify.plan.plan_graph import wire
+from optcc.verify.plan.plan_graph import build_graph
 from optcc.verify.plan.races import check_races
 
 
@@ -22,12 +22,12 @@ def least_slots(plan: Plan) -> int:
     low, high = 1, max((channel.slots for channel in plan.channels), default=1)
     while low < high:
         middle = (low + high) // 2
-        if len(order_events(wire(plan, middle))) == 2 * len(plan):
+        if len(order_events(build_graph(plan, middle))) == 2 * len(plan):
             high = middle
         else:
             low = middle + 1
     while True:
-        wiring = wire(plan, low)
-        if check_races(plan, wiring, order_events(wiring)) is None:
+        graph = build_graph(plan, low)
+        if check_races(plan, graph, order_events(graph)) is None:
             return low
         low += 1

@@ -20,7 +20,7 @@ from optcc.schedule import REDUCE
 from optcc.transfers import Transfers
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
 from optcc.verify.plan import conclude
-from optcc.verify.plan.plan_graph import wire
+from optcc.verify.plan.plan_graph import build_graph
 from optcc.verify.plan.races import HOW, ITSELF, OVERWRITE, READ, WRITE, Causes, find_race
 from optcc.verify.plan.topological_order import pack_edges, topological_order
 
@@ -48,7 +48,7 @@ def verify_transfers(transfers: Transfers) -> Verdict:
     race = _check_races(transfers, sequence)
     if race is not None:
         return refuted(race)
-    return conclude(plan, wire(plan), _events(plan, sequence), properties | {"races": PROVED})
+    return conclude(plan, build_graph(plan), _events(plan, sequence), properties | {"races": PROVED})
 
 
 def free_plan(transfers: Transfers) -> Plan:

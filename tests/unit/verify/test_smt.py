@@ -24,8 +24,8 @@ from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.closed_forms import allreduce_bound
 from optcc.verify.plan import parametric
 from optcc.verify.plan.parametric import (
-    Part,
-    Proof,
+    IntervalPart,
+    RatioProof,
     Refutation,
     ask_ratio,
     best_parts,
@@ -224,14 +224,14 @@ def test_the_bound_is_the_closed_form(p: int) -> None:
 def test_the_least_eps_is_proved_and_a_smaller_one_refuted(p: int, segments: int) -> None:
     """Exactly and by z3; the fractions between the deciding points confirm it."""
     plan = optcc_plan(p, segments, Fraction(2))
-    study = study_ratio([Part(plan, ONE, EIGHT)], p - 1)
+    study = study_ratio([IntervalPart(plan, ONE, EIGHT)], p - 1)
     assert {point.slowdown for point in study.points} == {ONE, bound_breakpoint(p), EIGHT}
     eps = study.least_eps
     for i in range(200):
         slowdown = 1 + Fraction(7 * i, 199)
         assert study.makespans[0](slowdown) <= (1 + eps) * bound_at(p, slowdown)
     proof = prove_ratio(plan, p - 1, ONE, EIGHT, eps, solver=Limit(60))
-    assert isinstance(proof, Proof)
+    assert isinstance(proof, RatioProof)
     assert isinstance(proof.solver, Claim)
     assert proof.checked.statement == proof.solver.statement
     assert proof.study.order == "one order of the ports throughout"
@@ -256,23 +256,23 @@ def test_a_plan_for_every_slowdown_is_never_worse() -> None:
         part = next(part for part in parts if part.low <= slowdown <= part.high)
         assert makespan_of(part.plan, 3, ONE, EIGHT)(slowdown) == min(each(slowdown) for each in functions)
     study = study_ratio(parts, 3)
-    assert study.least_eps <= min(study_ratio([Part(plan, ONE, EIGHT)], 3).least_eps for plan in plans)
+    assert study.least_eps <= min(study_ratio([IntervalPart(plan, ONE, EIGHT)], 3).least_eps for plan in plans)
     assert study.order == f"{len(parts)} orders, one for each part"
     proof = prove_ratio(parts, 3, ONE, EIGHT, study.least_eps, solver=Limit(60))
-    assert isinstance(proof, Proof)
+    assert isinstance(proof, RatioProof)
     assert isinstance(proof.solver, Claim)
 
 
 def test_a_single_slowdown_is_an_interval() -> None:
     proof = prove_ratio(optcc_plan(3, 2, Fraction(2)), 2, Fraction(2), Fraction(2), Fraction(1), solver=Limit(60))
-    assert isinstance(proof, Proof)
+    assert isinstance(proof, RatioProof)
     assert isinstance(proof.solver, Claim)
 
 
 def test_z3_out_of_steps_leaves_the_exact_proof() -> None:
     plan = optcc_plan(5, 8, Fraction(2))
     proof = prove_ratio(plan, 4, ONE, EIGHT, Fraction(1), solver=Limit(steps=1))
-    assert isinstance(proof, Proof)
+    assert isinstance(proof, RatioProof)
     assert isinstance(proof.solver, Unknown)
     assert prove_ratio(plan, 4, ONE, EIGHT, Fraction(1)) == replace(proof, solver=None)
 
@@ -349,9 +349,9 @@ def test_parts_that_do_not_fit() -> None:
     plan = optcc_plan(3, 2, Fraction(2))
     three = Fraction(3)
     with pytest.raises(InputError, match="must follow each other"):
-        study_ratio([Part(plan, ONE, Fraction(2)), Part(plan, three, EIGHT)], 2)
+        study_ratio([IntervalPart(plan, ONE, Fraction(2)), IntervalPart(plan, three, EIGHT)], 2)
     with pytest.raises(InputError, match="must reach from"):
-        prove_ratio([Part(plan, ONE, three)], 2, ONE, EIGHT, ONE)
+        prove_ratio([IntervalPart(plan, ONE, three)], 2, ONE, EIGHT, ONE)
     with pytest.raises(InputError, match="at least one"):
         study_ratio([], 2)
     with pytest.raises(InputError, match="at least one"):
@@ -380,7 +380,7 @@ def test_a_port_without_an_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_z3_answers_for_every_part_or_says_how_far_it_came() -> None:
-    parts = [Part(optcc_plan(3, 4, at), low, high) for at, low, high in
+    parts = [IntervalPart(optcc_plan(3, 4, at), low, high) for at, low, high in
              ((ONE, ONE, Fraction(2)), (Fraction(4), Fraction(2), EIGHT))]  # fmt: skip
     eps = study_ratio(parts, 2).least_eps
     assert isinstance(ask_ratio(parts, 2, eps, Limit()), Claim)

@@ -349,7 +349,7 @@ def judge_random_rings(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int,
     print("seed", seed)
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(invariants.Runner, "goes_wrong", lambda *_: False)
-    monkeypatch.setattr(proof, "_compared", lambda *_: induction.Lemma("reading", "", Checked("", ""), 0.0))
+    monkeypatch.setattr(proof, "_compared", lambda *_: induction.InductionLemma("reading", "", Checked("", ""), 0.0))
     n_proved = 0
     for number in range(count):
         definition = random_ring(folder, rng, number)

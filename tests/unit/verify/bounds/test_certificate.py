@@ -19,7 +19,7 @@ from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.certificate import Certificate, _digest
 from optcc.verify.bounds.certificate_file import read_certificate
 from optcc.verify.bounds.closed_form_certificates import certify
-from optcc.verify.bounds.closed_forms import Term, allreduce_bound
+from optcc.verify.bounds.closed_forms import BoundTerm, allreduce_bound
 from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.bounds.packing import pack
 from optcc.verify.bounds.replay import replay
@@ -80,7 +80,7 @@ def test_a_bound_that_no_cut_proves() -> None:
     topology = Topology.parse(TEXTS[0])
     bound = allreduce_bound(topology, 9000)
     with pytest.raises(SolverError, match="best certificate"):
-        certify(replace(bound, terms=(*bound.terms, Term("out h0", Fraction(10**9), Fraction(1)))), topology)
+        certify(replace(bound, terms=(*bound.terms, BoundTerm("out h0", Fraction(10**9), Fraction(1)))), topology)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from optcc.errors import EXIT_UNKNOWN, EnvironmentMissing, SolverError, Topology
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.closed_form_certificates import closed_forms
 from optcc.verify.bounds.lp import BoundUnknown, CutProgram, lp_bound
-from optcc.verify.bounds.network import Demand, Link, Network, Port
+from optcc.verify.bounds.network import Demand, FlowLink, FlowNetwork, SharedPort
 from optcc.verify.bounds.replay import replay
 from optcc.verify.bounds.solvers import (
     CbcSolver,
@@ -97,11 +97,13 @@ def test_cuts_that_no_closed_form_sees() -> None:
 
 def test_an_oversubscribed_spine() -> None:
     """Two leaves of two endpoints; each way between the leaves shares a quarter of what the endpoints send."""
-    ports = [Port(f"{way} e{i}", Fraction(2)) for i in range(4) for way in ("out", "in")]
-    ports += [Port("up", Fraction(1)), Port("down", Fraction(1))]
-    links = [Link(i, 4 + i // 2, (2 * i,)) for i in range(4)] + [Link(4 + i // 2, i, (2 * i + 1,)) for i in range(4)]
-    links += [Link(4, 5, (8,)), Link(5, 4, (9,))]
-    network = Network(("e0", "e1", "e2", "e3"), ("leaf0", "leaf1"), tuple(ports), tuple(links))
+    ports = [SharedPort(f"{way} e{i}", Fraction(2)) for i in range(4) for way in ("out", "in")]
+    ports += [SharedPort("up", Fraction(1)), SharedPort("down", Fraction(1))]
+    links = [FlowLink(i, 4 + i // 2, (2 * i,)) for i in range(4)] + [
+        FlowLink(4 + i // 2, i, (2 * i + 1,)) for i in range(4)
+    ]
+    links += [FlowLink(4, 5, (8,)), FlowLink(5, 4, (9,))]
+    network = FlowNetwork(("e0", "e1", "e2", "e3"), ("leaf0", "leaf1"), tuple(ports), tuple(links))
     bound = lp_bound(network, "allreduce", 1)
     assert bound.seconds == bound.achievable == 1
     assert set(bound.binding) & {"up", "down"}
@@ -126,7 +128,7 @@ def test_a_negligible_link_costs_at_most_itself() -> None:
         ("a", "b", 1),
         ("b", "a", 1),
     ]
-    bound = lp_bound(Network.from_links("ab", links, "s"), "allreduce", 10**12)
+    bound = lp_bound(FlowNetwork.from_links("ab", links, "s"), "allreduce", 10**12)
     assert Fraction(10**12, 10**12 + 1) >= bound.seconds > Fraction(999_999, 10**6)
     assert bound.gap is not None and 0 <= bound.gap < Fraction(1, 10**9)
 
@@ -144,7 +146,7 @@ def test_who_cannot_reach_whom() -> None:
         lp_bound(rails("x.", ".x"), "allreduce", 1)
     with pytest.raises(TopologyError, match="h0, h1 cannot reach h2, h3; h2, h3 cannot reach h0, h1"):
         lp_bound(rails("x.", "x.", ".x", ".x"), "allreduce", 1)
-    one_way = Network.from_links("ab", [("a", "b", 1)])
+    one_way = FlowNetwork.from_links("ab", [("a", "b", 1)])
     assert lp_bound(one_way, Collective("broadcast", 2, root=0), 1).seconds == 1
     assert lp_bound(one_way, Collective("reduce", 2, root=1), 1).seconds == 1
     for collective in (Collective("broadcast", 2, root=1), Collective("allgather", 2), Collective("allreduce", 2)):
@@ -155,11 +157,11 @@ def test_who_cannot_reach_whom() -> None:
 def test_bad_networks() -> None:
     """Value first, then the rule."""
     with pytest.raises(TopologyError, match="rate 0"):
-        Network.from_links("ab", [("a", "b", 0)])
+        FlowNetwork.from_links("ab", [("a", "b", 0)])
     with pytest.raises(TopologyError, match="c: no such"):
-        Network.from_links("ab", [("a", "c", 1)])
+        FlowNetwork.from_links("ab", [("a", "c", 1)])
     with pytest.raises(TopologyError, match="used twice"):
-        Network.from_links("ab", [("a", "b", 1), ("a", "b", 2)])
+        FlowNetwork.from_links("ab", [("a", "b", 1), ("a", "b", 2)])
     with pytest.raises(TopologyError, match="2 ranks"):
         lp_bound(Topology.parse("3@1B/s"), Collective("allreduce", 2), 1)
 
@@ -196,7 +198,7 @@ def test_a_solver_that_gives_up_half_way() -> None:
         names = "abcdef"
         around = [(a, b, 1 + rng.randrange(9)) for a, b in zip(names, names[1:] + names[0], strict=True)]
         across = [(a, b, 1 + rng.randrange(9)) for a in names for b in names if a != b and rng.random() < 0.5]
-        network = Network.from_links(names, {(a, b): (a, b, rate) for a, b, rate in [*around, *across]}.values())
+        network = FlowNetwork.from_links(names, {(a, b): (a, b, rate) for a, b, rate in [*around, *across]}.values())
         truth = lp_bound(network, "allreduce", 60)
         try:
             lp_bound(network, "allreduce", 60, solver=GivesUpLater)
@@ -266,7 +268,7 @@ def test_wrong_duals_or_a_wrong_basis_never_give_too_much(change: Callable[[Solv
 
 def test_the_program_reads_like_the_formula() -> None:
     """PuLP writes it: named variables, one constraint a port, a switch and a cut."""
-    cuts = CutProgram(Network.from_topology(Topology.parse("2@1B/s")), Demand("allreduce", None), Fraction(1))
+    cuts = CutProgram(FlowNetwork.from_topology(Topology.parse("2@1B/s")), Demand("allreduce", None), Fraction(1))
     text = str(pulp_problem(cuts.program)[0])
     for word in ("MINIMIZE", "port_out_h0:", "reduce_through_core:", "cut_0:", "root_h0", "roots:"):
         assert word in text

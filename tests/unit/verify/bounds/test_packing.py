@@ -11,7 +11,7 @@ import pytest
 from optcc.errors import SolverError, SolverUnknown
 from optcc.topology import Topology
 from optcc.verify.bounds.lp import lp_bound
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Network
+from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork
 from optcc.verify.bounds.packing import pack, peel
 
 
@@ -82,7 +82,7 @@ def test_sixteen_servers_of_eight_rails() -> None:
 
 def test_links_of_a_graph_are_used_directly() -> None:
     """A one-way triangle: each tree is a path around it."""
-    network = Network.from_links("abc", [("a", "b", 3), ("b", "c", 3), ("c", "a", 3)])
+    network = FlowNetwork.from_links("abc", [("a", "b", 3), ("b", "c", 3), ("c", "a", 3)])
     packed = pack(lp_bound(network, "allreduce", 9).certificate)
     assert packed.seconds == 4
     assert packed.gap == 0
@@ -94,7 +94,7 @@ def test_what_cannot_be_packed() -> None:
     with pytest.raises(SolverError, match="achieved"):
         pack(lp_bound(topology, "allreduce", 1, primal=False).certificate)
     line = [("a", "s", 1), ("s", "a", 1), ("s", "t", 1), ("t", "s", 1), ("t", "b", 1), ("b", "t", 1)]
-    bound = lp_bound(Network.from_links("ab", line, "st"), "allreduce", 6)
+    bound = lp_bound(FlowNetwork.from_links("ab", line, "st"), "allreduce", 6)
     assert bound.seconds == 6
     assert bound.gap == 0
     with pytest.raises(SolverUnknown, match="s->t"):

@@ -13,10 +13,10 @@ import pytest
 
 from optcc.errors import SolverError
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, Tree
-from optcc.verify.bounds.flow import FlowGraph, narrow_cuts
+from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, PackedTree
+from optcc.verify.bounds.flow import ResidualGraph, narrow_cuts
 from optcc.verify.bounds.lp import lp_bound
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Network
+from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork
 from optcc.verify.bounds.packing import pack
 from optcc.verify.bounds.replay import replay
 
@@ -32,14 +32,14 @@ def done(certificate: Certificate = PACKED) -> Achieved:
     return certificate.achieved
 
 
-def trees(certificate: Certificate = PACKED) -> tuple[Tree, ...]:
+def trees(certificate: Certificate = PACKED) -> tuple[PackedTree, ...]:
     """Its trees."""
     found = done(certificate).trees
     assert found is not None
     return found
 
 
-def with_tree(tree: Tree) -> Certificate:
+def with_tree(tree: PackedTree) -> Certificate:
     """PACKED with its first tree replaced."""
     return replace(PACKED, achieved=replace(done(), trees=(tree, *trees()[1:])))
 
@@ -127,10 +127,10 @@ def test_one_way_collectives_have_one_kind() -> None:
 
 def test_a_cycle_is_no_tree() -> None:
     """Two endpoints that are each other's parent, beside the root."""
-    network = Network.from_links("abc", [(a, b, 1) for a in "abc" for b in "abc" if a != b])
+    network = FlowNetwork.from_links("abc", [(a, b, 1) for a in "abc" for b in "abc" if a != b])
     certificate = lp_bound(network, "broadcast", 1).certificate
     number = {(link.tail, link.head): n for n, link in enumerate(network.links)}
-    cycle = Tree(BROADCAST, 0, ONE, ((number[1, 2],), (number[2, 1],)))
+    cycle = PackedTree(BROADCAST, 0, ONE, ((number[1, 2],), (number[2, 1],)))
     loads = {REDUCE: (Fraction(0),) * 6, BROADCAST: (ONE,) * 6}
     with pytest.raises(SolverError, match="span"):
         replay(replace(certificate, achieved=Achieved(ONE, (ONE, Fraction(0), Fraction(0)), loads, (cycle,))))
@@ -161,7 +161,7 @@ def test_maximum_flow_against_all_cuts() -> None:
                 assert bool(found) == (min(sums) < need)
                 for share, nodes in found:
                     assert share == into(set(nodes)) + sum(roots[v] for v in nodes if v < p) < need
-    flow, _ = FlowGraph(3, [(0, 1), (1, 2), (0, 2)], [5, 3, 4]).flow_to(2, [0], 100)
+    flow, _ = ResidualGraph(3, [(0, 1), (1, 2), (0, 2)], [5, 3, 4]).flow_to(2, [0], 100)
     assert flow == 7
 
 
