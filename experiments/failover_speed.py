@@ -57,6 +57,7 @@ from optcc.experiments.fabric import (
     nic_address,
     shaper_line,
 )
+from optcc.experiments.fabric.programs import system_path
 from optcc.experiments.record import RECORDS, STEAL_MAX, Check, stolen_jiffies, stolen_share
 from optcc.experiments.recorder import Measured, head, record_command, run_command
 from optcc.plan import Plan
@@ -107,7 +108,6 @@ _START_S: Final = 0.03
 _IDLE_S: Final = 0.01
 _READY_S: Final = 60.0
 _RUN_S: Final = 20.0
-_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def triggers(fabric: Fabric, kind: str, target: NicTarget) -> list[tuple[list[st
 @contextlib.contextmanager
 def _armed(commands: Sequence[tuple[list[str], str]]) -> Iterator[Callable[[float], tuple[float, float]]]:
     """Starts the programs; the result tells them their last line at a moment, and returns (when, how exactly)."""
-    environment = os.environ | {"PATH": f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}", "LC_ALL": "C"}
+    environment = os.environ | {"PATH": system_path(), "LC_ALL": "C"}
     with contextlib.ExitStack() as stack:
         waiting = []
         for argv, _ in commands:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from optcc.errors import InputError
-from optcc.experiments.record import RECORDS, STEAL_MAX, Check
+from optcc.experiments.record import RECORDS, Check, undisturbed
 from optcc.experiments.recorder import Measured
 from optcc.show import Card, Shown
 from optcc.units import show_size
@@ -77,7 +77,7 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def median_s(self) -> float:
         """The median of the undisturbed times, of all if none is."""
-        return statistics.median(self._undisturbed(self.seconds))
+        return statistics.median(undisturbed(self.seconds, self.steal))
 
     @property
     def bound_percent(self) -> float:
@@ -92,16 +92,12 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def cpu_s_per_gb(self) -> float:
         """Processor seconds of the ranks for each GB."""
-        return statistics.median(self._undisturbed(self.cpu_s)) / self.moved_gb
+        return statistics.median(undisturbed(self.cpu_s, self.steal)) / self.moved_gb
 
     @property
     def busy_s_per_gb(self) -> float:
         """Processor seconds of the whole machine for each GB."""
-        return statistics.median(self._undisturbed(self.busy_s)) / self.moved_gb
-
-    def _undisturbed(self, values: list[float]) -> list[float]:
-        quiet = [value for value, steal in zip(values, self.steal, strict=True) if steal <= STEAL_MAX]
-        return quiet or values
+        return statistics.median(undisturbed(self.busy_s, self.steal)) / self.moved_gb
 
 
 class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

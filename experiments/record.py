@@ -170,6 +170,15 @@ class Plain(Recorded):
         return record
 
 
+def undisturbed(values: list[float], steal: Sequence[float]) -> list[float]:
+    """The values of runs that the hypervisor left alone, by the share of the machine that it took; all if it left none.
+
+    >>> undisturbed([1.0, 2.0], [0.0, 0.5]), undisturbed([1.0, 2.0], [0.5, 0.5])
+    ([1.0], [1.0, 2.0])
+    """
+    return [value for value, share in zip(values, steal, strict=True) if share <= STEAL_MAX] or values
+
+
 class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Repeated timings of one thing: seconds, the share of the machine that was stolen meanwhile, wrong elements."""
 
@@ -179,9 +188,8 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def undisturbed_s(self) -> list[float]:
-        """The timings that the hypervisor left alone; all if it disturbed all."""
-        quiet = [each for each, steal in zip(self.seconds, self.steal, strict=True) if steal <= STEAL_MAX]
-        return quiet or self.seconds
+        """The timings that the hypervisor left alone; all if it left none."""
+        return undisturbed(self.seconds, self.steal)
 
     @property
     def median_s(self) -> float:

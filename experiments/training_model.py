@@ -320,11 +320,3 @@ class Serving:
         rate = self.servers * self.gpus_per_server * self.gpu.memory_bytes_per_s * self.memory_share
         reading = self.model.parameters * self.weight_bytes / rate
         return reading + self._allreduces_s(self.batch_sequences, left, schedule)
-
-
-def exposed_share(job: TrainingJob) -> Fraction:
-    """The share of a fault-free step in which nothing but the AllReduce goes on.
-
-    If nothing hides the AllReduce, a step with failures takes longer by this share times what the AllReduce does.
-    """
-    return exposed_s(job, NOTHING_LOST, "optimal") / step_s(job, {}, "optimal")

@@ -77,8 +77,6 @@ RAW = "plain sockets, bytes only"
 FABRIC = "4x2@200Mbit/s"
 ON_FABRIC = {case: f"on the fabric: {case}" for case in ("TCP, 2 rails", PLAIN, RAW)}
 CASES = (*OURS, OVER_MPI, *PEER.values(), PLAIN, RAW, *ON_FABRIC.values())
-LONG_ONLY = (RAW, *ON_FABRIC.values())
-"""Cases that run at the larger size alone."""
 _READ_BYTES = 1 << 20
 _ROUTES = {"tcp": ("self,tcp", "--mca", "btl_tcp_if_include", "lo"), "sm": ("self,sm",)}
 _FABRIC_ROUTE = "fabric"

@@ -46,10 +46,14 @@ def not_root() -> str:
     return f"not root (uid {os.geteuid()}): network namespaces want root, for example sudo"
 
 
+def system_path() -> str:
+    """PATH with the system's own folders, even where it leaves them out."""
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+
+
 def which(program: str) -> str | None:
     """The path of a program; the system's own folders count even where PATH leaves them out."""
-    path = os.environ.get("PATH", os.defpath)
-    return shutil.which(program, path=f"{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
+    return shutil.which(program, path=system_path())
 
 
 def program_path(program: str, package: str = "iproute2") -> str:
@@ -62,7 +66,6 @@ def program_path(program: str, package: str = "iproute2") -> str:
 def call(argv: Sequence[str], text: str = "", *, label: str | None = None) -> str:
     """What a program prints, given `text`; raises RuntimeFault with `label` (the command) and its first complaint."""
     what = shlex.join(argv)[:80] if label is None else label
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
     try:
         done = subprocess.run(
             [program_path(argv[0]), *argv[1:]],
@@ -70,7 +73,7 @@ def call(argv: Sequence[str], text: str = "", *, label: str | None = None) -> st
             capture_output=True,
             text=True,
             timeout=_COMMAND_TIMEOUT_S,
-            env={"HOME": "/", **os.environ, "PATH": path, "LC_ALL": "C"},  # mpirun will not start without HOME
+            env={"HOME": "/", **os.environ, "PATH": system_path(), "LC_ALL": "C"},  # mpirun will not start without HOME
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -23,10 +23,10 @@ from optcc.experiments.training import FULL, TrainingPlan, TrainingStudy, health
 from optcc.experiments.training_jobs import CLAIMS, JOBS, SERVINGS
 from optcc.experiments.training_model import (
     NICS,
+    NOTHING_LOST,
     TrainingJob,
     allreduce_s,
     exposed_s,
-    exposed_share,
     finish,
     step_s,
     steps_s,
@@ -322,7 +322,7 @@ def test_a_claim_is_explained_by_the_share_that_is_exposed() -> None:
         assert [each.schedule for each in rows] == list(COLUMNS)
         for job in JOBS:
             if not job.overlap and job.servers == claim.servers:
-                share = float(exposed_share(job))
+                share = float(exposed_s(job, NOTHING_LOST, "optimal") / step_s(job, {}, "optimal"))
                 cell = next(c for c in record.cells if (c.job, c.pattern) == (job.name, str(claim.pattern)))
                 for row in rows:
                     # What is left of the difference is the latency, which does not grow with failures.
