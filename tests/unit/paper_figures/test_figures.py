@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAME = "allreduce-bars-64MiB-4ranks"
 HEALTHY, HALF = "4@50MB/s", "4@50MB/s,3=25MB/s"
 WHERE = "4 emulated hosts, 2 NICs of 200Mbit/s each"

@@ -334,7 +334,7 @@ def test_a_claim_is_explained_by_the_share_that_is_exposed() -> None:
 
 
 def test_the_manual_has_the_shares_of_the_record() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
     one, ten = ({row.schedule: row for row in committed().claims if row.pattern == f"uniform {k}"} for k in (1, 10))
     for name, label in (("r2ccl-balance", "`ring`, `r2ccl-balance`"), ("r2ccl-allreduce", "`r2ccl-allreduce`")):
         shares = one[name].for_mean, ten[name].for_mean, ten[name].for_p95, ten[name].for_worst
@@ -342,7 +342,7 @@ def test_the_manual_has_the_shares_of_the_record() -> None:
 
 
 def test_the_manual_has_the_numbers_of_the_record() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
     assert "\n".join(table()) in text
 
 

@@ -591,6 +591,6 @@ def tables() -> list[list[str]]:
 
 
 def test_the_manual_has_the_numbers_of_the_record() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
     for table in tables():
         assert "\n".join(table) in text
