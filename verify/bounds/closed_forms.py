@@ -477,36 +477,6 @@ def latency_rounds(n_ranks: int) -> int:
     return (n_ranks - 1).bit_length()
 
 
-def tree_depth(n_ranks: int, degree_max: int) -> int:
-    """The least depth of a tree over `n_ranks` in which no node has more than `degree_max` neighbours.
-
-    From the root at most D(D-1)^(d-1) nodes are d steps away. A reduction up such a tree and a broadcast down take
-    2 * depth * latency.
-
-    >>> tree_depth(10, 3), tree_depth(11, 3), tree_depth(9, 2), tree_depth(2, 1)
-    (2, 3, 4, 1)
-
-    Raises InputError where there is no such tree.
-    """
-    if n_ranks < 1 or degree_max < (n_ranks > 1) + (n_ranks > 2):
-        raise InputError(f"tree over {n_ranks} ranks with degree {degree_max}: does not exist")
-    depth, reached, level = 0, 1, 1
-    while reached < n_ranks:
-        level *= degree_max - (depth > 0)
-        reached += level
-        depth += 1
-    return depth
-
-
-def depth_seconds(depth: int, latency_s: Fraction) -> Fraction:
-    """What a chain of `depth` transfers, each waiting for the one before, takes at least: depth * latency.
-
-    >>> depth_seconds(2 * tree_depth(10, 3), Fraction(5))
-    Fraction(20, 1)
-    """
-    return depth * latency_s
-
-
 def require_pooled(topology: Topology) -> None:
     """Raises TopologyError where NICs cannot be pooled: a rail-only core on which servers lost different rails."""
     if not topology.rail_only:

@@ -15,7 +15,8 @@ from optcc.errors import CodecError, InputError
 from optcc.experiments import bound_record
 from optcc.experiments.bound_record import BoundCurve, BoundCurves, BoundPoint, curves
 from optcc.paper_figures import bound_curves, build, style
-from optcc.verify.bounds.predictions import one_straggler_optimum, two_straggler_optimum
+from optcc.verify.bounds.predictions import one_straggler_optimum
+from tests.unit.verify.bounds.formulas import two_straggler_optimum
 
 pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
 

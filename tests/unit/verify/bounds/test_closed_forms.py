@@ -18,10 +18,8 @@ from optcc.verify.bounds.closed_forms import (
     Bound,
     allreduce_bound,
     collective_bound,
-    depth_seconds,
     latency_bound,
     latency_rounds,
-    tree_depth,
 )
 from optcc.verify.bounds.predictions import ring
 
@@ -256,19 +254,6 @@ def test_no_latency_and_nothing_to_do() -> None:
     assert latency_bound(Topology.parse("8@1GB/s"), 10**9).seconds == Fraction(7, 4)
     assert latency_bound(Topology.parse("8@1GB/s").with_latency(Fraction(1)), 0).seconds == 0
     assert latency_bound(Topology.parse("1@1GB/s").with_latency(Fraction(1)), 8).seconds == 0
-
-
-def test_tree_depth() -> None:
-    """Degree 2 is a path with its root in the middle; degree p - 1 is a star; degree 3 grows like log2."""
-    for p in range(3, 200):
-        assert tree_depth(p, 2) == p // 2
-        assert tree_depth(p, p - 1) == 1
-        assert p <= 1 + 3 * (2 ** tree_depth(p, 3) - 1)
-    assert tree_depth(1, 0) == 0
-    assert depth_seconds(6, Fraction(1, 3)) == 2
-    for p, degree in ((2, 0), (3, 1), (0, 3)):
-        with pytest.raises(InputError, match="does not exist"):
-            tree_depth(p, degree)
 
 
 # Limits

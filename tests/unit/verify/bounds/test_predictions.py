@@ -19,10 +19,9 @@ from optcc.verify.bounds.predictions import (
     r2ccl_allreduce,
     r2ccl_balance,
     ring,
-    ring_share,
     straggler_of,
-    two_straggler_optimum,
 )
+from tests.unit.verify.bounds.formulas import ring_share, two_straggler_optimum
 
 SLOWDOWNS = [Fraction(k, 8) for k in range(8, 41)]
 
