@@ -1,8 +1,8 @@
 """Timing AllReduce: schedules and peers interleaved in one run, every element checked.
 
-Every case runs once in each round, so that a drift of the machine touches all alike. A time is from a barrier to the
-moment at which the slowest rank is done. Inputs are those of `optcc.runtime.check`: every reduction of them is exact,
-so a single wrong element shows.
+Every case runs once in each round, so that a drift of the machine affects all alike. A time is from a barrier until the
+slowest rank is done. Inputs are those of `optcc.runtime.check`: every reduction of them is exact, so a single wrong
+element is found.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Array = npt.NDArray[np.generic]
 MODES = ("out", "in")
 _POISON = 0x7B
 LOOPBACK_SLOTS = 1
-"""Loopback ports share fairly among whatever has been posted, so two messages ahead would slow each other down: OptCC
-of 64 MiB on four ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
+"""Loopback ports share fairly among all posted messages, so a second slot slows down the first: OptCC of 64 MiB on four
+ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BenchSettings:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many runs are over."""
+"""Called with (runs done, runs in all)."""
 
 
 class Reducer(Protocol):
@@ -94,7 +94,7 @@ class Reducer(Protocol):
 
 
 class Ours:
-    """A schedule on our run-time; all of a job are of one engine, and so have channels and a division of their own."""
+    """A schedule on our run-time. All schedules of a job share an engine; each has its own channels and striping."""
 
     def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
         self.name = plan.name
@@ -106,13 +106,13 @@ class Ours:
         self._prepared.start(send, recv).wait()
 
     def close(self) -> None:
-        """Gives the channels to a later one; every rank closes the same ones in the same order."""
+        """Returns the channels for reuse; every rank closes the same schedules in the same order."""
         self._prepared.close()
 
 
 @dataclass
 class Tally:
-    """What one case has given so far in one mode."""
+    """The timings of one case in one mode so far."""
 
     seconds: list[float] = field(default_factory=list)
     steal: list[float] = field(default_factory=list)
@@ -220,7 +220,7 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, sample
 
 
 def default_slots(ports: Model, transport: str) -> int:
-    """How many messages a rank takes ahead unless it is told."""
+    """Slots of a channel unless they are given: messages that a rank accepts ahead."""
     return LOOPBACK_SLOTS if transport == "loopback" else SLOTS[ports]
 
 
@@ -250,7 +250,7 @@ def measure(
 ) -> list[dict[str, Samples]]:
     """For each case, its samples by mode ("out" of place, "in" place); collective over the transport's ranks.
 
-    `progress` is told how many of how many runs are over.
+    `progress` is called with (runs done, runs in all).
     """
     source = make_input(transport.rank, count, dtype, reduction)
     collective = Collective("allreduce", transport.n_ranks)

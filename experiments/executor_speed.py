@@ -1,10 +1,9 @@
 """What the executor costs: processor time per instruction, where it goes, and how long a short AllReduce takes.
 
-Two cases run over a transport whose messages are over as soon as they are posted: what is left is the engine, the state
-machine, and NumPy on a few bytes. The others run as four processes over loopback, in turns within each round, beside
-Open MPI's own AllReduce. Processor times are of user and kernel, the mean over the ranks; a wait that spins is in them,
-as with MPI. The record is a file of its own format, `optcc-executor-speed/1`. The one that comes with the package is
-made by
+Two cases run over a transport that completes messages as soon as they are posted, which leaves the engine, the state
+machine, and NumPy on a few bytes. The others run as four processes over loopback, interleaved in each round with Open
+MPI's own AllReduce. Processor times are user and kernel time, the mean over the ranks, and include MPI's busy waiting.
+The record is a file of its own format, `optcc-executor-speed/1`. The one that comes with the package is made by
 
     python -m optcc.experiments.executor_speed
 
@@ -127,7 +126,7 @@ class ExecutorSpeed(Measured):
 
 
 class ImmediateTransport:
-    """Rank 0 of a network on which every message is over when it is posted; nothing is moved."""
+    """Rank 0 of a network on which every message completes when it is posted; no bytes are moved."""
 
     def __init__(self, n_ranks: int) -> None:
         self.rank, self.n_ranks = 0, n_ranks
@@ -153,7 +152,7 @@ class ImmediateTransport:
         return events
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:  # noqa: ARG002
-        """See `Transport`; every rank says what this one says."""
+        """See `Transport`; every rank's payload is this one's."""
         return [payload] * self.n_ranks
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
@@ -214,7 +213,7 @@ def profile(runs: int = PROFILED_RUNS) -> list[ProfileShare]:
 
 
 def _label(path: str, _line: int, name: str) -> str:
-    """`engine.poll`; what is built in stands alone."""
+    """`engine.poll`; the name alone for built-in functions."""
     return f"{Path(path).stem}.{name}" if path.endswith(".py") else name
 
 

@@ -2,17 +2,18 @@
 
     python -m optcc.experiments.failover_speed        (a hundred failures, in about five minutes)
 
-Three hosts of two NICs run a ring of 8 MiB over the TCP transport again and again. At a random moment of a run one NIC
-of one host fails, in one of seven ways; the next run finds it failed; then it is healed, and runs go on until they are
-as fast as before. Every result is compared bit by bit.
+Three hosts of two NICs repeat a ring of 8 MiB over the TCP transport. At a random moment of a run one NIC of one host
+fails, in one of seven ways; the next run starts with the failed NIC; then it is healed, and runs are repeated until
+they are as fast as before. Every result is compared bit by bit.
 
 The *stall* of a run is what its bandwidths do not explain. With H the time of a healthy run and L that of the next one,
 both medians, a failure at the time t has left the share 1 - t/H to be done at the pace of L, so
 
     stall = run - t - (1 - t/H) L
 
-A failure is set off by a program that is loaded already and waits for its last line; `blur_s` is how long it then took,
-and t the middle of it. The record is a file of its own format, `optcc-failover-speed/1`. Needs root, for the hosts.
+A failure is triggered by a program that is already loaded and waits for its last line of input. `blur_s` is how long it
+then takes to return; t is the middle of that interval. The record is a file of its own format,
+`optcc-failover-speed/1`. Needs root, for the hosts.
 """
 
 from __future__ import annotations
@@ -96,12 +97,12 @@ GOALS: Final[Mapping[str, tuple[float, float]]] = {
     "blackhole-out": (0.150, 0.150),
     "blackhole-in": (0.150, 0.150),
 }
-"""Stall that is aimed at: the median and the 99th percentile, seconds."""
+"""Goals for the stall: median and 99th percentile, seconds."""
 MOMENTS: Final = (0.05, 0.9)
-"""A NIC fails between these shares of a healthy run."""
+"""The moment of a failure, as a share of a healthy run, is drawn between these."""
 HEALTHY_RUNS = 5
 BACK_SHARE: Final = 1.15
-"""The NIC is in use again when a run takes at most so many times the healthy one."""
+"""The NIC counts as used again once a run takes at most this many times the healthy time."""
 BACK_RUNS_MAX = 60
 _PORT: Final = 5100
 _START_S: Final = 0.03
@@ -114,10 +115,10 @@ _RUN_S: Final = 20.0
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One failure: of which kind and NIC, when in its run, and what this and the next run took; seconds.
+    """One failure: its kind and NIC, its moment in the run, and the times of this and the next run; seconds.
 
-    `blur_s` is how exactly the moment is known, `back_s` how long after it was healed the NIC was in use again, `steal`
-    the hypervisor's share of the machine during the run, `wrong` counts elements of all runs of the trial and ranks.
+    `blur_s` is the uncertainty of the moment, `back_s` the time from healing until the NIC was used again, `steal` the
+    hypervisor's share of the machine during the run; `wrong` counts elements over all runs of the trial and all ranks.
     """
 
     kind: str
@@ -185,7 +186,7 @@ class FailoverSpeed(Measured):
         return statistics.median(trial.next_s for trial in self.of(kind))
 
     def stalls_s(self, kind: str) -> list[float]:
-        """By how much each run of a kind took longer than its bandwidths explain; see the module."""
+        """The stall of each run of a kind, as the module defines it."""
         healthy_s = statistics.median(self.healthy_s)
         if kind == NOTHING:
             return [each - healthy_s for each in self.healthy_s]
@@ -193,7 +194,7 @@ class FailoverSpeed(Measured):
         return [trial.run_s - trial.at_s - max(0.0, 1 - trial.at_s / healthy_s) * left_s for trial in self.of(kind)]
 
     def by_rates_s(self, kind: str) -> float:
-        """What a ring takes at the rates that a failure of this kind leaves, the wire's headers included."""
+        """The time of a ring at the rates that remain after a failure of this kind, headers included."""
         rate = parse_rate(self.nic_rate)
         left = rate * (self.nics - 1 + LEFT.get(kind, Fraction(1)))
         topology = Topology.parse(f"{self.hosts}@{exact_rate(rate * self.nics)},0={exact_rate(left)}")
@@ -255,14 +256,14 @@ def _plan(n_ranks: int, size_bytes: int) -> Plan:
 
 
 def _rank(wire: socket.socket, channel: IO[str]) -> None:
-    """Runs whenever it is told to, from one moment for all; says when it was done, and how many elements are wrong.
+    """One rank: for each line (a start time) runs once and answers with its end and the number of wrong elements.
 
-    What it must know comes first.
+    The first line is its configuration.
     """
-    told = json.loads(channel.readline())
-    rank, n_ranks, size_bytes = int(told["rank"]), int(told["hosts"]), int(told["size_bytes"])
-    nics = [Nic(f"eth{nic}", nic_address(rank, nic)) for nic in range(int(told["nics"]))]
-    meet = at_address((control_address(0), _PORT), rank, n_ranks, bytes.fromhex(told["secret"]), timeout_s=_READY_S)
+    config = json.loads(channel.readline())
+    rank, n_ranks, size_bytes = int(config["rank"]), int(config["hosts"]), int(config["size_bytes"])
+    nics = [Nic(f"eth{nic}", nic_address(rank, nic)) for nic in range(int(config["nics"]))]
+    meet = at_address((control_address(0), _PORT), rank, n_ranks, bytes.fromhex(config["secret"]), timeout_s=_READY_S)
     transport = TcpTransport(meet, nics)
     plan = _plan(n_ranks, size_bytes)
     executor = Executor(plan, rank, transport, verify_plan(plan), deadline_s=_RUN_S)
@@ -286,11 +287,11 @@ def _rank(wire: socket.socket, channel: IO[str]) -> None:
 
 
 def _lines(wire: socket.socket, channel: IO[str], transport: TcpTransport) -> Iterator[str]:
-    """The lines that come. Meanwhile the transport looks after what has been sent: where a NIC fails just as this rank
-    is done, a peer waits for a report that was lost with it."""
+    """The lines of the channel. Polls the transport while waiting: if a NIC fails just as this rank finishes, a peer
+    may still need an acknowledgement that was lost with it."""
     while True:
         while not select.select([wire], [], [], _IDLE_S)[0]:
-            # What is wrong, the next run says; at the end the others are just gone.
+            # A fault is reported by the next run; after the last run peers may already have left.
             with contextlib.suppress(OptccError):
                 transport.poll(0.0)
         line = channel.readline()
@@ -300,7 +301,7 @@ def _lines(wire: socket.socket, channel: IO[str], transport: TcpTransport) -> It
 
 
 class _Job:
-    """A rank on every host, and the lines to them. Raises RuntimeFault if they do not come about, or fail."""
+    """A rank on every host, each connected by a socket pair. Raises RuntimeFault if one does not start, or fails."""
 
     def __init__(self, fabric: Fabric, size_bytes: int) -> None:
         spec = fabric.state().spec
@@ -310,14 +311,14 @@ class _Job:
         secret = secrets.token_hex(32)
         try:
             for rank in range(spec.hosts):
-                told = {"rank": rank, "hosts": spec.hosts, "nics": spec.nics, "size_bytes": size_bytes}
-                self._start(fabric, rank, told, secret)
+                config = {"rank": rank, "hosts": spec.hosts, "nics": spec.nics, "size_bytes": size_bytes}
+                self._start(fabric, rank, config, secret)
             self._hear(_READY_S)
         except BaseException:
             self.end()
             raise
 
-    def _start(self, fabric: Fabric, rank: int, told: Mapping[str, Any], secret: str) -> None:
+    def _start(self, fabric: Fabric, rank: int, config: Mapping[str, Any], secret: str) -> None:
         own, its = socket.socketpair()
         self._stack.callback(own.close)
         file = self._stack.enter_context(own.makefile("r", encoding="utf-8"))
@@ -332,8 +333,8 @@ class _Job:
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         self._wires.append((own, file))
-        # By the socket and not by the command line, which all can read.
-        own.sendall(json.dumps({**told, "secret": secret}).encode() + b"\n")
+        # Over the socket: a command line is visible to every user of the machine.
+        own.sendall(json.dumps({**config, "secret": secret}).encode() + b"\n")
 
     def _hear(self, limit_s: float) -> list[dict[str, Any]]:
         deadline_s = time.monotonic() + limit_s
@@ -364,7 +365,7 @@ class _Job:
         return float(max(each["end_s"] for each in said)) - start_s
 
     def end(self) -> None:
-        """Nothing of it goes on."""
+        """Kills the ranks and closes the sockets."""
         self._stack.close()
 
 
@@ -372,9 +373,9 @@ class _Job:
 
 
 def triggers(fabric: Fabric, kind: str, target: NicTarget) -> list[tuple[list[str], str]]:
-    """The programs that make a NIC fail, and what each waits to be told.
+    """The programs that make a NIC fail, each with the input that triggers it.
 
-    A reset comes from the host itself, which gives up every connection of the NIC; its listeners stay.
+    A reset is local to the host: it kills every established connection of the NIC and keeps the listeners.
     """
     assert target.nic is not None
     host, core = host_namespace(fabric.name, target.host), core_namespace(fabric.name)
@@ -399,7 +400,7 @@ def triggers(fabric: Fabric, kind: str, target: NicTarget) -> list[tuple[list[st
 
 @contextlib.contextmanager
 def _armed(commands: Sequence[tuple[list[str], str]]) -> Iterator[Callable[[float], tuple[float, float]]]:
-    """Starts the programs; the result tells them their last line at a moment, and returns (when, how exactly)."""
+    """Starts the programs; the result triggers them at a moment and returns (when it happened, its uncertainty)."""
     environment = os.environ | {"PATH": system_path(), "LC_ALL": "C"}
     with contextlib.ExitStack() as stack:
         waiting = []
@@ -432,7 +433,7 @@ def _armed(commands: Sequence[tuple[list[str], str]]) -> Iterator[Callable[[floa
 def _failed_run(
     fabric: Fabric, job: _Job, kind: str, target: NicTarget, moment_s: float
 ) -> tuple[float, float, float, float]:
-    """A run in which a NIC fails: when and how exactly, the run's seconds, and the share that was stolen meanwhile."""
+    """A run in which a NIC fails: the moment, its uncertainty, the run's seconds, and the stolen share."""
     fired: list[tuple[float, float]] = []
 
     with _armed(triggers(fabric, kind, target)) as fire:
@@ -447,13 +448,13 @@ def _failed_run(
 
 
 def _trial(fabric: Fabric, job: _Job, kind: str, target: NicTarget, share: float, healthy_s: float) -> Trial:
-    """One failure, the next run, and the way back."""
+    """One failure: the run in which it happens, the next run, and the recovery after healing."""
     job.wrong = 0
     for earlier in (1, 2, 4):
         at_s, blur_s, run_s, steal = _failed_run(fabric, job, kind, target, share / earlier * healthy_s)
         if at_s < run_s:
             break
-        fabric.heal(target)  # the run was over before: once more, and earlier
+        fabric.heal(target)  # the run ended before the failure: repeat, with an earlier moment
     else:
         raise RuntimeFault(f"{kind}: {target.text}: came after the end of its run, of {run_s:.3f} s, three times")
     next_s = job.run()
@@ -482,7 +483,7 @@ def measure(
     """
     draw = random.Random(seed)
     trials, healthy_s = [], []
-    # What the ranks need compiled is compiled here, once.
+    # Fills the caches of compiled kernels for the ranks.
     verify_plan(_plan(HOSTS, size_bytes))
     name = f"failover-{os.getpid()}"
     with contextlib.ExitStack() as stack:

@@ -34,7 +34,7 @@ takes 1.52 of the bound each time; the unsegmented ring (algorithm 4) 1.52 to 1.
 
 
 class Peer(Protocol):
-    """Somebody else's AllReduce."""
+    """An AllReduce of another library."""
 
     name: str
 
@@ -43,7 +43,7 @@ class Peer(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases its resources."""
         ...
 
 
@@ -86,8 +86,8 @@ class MpiPeer:
 class GlooPeer:
     """torch.distributed's Gloo, with the message in as many pieces as there are NICs, all under way at once.
 
-    Gloo takes its NICs in turn, a collective each, and never two inside one; a user who gives it several (as DDP does
-    with its buckets) gets several NICs. It has no other way to use them.
+    Gloo assigns its NICs round-robin, one to a collective; only several collectives at once (as DDP's buckets) use
+    several NICs.
     """
 
     name = "gloo"

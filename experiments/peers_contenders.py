@@ -17,7 +17,7 @@ from optcc.units import parse_rate, show_rate
 
 HOSTS, HOSTS_MORE, NICS = 4, 8, 2
 NIC_RATES: Mapping[int, str] = {HOSTS: "400Mbit/s", HOSTS_MORE: "100Mbit/s"}
-"""What a healthy NIC carries each way, by number of hosts, unless told otherwise."""
+"""The rate of a healthy NIC each way, by number of hosts, unless `--rate` is given."""
 READY_S = 60.0
 SCHEDULES = ("ring", "r2ccl-allreduce", "optcc", "optimal")
 OURS_ALL: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": SCHEDULES}
@@ -29,7 +29,7 @@ SEGMENTS_MIN, SEGMENTS_MAX = 32, 512
 LATENCY = "1/5000"
 _UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": ",".join(f"eth{nic}" for nic in range(NICS))}
 _ANY_UCX = ("--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any")
-"""Open MPI would not take UCX over TCP otherwise."""
+"""Without these Open MPI does not select UCX over TCP."""
 _MPTCP_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/mptcpize", "/usr/lib/aarch64-linux-gnu/mptcpize")
 
 
@@ -37,7 +37,7 @@ _MPTCP_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/mptcpize", "/usr/lib/aarch64-linu
 class Bed:
     """A state of the hosts: rates and failures by NIC, set before anything is launched.
 
-    Of rates that are not declared nobody is told: plans are for healthy hosts, and messages divided as for these.
+    Rates that are not declared are kept from the ranks: plans and the striping of messages are for healthy hosts.
     """
 
     name: str
@@ -73,22 +73,22 @@ UNDECLARED = Bed("one NIC at half, undeclared", ONE_NIC.rates, is_declared=False
 
 @dataclass(frozen=True)
 class Contender:
-    """One contender: how it is called, whose it is, and what its ranks are told to make."""
+    """One contender: its name, ours or a peer, and the configuration that its ranks get."""
 
     contender: str
     side: str
-    told: Mapping[str, Any]
+    config: Mapping[str, Any]
 
     @property
     def settings(self) -> str:
-        """What it was told besides its name."""
+        """Its configuration, without what the record has in other fields."""
         left_out = ("schedule", "carrier", "peer", "topology", "wire_overhead", "latency")
-        return " ".join(f"{key}={value}" for key, value in self.told.items() if key not in left_out)
+        return " ".join(f"{key}={value}" for key, value in self.config.items() if key not in left_out)
 
 
 @dataclass(frozen=True)
 class PeerJob:
-    """Contenders that are started the same way: by which Python, with which launcher, arguments and environment."""
+    """Contenders that share a launch: interpreter, launcher, arguments and environment."""
 
     name: str
     python: str
@@ -102,7 +102,7 @@ class PeerJob:
         if self.launcher == "mpich":
             return mpiexec_arguments(**given)
         words = mpirun_arguments(**given)
-        if "UCX_TLS" in self.environment:  # the other messaging layer: its name twice would be refused
+        if "UCX_TLS" in self.environment:  # replaced, not appended: Open MPI refuses two values for pml
             words[words.index("ob1")] = "ucx"
         return words
 
@@ -110,9 +110,9 @@ class PeerJob:
 def mpiexec_arguments(
     *, agent: str, hostfile: str, nics: int, ranks: int, exported: Sequence[str], extra: Sequence[str] = ()
 ) -> list[str]:
-    """The arguments of MPICH's `mpiexec` before the command, of what `mpirun_arguments` is given."""
+    """MPICH's counterpart of `mpirun_arguments`: the arguments of `mpiexec` before the command."""
     del nics
-    # It wants one executable for an agent, and hosts without slots.
+    # The launcher must be one executable, and its host file has no slots.
     door = Path(agent).with_name("door")
     door.write_text(f'#!/bin/sh\nexec /bin/sh {agent} "$@"\n', encoding="ascii")
     door.chmod(0o700)
@@ -128,17 +128,17 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
     "optcc": {"ports": "fair", "segments": 64, "slots": 2, "window": 4},
     "optimal": {"ports": "fair", "slots": 2, "window": 4},
 }
-"""The fastest here: the network stores, so ports are fifo; OptCC has lanes for each peer and stage, and `optimal` is
-`shares`, a flow for each pair of hosts, with a segment for each half MiB; fewer leave NICs idle on eight hosts, and
-more cost more processor time than they save."""
+"""The fastest settings measured on this fabric. Its queues store and forward, so ports are fifo for rings; OptCC has
+lanes for each peer and stage. `optimal` is `shares`, a flow for each pair of hosts, with a segment for each half MiB:
+fewer segments leave NICs idle on eight hosts, and more cost more processor time than they save."""
 
 
 def our_case(schedule: str, carrier: str, topology: str, size_bytes: int) -> Contender:
     """One of our schedules for `topology` and messages of `size_bytes`, over `tcp` or over `mpi`."""
-    told: dict[str, Any] = {"schedule": schedule, "carrier": carrier, "topology": topology}
-    told |= {"wire_overhead": WIRE_OVERHEAD, "latency": LATENCY}
-    told |= {"segments": min(SEGMENTS_MAX, max(SEGMENTS_MIN, size_bytes // SEGMENT_BYTES))}
-    return Contender(f"{schedule} ({carrier})", OURS, {**told, **OUR_SETTINGS[schedule]})
+    config: dict[str, Any] = {"schedule": schedule, "carrier": carrier, "topology": topology}
+    config |= {"wire_overhead": WIRE_OVERHEAD, "latency": LATENCY}
+    config |= {"segments": min(SEGMENTS_MAX, max(SEGMENTS_MIN, size_bytes // SEGMENT_BYTES))}
+    return Contender(f"{schedule} ({carrier})", OURS, {**config, **OUR_SETTINGS[schedule]})
 
 
 def _library(contender: str) -> Contender:
@@ -153,7 +153,7 @@ LEFT_OUT_LEAST = "left out there for the time it takes, for Gloo is run; --long 
 def jobs(
     ours: Sequence[Contender], mpich: str, torch: str, extent: str = STANDARD
 ) -> tuple[list[PeerJob], dict[str, str]]:
-    """Every job that can be run here, and for the others the reason why not."""
+    """The jobs that can run here, and for each other contender the reason why it cannot."""
     here, mptcp = sys.executable, _mptcp_library()
     over_tcp, ucx = _library("Open MPI ring, TCP"), _library("Open MPI ring, UCX")
     no_mpich = _lacks(mpich, "mpi4py", "a venv with mpich and mpi4py, and --mpich its python")
@@ -200,6 +200,6 @@ def _lacks(python: str, package: str, how: str) -> str | None:
 
 
 def _mptcp_library() -> str:
-    """The library that makes TCP sockets multipath ones, or nothing."""
+    """Path of the library that turns TCP sockets into MPTCP sockets; empty if not installed."""
     found = (path for folder in _MPTCP_LIBRARIES for path in Path(folder).glob("libmptcpwrap.so.*"))
     return str(next(found, ""))

@@ -3,13 +3,13 @@
     python -m optcc.experiments.peers_on_fabric [--quick | --long]        (or: make bench)
 
 Every contender runs once in each round: our schedules over TCP and over MPI, Open MPI's ring over TCP, over UCX and
-over MPTCP, MPICH over UCX, and Gloo, each over all NICs and with the algorithm that is its fastest here. What a
-contender is started with differs, so each kind has a job of its own; all jobs stand at the same time, and ranks that
-have no turn sleep on a socket (`optcc.experiments.peers_rank`). A run during which the hypervisor took more than
+over MPTCP, MPICH over UCX, and Gloo, each over all NICs and with the algorithm that is its fastest here. Contenders
+that need different launchers or environments run in jobs of their own; all jobs are up at the same time, and ranks
+without a turn block on a socket (`optcc.experiments.peers_rank`). A run during which the hypervisor took more than
 `STEAL_MAX` of the machine is repeated. A NIC is then lost in the middle of a collective, and the next ones are timed.
 
-Two cores move what all hosts send. So that they are not what is measured, rates are low: `NIC_RATES`. On 8 hosts they
-would be busy for three quarters of the time at 200 Mbit/s a NIC, so it is half of that there.
+Two cores carry the traffic of all hosts. Rates are low (`NIC_RATES`) so that processors are not the bottleneck: with 8
+hosts at 200 Mbit/s a NIC they would be busy for three quarters of the time, so the rate there is half of that.
 
 A part of the set, or a state that is not in it, is measured with `--hosts` and `--bed`, and joins a record with
 `--join`: its states replace those of the record, and each run says in which session it was measured.
@@ -118,7 +118,7 @@ LOSS = "loss"
 
 @dataclass
 class Comparison:
-    """What has been asked for, and what it has given so far.
+    """What is compared, and the results so far.
 
     Each contender is timed `rounds` times in a state, after `warmup` runs that do not count, on NICs of `rate`.
     """
@@ -134,8 +134,8 @@ class Comparison:
     absent: dict[str, str] = field(default_factory=dict)
     predicted_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def told(self, folder: Path, n_ranks: int) -> dict[str, Any]:
-        """What all ranks of all jobs are told; inputs and what they must end with are in files in `folder`."""
+    def job_config(self, folder: Path, n_ranks: int) -> dict[str, Any]:
+        """The configuration of all ranks of all jobs; inputs and expected results are files in `folder`."""
         inputs = [folder / f"input-{self.size_bytes}-{rank}.npy" for rank in range(n_ranks)]
         wanted = folder / f"wanted-{self.size_bytes}.npy"
         if not wanted.exists():
@@ -167,7 +167,7 @@ class Comparison:
             ]
             ours = [case for case in wanted if self._predict(case, where)]
             started, absent = jobs(ours, self.mpich, self.torch, extent)
-            told = self.told(folder, fabric.state().spec.hosts)
+            config = self.job_config(folder, fabric.state().spec.hosts)
             for name, why in absent.items():
                 in_states = {LEFT_OUT: f"{name}: further states", LEFT_OUT_LEAST: f"{name}: {where}"}
                 self.absent.setdefault(in_states.get(why, name), why)
@@ -175,7 +175,7 @@ class Comparison:
                 teams = []
                 for job in started:
                     try:
-                        team = Team(fabric, job, told, folder, bed.declared(self.rate))
+                        team = Team(fabric, job, config, folder, bed.declared(self.rate))
                     except RuntimeFault as fault:
                         self.absent |= {f"{case.contender}: {where}": str(fault) for case in job.cases}
                         continue
@@ -184,15 +184,15 @@ class Comparison:
                 self._rounds(fabric, bed, topology, teams)
 
     def _predict(self, case: Contender, where: str) -> bool:
-        """Whether there is a plan for it. Proofs and compiled loops are kept for the ranks, which all need them."""
+        """Whether there is a plan for it: compiled and verified here, so that ranks find proofs and kernels cached."""
         try:
-            plan = plan_of(case.told, self.size_bytes, DTYPE)
+            plan = plan_of(case.config, self.size_bytes, DTYPE)
             prove(plan, verdict_cache())
         except OptccError as error:
             self.absent[f"{case.contender}: {where}"] = str(error)
             return False
-        predicted_s = simulate(plan, wires_of(case.told), model=case.told["ports"]).seconds
-        self.predicted_s[case.contender, case.told["topology"]] = predicted_s
+        predicted_s = simulate(plan, wires_of(case.config), model=case.config["ports"]).seconds
+        self.predicted_s[case.contender, case.config["topology"]] = predicted_s
         return True
 
     def _rounds(self, fabric: Fabric, bed: Bed, topology: str, teams: Sequence[Team]) -> None:
@@ -223,7 +223,7 @@ class Comparison:
 
     def _made(self, tally: _Tally, bed: str, topology: str, spec: FabricSpec) -> PeerRun:
         # A plan for other rates has no prediction for these.
-        is_for_these = tally.case.told.get("topology") == topology
+        is_for_these = tally.case.config.get("topology") == topology
         wired = Topology.parse(topology).scaled(1 / Fraction(WIRE_OVERHEAD)).with_latency(Fraction(LATENCY))
         turns = tally.turns
         return PeerRun(
@@ -248,9 +248,9 @@ class Comparison:
         )
 
     def lose(self, fabric: Fabric, folder: Path) -> None:
-        """Each contender on healthy hosts loses a NIC in mid-run; then the next collectives, on what is left.
+        """Fails a NIC during a run of each contender on healthy hosts, then times the next collectives.
 
-        Ours runs a plan for healthy hosts, and after it one for those that are left.
+        Ours runs a plan for healthy hosts, then one for the NICs that are left.
         """
         healthy = fabric.topology_text()
         where = shown_state((fabric.state().spec.hosts, self.size_bytes, AFTER_LOSS))
@@ -272,8 +272,8 @@ class Comparison:
             fabric.heal(LOST_NIC)
 
     def _lose(self, fabric: Fabric, job: PeerJob, folder: Path, left: str) -> None:
-        told = self.told(folder, fabric.state().spec.hosts)
-        team = Team(fabric, job, told, folder, Bed("").declared(self.rate))
+        config = self.job_config(folder, fabric.state().spec.hosts)
+        team = Team(fabric, job, config, folder, Bed("").declared(self.rate))
         case = job.cases[0]
         try:
             before_s = min(team.turn(0).seconds for _ in range(1 + WARMUP))
@@ -329,18 +329,18 @@ class _Tally:
         self.failed = ""
 
     def warm_up(self) -> None:
-        """A run that does not count."""
+        """An untimed run."""
         turn = self._turn()
         if turn is not None:
             self.wrong += turn.wrong
 
     def check_control(self, sneaked: int, size_bytes: int) -> None:
-        """Data must not sneak through the control network, which has carried `sneaked` bytes meanwhile."""
+        """Rejects a contender whose data went over the control network: `sneaked` bytes in its first run."""
         if not self.failed and sneaked > _CONTROL_SHARE_MAX * size_bytes:
             self.failed = f"{show_size(sneaked)} went over the control network"
 
     def run(self) -> None:
-        """A run that counts, repeated while the hypervisor disturbs it, the least disturbed one kept."""
+        """A timed run, repeated up to `REPEATS_MAX` times while steal is too high; keeps the try with the least."""
         tries: list[Turn] = []
         while len(tries) <= REPEATS_MAX:
             turn = self._turn()
@@ -363,7 +363,7 @@ class _Tally:
 
 @contextlib.contextmanager
 def _in_state(fabric: Fabric, bed: Bed, rate: str) -> Iterator[None]:
-    """The hosts as `bed` says, for a while."""
+    """Sets the hosts to `bed`; heals them at the end."""
     spec = fabric.state().spec
     try:
         for target, share in bed.rates.items():
@@ -378,7 +378,7 @@ def _in_state(fabric: Fabric, bed: Bed, rate: str) -> Iterator[None]:
 
 
 def allow_multipath(fabric: Fabric) -> None:
-    """Every host may use all its NICs in one multipath connection; other sockets do not notice."""
+    """Registers all NICs of every host as MPTCP endpoints; plain TCP sockets are not affected."""
     spec = fabric.state().spec
     for host in range(spec.hosts):
         lines = ["mptcp limits set subflow 8 add_addr_accepted 8"]
@@ -407,22 +407,22 @@ class Stage:
 
     @property
     def is_long(self) -> bool:
-        """Whether a run takes many seconds: then three do, and what only the first one has to do is little of it."""
+        """Whether a run takes many seconds: then three rounds do, and the first needs no warm-up."""
         return self.hosts == HOSTS_MORE or self.size_bytes >= LONG_BYTES
 
     @property
     def warmup(self) -> int:
-        """How many runs do not count."""
+        """Untimed runs before the rounds."""
         return 0 if self.is_long else WARMUP
 
     @property
     def rounds(self) -> int:
-        """How often each contender is timed, unless told otherwise."""
+        """Timed runs of each contender, unless `--rounds` is given."""
         return ROUNDS if self.extent in (STANDARD, LONG) and not self.is_long else ROUNDS_FEW
 
 
 def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
-    """What is compared unless told otherwise: `extent` is `STANDARD` or `LONG`."""
+    """The stages without `--bed`: `extent` is `STANDARD` or `LONG`."""
     if extent == LONG:
         return tuple(
             Stage(hosts, each, BEDS, LONG, loses=hosts == HOSTS)
@@ -440,7 +440,7 @@ def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What the command line asked for; see `command`."""
+    """Options of the command line; see `command`."""
 
     extent: str
     rate: str
@@ -471,11 +471,14 @@ class PeerOptions:
 
 
 def measure(wanted: Sequence[Stage], options: PeerOptions) -> PeerComparison:
-    """Compares everything in `wanted`, as far as it is begun in time. Raises RuntimeFault if nothing could be run."""
+    """Compares every stage of `wanted` that begins before `options.minutes` are over.
+
+    Raises RuntimeFault if nothing could be run.
+    """
     began_s = time.monotonic()
 
     def in_time(asked: Comparison, hosts: int, what: str) -> bool:
-        """Says what is next, or in the record that there was no time for it."""
+        """Reports the next state; False, with a note in the record, if there is no time for it."""
         spent_s = time.monotonic() - began_s
         title = shown_state((hosts, asked.size_bytes, what))
         if spent_s > 60 * options.minutes:
@@ -598,7 +601,7 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _hosts(hosts: int, rate: str) -> Iterator[tuple[Fabric, Path]]:
-    """Hosts for a while, and a folder for sockets."""
+    """Emulated hosts, and a folder for sockets."""
     spec = FabricSpec.parse(f"{hosts}x{NICS}@{rate}", name=f"peers-{os.getpid()}")
     with tempfile.TemporaryDirectory(prefix="optcc-peers-") as scratch, Fabric.up(spec) as fabric:
         allow_multipath(fabric)

@@ -1,11 +1,11 @@
-"""One rank of a comparison with peers: waits for its turns, and burns no processor between them.
+"""One rank of a comparison with peers: runs cases when it is given a turn, and blocks on a socket between them.
 
     python -m optcc.experiments.peers_rank SOCKET      (under mpirun)
 
-Contenders that are started in different ways cannot share a process, so each has its own job, all of them stand at
-the same time, and `optcc.experiments.peers_on_fabric` grants them turns over a Unix socket, a line of JSON each. The
-ranks of all jobs are on one machine and read one clock: a turn starts at a moment that is told beforehand, and is over
-when the last rank is. A rank that hangs in somebody else's library is ended by a watchdog at the turn's deadline.
+Contenders that are launched in different ways cannot share a process, so each has its own job. All jobs are up at the
+same time, and `optcc.experiments.peers_on_fabric` gives them turns over a Unix socket, a line of JSON each. The ranks
+of all jobs are on one machine and read one clock: a turn starts at a moment that is announced beforehand, and ends with
+its last rank. A watchdog kills a rank that hangs in a library at the turn's deadline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GRACE_S = 2.0
 
 
 class Rank:
-    """What this rank has been given to run, and its buffers."""
+    """The cases that this rank runs, and its buffers."""
 
     def __init__(self, assignment: Mapping[str, Any]) -> None:
         self.mpi = MpiTransport()
@@ -51,14 +51,14 @@ class Rank:
         self._peers: dict[str, Peer] = {}
         self._given = assignment
         self.dtype = str(assignment["dtype"])
-        # In files, for the ranks of all jobs together: else each would take as much memory, and time to make them.
+        # Mapped files, shared by the ranks of all jobs: copies would take memory and start-up time for each rank.
         self.source: Array = np.load(assignment["inputs"][self.rank], mmap_mode="r")
         self.wanted: Array = np.load(assignment["wanted"], mmap_mode="r")
         self.target = np.zeros(self.source.shape, self.source.dtype)
         self.cases: list[Reducer | None] = []
 
     def make(self, case: Mapping[str, Any]) -> dict[str, str]:
-        """Makes one case, and says why it cannot be run, if that is so."""
+        """Prepares one case; the answer has the reason if it cannot be run."""
         try:
             self.cases.append(self._peer(case["peer"]) if "peer" in case else self._ours(case))
         except OptccError as error:
@@ -91,7 +91,7 @@ class Rank:
         np.copyto(self.target, self.source)
 
     def run(self, number: int, start_s: float) -> dict[str, Any]:
-        """One turn: when this rank was done, and what it cost."""
+        """One turn: when this rank finished, and its processor time."""
         case = self.cases[number]
         assert case is not None, f"case {number} cannot be run"
         send: Array = self.target
@@ -131,7 +131,7 @@ def _cpu_s() -> float:
 
 
 def serve(channel: IO[str], say: IO[str]) -> None:
-    """Takes turns until it is told that there are no more, or nobody is there to tell."""
+    """Serves turns until the end is announced or the connection closes."""
 
     def answer(value: Mapping[str, Any]) -> None:
         say.write(json.dumps(value) + "\n")
@@ -160,7 +160,7 @@ def serve(channel: IO[str], say: IO[str]) -> None:
 
 
 def _watch(seconds: float) -> None:
-    """Ends this process, wherever it hangs, unless it is told otherwise within `seconds`; 0 for no limit."""
+    """Kills this process after `seconds` unless set again before; 0 clears the limit."""
     faulthandler.cancel_dump_traceback_later()
     if seconds > 0:
         faulthandler.dump_traceback_later(seconds, exit=True)
@@ -176,7 +176,7 @@ def main() -> None:
             try:
                 serve(channel, say)
             except BaseException:
-                # MPI would wait for the others at the end of this process, and they for it.
+                # Without _exit MPI's finalizer waits for the other ranks, which wait for this one.
                 traceback.print_exc()
                 sys.stderr.flush()
                 os._exit(1)

@@ -1,4 +1,4 @@
-"""`PeerComparison`: ours and peers on the same emulated hosts, as a record of its own format, `optcc-peers/2`.
+"""`PeerComparison`: the record of ours and peers on the same emulated hosts, format `optcc-peers/2`.
 
 A `PeerRun` is one contender in one state of the hosts, timed several times; a `Loss` is what became of a contender that
 lost a NIC during a collective, and of the next ones. What could not be run is named with the reason. States may have
@@ -28,7 +28,7 @@ State = tuple[int, int, str]
 """Hosts, size of the message in bytes, and what is wrong with the hosts."""
 HEALTHY, AFTER_LOSS = "healthy", "after the loss"
 RING, BEST = "ring (tcp)", "optimal (tcp)"
-"""Contenders of ours that the summary shows; what is run after a loss ends in the name of the second."""
+"""Our contenders in the summary; the name of the one after a loss ends with the second."""
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def state(self) -> State:
-        """Of what all contenders were compared."""
+        """The state in which all contenders were compared."""
         return self.hosts, self.size_bytes, self.bed
 
     @property
@@ -86,7 +86,7 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def moved_gb(self) -> float:
-        """GB that the ranks of a ring send for such a message: what processor seconds are told by, for all alike."""
+        """GB that the ranks of a ring send for such a message; processor seconds of all contenders are per such GB."""
         return 2 * (self.hosts - 1) * self.size_bytes / 1e9
 
     @property
@@ -101,7 +101,7 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of one contender that lost a NIC in mid-run.
+    """The outcome for one contender that lost a NIC in mid-run.
 
     `before_s` is its time without a loss, `after_s` when the NIC was lost, `run_s` how long that run took (None if it
     did not end within `limit_s`), `outcome` what happened; `next` are the runs after it, none if there were none.
@@ -163,7 +163,7 @@ class PeerComparison(Measured):
                 _check(loss.next, f"losses[{number}].next", check, len(self.sessions))
 
     def check_overhead(self, wire_overhead: float) -> None:
-        """Raises InputError unless the bytes on the wire of what is to join this record are as here."""
+        """Raises InputError unless a record to be joined has the same bytes on the wire for each byte of payload."""
         if wire_overhead != self.wire_overhead:
             raise InputError(f"wire overhead {wire_overhead}: must be the {self.wire_overhead} of the record")
 
@@ -245,7 +245,7 @@ class PeerComparison(Measured):
         return Card(self.title, columns, tuple(rows))
 
     def losses_card(self) -> Card:
-        """What became of those that lost a NIC."""
+        """The outcome for each contender that lost a NIC."""
         rows = tuple(
             (
                 loss.contender,

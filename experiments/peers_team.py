@@ -37,13 +37,13 @@ class Turn:
 
 
 class Hung(RuntimeFault):
-    """A contender that did not end within its time, or whose process ended."""
+    """A contender that exceeded its time limit, or whose process exited."""
 
 
 class Team:
-    """The ranks of one job, launched, connected and made; each `turn` runs one of its cases at all of them."""
+    """The ranks of one job, launched and connected; each `turn` runs one of its cases on all of them."""
 
-    def __init__(self, fabric: Fabric, job: PeerJob, told: Mapping[str, Any], folder: Path, rates: str) -> None:
+    def __init__(self, fabric: Fabric, job: PeerJob, config: Mapping[str, Any], folder: Path, rates: str) -> None:
         self.job = job
         self.n_ranks = fabric.state().spec.hosts
         path = folder / f"{job.name}.sock"
@@ -67,8 +67,8 @@ class Team:
         self._thread.start()
         try:
             self._accept()
-            everyone = self._ask(json.dumps({**told, "cases": [case.told for case in job.cases]}), READY_S)
-            self._limit_s = float(told["deadline_s"])
+            everyone = self._ask(json.dumps({**config, "cases": [case.config for case in job.cases]}), READY_S)
+            self._limit_s = float(config["deadline_s"])
         except BaseException:
             self.end()
             raise
@@ -111,7 +111,7 @@ class Team:
             wire.sendall(line.encode() + b"\n")
 
     def _hear(self, limit_s: float) -> list[dict[str, Any]]:
-        """One line of each rank; raises Hung if one is not there in time."""
+        """One line from each rank; raises Hung if one does not arrive in time."""
         deadline_s = time.monotonic() + limit_s
         heard = []
         for wire, file in zip(self._wires, self._files, strict=True):
@@ -136,8 +136,8 @@ class Team:
     def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
         """Runs case `number` once; `during` is advanced once the run has begun.
 
-        Raises Hung if it does not end within `limit_s` (None: the deadline that all were told), RuntimeFault with what
-        a rank said if it failed.
+        Raises Hung if it does not end within `limit_s` (None: the deadline of the job), RuntimeFault with the message
+        of a rank that failed.
         """
         limit_s = self._limit_s if limit_s is None else limit_s
         self._ask(json.dumps({"prepare": number}), READY_S)
@@ -157,7 +157,7 @@ class Team:
         return Turn(seconds, steal, sum(each["cpu_s"] for each in said), busy_s, wrong)
 
     def end(self) -> None:
-        """The ranks end; one that hangs is ended by its own watchdog, or with the run's."""
+        """Ends the ranks. A rank that hangs is killed by its watchdog, or when the run is torn down."""
         with contextlib.suppress(OSError):
             self._tell(json.dumps({"end": True}))
         self._thread.join(END_S)
@@ -169,7 +169,7 @@ class Team:
 
 
 def last_words(said: str) -> str:
-    """What names the cause in what a job has said: the last line that is an error, or the last one."""
+    """The cause in the output of a job: its last line that looks like an error, else its last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip(" -")]
     errors = [line for line in lines if re.match(r"(optcc: |[A-Za-z_.]*(Error|Fault|Missing|Exception)\b)", line)]
     return re.sub(r"\s+", " ", next(iter(reversed(errors or lines)), "without a word"))[:200]

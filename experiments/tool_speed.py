@@ -168,7 +168,8 @@ CASES: dict[str, tuple[Callable[..., Work], tuple[Any, ...], tuple[Any, ...]]] =
         for model in get_args(Model)
     },
 }
-"""For each case what makes its work, for which arguments, and those of a small one that has everything compiled."""
+"""For each case: the function that prepares its work, its arguments, and arguments of a small case that compiles all
+kernels."""
 
 
 def run_case(name: str) -> ToolTiming:

@@ -1,16 +1,16 @@
 """What the transports cost, as a record: an AllReduce of a short and of a long message, by ours and by Open MPI.
 
 Four ranks on this machine, over unshaped loopback: our run-time over TCP with one and two rails and with checksums,
-over Open MPI's messages, and Open MPI's own AllReduce, over TCP and over shared memory. As floors, plain sockets, in
-one loop over epoll without a transport: an AllReduce by the same algorithm, and one that only moves the bytes of a ring
+over Open MPI's messages, and Open MPI's own AllReduce, over TCP and over shared memory. Lower bounds are plain sockets
+in one epoll loop, without a transport: an AllReduce by the same algorithm, and one that only moves the bytes of a ring
 from memory to memory. All but shared memory run in one job, round by round; jobs with and without shared memory take
-turns. Then ours and the floors again, round by round, over both NICs of four emulated hosts. The record is a file of
+turns. Then ours and plain sockets again, round by round, over both NICs of four emulated hosts. The record is a file of
 its own format, `optcc-transport-speed/1`; the one that comes with the package is made by
 
     python -m optcc.experiments.transport_speed
 
-in about three minutes; as root, for the hosts. CPU time is that of all ranks, with what the kernel does for them, and
-the reduction.
+in about three minutes; as root, for the hosts. CPU time is user and kernel time of all ranks,
+including the reduction.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _peer_work(comm: MPI.Intracomm, size_bytes: int) -> Work:
 
 
 class PlainSockets:
-    """Sockets between the ranks and a loop over epoll, as a floor for what Python can do with them.
+    """Sockets between the ranks and one epoll loop: the least that a transport in Python can cost.
 
     `address(rank, rail)` is where a rank listens, and from where it connects, for each of `n_rails`.
     """
@@ -248,7 +248,7 @@ def _parts(data: npt.NDArray[Any], count: int) -> list[memoryview]:
 
 
 def _sent(sock: socket.socket, part: memoryview) -> int:
-    """How much of it the socket takes now."""
+    """Bytes that the socket accepts now."""
     try:
         return sock.send(part)
     except BlockingIOError:
@@ -385,7 +385,7 @@ def _run_here(route: str) -> str:
 
 
 def _run_on_fabric() -> str:
-    """A job on emulated hosts, which are there no longer than it; what its rank 0 prints."""
+    """A job on emulated hosts that are set up for it; what its rank 0 prints."""
     command = _rank_command(_FABRIC_ROUTE)
     with Fabric.up(FabricSpec.parse(FABRIC, name=f"speed-{os.getpid()}")) as fabric:
         done = fabric.run(command, mpi_args=_YIELDS, capture=True, timeout_s=JOB_TIMEOUT_S)

@@ -89,7 +89,7 @@ _LOCK_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Fabric:
-    """A handle on the fabric called `name`; it holds no more than the name, all else is read when asked for.
+    """A handle on the fabric called `name`; it keeps no state but the name.
 
     `action` says what `up` did ("made", "kept", "rebuilt", "replaced"; "attached" for a handle made otherwise) and
     `notes` what the user should know of it. As a context manager it takes the fabric down at the end, unless `up` found
@@ -118,14 +118,14 @@ class Fabric:
 
     @classmethod
     def up(cls, spec: FabricSpec, *, replace: bool = False, run_root: Path = RUN_ROOT) -> Fabric:
-        """The fabric of `spec`, standing.
+        """Builds the fabric of `spec`.
 
-        One of the same spec that stands as declared is kept as it is, its failures too; one that does not stand as
-        declared is rebuilt, and the handle's `notes` say why. With `replace` whatever is there goes first. If anything
-        goes wrong on the way, all of it is undone.
+        A fabric of the same spec that is as declared is kept, its failures too; one that is not as declared is rebuilt,
+        and the handle's `notes` give the reason. With `replace` an existing one is removed first. If building fails,
+        everything is undone.
 
-        Raises InputError if another spec stands, or namespaces of this name that no state declares; EnvironmentMissing
-        without the right; RuntimeFault if the kernel refuses.
+        Raises InputError if a fabric of another spec is up, or namespaces of this name exist without a state file;
+        EnvironmentMissing without the privileges; RuntimeFault if the kernel refuses.
         """
         reason = can_make_namespaces()
         if reason is not None:
@@ -146,7 +146,7 @@ class Fabric:
         return dataclasses.replace(handle, action=action, notes=(*notes, *spec.warnings()))
 
     def down(self) -> tuple[str, ...]:
-        """Takes the fabric down, whole or in pieces, with the processes inside it; the names of what was removed.
+        """Removes the fabric, complete or partial, with the processes inside it; returns the names of what was removed.
 
         Raises RuntimeFault if a process inside does not end.
         """
@@ -220,7 +220,7 @@ class Fabric:
         return FabricStatus(*common, hosts, differences, leftovers, state.spec.warnings())
 
     def control_bytes(self) -> int:
-        """Bytes that the hosts have sent over the control network so far: data that sneaks through it shows here."""
+        """Bytes that the hosts have sent over the control network so far; a check that data goes over the NICs."""
         return sum(host.control_tx_bytes for host in self.status().hosts)
 
     def topology_text(self) -> str:
@@ -294,7 +294,7 @@ class Fabric:
                 exported=sorted({*exported_variables(environment), *given}),
                 extra=mpi_args,
             )
-            # If this process is killed outright, the kernel asks mpirun to end, and mpirun its ranks.
+            # If this process is killed, the kernel sends SIGTERM to mpirun, which ends its ranks.
             tied = [program_path("setpriv", "util-linux"), "--pdeathsig", "TERM", "--"]
             command = self.host_command(0, [program, *words, *argv])
             return launch([*tied, *command], environment, timeout_s, capture)
@@ -378,7 +378,7 @@ class Fabric:
         return self.directory.is_symlink() or self.directory.exists() or bool(self._own_namespaces())
 
     def _judge(self, spec: FabricSpec) -> tuple[str, list[str]]:
-        """What `up` has to do to reach `spec`, and why; raises InputError if it must not."""
+        """The action of `up` for `spec`, and the notes on it; raises InputError if another fabric is in the way."""
         state = self._load()
         if state is None:
             left = self._own_namespaces()
@@ -525,7 +525,7 @@ class Fabric:
             remove(folder)
 
     def _sweep_runs(self) -> None:
-        """Removes what runs left behind that were killed outright."""
+        """Removes what runs left behind whose process was killed."""
         for folder in self.directory.glob("run-*-*"):
             pid = folder.name.split("-")[1]
             if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -533,7 +533,7 @@ class Fabric:
 
 
 def fabrics(run_root: Path = RUN_ROOT) -> tuple[str, ...]:
-    """The names of all fabrics of which anything is there: a state, or no more than a namespace."""
+    """The names of all fabrics with a state file or a namespace."""
     require_right()
     names = {owner for namespace in all_namespaces() if (owner := namespace_owner(namespace)) is not None}
     with contextlib.suppress(FileNotFoundError):

@@ -81,7 +81,7 @@ def started_by(token: str) -> list[int]:
 
 
 def end_processes(find: Callable[[], list[int]]) -> None:
-    """Ends the processes that `find` finds: asks first, then insists; bounded in time.
+    """Ends the processes that `find` returns: SIGTERM first, then SIGKILL; bounded in time.
 
     Raises RuntimeFault if one does not end.
     """
@@ -102,7 +102,7 @@ def end_processes(find: Callable[[], list[int]]) -> None:
 
 @contextlib.contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
-    """Some signals handled otherwise for a while; only the main thread can, elsewhere nothing changes."""
+    """Replaces the handlers of some signals; does nothing outside the main thread, which Python requires."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -119,12 +119,12 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def termination_raises() -> contextlib.AbstractContextManager[None]:
-    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that what was begun is undone."""
+    """SIGTERM and SIGHUP raise SystemExit, so that clean-up runs as for Ctrl-C."""
     return _signals(_leave, signal.SIGTERM, signal.SIGHUP)
 
 
 def undisturbed() -> contextlib.AbstractContextManager[None]:
-    """A second Ctrl-C does not cut the clean-up short; the clean-up is bounded in time instead."""
+    """Ignores further signals during clean-up, which is bounded in time instead."""
     return _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -152,7 +152,7 @@ def launch(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float
 
 
 def _end_child(process: subprocess.Popen[str]) -> None:
-    """Ends a child: mpirun asked to end takes its ranks along; insists after a while."""
+    """Ends a child: SIGTERM first, on which mpirun ends its ranks; SIGKILL after `TERM_TIMEOUT_S`."""
     with undisturbed():
         process.terminate()
         try:

