@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
+from optcc.compiled import compile_always
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
 from optcc.experiments.schedule_cases import random_rates
@@ -108,6 +109,7 @@ def run_case(ranks: int, rates: str, ports: Ports, size_bytes: int, repeats: int
     """Plans a case `repeats` times in this process."""
     topology = cluster(ranks, rates)
     warm = topology if ranks < MANY_RANKS else cluster(64, rates)
+    compile_always()
     verify_plan(choose(warm, size_bytes, ports=ports).plan)
     choose_s, planned_s = [], []
     for _ in range(repeats):

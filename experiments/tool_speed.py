@@ -25,6 +25,7 @@ from typing import Any, ClassVar, get_args
 import click
 import msgspec
 
+from optcc.compiled import compile_always
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
 from optcc.errors import InputError
@@ -175,6 +176,7 @@ kernels."""
 def run_case(name: str) -> ToolTiming:
     """Runs one case in this process."""
     make, arguments, small = CASES[name]
+    compile_always()
     make(*small)()
     work = make(*arguments)
     seconds = []

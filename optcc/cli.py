@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optcc.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, InputError, OptccError
+from optcc.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ArgumentError, InputError, OptccError
 from optcc.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def run(words: list[str], command: click.Command | None = None) -> int:
         return _complain("interrupted", EXIT_INTERRUPTED, debug)
     except click.ClickException as error:
         return _complain(error.format_message().replace("\n", " "), EXIT_BAD_INPUT, debug)
+    except ArgumentError as error:
+        return _complain(f"--{error}", error.exit_code, debug)
     except OptccError as error:
         return _complain(str(error), error.exit_code, debug)
     except BrokenPipeError:

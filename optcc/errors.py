@@ -41,6 +41,10 @@ class InputError(OptccError):
     """A value from the user that breaks a rule."""
 
 
+class ArgumentError(InputError):
+    """An argument that breaks a rule; the message starts with its name, which is that of the command line's option."""
+
+
 class TopologyError(OptccError):
     """A topology that cannot be, or that a schedule does not accept."""
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from optcc.collective import DTYPE_BYTES, Collective
 from optcc.compiler import choose_segments, compile_schedule
 from optcc.dsl import Definition
-from optcc.errors import InputError, OptccError, PlanError
+from optcc.errors import ArgumentError, InputError, OptccError, PlanError
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
 from optcc.schedule import Schedule
@@ -145,13 +145,13 @@ def build(
 ) -> Built:
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
 
-    Raises InputError for a name, a model of ports or a number that cannot be, and what building and compiling raise.
+    Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
     """
     if ports not in MODELS:
-        raise InputError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
+        raise ArgumentError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
     if name == AUTO:
         if segments != AUTO:
-            raise InputError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
+            raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         chosen = choose(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=ports)
         taken = chosen.taken
         return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column
-from optcc.compiled import compiled
+from optcc.compiled import compiled_at_once
 from optcc.dsl import Definition, Moves
 from optcc.errors import InputError, TopologyError
 from optcc.schedule import Layout, SegmentShape
@@ -182,7 +182,7 @@ class Clock:
 
 @cache
 def _kernels() -> Any:
-    return compiled((_move, _let_happen), globals())
+    return compiled_at_once((_move, _let_happen), globals())
 
 
 def _move(

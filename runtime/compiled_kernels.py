@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from optcc.collective import FLOATS
-from optcc.compiled import compiled
+from optcc.compiled import compiled_at_once
 
 Kernel = Callable[[Any, Any], None]
 
@@ -161,9 +161,9 @@ def find_compiled(dtype: str, reduction: str) -> Kernel | None:
 def _load() -> Any:
     """All kernels that this processor can run; imports numba."""
     if not _converts_half():
-        return compiled(_LOOPS, globals())
+        return compiled_at_once(_LOOPS, globals())
     widen, narrow = _half_casts()
-    return compiled((*_LOOPS, *_HALF_LOOPS), {**globals(), "_widen": widen, "_narrow": narrow})
+    return compiled_at_once((*_LOOPS, *_HALF_LOOPS), {**globals(), "_widen": widen, "_narrow": narrow})
 
 
 def _converts_half() -> bool:

@@ -126,7 +126,7 @@ def _grow(
     line, above = np.empty(p, dtype=np.int64), np.empty(p, dtype=np.int64)  # breadth first
     left = p - 1
     n_inner = 0
-    for v in np.concatenate((np.array([root]), np.argsort(-owed, kind="mergesort"))):
+    for v in np.concatenate((np.array([root]), np.argsort(-np.asarray(owed), kind="mergesort"))):
         if left == 0:
             break
         if children[v] > 0:

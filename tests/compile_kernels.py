@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from optcc.collective import DTYPE_BYTES, reductions_of
+from optcc.compiled import compile_always
 from optcc.compiler import compile_schedule
 from optcc.plan import Plan
 from optcc.runtime.kernels import NumpyKernels
@@ -32,6 +33,7 @@ def plan_of(name: str, topology: Topology) -> Plan:
 
 def main() -> None:
     """Each kernel once."""
+    compile_always()
     slow_one, pods = Topology.parse("4@50GB/s,3=25GB/s"), Topology.parse("8@1GB/s/4:2")
     plan = plan_of("optimal", slow_one)
     simulate(plan, slow_one)

@@ -109,7 +109,8 @@ def take(agenda: Agenda) -> int:
 
 def clear(agenda: Agenda) -> None:
     """Removes all events."""
-    agenda.queues[:, FRONT] = -1
+    for queue in range(len(agenda.queues)):
+        agenda.queues[queue, FRONT] = -1
     agenda.size[0] = 0
 
 

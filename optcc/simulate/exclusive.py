@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
-from optcc.compiled import fetch
+from optcc.compiled import fetch, row
 from optcc.simulate.agenda import Agenda, clear, next_event, put, take
 from optcc.simulate.gates import (
     BEHIND,
@@ -104,7 +104,7 @@ def queue_pairs(net: Net, pairs: Pairs, ports: Holders, paces: Paces, tickets: i
     net.tail[FRESH] = 0
     for at in range(1, n_fresh):
         if net.queues[FRESH, at] < net.queues[FRESH, at - 1]:
-            sort_part(net.queues[FRESH], 0, n_fresh)
+            sort_part(row(net.queues, FRESH), 0, n_fresh)
             break
     for at in range(n_fresh):
         transfer = net.queues[FRESH, at]
@@ -144,7 +144,7 @@ def hold(
     n_wanted = ports.filled[_WANTED]
     ports.filled[_WANTED] = 0
     if n_wanted > 1:
-        sort_part(ports.lists[_WANTED], 0, n_wanted)
+        sort_part(row(ports.lists, _WANTED), 0, n_wanted)
     for at in range(n_wanted):
         transfer = ports.tickets[ports.lists[_WANTED, at], OF_TICKET]
         pair = net.rows[transfer, PAIR]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
+from optcc.compiled import row
 from optcc.simulate.gates import (
     FINISHED,
     FRESH,
@@ -415,7 +416,7 @@ def run_fair(
         settle(net, times, now, latency, overhead, depth)
         depth = 0
         if net.tail[FRESH] > 1:
-            sort_part(net.queues[FRESH], 0, net.tail[FRESH])
+            sort_part(row(net.queues, FRESH), 0, net.tail[FRESH])
         for at in range(net.tail[FRESH]):
             transfer = net.queues[FRESH, at]
             if overhead > 0:

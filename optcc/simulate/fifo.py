@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
+from optcc.compiled import row
 from optcc.simulate.agenda import Agenda, clear, next_event, put, take
 from optcc.simulate.gates import (
     BEHIND,
@@ -77,7 +78,7 @@ def queue_out(net: Net, ports: FifoPorts) -> None:
     net.tail[FRESH] = 0
     for at in range(1, n_fresh):
         if net.queues[FRESH, at] < net.queues[FRESH, at - 1]:
-            sort_part(net.queues[FRESH], 0, n_fresh)
+            sort_part(row(net.queues, FRESH), 0, n_fresh)
             break
     for at in range(n_fresh):
         transfer = net.queues[FRESH, at]
@@ -134,7 +135,7 @@ def start_sending(
 def queue_in(net: Net, times: Any, turn: Column, ports: FifoPorts, now: int) -> None:
     """What has come queues at its in port, by `turn`."""
     n_coming = ports.filled[_COMING]
-    coming = ports.lists[_COMING]
+    coming = row(ports.lists, _COMING)
     if n_coming > 1:
         sort_part(coming, 0, n_coming)
     for at in range(n_coming):

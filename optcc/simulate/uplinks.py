@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
+from optcc.compiled import row
 from optcc.simulate.fifo import ENDS, REST, SERVES, change_port
 from optcc.simulate.gates import (
     BEHIND,
@@ -149,7 +150,7 @@ def wait_to_leave(net: Net, line: Line) -> None:
     n_fresh = net.tail[FRESH]
     net.tail[FRESH] = 0
     if n_fresh > 1:
-        sort_part(net.queues[FRESH], 0, n_fresh)
+        sort_part(row(net.queues, FRESH), 0, n_fresh)
     for at in range(n_fresh):
         transfer = net.queues[FRESH, at]
         out = net.rows[transfer, OUT]
@@ -210,7 +211,7 @@ def pass_uplinks(
     n_coming = line.filled[which]
     line.filled[which] = 0
     if n_coming > 1:
-        sort_part(line.lists[which], 0, n_coming)
+        sort_part(row(line.lists, which), 0, n_coming)
     for at in range(n_coming):
         transfer = line.lists[which, at]
         uplink = line.ways[transfer, side]
@@ -227,7 +228,7 @@ def wait_to_enter(net: Net, times: Any, turn: Column, line: Line, now: int) -> N
     n_coming = line.filled[TO_IN]
     line.filled[TO_IN] = 0
     if n_coming > 1:
-        sort_part(line.lists[TO_IN], 0, n_coming)
+        sort_part(row(line.lists, TO_IN), 0, n_coming)
     for at in range(n_coming):
         transfer = line.lists[TO_IN, at]
         times[transfer, TAKEN] = now

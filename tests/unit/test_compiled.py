@@ -1,15 +1,26 @@
-"""Compiled kernels: the same results as in plain Python, and one version of each."""
+"""Kernels: the same results in plain Python and compiled, whichever is cheaper, and one compiled version of each."""
 
 from __future__ import annotations
 
 import builtins
-from typing import Any
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from optcc.arrays import Column
-from optcc.compiled import compiled
+from optcc.compiled import Tier, _is_cached, compiled, compiled_at_once, row
+from optcc.planner import build
+from optcc.simulate import MODELS, simulate
+from optcc.topology import Topology
+from optcc.verify.plan.report import Questions, judge
+
+PLAIN, COMPILED = (math.inf, math.inf), (-1.0, -1.0)
 
 
 def _next(number: int, step: int) -> int:
@@ -23,13 +34,145 @@ def _walk(steps: Column) -> int:
     return _next(_next(now, 1), 2)
 
 
+class Kinds(NamedTuple):
+    """Arrays of several types."""
+
+    small: Any
+    real: Any
+    true: Any
+
+
+def _gather(kinds: Kinds, table: Any, out: Column) -> float:
+    """Reads and writes each type; the row of a table is a view of it."""
+    line = row(table, 1)
+    for at in range(len(line)):
+        line[at] += at
+        kinds.true[at] = line[at] > 4
+        kinds.real[at] = kinds.real[at] / 3
+        kinds.small[at] = -kinds.small[at]
+        out[0] += line[at] * kinds.small[at]
+    return float(kinds.real[2] * 0.1)
+
+
+def _return_argument(values: Column) -> Column:
+    return values
+
+
+@pytest.fixture
+def tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[float, float]], None]]:
+    """A function that decides how all kernels run; they are looked up anew each time."""
+
+    def forget() -> None:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("optcc."):
+                for made in (getattr(module, "_kernels", None), getattr(module, "kernels", None)):
+                    getattr(made, "cache_clear", int)()
+
+    def use(limits: tuple[float, float]) -> None:
+        forget()
+        monkeypatch.setattr("optcc.compiled.tier", Tier(*limits))
+
+    yield use
+    forget()
+
+
+@pytest.mark.parametrize("name", ["ring", "optcc", "optimal", "double-binary-tree", "stragglar"])
+def test_plain_python_and_numba_give_the_same_bytes(name: str, tiers: Callable[[tuple[float, float]], None]) -> None:
+    """Plans by their digests, verdicts, and every time of every transfer on every kind of ports."""
+    topology = Topology.parse("4@50GB/s,3=25GB/s")
+    seen = []
+    for limits in (PLAIN, COMPILED):
+        tiers(limits)
+        found: list[object] = []
+        for model in MODELS:
+            built = build(name, topology, 100_000, segments=3, ports=model)
+            timing = simulate(built.plan, topology, model=model)
+            verdict = judge(built.plan, Questions(built.schedule)).verdict
+            times = (timing.start_s, timing.sent_s, timing.taken_s, timing.end_s)
+            found.append((built.plan.digest, verdict.properties, timing.critical, [each.tobytes() for each in times]))
+        seen.append(found)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("limits", [PLAIN, COMPILED])
+def test_arrays_of_every_type_are_read_and_written(
+    limits: tuple[float, float], tiers: Callable[[tuple[float, float]], None]
+) -> None:
+    tiers(limits)
+    kinds = Kinds(np.array([1, 2, 3], dtype=np.int32), np.array([1.0, 2.0, 5.0]), np.zeros(3, dtype=bool))
+    table, out = np.arange(6).reshape(2, 3), np.zeros(1, dtype=np.int64)
+    assert compiled((_gather,), globals()).gather(kinds, table, out) == 5.0 / 3 * 0.1
+    assert kinds.small.tolist() == [-1, -2, -3]
+    assert kinds.real.tolist() == [1 / 3, 2 / 3, 5 / 3]
+    assert kinds.true.tolist() == [False, True, True]
+    assert (table.tolist(), out.tolist()) == ([[0, 1, 2], [3, 5, 7]], [-34])
+
+
+def test_an_array_comes_back_as_one(tiers: Callable[[tuple[float, float]], None]) -> None:
+    tiers(PLAIN)
+    values = np.arange(3)
+    returned = compiled((_return_argument,), globals()).return_argument(values)
+    assert isinstance(returned, np.ndarray) and np.shares_memory(returned, values)
+
+
+def test_a_process_compiles_once_it_has_spent_what_that_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in the cache are loaded early, others compiled late; a call with many rows never is plain Python."""
+    clock = iter(range(100))
+    monkeypatch.setattr("optcc.compiled.time.thread_time", lambda: next(clock))  # each run takes a second
+    for cached, calls in ((True, 2), (False, 5)):
+        monkeypatch.setattr("optcc.compiled._is_cached", lambda kernel, cached=cached: cached)
+        tier = Tier(loaded_s=2.5, compiled_s=5.5)
+        ran = 0
+        while tier.is_plain(_walk, 10):  # type: ignore[arg-type]
+            assert tier.run(_walk, 10, (np.array([1]),)) == 4  # type: ignore[arg-type]
+            ran += 1
+        assert ran == calls
+    tier = Tier(loaded_s=0.25, compiled_s=2.5)
+    assert tier.is_plain(_walk, 10_000)  # type: ignore[arg-type]
+    assert not tier.is_plain(_walk, 10_000_000)  # type: ignore[arg-type]
+
+
+def test_the_compiled_kernel_takes_the_place_of_the_plain_one(tiers: Callable[[tuple[float, float]], None]) -> None:
+    numba = pytest.importorskip("numba")
+    tiers((0.0, 0.0))
+    kernels = compiled((_next, _walk), globals())
+    first = kernels.walk
+    assert first(np.array([], dtype=np.int64)) == 3  # no row costs nothing
+    assert kernels.walk is first
+    assert first(np.array([3, 4])) == 10
+    assert isinstance(kernels.walk, type(numba.njit(_next)))
+    assert _is_cached.__wrapped__(_walk)
+
+
+def test_what_was_never_compiled_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert not _is_cached.__wrapped__(_walk)
+    (tmp_path / "folder").mkdir()
+    version = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    (tmp_path / "folder" / f"test_compiled._walk-{_walk.__code__.co_firstlineno}.{version}.nbi").touch()
+    assert _is_cached.__wrapped__(_walk)
+
+
+def test_small_cases_do_not_import_numba() -> None:
+    """Eight ranks, a mebibyte: what a newcomer tries first."""
+    code = """
+import sys
+from optcc.cli import run
+topology = ["--topology", "8@1GB/s,3=500MB/s", "--size", "1MiB"]
+assert [run(["verify", "ring", *topology]), run(["simulate", "ring", *topology])] == [0, 0]
+sys.exit("numba" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_callers_share_one_version_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Constants, a variable that begins as one, and numbers of 32 and of 64 bits."""
     numba = pytest.importorskip("numba")
     njit = numba.njit
     # What comes from the cache has needed no callees.
     monkeypatch.setattr(numba, "njit", lambda *given, cache=False, **options: njit(*given, **options))
-    kernels = compiled((_next, _walk), globals())
+    kernels = compiled_at_once((_next, _walk), globals())
     for dtype in (np.int32, np.int64):
         assert kernels.walk(np.array([3, 4], dtype=dtype)) == _walk(np.array([3, 4])) == 10
     assert len(kernels.walk.signatures) == 2
@@ -45,4 +188,4 @@ def test_without_numba_the_functions_are_as_they_are(monkeypatch: pytest.MonkeyP
         return real(name, *more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert compiled((_next, _walk), globals()).walk is _walk
+    assert compiled_at_once((_next, _walk), globals()).walk is _walk
