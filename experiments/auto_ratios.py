@@ -52,7 +52,7 @@ GOAL = 1.05
 HOPELESS, ENOUGH = 5.0, 4
 """A schedule that takes `HOPELESS` times what another one takes gets no more segments than `ENOUGH`."""
 TRANSFERS_MAX = 60_000
-"""Nor is a plan longer than this."""
+"""Plans of more transfers are not tried with more than one segment."""
 
 
 class AutoRatio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

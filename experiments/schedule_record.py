@@ -1,4 +1,4 @@
-"""What schedules take in simulation, held against the bound, the fault-free ring and their own formulas, as a record.
+"""Simulated times of schedules over the bound, the fault-free ring and their own formulas, as a record.
 
 Cases are made in `schedule_cases`. All but the planning seconds, and what did not fit into memory, is the same on every
 machine. The record is a file of its own format, `optcc-schedules/2`; rationals are text, "a/b" in lowest terms. The one

@@ -170,7 +170,7 @@ def log2_ceiling(count: int) -> int:
 
 
 def finish(ready_s: Sequence[Fraction], lasting_s: Sequence[Fraction]) -> Fraction:
-    """When one stream is through with transfers that become ready at `ready_s`, in this order, and last `lasting_s`.
+    """When one stream completes transfers that become ready at `ready_s`, in this order, and take `lasting_s`.
 
     >>> finish([Fraction(1), Fraction(2), Fraction(9)], [Fraction(3), Fraction(1), Fraction(1)])
     Fraction(10, 1)
@@ -205,7 +205,7 @@ def allreduce_s(job: TrainingJob, size_bytes: int, left: Left, schedule: str) ->
 
 @lru_cache(maxsize=2**16)
 def exposed_s(job: TrainingJob, left: Left, schedule: str) -> Fraction:
-    """How long the gradients of a stage go on after its backward pass.
+    """By how long the AllReduce of a stage's gradients outlasts its backward pass.
 
     A bucket is ready when the bytes up to its end have been computed, at an even rate; without overlap, at the end.
     """

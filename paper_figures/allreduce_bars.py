@@ -1,11 +1,11 @@
 """The figure of AllReduce times: a group for each state of the hosts, a bar for each schedule, the bound over both.
 
-    data(records) -> BarTable      the numbers, all from records
-    draw(table)   -> Figure     the picture, all from the table
-    numbers(table)              the same numbers for prose
+    data(records) -> BarTable    the numbers, all from records
+    draw(table) -> Figure        the picture, all from the table
+    numbers(table)               the same numbers for prose
 
-A bar is the median of the undisturbed runs, its whisker their least and greatest, a diamond what the simulator said
-beforehand. The line across a group is the lower bound T*, with the wire's headers in it, as in the record.
+A bar is the median of the undisturbed runs, its whisker their least and greatest, a diamond the simulator's
+prediction. The line across a group is the lower bound T*, with the wire's headers in it, as in the record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _AXES_HEIGHT_PT = 118.0
 _RIGHT_PT, _EDGE_PT = 2.0, 3.0
 _TICKS_MAX = 6
 _PITCH_SHARE_MAX = 0.13
-"""Of the width of the figure: a lonely bar is no wall."""
+"""Largest share of the figure's width from bar to bar, so that a single bar is not drawn as a block."""
 _GAP_PT = 7.0
 _BAR_SHARE = 0.74
 _BEYOND_PT = 3.0
@@ -61,7 +61,7 @@ class BarCase:
 
     @property
     def name(self) -> str:
-        """How files of the figure are called: it depends on what is drawn and not on what else there is to draw."""
+        """The name of the figure's files; it depends on the case alone, not on other cases in the records."""
         kind = "" if (self.dtype, self.reduction) == ("float32", "sum") else f"-{self.dtype}-{self.reduction}"
         return f"{NAME}-{show_size(self.size_bytes)}-{self.ranks}ranks{kind}"
 
@@ -104,7 +104,7 @@ class BarTable:
         return tuple(bar for group in self.groups for bar in group.bars)
 
     def key(self, group: Group) -> str:
-        """What tells `group` from the others: its bed, and its topology where several beds are called the same."""
+        """Identifies `group`: its bed, and its topology where several beds have the same name."""
         same = [each.bed for each in self.groups].count(group.bed)
         return group.bed if same == 1 else f"{group.bed}-{group.topology}"
 
@@ -176,7 +176,7 @@ def draw(table: BarTable) -> Figure:
 
 
 def _case(record: Record, row: BenchTiming) -> BarCase:
-    """The record's `bed` says where it was run, unless it only repeats the one bed of all its rows."""
+    """The case of a row. The record's `bed` is where it was run, unless it repeats the only bed of its rows."""
     where = "" if all(each.bed == record.bed for each in record.rows) else record.bed
     return BarCase(row.size_bytes, row.dtype, row.reduction, row.ranks, where, record.wire_overhead)
 
@@ -203,7 +203,7 @@ def _position(bar: Bar) -> tuple[int, str]:
 
 def _bar(row: BenchTiming, bound_s: float | None) -> Bar:
     samples = row.out_of_place or row.in_place
-    assert samples is not None  # require_drawable has seen to it
+    assert samples is not None  # guaranteed by require_drawable
     quiet = _undisturbed(samples)
     shown = quiet or samples.seconds
     over = 100 * (row.seconds / bound_s - 1) if bound_s else None
@@ -250,7 +250,7 @@ def _title(case: BarCase) -> str:
 
 
 def _caption(table: BarTable) -> list[str]:
-    """What a reader must know besides: where it was run, what the headers cost, how often."""
+    """The caption: where it was run, the overhead of headers, the number of runs."""
     case, bars = table.case, table.bars
     parts = [style.label(case.where, _WHERE_LENGTH_MAX)] if case.where else []
     if case.wire_overhead > 1:

@@ -1,8 +1,8 @@
 """The figure of the bound: T* over the fault-free ring against lost bandwidth, a column for each number of stragglers.
 
-    data(curves) -> BoundTable       what is drawn, all from the record
-    draw(table)  -> Figure      the picture, all from the table
-    numbers(table)              its numbers for prose
+    data(curves) -> BoundTable    what is drawn, all from the record
+    draw(table) -> Figure         the picture, all from the table
+    numbers(table)                its numbers for prose
 
 Above T*/T_ff, below T*/T_ff - 1 in percent on a logarithmic scale, where large clusters part. The dashed line is a ring
 over all ranks, which waits for its slowest member: 1/(1 - X).

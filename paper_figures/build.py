@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureKind:
-    """How a kind of record is drawn: what `tables` makes of a record is a figure each, by name of its files."""
+    """How a kind of record is drawn: `tables` gives a table for each figure, by the name of its files."""
 
     name: str
     record: type[Recorded]
@@ -56,7 +56,7 @@ FIGURES = (
     _single(failure_curves, FailureStudy),
     FigureKind(peer_dots.NAME, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
 )
-"""What is drawn of a record by itself; bars of measurements are drawn of all records together."""
+"""Figures of one record each. Bars are drawn from all measurements together."""
 MANIFEST_FORMAT = "optcc-figures/1"
 MANIFEST = "manifest.json"
 
@@ -102,7 +102,7 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> WrittenFi
     found = {each.name: each.numbers for each in drawn}
     files["numbers.tex"] = (numbers.as_tex(found), read)
     files["numbers.json"] = (numbers.as_json(found), read)
-    files[MANIFEST] = (manifest(drawn), read)  # the last to be written: it speaks of the others
+    files[MANIFEST] = (manifest(drawn), read)  # written last, since it lists the others
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -125,7 +125,7 @@ def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
     names = [case.name for case in cases]
     taken: set[str] = set()
     for case in cases:
-        # The same collective on other hosts is another figure, and then both say where.
+        # The same collective on other hosts is another figure; then both names contain the place.
         name = case.name if names.count(case.name) == 1 else f"{case.name}-{_slug(case.where)}"
         own = [each for each in measured if case in allreduce_bars.cases([each[1]])]
         said = ", ".join(source.name for source, _ in own)

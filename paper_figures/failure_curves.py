@@ -1,8 +1,8 @@
 """The figure of failures: overhead over the fault-free ring against the number of failed NICs, for each schedule.
 
-    data(record) -> FailureTable       what is drawn, all from the record
-    draw(table)  -> Figure      the picture, all from the table
-    numbers(table)              its numbers for prose
+    data(record) -> FailureTable    what is drawn, all from the record
+    draw(table) -> Figure           the picture, all from the table
+    numbers(table)                  its numbers for prose
 
 A column for each number of servers. Lines are medians over the trials, fluid, by formula; the shade above a line goes
 up to the 95th percentile, and dots are the worst trials. Marks are medians of what was simulated, with a size and a

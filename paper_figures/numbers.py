@@ -1,7 +1,7 @@
 """`Number`: a value from a record and how prose writes it; files of them for TeX and for programs.
 
-TeX says `\\input{numbers}` and then `\\optccnumber{allreduce-bars-64MiB-4ranks/half/optcc/seconds}`; a key that does
-not exist stops TeX with its name, so prose cannot outlive its numbers.
+Use `\\input{numbers}` and then `\\optccnumber{allreduce-bars-64MiB-4ranks/half/optcc/seconds}`; TeX stops at a
+key that does not exist, so text cannot cite a number that is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Number:
 
     @classmethod
     def percent(cls, value: float, digits: int = 1) -> Number:
-        """Percent, one digit after the point unless told otherwise.
+        """Percent, one digit after the point by default.
 
         >>> Number.percent(50.46).text
         '50.5'
@@ -59,7 +59,7 @@ def as_json(figures: Mapping[str, Mapping[str, Number]]) -> bytes:
 
 
 def as_tex(figures: Mapping[str, Mapping[str, Number]]) -> bytes:
-    """A definition for each number, called `figure/key` with a hyphen for whatever TeX would take amiss.
+    """A definition for each number, called `figure/key` with a hyphen for characters that are special in TeX.
 
     Raises InputError if two names become the same.
     """

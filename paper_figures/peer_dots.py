@@ -1,11 +1,12 @@
 """The figure of ours and peers: a panel for each state of the hosts, a dot for each contender, time over the bound.
 
-    data(record, size_bytes) -> PeerTable      what is drawn, all from the record
-    draw(table)              -> Figure     the picture, all from the table
-    numbers(table)                         the same numbers for prose
+    data(record, size_bytes) -> PeerTable    what is drawn, all from the record
+    draw(table) -> Figure                    the picture, all from the table
+    numbers(table)                           the same numbers for prose
 
-A dot is the median of the undisturbed runs, the line through it reaches from the least to the greatest of all. 1 is
-the lower bound T*, with the wire's headers in it. Whoever did not come through the loss of a NIC has no dot but a word.
+A dot is the median of the undisturbed runs, the line through it reaches from the least to the greatest of all. 1 is the
+lower bound T*, with the wire's headers in it. A contender that did not survive the loss of a NIC has a word in place of
+a dot.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PeerPanel:
 
     @property
     def key(self) -> str:
-        """How numbers call it."""
+        """Its name in the keys of numbers."""
         return f"{self.hosts}-hosts/{self.bed}"
 
     @property
@@ -84,7 +85,7 @@ class PeerTable:
 
     @property
     def name(self) -> str:
-        """How files of the figure are called."""
+        """The name of the figure's files."""
         return f"{NAME}-{show_size(self.size_bytes)}"
 
 

@@ -1,8 +1,8 @@
 """The figure of schedules in simulation: time over the fault-free ring, and over the bound, against lost bandwidth.
 
-    data(record) -> ScheduleTable       what is drawn, all from the record
-    draw(table)  -> Figure      the picture, all from the table
-    numbers(table)              its numbers for prose
+    data(record) -> ScheduleTable    what is drawn, all from the record
+    draw(table) -> Figure            the picture, all from the table
+    numbers(table)                   its numbers for prose
 
 A column for each number of ranks. Lines are formulas, marks are simulated; the thick line is the bound. Above, time
 over the fault-free ring, as papers state it; below, the same as percent over the bound, both on logarithmic scales.

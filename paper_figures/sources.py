@@ -28,7 +28,7 @@ class Source:
     record: Recorded
 
     def as_json(self) -> dict[str, str]:
-        """How a manifest names it."""
+        """Its entry in a manifest."""
         return {"file": self.name, "sha256": self.sha256}
 
 
@@ -48,7 +48,7 @@ def read(paths: Sequence[Path]) -> tuple[Source, ...]:
     sources: dict[Path, Source] = {}
     for path in paths:
         data = read_file(path, RECORD_BYTES_MAX)
-        # What says no format that is known is refused as a measurement would be.
+        # A file without a known format is rejected as a broken measurement.
         record = record_kinds().get(_format(data), Record).from_bytes(data, str(path))
         if isinstance(record, Record):
             require_drawable(record, str(path))
@@ -61,7 +61,7 @@ class _Head(msgspec.Struct):
 
 
 def _format(data: bytes) -> str:
-    """What a file says it is; nothing if it is no JSON object, which its reader will explain."""
+    """The `format` of a file; empty if it is no JSON object, which its reader reports."""
     try:
         return msgspec.json.decode(data, type=_Head).format
     except (msgspec.MsgspecError, RecursionError):
