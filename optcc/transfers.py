@@ -2,8 +2,8 @@
 
 Every rank owns a buffer of `size_bytes + scratch_bytes`; the first `size_bytes` hold its input at the start and its
 output at the end. Transfer i starts when all of `after[i]` and `order[i]` are done; when it is done, the bytes at
-`dst` are the reduction of what they held and the bytes at `src` (reduce), or the bytes at `src` (copy). `after` is
-what correctness needs; `order` is the further sequence that a plan enforces. src = dst is a local operation.
+`dst` are their reduction with the bytes at `src` (reduce), or the bytes at `src` (copy). `after` holds the dependencies
+that correctness needs, `order` the further ones that a plan enforces. src = dst is a local operation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from optcc.units import show_size
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfers(Shown):
-    """Columns of equal length, one entry a transfer; offsets and lengths in bytes.
+    """Columns of equal length, one entry per transfer; offsets and lengths in bytes.
 
-    Raises PlanError if a transfer leaves the buffer or names a rank, stage or transfer that is not there.
+    Raises PlanError if a transfer exceeds the buffer or names a rank, stage or transfer that does not exist.
     """
 
     collective: Collective
@@ -81,7 +81,7 @@ class Transfers(Shown):
 
     @property
     def n_ranks(self) -> int:
-        """Ranks that take part."""
+        """Number of ranks."""
         return self.collective.n_ranks
 
     def __len__(self) -> int:

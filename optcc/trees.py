@@ -14,18 +14,18 @@ from optcc.compiled import compiled
 from optcc.errors import ScheduleError
 
 _NONE, _NAMES, _ROOT, _BEHIND = range(4)
-"""What may be wrong with a tree."""
+"""Faults of a tree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """`order` lists the ranks, the root first and every rank behind its parent; `parent[i]` is the parent of
-    `order[i]`, and the root's own parent is -1.
+    """`order` lists the ranks, each after its parent and so the root first; `parent[i]` is the parent of `order[i]`,
+    -1 for the root.
 
     >>> Tree.of({1: 0, 2: 0, 3: 1}, root=0)
     Tree(0 <- 1, 0 <- 2, 1 <- 3)
 
-    Raises ScheduleError if it is no spanning tree of ranks 0..p-1.
+    Raises ScheduleError unless it is a spanning tree of ranks 0..p-1.
     """
 
     order: Column
@@ -43,9 +43,9 @@ class Tree:
 
     @classmethod
     def of(cls, parents: dict[int, int], root: int) -> Tree:
-        """The tree in which each rank of `parents` hangs below the one that it names; children in that order.
+        """The tree with this parent of each rank; children keep the order of `parents`.
 
-        Raises ScheduleError if that is no spanning tree.
+        Raises ScheduleError unless it is a spanning tree.
         """
         children: dict[int, list[int]] = {}
         for child, parent in parents.items():
@@ -91,7 +91,7 @@ def _kernels() -> Any:
 
 
 def _fault(order: Column, parent: Column) -> int:
-    """What is wrong first. A schedule has a tree or two for each segment, most of them small."""
+    """The first fault. Compiled, as a schedule has a tree or two per segment."""
     p = len(order)
     place = np.full(p, -1, dtype=np.int64)
     for at in range(p):

@@ -1,4 +1,4 @@
-"""`Verdict`: what the verifier says of a plan, as a value that a run-time can ask for and a cache can keep."""
+"""`Verdict`: the result of verifying a plan, as a value that a run-time checks and a cache stores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from optcc.show import Card, Shown
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 PROPERTIES = ("matching", "deadlock", "races", "result", "agreement")
 FURTHER = ("translation", "timing", "limits")
-"""Properties that are judged where there is something to judge them against: a schedule, a topology, a target."""
+"""Properties that are judged only against a given schedule, topology or target."""
 LINES_MAX = 20
-"""Lines of a counterexample."""
+"""Limit on the lines of a counterexample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """Why a property fails, for a person: where, which bytes, and the transfers or instructions that do it."""
+    """Why a property fails, in words: the rank, the bytes, and the transfers or instructions involved."""
 
     property: str
     summary: str
@@ -45,9 +45,9 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Shown):
-    """One verdict for a plan and one for each property that was asked for; a refuted one comes with its counterexample.
+    """The verdict on a plan and on each property judged, with the counterexample of a refuted one.
 
-    A property that could not be judged because an earlier one fails is `unknown`.
+    A property after a failed one is `unknown`.
     """
 
     digest: str
@@ -59,9 +59,9 @@ class Verdict(Shown):
         assert (REFUTED in self.properties.values()) == (self.counterexample is not None)
 
     def and_also(self, name: str, found: Counterexample | None) -> Verdict:
-        """This verdict with property `name` judged too: refuted by `found`, proved if that is None.
+        """This verdict extended by property `name`: refuted by `found`, proved if that is None.
 
-        If this one is not proved, it stays as it is and `name` is unknown.
+        If this verdict is not proved, `name` is unknown.
         """
         if self.verdict != PROVED:
             return replace(self, properties=self.properties | {name: UNKNOWN})
@@ -76,7 +76,7 @@ class Verdict(Shown):
 
     @property
     def exit_code(self) -> int:
-        """What a command returns for this verdict."""
+        """The exit code of a command for this verdict."""
         return {PROVED: EXIT_DONE, REFUTED: EXIT_REFUTED, UNKNOWN: EXIT_UNKNOWN}[self.verdict]
 
     def card(self) -> Card:

@@ -1,13 +1,13 @@
-"""Asking Z3: one question, its own context, three answers. The only place that imports z3.
+"""Queries to Z3: each in its own context, with three outcomes. The only module that imports z3.
 
-    sat       `Sat`      values for every variable; whoever asked replays them before he believes them
-    unsat     `Claim`    a solver says so; nothing that a person could check comes with it
+    sat       `Sat`      a model; callers re-check its values
+    unsat     `Claim`    the solver's claim, without a proof that could be checked
     unknown   `Unknown`  time, steps or memory ran out: nothing is decided
 
-`Checked` is what a claim is not: a statement that was decided in exact arithmetic or by going through all cases,
-without a solver. The two are different types, so that nobody passes one off as the other.
+`Checked` is a statement decided in exact arithmetic or by enumeration, without a solver: a type of its own, so that a
+claim cannot pass for it.
 
-A question is a list of named families of constraints over variables that are looked up by what they mean:
+A query is a list of named families of constraints over variables that are looked up by meaning:
 
     >>> from optcc.verify.smt import Query
     >>> query = Query("two different ranks below two")
@@ -29,19 +29,19 @@ from typing import Any, TypeVar
 from optcc.errors import EnvironmentMissing, InputError, SolverUnknown
 
 Key = tuple[str | int, ...]
-"""What a variable means: ("holds", 3, 0, 2)."""
+"""The meaning of a variable: ("holds", 3, 0, 2)."""
 Value = bool | Fraction
 Term = Any
-"""A formula or a number of z3, which has no types; it never leaves a `Query` but through `Sat.values`."""
+"""A formula or number of z3, which has no type annotations; values leave a `Query` only through `Sat.values`."""
 
 _STEPS_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long a question may take, in seconds and in the solver's own steps (the same on every machine).
+    """The budget of a query, in seconds and in the solver's own steps (the same on every machine).
 
-    Raises InputError for a limit that is not above zero.
+    Raises InputError for a budget that is not above zero.
     """
 
     seconds: float = 60.0
@@ -62,7 +62,7 @@ DEFAULT_LIMIT = Limit()
 
 @dataclass(frozen=True, slots=True)
 class Sat:
-    """There are values for which `statement` holds; these are some."""
+    """`statement` holds for these values."""
 
     statement: str
     values: Mapping[Key, Value]
@@ -70,7 +70,7 @@ class Sat:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A solver says that `statement` holds, and gives no reason that could be checked."""
+    """A solver claims that `statement` holds, without a checkable proof."""
 
     statement: str
     solver: str
@@ -81,7 +81,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`statement` was decided without a solver; `how` says by what, in words that can be followed."""
+    """`statement` was decided without a solver, by `how`."""
 
     statement: str
     how: str
@@ -92,7 +92,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """`statement` is open: `reason` is why the search stopped, `reached` what is known nevertheless."""
+    """`statement` is undecided: `reason` is why the search stopped, `reached` what was decided before."""
 
     statement: str
     reason: str
@@ -107,9 +107,9 @@ T = TypeVar("T")
 
 
 def require_known(answer: T | Unknown) -> T:
-    """For commands: the answer if there is one.
+    """The answer if it is decided, for commands.
 
-    Raises SolverUnknown (exit code 3) for one that stayed open.
+    Raises SolverUnknown (exit code 3) for `Unknown`.
     """
     if isinstance(answer, Unknown):
         raise SolverUnknown(str(answer))
@@ -117,9 +117,9 @@ def require_known(answer: T | Unknown) -> T:
 
 
 class Query:
-    """One question: are there values for which all families of constraints hold?
+    """One query: is there a model of all families of constraints?
 
-    `statement` says what a `Sat` shows, `denial` what a `Claim` claims.
+    `statement` is what a `Sat` shows, `denial` what a `Claim` claims.
 
     Raises EnvironmentMissing if z3 is not installed.
     """
@@ -132,18 +132,18 @@ class Query:
         self._variables: dict[Key, Term] = {}
         self._constraints: list[tuple[str, Term]] = []
 
-    # --- variables, by what they mean ---------------------------------------------------------------------------------
+    # --- variables, by meaning ----------------------------------------------------------------------------------------
 
     def flag(self, *meaning: str | int) -> Term:
-        """The truth value of this meaning."""
+        """The Boolean variable of this meaning."""
         return self._variable(meaning, self.z3.Bool)
 
     def real(self, *meaning: str | int) -> Term:
-        """The real number of this meaning."""
+        """The real variable of this meaning."""
         return self._variable(meaning, self.z3.Real)
 
     def integer(self, *meaning: str | int) -> Term:
-        """The whole number of this meaning."""
+        """The integer variable of this meaning."""
         return self._variable(meaning, self.z3.Int)
 
     def _variable(self, meaning: Key, make: Any) -> Term:
@@ -151,56 +151,56 @@ class Query:
             self._variables[meaning] = make(" ".join(map(str, meaning)), self.context)
         return self._variables[meaning]
 
-    # --- formulas: z3's, in this question's context, and right for empty lists ----------------------------------------
+    # --- formulas in this query's context; empty lists are allowed ----------------------------------------------------
 
     @cached_property
     def true(self) -> Term:
-        """What always holds."""
+        """True."""
         return self.z3.BoolVal(True, self.context)
 
     @cached_property
     def false(self) -> Term:
-        """What never holds."""
+        """False."""
         return self.z3.BoolVal(False, self.context)
 
     def number(self, value: Fraction | int) -> Term:
-        """An exact number."""
+        """An exact rational constant."""
         return self.z3.RealVal(str(Fraction(value)), self.context)
 
     def whole(self, value: int) -> Term:
-        """An exact whole number, for terms over `integer`s."""
+        """An integer constant, for terms over `integer`s."""
         return self.z3.IntVal(value, self.context)
 
     def all_of(self, terms: Iterable[Term]) -> Term:
-        """Every one holds."""
+        """Conjunction."""
         return self.z3.And(self.true, *terms)
 
     def any_of(self, terms: Iterable[Term]) -> Term:
-        """At least one holds."""
+        """Disjunction."""
         return self.z3.Or(self.false, *terms)
 
     def no(self, term: Term) -> Term:
-        """It does not hold."""
+        """Negation."""
         return self.z3.Not(term)
 
     def implies(self, cause: Term, effect: Term) -> Term:
-        """Where `cause` holds, `effect` does."""
+        """Implication."""
         return self.z3.Implies(cause, effect)
 
     def either(self, condition: Term, then: Term, otherwise: Term) -> Term:
-        """`then` where `condition` holds, else `otherwise`."""
+        """If-then-else."""
         return self.z3.If(condition, then, otherwise)
 
     def at_most(self, count: int, terms: Iterable[Term]) -> Term:
-        """No more than `count` of them hold."""
+        """At most `count` of them hold."""
         listed = [(term, 1) for term in terms]
         return self.z3.PbLe(listed, count) if listed else self.true
 
     def exactly_one(self, terms: Iterable[Term]) -> Term:
-        """One of them holds, and no other."""
+        """Exactly one of them holds."""
         return self.z3.PbEq([(term, 1) for term in terms], 1)
 
-    # --- the question -------------------------------------------------------------------------------------------------
+    # --- the query ----------------------------------------------------------------------------------------------------
 
     def require(self, family: str, *constraints: Term) -> None:
         """Adds constraints to a family."""
@@ -208,15 +208,15 @@ class Query:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The names of the families, in the order in which they came."""
+        """The names of the families, in order of their first constraint."""
         return tuple(dict.fromkeys(family for family, _ in self._constraints))
 
     def ask(
         self, limit: Limit = DEFAULT_LIMIT, *, logic: str = "", without: Iterable[str] = ()
     ) -> Sat | Claim | Unknown:
-        """The answer. `logic` names z3's solver for a fragment; `without` leaves families out, to see what they do.
+        """The answer. `logic` selects z3's solver for a fragment; `without` leaves families out.
 
-        Never raises for what the solver does: an answer that is neither sat nor unsat is `Unknown`.
+        Does not raise for failures of the solver: an outcome that is neither sat nor unsat is `Unknown`.
         """
         left_out = set(without)
         if not left_out <= set(self.families):
@@ -241,7 +241,7 @@ class Query:
 
 
 def _value(term: Term) -> Value:
-    """A number or truth value of a model, exact."""
+    """The exact value of a number or Boolean in a model."""
     text = str(term)
     if text in ("True", "False"):
         return text == "True"

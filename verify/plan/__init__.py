@@ -1,4 +1,4 @@
-"""The verifier: properties 1 to 5 of a compiled plan, in the order in which they build on each other.
+"""The plan verifier: properties 1 to 5 of a compiled plan; each is judged only if those before it hold.
 
 1 matching   every send meets its receive          4 result     every contribution exactly once, everywhere
 2 deadlock   no interleaving gets stuck            5 agreement  all ranks apply the same tree of reductions
@@ -18,11 +18,11 @@ from optcc.verify.plan.races import check_races
 from optcc.verify.plan.semantics import check_result
 
 VERSION = "3"
-"""Part of the key under which verdicts are cached: goes up whenever the verifier's judgement could change."""
+"""Part of the key of cached verdicts: increment it with every change that could alter a verdict."""
 
 
 def verify_plan(plan: Plan) -> Verdict:
-    """The verdict on `plan`; the first property that fails comes with a counterexample, later ones stay unknown.
+    """The verdict on `plan`: a counterexample for the first property that fails; later ones stay unknown.
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring
@@ -50,7 +50,7 @@ def verify_plan(plan: Plan) -> Verdict:
 
 
 def conclude(plan: Plan, graph: PlanGraph, order: Column, properties: dict[str, str]) -> Verdict:
-    """The verdict on a plan without deadlocks and races, of which `properties` are known: its result and agreement."""
+    """Judges result and agreement of a plan without deadlocks and races; `properties` are the verdicts so far."""
     try:
         wrong, disagreement = check_result(plan, graph, order)
     except CutsUnknown:

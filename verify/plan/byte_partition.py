@@ -1,4 +1,4 @@
-"""Atoms: byte ranges that no instruction cuts, so that a range of bytes is a range of atoms."""
+"""Partition of a rank's bytes into atoms, the ranges that no instruction splits: byte ranges become atom ranges."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CUTS_MAX = 2**22
 
 
 class CutsUnknown(Exception):
-    """Copies that shift bytes cut the message into more and more pieces; the verifier gave up."""
+    """The partition did not converge: copies that shift bytes split the message into ever more pieces."""
 
 
 class Ranges(NamedTuple):
-    """For each instruction the atoms `low` to `high` - 1 out of `n_atoms`, none if both are equal."""
+    """Per instruction, the half-open range of atoms `low` to `high` out of `n_atoms`; empty if both are equal."""
 
     low: Column
     high: Column
@@ -28,7 +28,7 @@ class Ranges(NamedTuple):
 
 
 def accesses(plan: Plan) -> tuple[Ranges, Ranges]:
-    """What each instruction reads without writing it, and what it writes, in atoms that hold for all ranks."""
+    """The atoms that each instruction reads only, and those that it writes; the partition is the same on all ranks."""
     reads = (plan.kind == SEND) | np.isin(plan.kind, list(LOCALS))
     writes = plan.dst_offset >= 0
     starts = np.concatenate((plan.src_offset[reads], plan.dst_offset[writes]))
@@ -44,9 +44,9 @@ def ranges(plan: Plan, cuts: Column, offset: Column, present: npt.NDArray[np.boo
 
 
 def carried_cuts(plan: Plan) -> Column:
-    """Places at which a transfer or a region of the collective starts or ends, carried along by what shifts bytes.
+    """Offsets at which transfers and regions of the collective start or end, closed under transfers that shift bytes.
 
-    Raises CutsUnknown if that does not come to an end.
+    Raises CutsUnknown if the closure does not converge.
     """
     transfers = plan.transfers
     itemsize = DTYPE_BYTES[transfers.dtype]

@@ -1,9 +1,9 @@
-"""Deadlock freedom under every interleaving, with the slots that the plan has, and with the fewest that would do.
+"""Deadlock freedom under every interleaving, for the slots of the plan or for a given smaller number.
 
-Every instruction has two events: `taken` (its message has left the slot; for a send: its turn has come) and `done`.
-The most patient run-time that the lane rule allows waits for an instruction to be done before it issues the next of
-the lane. Its waiting relation is a fixed graph, whatever the interleaving: if it has no cycle, every run-time that
-follows the rule finishes; a cycle is a set of instructions that wait for each other.
+Every instruction has two events: `taken` (a receive: its message has left the slot; a send: it is issued) and `done`.
+The most conservative run-time that the lane rule allows issues an instruction only when the one before it in the lane
+is done. Its wait-for relation is a fixed graph, independent of the interleaving. If the graph is acyclic, every
+run-time that follows the rule finishes; a cycle is a set of instructions in deadlock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Event = int
 
 
 def order_events(graph: PlanGraph) -> Column:
-    """All events in an order in which they can happen; fewer if some wait for each other."""
+    """A topological order of all events; shorter if some are on a cycle or behind one."""
     missing = np.empty(2 * len(graph.met), dtype=np.int64)
     missing[0::2] = (graph.lane_before >= 0) + np.diff(graph.after_first) + (graph.sent_by >= 0)
     missing[1::2] = 1 + (graph.freed_by >= 0)
@@ -38,7 +38,7 @@ def order_events(graph: PlanGraph) -> Column:
 
 
 def check_deadlock(plan: Plan, graph: PlanGraph) -> tuple[Counterexample | None, Column]:
-    """None and all events in an order in which they can happen; or a cycle of waits and the events that do happen."""
+    """None and a topological order of all events; or a cycle of waits, and the events that do not depend on it."""
     order = order_events(graph)
     if len(order) == 2 * len(plan):
         return None, order
@@ -60,7 +60,7 @@ def _kernels() -> Any:
 
 
 def _reach(event: int, missing: Column, order: Column, count: int) -> int:
-    """One event fewer that `event` waits for; if it was the last, `event` happens. Returns how many have."""
+    """Decrements the in-degree of `event` and appends it to `order` at zero; returns the new length of `order`."""
     missing[event] -= 1
     if missing[event] == 0:
         order[count] = event
@@ -77,7 +77,7 @@ def _happen(
     missing: Column,
     order: Column,
 ) -> int:
-    """Writes the events into `order`, each after all that it waits for, and returns how many can happen."""
+    """Writes a topological order of the events into `order` and returns its length."""
     count = 0
     for event in range(len(missing)):
         if missing[event] == 0:
@@ -123,7 +123,7 @@ def _cycle(graph: PlanGraph, stuck: np.ndarray) -> list[Event]:
 
     event = int(np.flatnonzero(stuck)[0])
     seen: set[Event] = set()
-    while event not in seen:  # every stuck event waits for a stuck one, so this walk comes round
+    while event not in seen:  # every stuck event waits for another stuck one, so this walk revisits one
         seen.add(event)
         event = stuck_before(event)[0]
     parent = {event: event}

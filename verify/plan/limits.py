@@ -1,8 +1,8 @@
-"""What a plan would need of a run-time against what that has.
+"""The resources that a plan needs of a run-time or format, against the limits of that.
 
-`msccl-xml`, `mscclpp-json`: the formats of `optcc.export`. Their writers count in the file that they would write, and
-what they refuse is refused here. Their limits are those of the sources of the interpreters: for MSCCL the constants of
-`msccl.h` (MAXCHANNELS 32, MSCCL_MAX_NUM_STEPS 256, MSCCL_MAX_NUM_THREAD_BLOCKS 216,
+`msccl-xml`, `mscclpp-json`: the formats of `optcc.export`. Their writers count resources in the file that they would
+write, and what they refuse is refused here. The limits are those in the interpreters' sources: for MSCCL the constants
+of `msccl.h` (MAXCHANNELS 32, MSCCL_MAX_NUM_STEPS 256, MSCCL_MAX_NUM_THREAD_BLOCKS 216,
 MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL 32, MSCCL_MAX_COUNT 72, names of 64 bytes with the last one zero) and the widths
 of its fields (a transfer's chunk offsets are int16, the thread block that a step waits for is int8); for MSCCL++ the
 constants of `execution_common.hpp` (MAX_CHANNEL 16, MAX_OPERATION 64, MAX_DEVICE_SEMAPHORES 16, offsets and sizes of 32
@@ -42,7 +42,7 @@ WRITERS: Mapping[str, Callable[[Plan], bytes]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
-    """`what` may be `at_most` that, because of `source`."""
+    """`what` may be at most `at_most`, by `source`."""
 
     what: str
     at_most: int
@@ -51,7 +51,7 @@ class ResourceLimit:
 
 @dataclass(frozen=True, slots=True)
 class ResourceNeed:
-    """What a plan needs of `what` at its worst place, `where` in words; `instruction` is one there (-1: none)."""
+    """The largest need of `what` in a plan, `where` in words; `instruction` is one there (-1: none)."""
 
     what: str
     amount: int
@@ -62,7 +62,7 @@ class ResourceNeed:
 
 @dataclass(frozen=True, slots=True)
 class TargetLimits:
-    """A run-time with its limits; `needs` counts, for each of them, what a plan needs at its worst place."""
+    """A run-time with its limits; `needs` counts a plan's largest need of each."""
 
     name: str
     limits: tuple[ResourceLimit, ...]
@@ -112,7 +112,7 @@ def _exceeded(plan: Plan, target: str, limit: ResourceLimit, need: ResourceNeed)
 
 
 def _worst(what: str, amounts: Column, where: Callable[[int], str], instruction: Column) -> Iterator[ResourceNeed]:
-    """The largest of `amounts`, nothing if there are none; `instruction` is for each of them one that is there."""
+    """The largest of `amounts`, None if there are none; `instruction` gives an instruction for each."""
     if len(amounts):
         at = int(amounts.argmax())
         yield ResourceNeed(what, int(amounts[at]), where(at), instruction=int(instruction[at]))
@@ -123,7 +123,7 @@ def _nowhere(_: int) -> str:
 
 
 def _channel_numbers(plan: Plan) -> Column:
-    """For each channel which one of its pair of ranks it is: 0, 1, ..."""
+    """The index of each channel among those of its pair of ranks."""
     seen: dict[tuple[int, int], int] = {}
     numbers = []
     for channel in plan.channels:
@@ -134,7 +134,7 @@ def _channel_numbers(plan: Plan) -> Column:
 
 
 def _slots(plan: Plan) -> tuple[Column, Column, Column]:
-    """For each lane that receives: the lane, how many of its slots it uses, and the bytes of its longest message."""
+    """Per receiving lane: the lane, the number of slots in use, and the bytes of its longest message."""
     receives = np.flatnonzero(plan.in_channel >= 0)
     lanes, counts = np.unique(plan.instruction_lane[receives], return_counts=True)
     slots, longest = (np.zeros(len(plan.lanes), dtype=np.int64) for _ in range(2))

@@ -1,6 +1,6 @@
 """Matching: the i-th send of a channel meets the i-th receive, with the same bytes; each does what its transfer says.
 
-Why it matters: a message that nobody takes is a hang, one that is longer than its receiver expects an overwrite.
+A message without a receive is a hang; a message longer than its receive is a buffer overflow.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""A whole interval of straggler slowdowns at once: makespan(l) <= (1 + eps) * T*(l), with l a symbol.
+"""Proofs for an interval of straggler slowdowns: makespan(l) <= (1 + eps) * T*(l), with l symbolic.
 
-One rank's ports carry 1/l of what the others' do. All times are in units of n/B: the message over a healthy port.
+The ports of one rank have 1/l of the others' rate. All times are in units of n/B, the message over a healthy port.
 
-**The makespan.** A plan fixes which transfer goes first on every port: its lanes do, for what a rank sends and for what
-it receives. With that order kept (a port serves one transfer at a time, and no later one before its turn) a transfer
-starts when the last of what it waits for has happened, and lasts its bytes, times l if the straggler sends or
-receives it. So every time is the longest path through a fixed graph, a maximum of terms a + b*l with a, b >= 0:
-convex, piecewise linear, its breakpoints exact fractions. No latency.
+**The makespan.** The lanes of a plan fix the order of every port, for sends and for receives. With this order (a port
+serves one transfer at a time, in order) a transfer starts when its last predecessor has finished, and takes its bytes,
+times l if the straggler sends or receives it. So every time is a longest path through a fixed graph, a maximum of terms
+a + b*l with a, b >= 0: convex and piecewise linear, with exact fractions as breakpoints. Latency is not modelled.
 
 **The bound.** T*(l) = max(l, 2lq/(lq + 1)) with q = p - 1: concave up to l = 2 - 1/q, where all ports together bind,
-and linear from there on, where the straggler's port binds.
+and linear above, where the straggler's port binds.
 
-**Three points decide.** On either side of 2 - 1/q the makespan is convex and (1 + eps) * T* concave or linear, so their
-difference is convex, and not above zero in an interval if it is not above zero at its two ends. So the least eps of an
-interval is the largest of makespan/T* - 1 at `low`, at 2 - 1/q if it lies between, and at `high`: an exact fraction.
+**Three points suffice.** On either side of 2 - 1/q the makespan is convex and (1 + eps) * T* concave or linear, so
+their difference is convex, and not above zero in an interval if it is not above zero at its two ends. So the least eps
+of an interval is the largest of makespan/T* - 1 at `low`, at 2 - 1/q if it lies between, and at `high`: an exact
+fraction.
 
-Z3 is asked the same another way, with l as unknown (linear real arithmetic): is there an l at which a timetable that is
-linear in l breaks a rule of the plan or ends too late? Its answer is kept beside the exact one.
+As a cross-check Z3 is asked in linear real arithmetic, with l unknown: is there an l at which a timetable that is
+linear in l violates a wait of the plan or ends too late? Its answer is reported beside the exact one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from optcc.verify.plan.topological_order import pack_edges, topological_order
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Term, Unknown
 
 TRANSFERS_MAX = 100_000
-"""Above this many transfers a proof is not begun: the paths are followed in Python."""
+"""Limit on the transfers of a proof: its paths are computed in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AffinePiece:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseAffine(Shown):
-    """A continuous function of l in pieces that follow each other.
+    """A continuous, piecewise affine function of l.
 
     >>> one, two, four = Fraction(1), Fraction(2), Fraction(4)
     >>> function = PiecewiseAffine((AffinePiece(one, two, two, 0 * one), AffinePiece(two, four, 0 * one, one)))
@@ -109,13 +109,13 @@ def bound_at(p: int, slowdown: Fraction) -> Fraction:
 
 
 def bound_breakpoint(p: int) -> Fraction:
-    """The l at which the straggler's own port begins to bind: 2 - 1/(p - 1)."""
+    """The l above which the straggler's own port binds: 2 - 1/(p - 1)."""
     return 2 - Fraction(1, p - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """Node `before` must have its time, plus `healthy + slowed * l` bytes, before node `after` has its own."""
+    """Node `after` is at least `healthy + slowed * l` later than node `before`."""
 
     before: int
     after: int
@@ -124,7 +124,7 @@ class _Wait:
 
 
 class _Network:
-    """Nodes 2t: transfer t starts; 2t + 1: it is done. Waits between them, and an order that respects them."""
+    """Node 2t: transfer t starts; node 2t + 1: it is done. The waits between nodes, and a topological order."""
 
     def __init__(self, plan: Plan, straggler: int) -> None:
         self.plan = plan
@@ -161,7 +161,7 @@ class _Network:
         return order
 
     def times(self, slowdown: Fraction) -> list[Fraction]:
-        """When each node happens at l, at the earliest, in bytes over a healthy port."""
+        """The earliest time of each node at l, in bytes over a healthy port."""
         times = [Fraction(0)] * len(self.into)
         for node in self.order:
             for wait in self.into[node]:
@@ -169,8 +169,8 @@ class _Network:
         return times
 
     def longest(self, slowdown: Fraction, *, steepest: bool) -> tuple[int, int]:
-        """The longest path at l, as (bytes at healthy speed, bytes at the straggler's); of several the steepest one, or
-        the least steep: what is critical just above l, or just below."""
+        """The longest path at l, as (bytes at healthy rate, bytes at the straggler's). Ties go to the steepest path,
+        which is critical just above l, or to the least steep, which is critical just below."""
         up, down = slowdown.numerator, slowdown.denominator
         tie = 1 if steepest else -1
         best: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.into)  # (time * down, tie * slowed bytes, healthy)
@@ -190,7 +190,7 @@ class _Network:
 
 
 def port_order(plan: Plan) -> list[tuple[int, int]]:
-    """Pairs of transfers that follow each other on a port, by the order of the plan's lanes.
+    """Pairs of consecutive transfers of each port, in the order of the plan's lanes.
 
     Raises PlanError if a rank sends in several lanes, or receives in several: then the plan fixes no order.
     """
@@ -210,7 +210,7 @@ def port_order(plan: Plan) -> list[tuple[int, int]]:
 def makespan_of(plan: Plan, straggler: int, low: Fraction, high: Fraction) -> PiecewiseAffine:
     """The makespan of `plan` for every slowdown l of rank `straggler` from `low` to `high`, in units of n/B.
 
-    Raises InputError for a rank or an interval that cannot be, or an empty message; PlanError for a plan whose ports
+    Raises InputError for an invalid rank or interval, or an empty message; PlanError for a plan whose ports
     have no fixed order.
     """
     _check(plan, straggler, low, high)
@@ -218,7 +218,7 @@ def makespan_of(plan: Plan, straggler: int, low: Fraction, high: Fraction) -> Pi
 
 
 def _envelope(network: _Network, size: int, low: Fraction, high: Fraction) -> PiecewiseAffine:
-    """The upper envelope of all paths: between two known pieces, either they meet on it, or there is one above."""
+    """The upper envelope of all paths: two known pieces meet on it, or a path above their intersection is added."""
 
     def between(
         left: Fraction, first: tuple[int, int], right: Fraction, last: tuple[int, int]
@@ -246,7 +246,7 @@ def _envelope(network: _Network, size: int, low: Fraction, high: Fraction) -> Pi
 
 @dataclass(frozen=True, slots=True)
 class IntervalPart:
-    """From l = `low` to `high`, this plan runs."""
+    """This plan is used from l = `low` to `high`."""
 
     plan: Plan
     low: Fraction
@@ -255,7 +255,7 @@ class IntervalPart:
 
 @dataclass(frozen=True, slots=True)
 class RatioPoint:
-    """One slowdown with what the plan takes and what anything must take, in units of n/B."""
+    """A slowdown with the makespan and the bound there, in units of n/B."""
 
     slowdown: Fraction
     makespan: Fraction
@@ -263,7 +263,7 @@ class RatioPoint:
 
     @property
     def eps(self) -> Fraction:
-        """How far above the bound: makespan / bound - 1."""
+        """Relative excess over the bound: makespan / bound - 1."""
         return self.makespan / self.bound - 1
 
     def __str__(self) -> str:
@@ -272,7 +272,7 @@ class RatioPoint:
 
 @dataclass(frozen=True, slots=True)
 class RatioStudy:
-    """The makespan and the bound on an interval; `points` are those that decide, `least_eps` what they say.
+    """The makespan and the bound on an interval; `points` are those that determine `least_eps`.
 
     `order` says whether one order of the ports holds throughout or each part has its own.
     """
@@ -284,7 +284,7 @@ class RatioStudy:
 
     @property
     def worst(self) -> RatioPoint:
-        """The slowdown at which the makespan is furthest above the bound."""
+        """The slowdown with the largest relative excess."""
         return max(self.points, key=lambda point: point.eps)
 
     @property
@@ -295,7 +295,7 @@ class RatioStudy:
 
 @dataclass(frozen=True, slots=True)
 class RatioProof:
-    """makespan(l) <= (1 + eps) * T*(l) for every l of the interval, checked exactly; what z3 says stands beside."""
+    """makespan(l) <= (1 + eps) * T*(l) for every l of the interval, checked exactly; with z3's answer."""
 
     eps: Fraction
     study: RatioStudy
@@ -305,7 +305,7 @@ class RatioProof:
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """At `at` the makespan is more than (1 + eps) times the bound; what z3 found stands beside."""
+    """At `at` the makespan is more than (1 + eps) times the bound; with z3's answer."""
 
     eps: Fraction
     study: RatioStudy
@@ -314,9 +314,9 @@ class Refutation:
 
 
 def study_ratio(parts: Sequence[IntervalPart], straggler: int) -> RatioStudy:
-    """The makespan of these plans, one after the other along l, against the bound, exactly.
+    """The exact makespan of these plans on consecutive parts of the interval, against the bound.
 
-    Raises InputError for parts that do not follow each other or are for different numbers of ranks, and what
+    Raises InputError for parts that are not consecutive or are for different numbers of ranks, and what
     `makespan_of` raises.
     """
     if not parts:
@@ -348,8 +348,8 @@ def prove_ratio(
 ) -> RatioProof | Refutation | Unknown:
     """Is the makespan at most (1 + eps) times the bound, for every slowdown of `straggler` from `low` to `high`?
 
-    One plan keeps its order of the ports throughout; several parts have one each. Decided by exact evaluation at the
-    points that suffice; with a limit for `solver`, z3 is asked as well.
+    The order of the ports is one plan's throughout, or that of each part. Decided by exact evaluation at the points
+    that suffice; with a limit for `solver`, z3 is asked as well.
 
     Raises SolverError if z3 contradicts what was checked, and what `study_ratio` raises.
     """
@@ -374,7 +374,7 @@ def prove_ratio(
 
 
 def best_parts(plans: Sequence[Plan], straggler: int, low: Fraction, high: Fraction) -> tuple[IntervalPart, ...]:
-    """For each l the plan that takes least: parts that end exactly where another plan becomes better.
+    """The fastest plan for each l: parts that end exactly where another plan becomes faster.
 
     Raises what `makespan_of` raises, InputError without a plan.
     """
@@ -405,10 +405,10 @@ def best_parts(plans: Sequence[Plan], straggler: int, low: Fraction, high: Fract
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """When everything happens if l = `low` and if l = `high`, in bytes over a healthy port, and linearly in between.
+    """The times of all nodes at l = `low` and at l = `high`, in bytes over a healthy port; linear in between.
 
-    Entry 2t: transfer t starts; entry 2t + 1: it is done. The makespan is never above that of a timetable which keeps
-    every wait, as the plan's times are the least that do.
+    Entry 2t: transfer t starts; entry 2t + 1: it is done. The plan's times are the least that satisfy all
+    waits, so its makespan is at most that of any timetable that does.
     """
 
     low: Fraction
@@ -425,10 +425,10 @@ def timetable_of(plan: Plan, straggler: int, low: Fraction, high: Fraction) -> T
 
 
 def ratio_query(plan: Plan, straggler: int, timetable: Timetable, eps: Fraction) -> Query:
-    """Is there an l at which the timetable starts something before what it waits for, or ends too late?
+    """Is there an l at which the timetable violates a wait, or ends too late?
 
-    One unknown, l: every time is linear in it. The bound is replaced by its chord, which is T* itself where T* is
-    linear and below it where it is concave.
+    The only unknown is l; every time is linear in it. The bound is replaced by its chord, which is T* itself where T*
+    is linear and below it where it is concave.
 
     Raises InputError if the bound bends inside the interval: there a chord would lie above it.
     """
@@ -462,7 +462,7 @@ def ratio_query(plan: Plan, straggler: int, timetable: Timetable, eps: Fraction)
 
 
 def ask_ratio(parts: Sequence[IntervalPart], straggler: int, eps: Fraction, limit: Limit) -> Sat | Claim | Unknown:
-    """z3's answers for all parts, cut where the bound bends, as one: a l that is too late, or the claim of none.
+    """z3's answers for all parts, split where the bound bends, combined: an l that ends too late, or a claim.
 
     A `Sat` says that the ratio is exceeded at an end of the interval in question: a maximum of linear functions that
     is above a chord somewhere is above it at an end, where timetable and chord are the plan's times and T*.

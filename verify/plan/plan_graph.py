@@ -1,4 +1,4 @@
-"""`PlanGraph`: who waits for whom in a plan whose sends and receives match, one entry an instruction."""
+"""`PlanGraph`: the wait-for relations between the instructions of a plan whose sends and receives match."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from optcc.plan import Plan
 
 
 class PlanGraph(NamedTuple):
-    """Instructions by number, -1 where there is none.
+    """Columns with one entry per instruction; instructions by number, -1 for none.
 
     `lane_before` and `lane_next` are the neighbours in the lane, `sent_by` the send that a receive takes its message
-    from and `met` the other way round. `freed_by` is the receive that frees the slot which a send's message lands in,
-    and `frees` the other way round. `after` and `dependents` are lists packed like `optcc.arrays.Lists`.
+    from, and `met` its inverse. `freed_by` is the receive that frees the slot of a send's message, and `frees` its
+    inverse. `after` and `dependents` are lists packed like `optcc.arrays.Lists`.
     """
 
     lane_before: Column
@@ -31,16 +31,16 @@ class PlanGraph(NamedTuple):
 
 
 def by_channel(channel: Column) -> Column:
-    """The instructions that have a channel, channel by channel, in the order of their lanes."""
+    """The instructions with a channel, sorted by channel and then by position in the lane."""
     used = np.flatnonzero(channel >= 0)
     return used[np.argsort(channel[used], kind="stable")]
 
 
 def build_graph(plan: Plan, slots: int | None = None) -> PlanGraph:
-    """The graph of `plan`, whose channels must match; `slots` instead of those of its channels if given."""
+    """The graph of `plan`, whose channels must match; `slots`, if given, replaces the slots of its channels."""
     n = len(plan)
     each = np.arange(n)
-    first = np.zeros(n + 1, dtype=np.bool_)  # of a lane
+    first = np.zeros(n + 1, dtype=np.bool_)  # whether it is the first instruction of its lane
     first[plan.lanes.starts] = True
     lane_before = np.where(first[:-1], -1, each - 1)
     lane_next = np.where(first[1:], -1, each + 1)

@@ -1,18 +1,18 @@
 """Race freedom: two accesses to the same bytes of a rank, one of them a write, are ordered by happens-before.
 
-Happens-before is that of the least patient run-time: lanes order only the *issue* of instructions, so accesses are
-ordered by dependencies, by messages and by slots that were freed, never by standing in the same lane. An access takes
-from its instruction's issue to its done; A is before B if A's done happens before B's issue.
+Happens-before is that of the least conservative run-time: lanes order only the *issue* of instructions, so accesses
+are ordered by dependencies, messages and freed slots, but not by lane order. An access lasts from its instruction's
+issue to its done; A is before B if A's done happens before B's issue.
 
-An instruction has up to four events, each after those named:
+An instruction has up to four events, each after those listed:
 
     issue   the issue of the one before it in its lane, the done of each of its `after`
-    taken   of a receive: its issue, and its message has come; its slot is free then
-    come    of a send: its issue (a fused one's taken), and the slot that its message lands in has been freed
-    done    a send's: its message has come, but nobody need be told at once; a plain receive's is its taken; a local
-            operation's: its issue
+    taken   of a receive: its issue, and the arrival of its message; this frees the slot
+    come    of a send, the arrival: its issue (a fused one's taken), and the slot that its message lands in is free
+    done    a send's: the arrival of its message, though the sender may learn of it later; a plain receive's is its
+            taken; a local operation's: its issue
 
-Whether A is before B is asked where the answer matters, by walking back from B; the relation itself is never stored.
+The relation is not stored. Whether A is before B is decided on demand by a backward search from B.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Span = tuple[Column, Column]
 
 
 class Causes(NamedTuple):
-    """What events come after, one entry an instruction, -1 where there is none; see `PlanGraph` for the names.
+    """The predecessors of events, one entry per instruction, -1 for none; the names are those of `PlanGraph`.
 
-    `place` numbers instructions in an order in which they can be done.
+    `place` is the position of an instruction in an order in which they can be done.
     """
 
     after_first: Column
@@ -57,7 +57,7 @@ class Causes(NamedTuple):
 
 
 def check_races(plan: Plan, graph: PlanGraph, order: Column) -> Counterexample | None:
-    """None if all conflicting accesses are ordered, else two that are not. `order`: events in an order that happens."""
+    """None if all conflicting accesses are ordered, else two that are not; `order` is topological."""
     place = np.empty(len(plan), dtype=np.int64)
     done = order[order & 1 == 1] >> 1
     place[done] = np.arange(len(plan))
@@ -76,8 +76,8 @@ def check_races(plan: Plan, graph: PlanGraph, order: Column) -> Counterexample |
 def find_race(sequence: Column, reads: Span, writes: Span, n_cells: int, causes: Causes) -> tuple[int, int, int] | None:
     """Two instructions whose accesses to a common cell are not ordered, and which of `HOW`; None if all are.
 
-    `sequence` has the instructions in an order in which they can be done. Checking each access against the last writer
-    and the readers since is enough: orders compose.
+    `sequence` lists the instructions in an order in which they can be done. Each access is checked against the last
+    writer and the readers since; by transitivity that is enough.
     """
     n = len(sequence)
     found = np.zeros(3, dtype=np.int64)
@@ -107,7 +107,7 @@ def _kernels() -> Any:
 def _push(
     cause: int, before: int, horizon: int, query: int, place: Column, seen: Column, stack: Column, depth: int
 ) -> int:
-    """Puts `cause` on the stack if it is new and late enough to come after `before`; -1 if it is `before`'s done."""
+    """Pushes `cause` unless it was seen or cannot be after `before`; -1 if it is the done of `before`."""
     if cause == 4 * before + 3:
         return -1
     if seen[cause] != query and place[cause >> 2] >= horizon:
@@ -121,7 +121,7 @@ def _is_before(before: int, behind: int, causes: Any, seen: Column, stack: Colum
     """True if instruction `before` is done before instruction `behind` is issued, in every run.
 
     Events of instruction i: 4 * i its issue, then + 1 taken (of a fused receive; a plain one's is its done), + 2 come,
-    + 3 done. `seen` holds the number of the last query: a pair is asked about once.
+    + 3 done. `seen` holds the number of the last query that visited an event: each pair is queried once.
     """
     after_first, after, lane_before, sent_by, met, freed_by, place = causes
     for at in range(after_first[behind], after_first[behind + 1]):
@@ -178,8 +178,8 @@ def _first_race(
 ) -> bool:
     """True if two accesses race; `found` says which and how.
 
-    `writer[cell]` is the last writer; `readers[cell]` heads the list of those who read since, in rows (reader, next);
-    `known[j]` is the last instruction that j was found to be before.
+    `writer[cell]` is the last writer; `readers[cell]` is the head of a linked list of the reads since, in rows (reader,
+    next); `known[j]` is the last instruction that j was proved to be before.
     """
     used = 0
     for i in sequence:
@@ -221,7 +221,7 @@ def _first_race(
 
 
 def _touched(row: Instruction) -> list[tuple[int, int, bool]]:
-    """(first byte, byte after the last, whether it is written) of what an instruction touches."""
+    """(first byte, byte after the last, whether it is written) of each access of an instruction."""
     ends = ((row.src_offset, False), (row.dst_offset, True))
     return [(offset, offset + row.bytes, writes) for offset, writes in ends if offset >= 0]
 

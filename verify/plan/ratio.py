@@ -1,4 +1,4 @@
-"""A plan's time against the bound for a whole interval of slowdowns, as `optcc verify --slowdown` tells it."""
+"""The ratio of a plan's makespan to the bound over an interval of slowdowns: `optcc verify --slowdown`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOLVER_LIMIT = Limit(60.0)
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Shown):
-    """What is known on the interval; `answer` if somebody asked whether an eps holds."""
+    """The ratio on the interval; `answer` if an eps was to be proved."""
 
     straggler: int
     low: Fraction
@@ -28,7 +28,7 @@ class Ratio(Shown):
 
     @property
     def holds(self) -> bool:
-        """True if nothing was asked, or what was asked was proved."""
+        """True if no eps was given, or it was proved."""
         return not isinstance(self.answer, Refutation)
 
     def card(self) -> Card:
@@ -63,7 +63,7 @@ class Ratio(Shown):
 def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) -> Ratio:
     """The ratio of `plan` on `interval` ("1:8"), its straggler the slowest endpoint of `topology`.
 
-    Raises InputError for an interval or an eps that is none, TopologyError without a single slowest endpoint,
+    Raises InputError for an interval or eps that cannot be parsed, TopologyError without a single slowest endpoint,
     SolverUnknown if the question stays open, and what `study_ratio` raises.
     """
     straggler = straggler_of(topology).index
@@ -80,7 +80,7 @@ def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) 
 
 
 def read_number(flag: str, text: str) -> Fraction:
-    """`text` as an exact number; raises InputError, which names `flag`, if it is none."""
+    """`text` as an exact number; raises InputError naming `flag` if it cannot be parsed."""
     try:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):

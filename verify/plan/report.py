@@ -1,4 +1,4 @@
-"""All that can be asked of one plan, in the order in which the answers build on each other, and what was answered."""
+"""All questions about one plan, and their answers; each is judged only if those before it hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optcc.verify.plan.translation import check_translation
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What to ask beyond properties 1 to 5.
+    """Questions beyond properties 1 to 5.
 
     `schedule`: is the plan a translation of it. `topology` with `within` or `promise_s`: is its time on the topology,
     with ports of `model`, at most `within` times the bound, or at most `promise_s` seconds. `target`: does it fit the
@@ -35,14 +35,14 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict, and the time if a claim about it was judged: exact but for fair ports."""
+    """The verdict, and the makespan if a claim about it was judged (exact except for fair ports)."""
 
     verdict: Verdict
     makespan: Makespan | None = None
 
 
 def judge(plan: Plan, questions: Questions) -> Report:
-    """Asks all of `questions`; what cannot be judged because something before it fails is unknown.
+    """Judges all `questions`; those after a failed one are unknown.
 
     Raises InputError for a target that is not known, and what `check_timing` raises for a topology.
     """

@@ -1,13 +1,13 @@
-"""Result and agreement: what every byte of every rank holds at the end, by running the plan on trees of reductions.
+"""Result and agreement: symbolic execution of the plan, with trees of reductions as values.
 
-The memory of a rank is cut into atoms, byte ranges that no instruction cuts. What an atom holds is a number: that of a
-leaf, the input of a rank at an atom of the message, or that of a reduction of two others. Equal reductions get equal
-numbers (the operands in either order), so two ranks combined an atom by the same tree if they hold the same number,
-and each tree has to be taken apart into its leaves only once: they must be every rank that belongs there, once, from
-the very atom. The plan must be free of deadlocks and races: then every interleaving gives the same.
+The memory of a rank is partitioned into atoms, byte ranges that no instruction splits. The value of an atom is a
+number: of a leaf (the input of a rank at an atom of the message), or of a reduction of two values. Trees are
+hash-consed: equal reductions get equal numbers, operands in either order. So two ranks reduced an atom by the same tree
+if they hold the same number, and each tree is expanded into its leaves once: these must be every rank of the
+postcondition exactly once, from the same atom. The plan must be free of deadlocks and races, so that all interleavings
+give the same result.
 
-A refutation is told by running the plan once more, atom by atom and with sets of contributions, on the bytes it is
-about (`_Retelling`).
+A counterexample is explained by a second run with sets of contributions, on the atoms in question (`_Retelling`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from optcc.verify.plan.byte_partition import CutsUnknown, carried_cuts, ranges
 from optcc.verify.plan.plan_graph import PlanGraph
 
 CELLS_MAX = 2**28
-"""Ranks times atoms; above, the verdict is unknown. A cell takes 8 bytes, a reduction of an atom up to 56."""
+"""Limit of ranks times atoms; above it the verdict is unknown. A cell takes 8 bytes, a reduction up to 56."""
 MIXED = -1
 _RIGHT, _WRONG = range(2)
 _EVERYONE, _NOBODY = -1, -2
 
 
 def check_result(plan: Plan, graph: PlanGraph, order: Column) -> tuple[Counterexample | None, Counterexample | None]:
-    """Why the result is wrong, and why ranks disagree on the tree; None where they do not. `order` as from deadlock.
+    """Counterexamples for result and for agreement, None where the property holds; `order` is that of `check_deadlock`.
 
-    Raises CutsUnknown where the bytes cannot be cut into atoms, or into too many.
+    Raises CutsUnknown where the partition into atoms does not converge or is too large.
     """
     cuts = carried_cuts(plan)
     n_atoms = len(cuts) - 1
@@ -60,7 +60,7 @@ def check_result(plan: Plan, graph: PlanGraph, order: Column) -> tuple[Counterex
 
 
 def _initial(plan: Plan, cuts: Column) -> Column:
-    """For each rank, for each atom: its leaf if the rank has an input there, else -1."""
+    """Per rank and atom: the leaf of the rank's input there, else -1."""
     n_atoms = len(cuts) - 1
     memory = np.full((plan.n_ranks, n_atoms), -1, dtype=np.int64)
     itemsize = DTYPE_BYTES[plan.transfers.dtype]
@@ -74,7 +74,7 @@ def _initial(plan: Plan, cuts: Column) -> Column:
 
 
 def _wanted(plan: Plan, cuts: Column) -> Column:
-    """For each rank, for each atom: whose input it must hold at the end: a rank's, `_EVERYONE`'s, `_NOBODY`'s."""
+    """Per rank and atom, whose input it must hold at the end: a rank's, `_EVERYONE`'s or `_NOBODY`'s."""
     wanted = np.full((plan.n_ranks, len(cuts) - 1), _NOBODY, dtype=np.int64)
     itemsize = DTYPE_BYTES[plan.transfers.dtype]
     for rank in range(plan.n_ranks):
@@ -86,7 +86,7 @@ def _wanted(plan: Plan, cuts: Column) -> Column:
 
 
 def _execute(plan: Plan, graph: PlanGraph, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
-    """The memory at the end with the trees in it; or an instruction that uses bytes never written."""
+    """The memory at the end and its trees; or an instruction that reads uninitialised bytes."""
     n_atoms = len(cuts) - 1
     own = plan.dst_offset >= 0
     reads = ranges(plan, cuts, np.where(plan.src_offset >= 0, plan.src_offset, plan.dst_offset), np.ones_like(own))
@@ -96,7 +96,7 @@ def _execute(plan: Plan, graph: PlanGraph, order: Column, cuts: Column) -> int |
     shift = plan.instruction_rank * n_atoms
     sends, receives = np.isin(plan.kind, list(SENDS)), np.isin(plan.kind, list(RECEIVES))
     reduces = np.isin(plan.kind, list(REDUCES))
-    leaving = np.cumsum(np.where(sends, width, 0)) - width  # where a send's message begins among all messages
+    leaving = np.cumsum(np.where(sends, width, 0)) - width  # offset of a send's message among all messages
     coming = np.where(receives, leaving[graph.sent_by], -1)
     memory = _initial(plan, cuts)
     rooms = 1 + int(width[reduces].sum())
@@ -132,7 +132,7 @@ def _combine(one: Any, other: Any, leaves: int, left: Column, right: Column, tab
         if left[tree] == one and right[tree] == other:
             return leaves + tree
         at = (at + 1) & mask
-    tree = left[-1]  # the last room holds how many are taken
+    tree = left[-1]  # the last entry counts those in use
     left[-1] = tree + 1
     left[tree], right[tree] = one, other
     table[at] = tree
@@ -142,7 +142,7 @@ def _combine(one: Any, other: Any, leaves: int, left: Column, right: Column, tab
 def _execute_events(
     order: Column, what: Any, where: Any, memory: Column, messages: Column, left: Column, right: Column, table: Column
 ) -> Any:
-    """Runs all events on `memory`; an instruction that uses bytes never written, or -1."""
+    """Runs all events on `memory`; returns an instruction that reads uninitialised bytes, or -1."""
     writes, receives, reduces, sends = what
     read_at, write_at, width, leaving, coming = where
     leaves = len(memory)
@@ -186,7 +186,7 @@ def _is_right(
         depth -= 1
         value = stack[depth]
         if value >= n_ranks * n_atoms:
-            if depth + 2 > n_ranks:  # more subtrees to come than there are ranks
+            if depth + 2 > n_ranks:  # more subtrees left than there are ranks
                 return False
             stack[depth] = right[value - n_ranks * n_atoms]
             stack[depth + 1] = left[value - n_ranks * n_atoms]
@@ -201,11 +201,11 @@ def _is_right(
 
 
 def _judge(memory: Column, wanted: Column, left: Column, right: Column, found: Column) -> int:
-    """`_WRONG` and in `found` the first (rank, atom) that is; else in `found` the first (rank, atom, other rank) of
-    which the trees differ, if there is one."""
+    """`_WRONG` with the first wrong (rank, atom) in `found`; else the first (rank, atom, other rank) whose trees differ
+    in `found`, if any."""
     n_ranks, n_atoms = memory.shape
     seen, stack = np.zeros(n_ranks, dtype=np.int64), np.empty(n_ranks + 2, dtype=np.int64)
-    judged = np.full(n_atoms, -1, dtype=np.int64)  # a rank whose value of the atom is right
+    judged = np.full(n_atoms, -1, dtype=np.int64)  # a rank whose value of the atom is correct
     for rank in range(n_ranks):
         for atom in range(n_atoms):
             if wanted[rank, atom] == -2:
@@ -224,7 +224,7 @@ def _judge(memory: Column, wanted: Column, left: Column, right: Column, found: C
 
 
 class Value(NamedTuple):
-    """What an atom holds; `transfer` wrote it last, `tree` tells how it was combined, `origin` where it came from."""
+    """The value of an atom: `transfer` wrote it last, `tree` is its reduction, `origin` its offset in the message."""
 
     ranks: int
     twice: int
@@ -234,7 +234,7 @@ class Value(NamedTuple):
 
 
 class MessageWritten(NamedTuple):
-    """One write in the second run: which transfer, where, what came, and what stood there (None: nothing)."""
+    """One write of the second run: transfer, place, the value that arrived, and the one it met (None: none)."""
 
     transfer: int
     rank: int
@@ -245,7 +245,7 @@ class MessageWritten(NamedTuple):
 
 
 class _Retelling:
-    """A second run, on sets of contributions, of the instructions that have to do with a few atoms."""
+    """A second run, with sets of contributions, of the instructions that access a few atoms."""
 
     def __init__(self, plan: Plan, cuts: Column, atoms: range, order: Column) -> None:
         self.plan = plan
@@ -263,7 +263,7 @@ class _Retelling:
         self.order = order[takes_part[order >> 1]].tolist()
         self.trees: dict[tuple[int, int], int] = {}
         self.doubled: list[tuple[int, int, int, int, int]] = []  # rank, atom, ranks, left and right transfer
-        self.complete: dict[int, tuple[int, int]] = {}  # atom: the first rank that had it all, and by which transfer
+        self.complete: dict[int, tuple[int, int]] = {}  # atom: the first complete rank, and its transfer
         self.log: list[MessageWritten] = []
         leaves = _initial(plan, cuts).reshape(plan.n_ranks, -1)
         self.memory: dict[tuple[int, int], Value] = {
@@ -273,7 +273,7 @@ class _Retelling:
         }
 
     def _linked(self, atoms: range) -> list[int]:
-        """`atoms`, and those that transfers which shift bytes connect them with, sorted."""
+        """`atoms` and all that transfers between different offsets connect them with, sorted."""
         t = self.plan.transfers
         shifted = np.flatnonzero(t.src_offset != t.dst_offset)
         cuts = np.array(self.cuts)
@@ -290,7 +290,7 @@ class _Retelling:
         return sorted(linked)
 
     def tell(self) -> tuple[Counterexample | None, Counterexample | None]:
-        """Why the result is wrong, and why ranks disagree, as far as these atoms are concerned."""
+        """Counterexamples for result and agreement on these atoms."""
         return (wrong, None) if (wrong := self._execute()) is not None else self._check()
 
     def _execute(self) -> Counterexample | None:
@@ -397,7 +397,7 @@ class _Retelling:
         return Counterexample("result", summary, rank, low, high, tuple(trace))
 
     def _fate(self, missing: int, atom: int) -> list[str]:
-        """What became of the first missing contribution: who carried it, and what overwrote it."""
+        """The path of the first missing contribution: the transfers that carried it, and the one that overwrote it."""
         source = (missing & -missing).bit_length() - 1
         origin = self.cuts[atom]
         mine = [each for each in self.log if each.came.ranks >> source & 1 and each.came.origin in (origin, MIXED)]

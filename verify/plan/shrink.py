@@ -11,12 +11,12 @@ from optcc.topology import Topology
 from optcc.verdict import Counterexample, Verdict
 
 TRANSFERS_MAX = 200_000
-"""Transfers of all plans that are tried together, about two seconds of compiling and verifying."""
+"""Limit on the transfers of all plans tried together: about two seconds of compilation and verification."""
 ELEMENTS = (1, 2, 3)
-"""Sizes that are tried, in elements a section: one each, then with room for what cuts sections."""
+"""Sizes to try, in elements per section: first one element, then enough for sections to be split."""
 
 Make = Callable[[Topology, int, int], tuple[Plan, Verdict]]
-"""The plan and its verdict on a topology, with so many segments, of so many bytes."""
+"""Compiles and judges a case: (topology, segments, bytes) to a plan and its verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Smallest:
 def shrink(
     make: Make, found: Counterexample, topology: Topology, segments: int, size_bytes: int, itemsize: int
 ) -> Smallest:
-    """The smallest case that `make` refutes by the property of `found`, which is what it says of the case given.
+    """The smallest case that `make` refutes by the same property as `found`, the counterexample of the given case.
 
-    The servers tried are the first ones of `topology`, and the slowest one with the first others. A case that the
-    schedule does not accept is none. Stops where `TRANSFERS_MAX` transfers were looked at.
+    The servers tried are the first ones of `topology`, and the slowest one with the first others. Cases that the
+    schedule does not accept are skipped. The search ends after `TRANSFERS_MAX` transfers.
     """
     smallest = Smallest(topology, segments, size_bytes, found)
     budget = TRANSFERS_MAX

@@ -1,4 +1,4 @@
-"""The fewest slots with which a plan is still safe."""
+"""The least number of slots for which a plan has neither deadlock nor race."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from optcc.verify.plan.races import check_races
 def least_slots(plan: Plan) -> int:
     """The smallest number of slots, the same for all lanes, with which a proved `plan` has no deadlock and no race.
 
-    Fewer slots are more waiting, so deadlock freedom is decided by bisection. A race that slots alone prevent could
-    come back with others, so from there on every number is tried until one is free of races: at the latest the plan's.
+    Fewer slots only add waits, so deadlock freedom is monotonic and found by bisection. Freedom of races need not be:
+    from there on each number is tried until one is free of races, at the latest the plan's own.
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring

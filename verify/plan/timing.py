@@ -1,37 +1,36 @@
-"""How long a plan takes, exactly, and claims about it: makespan <= within * T*, makespan <= promise.
+"""The exact makespan of a plan, and claims about it: makespan <= within * T*, makespan <= promise.
 
-**The model.** A plan fixes an order of every port: a port serves the transfers of a lane in the lane's order, the next
-one only after the last byte of the one before. With the order fixed nothing is left to decide: every moment is the
-longest path through a fixed graph, over rationals. Three moments belong to transfer t of n bytes: it *starts*, its in
-port *takes* it, it is *done*. With o and i the seconds of its n bytes at its out port and at its in port:
+**The model.** A plan fixes an order for every port: a port serves the transfers of a lane in the lane's order, each
+after the last byte of the one before. Given the order, every time is a longest path through a fixed graph, over
+rationals. A transfer t of n bytes has three times: it *starts*, its in port *takes* it, it is *done*. With o and i the
+seconds of its n bytes at its out port and at its in port:
 
     exclusive  it holds both ports for max(o, i): taken = start; left = start + max(o, i); done >= left + latency
-    fifo       each port at its own rate, the network stores: left = start + o; taken >= start + max(0, o - i), so that
+    fifo       each port at its own rate, with buffering in between: left = start + o; taken >= start + max(0, o - i),
+    so that
                the in port never pauses; done >= taken + i + latency
 
-A port's next transfer starts when the one before has left it (fifo: an in port takes the next one when it is through
-with the one before). Everything else that waits, waits as `optcc.simulate.plan_edges` says: for data, for bytes that
-are still being read, for its turn in a lane, for a slot. Which port a transfer uses is as in `optcc.simulate`: those of
-the two servers, their surviving NICs pooled; inside a server the fabric ports of two GPUs, or none; a local operation
-none, and no latency either.
+A port's next transfer starts when the previous one has left it (fifo: an in port takes the next one when the previous
+one is complete). All other dependencies are those of `optcc.simulate.plan_edges`: on data, on bytes still being read,
+on lane order, on a slot. Ports are assigned as in `optcc.simulate`: the ports of the two servers, their surviving NICs
+pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none, and no latency.
 
-**Against the simulator.** `optcc.simulate` decides while it runs: an exclusive port takes what became ready first, a
-fifo in port does not wait for what has not come yet. Where it serves the ports in the lanes' order, its time is this
-one; always so with one slot a lane, because then a lane's next message starts only after the one before it is done. It
-may serve in another order where a lane has several slots and messages of several senders are ready, and be faster or
-slower for that; this order is the one that the plan's author (or the timetable) wants.
+**Relation to the simulator.** `optcc.simulate` schedules dynamically: an exclusive port serves in order of readiness,
+and a fifo in port does not idle for a transfer that has not arrived. Where it serves the ports in the lanes' order,
+both times agree; with one slot per lane always, as a lane's next message then starts only after the previous one is
+done. With several slots it may serve messages of several senders in another order, and be faster or slower. The order
+used here is the one that the plan's author (or the timetable) specified.
 
 **Shared ports.** GPUs of one server share its NICs, and a rank may send in several lanes: then no lane fixes the order
-of that port. All ports are then kept in the order in which `optcc.simulate` serves them, and `Makespan.order` says so.
-The simulator is not trusted for that: its order is a witness, one way to run the plan, and the time of this way is
-computed here.
+of that port. In that case all ports keep the order in which `optcc.simulate` serves them, and `Makespan.order` says so.
+The simulator is not trusted for the time: its order is a witness, one valid execution, whose time is computed here.
 
-**Fair ports** have no order: what flows at once shares them, and a rate changes with everything that begins or ends. No
-graph says that, so `check_timing` takes the simulator's word for it. That is a computation in floats, no proof: right
-to about 1e-9 of the time in tests against an exact evaluator, and called `rounded` wherever it is told.
+**Fair ports** have no order: concurrent flows share them, and rates change with every start and end, so the time is no
+longest path. `check_timing` then uses the simulator's result. It is a computation in floats and no proof: within 1e-9
+of an exact evaluator in tests, and marked `rounded` in every output.
 
-Numbers are integers of a tick that divides every duration: 64 bits wide where they fit, else Python's. Floats appear
-only in the order of shared ports, for fair ports, and in text.
+Times are integers in units of a tick that divides every duration: 64 bits wide where they fit, else Python's. Floats
+occur only in the order of shared ports, for fair ports, and in text.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
     "its in port",
     "the one before",
 )
-"""What a transfer of a critical path waited for; the last one where ports are fair, and no more is known."""
+"""What a transfer of a critical path waited for; `BEFORE` for fair ports, where the cause is unknown."""
 TICKS_MAX = 2**62
-"""Times below this are added in 64 bits."""
+"""Times below this are computed in 64 bits."""
 TRACE_LINES_MAX = 15
 _STAGES_MAX = 4
 _KEPT = {"lanes": " in the lanes' order", "simulated": " in the simulator's order", "rounded": ""}
@@ -82,11 +81,11 @@ _OWN, _INSTRUCTION, _SLOT, _OUT, _IN = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """The time of a plan on a topology, with a longest path.
+    """The makespan of a plan on a topology, with a critical path.
 
     `path` are transfers, each of which waited for the one before it; `waits[k]` is what `path[k]` waited for, one of
-    the constants above, and `begins_s[k]` when that was over. `order` is `lanes`, or `simulated` where lanes share a
-    port: then all times are exact. With fair ports it is `rounded`: the times are the simulator's floats.
+    the constants above, and `begins_s[k]` when that wait ended. `order` is `lanes`, or `simulated` where lanes share a
+    port; both are exact. With fair ports it is `rounded`: the times are the simulator's floats.
     """
 
     model: str
@@ -98,7 +97,7 @@ class Makespan:
 
     @property
     def exact(self) -> bool:
-        """False if it is a float's value, right up to rounding."""
+        """False for a float, correct up to rounding."""
         return self.order != "rounded"
 
     def __str__(self) -> str:
@@ -106,7 +105,7 @@ class Makespan:
 
     @property
     def said(self) -> str:
-        """The time and how it was found."""
+        """The time and how it was computed."""
         time = _exact(self.seconds) if self.exact else f"{show_time(float(self.seconds))} (simulated in floats)"
         return f"{time} with {self.model} ports{_KEPT[self.order]}"
 
@@ -167,14 +166,14 @@ def check_timing(
 ) -> tuple[Counterexample | None, Makespan | None]:
     """None and the makespan if it is at most `within` times the bound T* and at most `promise_s`, where given.
 
-    A refuted claim is explained by a port that alone breaks it (its bytes over its rate), else by a longest path. No
-    makespan exists where a transfer has no link to go over: between servers whose surviving NICs share no rail of a
-    rail-only network; that refutes every claim. (A port of rate zero cannot be: `Topology` refuses it.)
+    A refuted claim is explained by a port that alone violates it (its bytes over its rate), else by a critical path.
+    There is no makespan if a transfer has no link: between servers whose surviving NICs share no rail of a rail-only
+    network. This refutes every claim. (`Topology` rejects ports of rate zero.)
 
-    T* is that of `collective_bound` for the plan's collective, fabrics included. With `fair` ports
-    the time is the simulator's, so the answer is as good as its rounding, and no proof.
+    T* is that of `collective_bound` for the plan's collective, fabrics included. With `fair` ports the time is the
+    simulator's: correct up to rounding, and no proof.
 
-    Raises InputError for another model or a claim that is negative, and what `exact_makespan`, `simulated_makespan` and
+    Raises InputError for an unknown model or a negative claim, and what `exact_makespan`, `simulated_makespan` and
     `collective_bound` raise.
     """
     if model not in MODELS:
@@ -279,7 +278,7 @@ class _Ports:
         return cls(names, rates, ranks, np.where(used, out, -1), np.where(used, into + 1, -1))
 
     def carried(self, transfers: Transfers) -> list[int]:
-        """For each port its bytes, exactly."""
+        """The bytes that each port carries."""
         used = np.flatnonzero(self.out >= 0)
         sums = np.zeros(len(self.names), dtype=np.int64)
         limit = TICKS_MAX // max(len(transfers), 1)
@@ -316,17 +315,17 @@ class _Ticks:
             for size, rate in zip(carried, ports.rates, strict=True)
         ]
         latency = per_s // latency_s.denominator * latency_s.numerator
-        # No path is longer than all transfers one after the other.
+        # Upper bound on any path: all transfers in sequence.
         horizon = len(transfers) * latency + sum(size * each for size, each in zip(carried, per_byte, strict=True))
         wide = horizon >= TICKS_MAX
         dtype = object if wide else np.int64
-        each_byte = np.array([*per_byte, 0], dtype=dtype)  # the last entry is for none: -1
+        each_byte = np.array([*per_byte, 0], dtype=dtype)  # the last entry is for index -1, no port
         size = transfers.bytes.astype(dtype)
         return cls(per_s, latency, size * each_byte[ports.out], size * each_byte[ports.in_], wide)
 
 
 _Chains = tuple[tuple[Column, Column], tuple[Column, Column]]
-"""For out ports and for in ports: transfers, and those that come next on the same port."""
+"""For out ports and for in ports: transfers, and their successors on the same port."""
 
 
 def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: ExactModel) -> tuple[str, _Chains]:
@@ -347,17 +346,17 @@ def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: ExactModel
 
 
 def _shared(port: Column, lane: Column, instruction: Column) -> bool:
-    """True if some port is used from several lanes."""
+    """True if several lanes use one port."""
     used = np.flatnonzero(port >= 0)
     if (instruction[used] < 0).any():
-        return False  # `plan_edges` refuses such a plan
+        return False  # `plan_edges` rejects such a plan
     lane_of = np.full(int(port.max(initial=-1)) + 1, -1, dtype=np.int64)
     lane_of[port[used]] = lane[instruction[used]]
     return bool((lane_of[port[used]] != lane[instruction[used]]).any())
 
 
 def _chain(port: Column, *keys: npt.NDArray[Any]) -> tuple[Column, Column]:
-    """Transfers that follow each other on a port, sorted by `keys`, the first one first."""
+    """Consecutive transfers of each port, sorted by `keys`."""
     used = np.flatnonzero(port >= 0)
     order = used[np.lexsort((*(key[used] for key in reversed(keys)), port[used]))]
     same = port[order[1:]] == port[order[:-1]]
@@ -366,9 +365,9 @@ def _chain(port: Column, *keys: npt.NDArray[Any]) -> tuple[Column, Column]:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """Node 3t + _START, _TAKEN or _DONE is a moment of transfer t; edges are sorted by the node that comes before.
+    """Node 3t + _START, _TAKEN or _DONE is a time of transfer t; edges are sorted by their tail.
 
-    Edge e: node `after[e]` is at least `weight[e]` later than node `before[e]`, because of `reason[e]`.
+    Edge e: node `after[e]` is at least `weight[e]` later than node `before[e]`; `reason[e]` says why.
     """
 
     first: Column
@@ -412,7 +411,7 @@ def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: ExactModel) -> _Gr
 
 
 def _longest(plan: Plan, graph: _Graph, ticks: _Ticks) -> tuple[npt.NDArray[Any], Column]:
-    """When each node is, at the earliest, in ticks; and for each node the edge that decides (-1: none)."""
+    """The earliest time of each node in ticks, and the edge that determines it (-1: none)."""
     nodes = 3 * len(plan.transfers)
     order = topological_order(graph.first, graph.after)
     if len(order) < nodes:
@@ -433,7 +432,7 @@ def _kernels() -> Any:
 def _longest_paths(
     order: Column, first: Column, after: Column, weight: npt.NDArray[Any], time: npt.NDArray[Any], cause: Column
 ) -> None:
-    """Fills in `time` and `cause`, node by node in an `order` that respects the edges."""
+    """Fills in `time` and `cause` in topological `order`."""
     for node in order:
         for edge in range(first[node], first[node + 1]):
             waiter = after[edge]
@@ -446,7 +445,7 @@ def _longest_paths(
 def _makespan(
     plan: Plan, graph: _Graph, model: ExactModel, order: str, time: npt.NDArray[Any], cause: Column, per_s: int
 ) -> Makespan:
-    """The path from the last moment back."""
+    """Follows the critical path back from the end."""
     if len(time) == 0:
         return Makespan(model, order, Fraction(0), (), (), ())
     done = time[_DONE::3]
@@ -484,12 +483,12 @@ def _overlap(transfers: Transfers, one: int, offsets: Column, other: int, other_
     return bool(low < min(offsets[one] + transfers.bytes[one], other_offsets[other] + transfers.bytes[other]))
 
 
-# What a refuted claim says --------------------------------------------------------------------------------------------
+# Counterexamples of refuted claims ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What a port must carry."""
+    """The load of a port."""
 
     port: int
     name: str
@@ -554,7 +553,7 @@ def _steps(transfers: Transfers, makespan: Makespan) -> Iterator[str]:
 
 
 def _stages_of(transfers: Transfers, which: Column) -> list[int]:
-    """The stages of these transfers, in the order in which they come."""
+    """The stages of these transfers, in order of first appearance."""
     return list(dict.fromkeys(transfers.stage[which].tolist()))
 
 
@@ -576,6 +575,6 @@ def _rounded(seconds: Fraction) -> str:
 
 
 def _exact(seconds: Fraction) -> str:
-    """Rounded, and exact if that is short."""
+    """Rounded, followed by the exact value if it is short."""
     text = str(seconds)
     return _rounded(seconds) + (f" (exactly {text} s)" if len(text) <= 24 else "")

@@ -1,4 +1,4 @@
-"""An order in which what waits for something stands behind it: Kahn's algorithm on edges packed by their tail."""
+"""Topological sorting by Kahn's algorithm, on edges packed by their tail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optcc.compiled import compiled
 def pack_edges(n_nodes: int, before: Column, after: Column) -> tuple[Column, Column]:
     """The edges `before[i]` -> `after[i]` as (first, following): node v's are following[first[v] : first[v + 1]].
 
-    Edges of one node stay in the order in which they are given.
+    Edges of one node keep their given order.
     """
     first = np.zeros(n_nodes + 1, dtype=np.int64)
     np.cumsum(np.bincount(before, minlength=n_nodes), out=first[1:])
@@ -22,9 +22,9 @@ def pack_edges(n_nodes: int, before: Column, after: Column) -> tuple[Column, Col
 
 
 def topological_order(first: Column, following: Column) -> Column:
-    """All nodes, each behind those with an edge to it; fewer if some lie on a cycle or behind one.
+    """All nodes in a topological order; shorter if some are on a cycle or behind one.
 
-    First in, first out: nodes without edges into them stand first, by number.
+    Ties are broken first in, first out, starting with the sources by number.
 
     >>> topological_order(*pack_edges(4, np.array([2, 2, 0]), np.array([1, 0, 1]))).tolist()
     [2, 3, 0, 1]
@@ -43,7 +43,7 @@ def _kernels() -> Any:
 
 
 def _sort(first: Column, following: Column, missing: Column, order: Column) -> int:
-    """Writes the order and returns how many nodes have a place in it; `missing` counts the edges into each node."""
+    """Writes the order and returns its length; `missing` is the in-degree of each node."""
     count = 0
     for node in range(len(missing)):
         if missing[node] == 0:

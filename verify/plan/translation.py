@@ -1,28 +1,26 @@
-"""Translation: a compiled plan is the author's schedule, transfer by transfer, in an order that means the same.
+"""Translation validation: a compiled plan has the transfers of the author's schedule, in an equivalent order.
 
-The author's schedule means: its transfers, one by one, as they stand. Two things make a plan this schedule:
+The reference semantics of a schedule is sequential: its transfers one by one, as written. A plan is equivalent if:
 
-**The transfers.** Each written transfer whose chunk has a byte occurs in the plan exactly once: with its ranks, its
+**The transfers.** Each written transfer with a nonempty chunk occurs in the plan exactly once: with its ranks, its
 operation, its bytes at both ends, its segment, its stage and its line; and the plan has no other. The bytes follow from
-the shapes of the segments: of a message of n elements, a segment begins at the sum of the shares before it, times n,
+the layout of the segments: of a message of n elements, a segment begins at the sum of the shares before it, times n,
 rounded down, and ends where the next one begins; section c of q in a segment of m elements takes those from m*c/q to
 m*(c + 1)/q, rounded down; scratch slot j of a section lies where the section lies, j + 1 messages further on. So chunks
 of different segments, sections or slots never share a byte.
 
-**The order.** Two transfers conflict if they touch the same chunk of a rank and one writes it. If the author wrote one
+**The order.** Two transfers conflict if they access the same chunk of a rank and one writes it. If the author wrote one
 before the other, then its access is done before the other's instruction is issued, in every run: in happens-before of
-the least patient run-time, which is that of `optcc.verify.plan.races`. Other transfers may change places at will:
-neither sees what the other does.
+the least conservative run-time, as in `optcc.verify.plan.races`. Transfers that do not conflict may be reordered.
 
-**The one exception: siblings.** Transfers that reduce into the same chunk of a rank, one behind the other, such that
-between them (in the author's order) nothing reads this chunk and nothing is copied into it, may come in any order, as
-sums may; they must still come one after the other, and all of them after what the author wrote before them and before
-what the author wrote behind them. (The fifo timetable adds siblings as they come.) Whoever reads the chunk gets the
-same set of summands. Its floats may be rounded otherwise than in the author's order; that all ranks still get the same
-bits is the property `agreement`.
+**The one exception: siblings.** Consecutive reductions into the same chunk of a rank, with no read of and no copy into
+the chunk between them in the author's order, may be reordered, as addition commutes. They must remain sequential, after
+all conflicting transfers before them and before all behind them. (The fifo timetable adds siblings in order of
+arrival.) Later reads see the same set of summands. Rounding may differ from the author's order; that all ranks still
+get the same bits is the property `agreement`.
 
-So by induction over the author's order every read sees what the author's execution would have put there, up to the
-order of summands: the plan computes what the schedule does. Whether that is the collective is the property `result`.
+So by induction over the author's order every read sees the value of the sequential execution, up to the order of
+summands: the plan computes what the schedule does. Whether that is the collective is the property `result`.
 
 The check builds on `matching` (each instruction does what its transfer says) and `deadlock` (happens-before is an
 order), and uses no code of `optcc.passes`.
@@ -56,7 +54,7 @@ _NAMED_MAX = 4
 
 
 def check_translation(schedule: Schedule, plan: Plan) -> Counterexample | None:
-    """None if `plan` is `schedule`, for the size and type of the plan; else a transfer or an order that is not.
+    """None if `plan` is a translation of `schedule` for the plan's size and type, else the first difference.
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring
@@ -66,8 +64,7 @@ def check_translation(schedule: Schedule, plan: Plan) -> Counterexample | None:
     >>> print(check_translation(ring(n_ranks=3, segments=2), plan).summary)
     the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 29), bytes 0..15
 
-    Raises PlanError for a plan that is not matched or whose instructions wait for each other: then nothing can be said
-    of its order.
+    Raises PlanError for a plan that fails `matching` or `deadlock`: its order is then undefined.
     """
     unlike = _check_shape(schedule, plan)
     if unlike:
@@ -86,7 +83,7 @@ def check_translation(schedule: Schedule, plan: Plan) -> Counterexample | None:
 
 
 def _check_shape(schedule: Schedule, plan: Plan) -> str:
-    """Empty if plan and schedule are about the same collective, stages and scratch space."""
+    """Empty if plan and schedule have the same collective, stages and scratch space."""
     rows = (
         ("collective", plan.collective, schedule.collective),
         ("stages", plan.transfers.stages, schedule.stages),
@@ -103,7 +100,7 @@ def _check_shape(schedule: Schedule, plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Written:
-    """Those transfers of a schedule whose chunk has a byte: `index` in the schedule, a row of `columns` for each of
+    """The transfers of a schedule with a nonempty chunk: `index` in the schedule, a row of `columns` for each of
     `_COLUMNS`, and numbers for the chunks they read and write: equal where rank, segment, section and slot are."""
 
     index: Column
@@ -148,7 +145,7 @@ def _sections(schedule: Schedule, count: int) -> tuple[Column, Column]:
 def _unlike_transfers(
     schedule: Schedule, written: _Written, transfers: Transfers, found: npt.NDArray[np.int64]
 ) -> Counterexample | None:
-    """The first transfer that is written and not found, or found and not written; None if there is none."""
+    """The first written transfer that the plan lacks, or the first of the plan that is not written; None if neither."""
     wanted_rows, found_rows = (list(zip(*each.tolist(), strict=True)) for each in (written.columns, found))
     wanted, has = Counter(wanted_rows), Counter(found_rows)
     if wanted == has:
@@ -176,7 +173,7 @@ def _unlike_transfers(
 def _same_transfers(
     wanted: npt.NDArray[np.int64], found: npt.NDArray[np.int64], place: Column, instructions: _Instructions
 ) -> Column:
-    """For each written transfer its number in the plan; of equal ones the first is the one that the plan does first."""
+    """The number in the plan of each written transfer; equal ones are matched in the order of the plan."""
     result = np.empty(wanted.shape[1], dtype=np.int64)
     done_at = place[2 * instructions.receiver + 1]
     result[np.lexsort(wanted[::-1])] = np.lexsort((done_at, *found[::-1]))
@@ -238,7 +235,7 @@ class _Events:
         remote = np.flatnonzero(instructions.sender != instructions.receiver)
         sender, receiver = instructions.sender[remote], instructions.receiver[remote]
         later, freed = _freed_slots(plan)
-        free_event = 2 * freed + (plan.out_channel[freed] < 0)  # a fused one is done later than it frees its slot
+        free_event = 2 * freed + (plan.out_channel[freed] < 0)  # a fused one frees its slot before it is done
         events = np.concatenate(
             (
                 2 * each + 1,
@@ -260,7 +257,7 @@ class _Events:
 
 
 def _freed_slots(plan: Plan) -> tuple[Column, Column]:
-    """Receives, and for each the receive of its lane that frees the slot it uses."""
+    """Receives, and for each the receive of the same lane that frees its slot."""
     receives = np.flatnonzero(plan.in_channel >= 0)
     slots = np.array([channel.slots for channel in plan.channels], dtype=np.int64)[plan.in_channel[receives]]
     at = np.arange(len(receives)) - slots
@@ -272,7 +269,7 @@ def _freed_slots(plan: Plan) -> tuple[Column, Column]:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Accesses:
     """Accesses to chunks, sorted by chunk and then in the author's order: `written` is the transfer, as an index of
-    `_Written`, `kind` one of _READ, _REDUCE, _COPY, and `run` numbers what may change places: a run of reductions."""
+    `_Written`, `kind` one of _READ, _REDUCE, _COPY, and `run` numbers the runs of reductions that may be reordered."""
 
     chunk: Column
     written: Column
@@ -297,15 +294,15 @@ class _Accesses:
         return len(self.run) > 0 and int(self.run[-1]) < len(self.run)
 
     def seated(self, done_at: Column) -> _Accesses:
-        """Siblings in the order in which the plan adds them; `done_at` is for each written transfer."""
+        """With siblings sorted in the order in which the plan adds them; `done_at` is per written transfer."""
         order = np.lexsort((done_at[self.written], self.run))
         return _Accesses(self.chunk[order], self.written[order], self.kind[order], self.run)
 
     def pairs(self) -> tuple[Column, Column]:
-        """Accesses that must be one after the other; all other conflicts follow from these.
+        """Pairs of accesses that must be ordered; all other conflicts follow by transitivity.
 
-        A read comes after the last write before it, a write after the reads since the last write, or after that write
-        if there are none.
+        A read follows the last write before it; a write follows the reads since the last write, or that write if there
+        are none.
         """
         at, writes = np.arange(len(self.kind)), self.kind != _READ
         last = np.maximum.accumulate(np.where(writes, at, -1))
@@ -328,7 +325,7 @@ class _Accesses:
 def _check_order(
     schedule: Schedule, plan: Plan, written: _Written, transfer: Column, instructions: _Instructions
 ) -> Counterexample | None:
-    """None if all conflicts are in the author's order; `transfer` is for each written one its number in the plan."""
+    """None if all conflicts are in the author's order; `transfer` maps written transfers to those of the plan."""
     accesses = _Accesses.of(written)
     events = None
     if accesses.has_siblings:
@@ -341,7 +338,7 @@ def _check_order(
         instructions.receiver[transfer[accesses.written]],
     )
     first, second = done_by[before], done_by[behind]
-    # An instruction waits for what stands in its `after`; a fused one sends after it has written.
+    # An instruction waits for its `after`; a fused one sends after it has written.
     waits = np.repeat(np.arange(len(plan)), np.diff(plan.after.starts)) * len(plan) + plan.after.values
     ordered = np.isin(second * len(plan) + first, waits)
     ordered |= (first == second) & (accesses.kind[before] != _READ) & (accesses.kind[behind] == _READ)
@@ -413,7 +410,7 @@ def _walk_back(
     stack: Column,
     found: npt.NDArray[np.bool_],
 ) -> None:
-    """For each pair, walks from the issue of `behind` back to whatever caused it, and looks for `before` done."""
+    """For each pair, searches backward from the issue of `behind` for the done of `before`."""
     for pair in range(len(before)):
         target = 2 * before[pair] + 1
         stack[0] = 2 * behind[pair]

@@ -1,11 +1,11 @@
-"""The verifier of `Transfers`: properties 1 to 5 of the neutral form, which other tools may write.
+"""The verifier of `Transfers`: properties 1 to 5 of the neutral form, which other tools can write.
 
-What the form means is less than what a plan enforces: a transfer starts when all of its `after` are done, and two that
-`after` leaves unordered may overlap in any way; `order` may be kept or not. So:
+The form constrains less than a plan: a transfer starts when all of its `after` are done, transfers that `after` does
+not order may overlap in any way, and `order` is optional for the run-time. So:
 
-matching   by form: a line is a send and its receive
+matching   holds by form: a line is a send and its receive
 deadlock   `after` and `order` together have no cycle
-races      conflicting accesses are ordered by `after` alone; an access takes as long as its transfer
+races      conflicting accesses are ordered by `after` alone; an access lasts as long as its transfer
 result     as for plans, in one order that `after` allows; without races all orders give the same
 agreement  as for plans
 """
@@ -52,12 +52,12 @@ def verify_transfers(transfers: Transfers) -> Verdict:
 
 
 def free_plan(transfers: Transfers) -> Plan:
-    """A plan that leaves as much open as the form does: every instruction has a lane, and every message a channel, of
-    its own. It has no dependencies: what waits for what is up to `after`.
+    """A plan as unconstrained as the form: each instruction has its own lane, each message its own channel. It has no
+    dependencies; the verifier takes these from `after`.
     """
     n = len(transfers)
     remote = transfers.src != transfers.dst
-    # By rank; the send of transfer t is 2 * t, what ends it 2 * t + 1.
+    # By rank; the send of transfer t is 2 * t, its receive or local operation 2 * t + 1.
     of = np.concatenate((2 * np.flatnonzero(remote), 2 * np.arange(n) + 1))
     rank = np.where(of & 1, transfers.dst[of >> 1], transfers.src[of >> 1])
     of = of[np.lexsort((of, rank))]
@@ -91,7 +91,7 @@ def free_plan(transfers: Transfers) -> Plan:
 
 
 def _events(plan: Plan, sequence: Column) -> Column:
-    """The events of `free_plan` when its transfers happen one after the other."""
+    """The events of `free_plan` if its transfers run one at a time, in this sequence."""
     sent = np.full(len(plan.transfers), -1, dtype=np.int64)
     sends = np.flatnonzero(plan.send_transfer >= 0)
     sent[plan.send_transfer[sends]] = sends
@@ -104,7 +104,7 @@ def _events(plan: Plan, sequence: Column) -> Column:
 
 
 def _check_cycle(transfers: Transfers) -> tuple[Counterexample | None, Column]:
-    """A cycle of `after` and `order`, or all transfers in a sequence that both allow."""
+    """A cycle of `after` and `order`, or a topological order of all transfers."""
     earlier = [[*a, *b] for a, b in zip(transfers.after, transfers.order, strict=True)]
     owners = np.repeat(np.arange(len(earlier)), [len(waits) for waits in earlier])
     sequence = topological_order(*pack_edges(len(earlier), column(each for waits in earlier for each in waits), owners))
@@ -112,7 +112,7 @@ def _check_cycle(transfers: Transfers) -> tuple[Counterexample | None, Column]:
         return None, sequence
     stuck = set(range(len(earlier))).difference(sequence.tolist())
     walk = [min(stuck)]
-    while walk.count(walk[-1]) == 1:  # every stuck transfer waits for a stuck one, so this comes round
+    while walk.count(walk[-1]) == 1:  # every stuck transfer waits for another stuck one, so this revisits one
         walk.append(next(other for other in earlier[walk[-1]] if other in stuck))
     cycle = walk[walk.index(walk[-1]) : -1]
     trace = tuple(f"{transfers.describe(each)} waits for" for each in cycle)
@@ -122,7 +122,7 @@ def _check_cycle(transfers: Transfers) -> tuple[Counterexample | None, Column]:
 
 
 def _check_races(transfers: Transfers, sequence: Column) -> Counterexample | None:
-    """Two accesses that conflict and that `after` does not order, if there are any; `sequence` keeps `after`."""
+    """Two conflicting accesses that `after` does not order, if any; `sequence` is a topological order of `after`."""
     t = transfers
     n = len(t)
     ends = (t.src_offset, t.src_offset + t.bytes, t.dst_offset, t.dst_offset + t.bytes)
