@@ -27,17 +27,17 @@ from optcc.errors import TopologyError
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.experiments.schedule_cases import random_rates
-from optcc.passes.timetable import Ports
 from optcc.schedule import Schedule
 from optcc.schedules.auto import CHUNK_BYTES_MIN, choose
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card
 from optcc.simulate import simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 
 LATENCY_S = Fraction(5, 10**6)
 SIZES = (1024, 5124, 16388, 65532, 2**18, 10**6, 2**21 + 4, 3 * 10**6, 2**23 - 4, 2**24)
-THE_PORTS: tuple[Ports, ...] = ("fifo", "fair")
+THE_PORTS: tuple[Model, ...] = ("fifo", "fair")
 TOPOLOGIES = (
     *("4@50GB/s", "8@50GB/s", "16@50GB/s"),
     *("6@50GB/s,2=20GB/s", "7@50GB/s,3=10GB/s", "8@50GB/s,3=25GB/s", "9@50GB/s,3=25GB/s"),
@@ -122,7 +122,7 @@ def cluster(text: str) -> Topology:
     return random_rates(int(ranks), int(seed)) if found else Topology.parse(text).with_latency(LATENCY_S)
 
 
-def best_single(topology: Topology, size_bytes: int, ports: Ports) -> tuple[float, str, int]:
+def best_single(topology: Topology, size_bytes: int, ports: Model) -> tuple[float, str, int]:
     """Seconds, name and segments of the fastest single schedule of the library."""
     best = (float("inf"), "", 0)
     for name, definition in SCHEDULES.items():
@@ -136,7 +136,7 @@ def best_single(topology: Topology, size_bytes: int, ports: Ports) -> tuple[floa
 
 
 def _with_segments(
-    definition: Definition, topology: Topology, size_bytes: int, ports: Ports
+    definition: Definition, topology: Topology, size_bytes: int, ports: Model
 ) -> Iterator[tuple[float, str, int]]:
     """What it takes with 1, 2, 4, ... segments, until that gets worse twice; nothing if it is not for the topology."""
     lanes = PEER_LANES if ports == "fair" and definition.lane_per_peer else (None,)
@@ -156,13 +156,13 @@ def _with_segments(
 
 
 def _simulated_s(
-    schedule: Schedule, topology: Topology, size_bytes: int, ports: Ports, lanes: tuple[int, int] | None
+    schedule: Schedule, topology: Topology, size_bytes: int, ports: Model, lanes: tuple[int, int] | None
 ) -> float:
     plan = compile_schedule(schedule, size_bytes=size_bytes, topology=topology, ports=ports, peer_lanes=lanes)
     return simulate(plan, topology, model=ports).seconds
 
 
-def compare(text: str, size_bytes: int, ports: Ports, best: tuple[float, str, int] | None = None) -> AutoRatio:
+def compare(text: str, size_bytes: int, ports: Model, best: tuple[float, str, int] | None = None) -> AutoRatio:
     """One case; `best` if it is known what the best single schedule takes."""
     topology = cluster(text)
     chosen = choose(topology, size_bytes, ports=ports)

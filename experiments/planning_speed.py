@@ -26,9 +26,9 @@ from optcc.compiled import compile_always
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
 from optcc.experiments.schedule_cases import random_rates
-from optcc.passes.timetable import PORTS, Ports
 from optcc.schedules.auto import choose
 from optcc.show import Card
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
@@ -105,7 +105,7 @@ def cluster(ranks: int, rates: str) -> Topology:
     return random_rates(ranks, SEED)
 
 
-def run_case(ranks: int, rates: str, ports: Ports, size_bytes: int, repeats: int) -> PlanningTiming:
+def run_case(ranks: int, rates: str, ports: Model, size_bytes: int, repeats: int) -> PlanningTiming:
     """Plans a case `repeats` times in this process."""
     topology = cluster(ranks, rates)
     warm = topology if ranks < MANY_RANKS else cluster(64, rates)
@@ -126,7 +126,7 @@ def measure(ranks: Sequence[int] = tuple(REPEATS)) -> PlanningSpeed:
     """All cases of so many `ranks`, each one of `REPEATS`."""
     rows = []
     for p in ranks:
-        for ports in PORTS:
+        for ports in MODELS:
             for rates in RATES:
                 for size_bytes in SIZES if p < MANY_RANKS else MANY_RANKS_SIZES:
                     rows.append(run_case(p, rates, ports, size_bytes, REPEATS[p]))

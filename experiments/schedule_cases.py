@@ -23,10 +23,10 @@ import msgspec
 from optcc.compiler import compile_schedule
 from optcc.errors import OptccError
 from optcc.experiments.record import text_of
-from optcc.passes.timetable import Ports
 from optcc.schedules.optcc_timetable import ClosedForm
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import simulate
+from optcc.timing import Model
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.bounds.predictions import fault_free, predictions
@@ -37,7 +37,7 @@ RATE = Fraction(50 * 10**9)
 LATENCY_S = Fraction(5, 10**6)
 GOALS = {"straggler": Fraction(102, 100), "random": Fraction(103, 100), "many ranks": Fraction(105, 100)}
 """Above so many times the bound, `optimal` misses its goal, under fifo ports and, as `shares`, under fair ones."""
-OTHER_PORTS: Mapping[str, tuple[Ports, ...]] = {"optcc": ("exclusive", "fair"), "optimal": ("exclusive",)}
+OTHER_PORTS: Mapping[str, tuple[Model, ...]] = {"optcc": ("exclusive", "fair"), "optimal": ("exclusive",)}
 """Under which ports besides fifo a schedule is simulated with one straggler."""
 MANY_RANKS = 256
 NO_TIME = "the record was finished before"
@@ -120,7 +120,7 @@ class SchedulePlan:
     """For how many seeds, by ranks, under fifo and under fair ports."""
     many: Mapping[int, int]
     """Numbers of ranks, with the segments of `optimal` for them, for which one cluster of random rates is enough."""
-    many_slowdowns: Mapping[Ports, tuple[Fraction, ...]]
+    many_slowdowns: Mapping[Model, tuple[Fraction, ...]]
     fair_segments: Mapping[int, tuple[int, ...]]
     """Of `shares`, by ranks."""
 
@@ -209,7 +209,7 @@ class Unit:
     ranks: int
     slowdown: Fraction | None
     seed: int | None
-    ports: Ports
+    ports: Model
     segments: tuple[int, ...]
     transfers_max: int = 2**63
     memory_bytes: int | None = None
@@ -361,7 +361,7 @@ def _warm() -> None:
         run_unit(unit)
 
 
-def formula_of(name: str, topology: Topology, segments: int, ports: Ports) -> Fraction | None:
+def formula_of(name: str, topology: Topology, segments: int, ports: Model) -> Fraction | None:
     """The schedule's closed form; OptCC's is the least that its ports need for so many segments, with fill and drain,
     and the latency of filling the pipeline.
 

@@ -36,7 +36,7 @@ from optcc.schedule import SegmentShape
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card
 from optcc.simulate import simulate
-from optcc.sweep import Clock, Model, sweep
+from optcc.static_order import SerialModel, StaticOrderClock, time_static_order
 from optcc.topology import Topology
 from optcc.verify.plan.report import Questions, judge
 
@@ -123,17 +123,17 @@ def _simulating(ranks: int, model: Any) -> Work:
     return work
 
 
-def _sweeping(ranks: int, model: Model) -> Work:
-    return lambda: sweep(SCHEDULES["ring"], _slow_one(ranks), size_bytes=2**30, model=model).transfers
+def _sweeping(ranks: int, model: SerialModel) -> Work:
+    return lambda: time_static_order(SCHEDULES["ring"], _slow_one(ranks), size_bytes=2**30, model=model).transfers
 
 
-def _sweeping_alone(ranks: int, model: Model) -> Work:
+def _sweeping_alone(ranks: int, model: SerialModel) -> Work:
     topology = _slow_one(ranks)
     written: list[tuple[Moves, Sequence[SegmentShape], int]] = []
     SCHEDULES["ring"].stream(topology, 1, lambda *given: written.append(given))
 
     def work() -> int:
-        clock = Clock(topology, 2**30, "float32", model)
+        clock = StaticOrderClock(topology, 2**30, "float32", model)
         for given in written:
             clock.take(*given)
         return clock.result().transfers
@@ -160,13 +160,13 @@ CASES: dict[str, tuple[Callable[..., Work], tuple[Any, ...], tuple[Any, ...]]] =
     **{
         f"sweep ring with its DSL, {ranks} ranks, {model}": (_sweeping, (ranks, model), (4, model))
         for ranks in (1024, 4096)
-        for model in get_args(Model)
+        for model in get_args(SerialModel)
     },
     "sweep ring with its DSL, 16384 ranks, fifo": (_sweeping, (16384, "fifo"), (4, "fifo")),
     **{
         f"sweep ring written before, {ranks} ranks, {model}": (_sweeping_alone, (ranks, model), (4, model))
         for ranks in (1024, 4096)
-        for model in get_args(Model)
+        for model in get_args(SerialModel)
     },
 }
 """For each case: the function that prepares its work, its arguments, and arguments of a small case that compiles all

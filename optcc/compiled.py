@@ -174,7 +174,7 @@ def compiled_at_once(kernels: Sequence[Callable[..., Any]], namespace: dict[str,
         if options and len(kernel.__code__.co_code) < _SHORT:  # else an array is passed on as seven numbers
             options["forceinline"] = True
         try:
-            made = numba.njit(copy, cache=True, **options)
+            made = _skip_unreadable(numba.njit(copy, cache=True, **options))
         except RuntimeError:  # no place to write the cache to
             made = numba.njit(copy, **options)
         known[kernel.__name__] = _compile_once(made)
@@ -201,6 +201,28 @@ def _compile_once(kernel: Any) -> Any:
         return call_template(tuple(map(widened, args)), {name: widened(kind) for name, kind in kws.items()})
 
     kernel.get_call_template = shared_template
+    return kernel
+
+
+def _skip_unreadable(kernel: Any) -> Any:
+    """`kernel`, for which an unreadable cache entry counts as none.
+
+    Entries name the types of arguments by module. Where another version has left some and a module is called otherwise
+    since, numba raises instead of compiling.
+    """
+    if isinstance(kernel, FunctionType):  # NUMBA_DISABLE_JIT
+        return kernel
+    entries = kernel._cache
+    load = entries.load_overload
+
+    def load_overload(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except (ImportError, AttributeError):
+            entries.flush()
+            return None
+
+    entries.load_overload = load_overload
     return kernel
 
 

@@ -23,16 +23,17 @@ from optcc.errors import InputError
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.fuse import fuse
+from optcc.passes.lane_assignment import ALL_PAIRS_MAX, lanes_by_pair, lanes_by_stage, lanes_by_window
 from optcc.passes.lower import lower
-from optcc.passes.spread import ALL_PAIRS_MAX, by_stage, by_window, spread
-from optcc.passes.timetable import PORTS, Order, Ports, check_ranks, timetable
+from optcc.passes.timetable import Order, check_ranks, timetable
 from optcc.plan import SLOTS_MAX, Plan
 from optcc.schedule import Schedule
-from optcc.simulate import plan_edges, simulate
+from optcc.simulate import plan_constraints, simulate
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
-SLOTS: dict[Ports, int] = {"exclusive": 2, "fifo": 128, "fair": 2}
+SLOTS: dict[Model, int] = {"exclusive": 2, "fifo": 128, "fair": 2}
 """Slots of a receive lane where none are asked for. Where the network stores messages the receiver can take many ahead,
 and the order found is kept only if it need not wait for them."""
 PEER_LANES = ((0, 2), (2, 1), (4, 1), (3, 1), (6, 1), (4, 2), (8, 1), (3, 2), (0, 3))
@@ -61,7 +62,7 @@ class SegmentLimits:
     transfers: int
 
 
-LIMITS: dict[Ports, SegmentLimits] = {
+LIMITS: dict[Model, SegmentLimits] = {
     "exclusive": SegmentLimits(2**16, 2**20, 512, 60_000),
     "fifo": SegmentLimits(2**12, 2**20, 2**17, 300_000),
     "fair": SegmentLimits(2**12, 2**20, 2**14, 600_000),
@@ -81,7 +82,7 @@ def compile_schedule(
     topology: Topology | None = None,
     slots: int | None = None,
     fused: bool = True,
-    ports: Ports = "exclusive",
+    ports: Model = "exclusive",
     peer_lanes: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan of `schedule` for a message of `size_bytes`, its ports ordered for `topology` (else as written).
@@ -95,8 +96,8 @@ def compile_schedule(
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
     """
-    if ports not in PORTS:
-        raise InputError(f"ports {ports!r}: must be one of {', '.join(PORTS)}")
+    if ports not in MODELS:
+        raise InputError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
     if slots is not None and not 1 <= slots <= SLOTS_MAX:
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
     transfers = depend(bind(schedule, size_bytes, dtype, reduction))
@@ -107,7 +108,7 @@ def compile_schedule(
         return _lanes_for_peers(schedule.name, transfers, topology, slots, settings)
     if ports == "fair" and peer_lanes is not None:
         return next(_lanes_for_stages(schedule.name, transfers, slots, [peer_lanes]))
-    made_for: Ports | None = ports
+    made_for: Model | None = ports
     if topology is None:
         order, made_for = Order.as_written(transfers), None
     else:
@@ -134,10 +135,12 @@ def _lanes_for_peers(
     """
     order = np.arange(len(transfers))
     if topology is None:
-        return lower(name, transfers, order, slots or SLOTS["fair"], peer_lane=spread(transfers, 0), ports="fair")
+        return lower(
+            name, transfers, order, slots or SLOTS["fair"], peer_lane=lanes_by_pair(transfers, 0), ports="fair"
+        )
     check_ranks(transfers, topology)
     plans = (
-        lower(name, transfers, order, slots or few, peer_lane=spread(transfers, lanes_mean), ports="fair")
+        lower(name, transfers, order, slots or few, peer_lane=lanes_by_pair(transfers, lanes_mean), ports="fair")
         for lanes_mean, few in settings
     )
     return next(plans) if len(settings) == 1 else _fastest(plans, topology)
@@ -158,8 +161,8 @@ def _lanes_for_rows(
     def plan(window: int, few: int) -> Plan:
         order = np.arange(len(transfers))
         if window == 0:
-            return lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, 0), ports="fair")
-        own_lanes, slots_of = by_window(transfers, window, slots or few)
+            return lower(name, transfers, order, slots or few, peer_lane=lanes_by_stage(transfers, 0), ports="fair")
+        own_lanes, slots_of = lanes_by_window(transfers, window, slots or few)
         return lower(name, transfers, order, slots_of, own_lanes=own_lanes, ports="fair")
 
     if topology is None:
@@ -178,7 +181,7 @@ def _lanes_for_stages(
     """
     order = np.arange(len(transfers))
     for lanes, few in settings:
-        yield lower(name, transfers, order, slots or few, peer_lane=by_stage(transfers, lanes), ports="fair")
+        yield lower(name, transfers, order, slots or few, peer_lane=lanes_by_stage(transfers, lanes), ports="fair")
 
 
 def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:
@@ -203,7 +206,7 @@ def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:
 
 def plan_transfers(plan: Plan) -> Transfers:
     """The plan's transfers with `order` filled: what its lanes and its slots enforce beyond the dependencies."""
-    edges = plan_edges(plan)
+    edges = plan_constraints(plan)
     order = [
         sorted({*lane, *credit} - set(after))
         for lane, credit, after in zip(edges.order, edges.credit, plan.transfers.after, strict=True)
@@ -218,7 +221,7 @@ def choose_segments(
     size_bytes: int,
     dtype: str = "float32",
     slots: int | None = None,
-    ports: Ports = "exclusive",
+    ports: Model = "exclusive",
 ) -> int:
     """The power of two of segments whose plan is predicted to be fastest: more segments fill and drain the pipeline
     faster, fewer of them pay the latency less often. The topology's latency decides, `LATENCY_S` if it has none.

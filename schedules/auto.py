@@ -20,8 +20,7 @@ import numpy as np
 from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
-from optcc.passes.spread import ALL_PAIRS_MAX
-from optcc.passes.timetable import Ports
+from optcc.passes.lane_assignment import ALL_PAIRS_MAX
 from optcc.plan import Plan
 from optcc.schedule import Schedule
 from optcc.schedules.fair_optimum import divide
@@ -29,6 +28,7 @@ from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.units import show_time
 
@@ -90,7 +90,7 @@ class Costs(NamedTuple):
     verify: Cost
 
 
-COSTS: dict[Ports, Costs] = {
+COSTS: dict[Model, Costs] = {
     "fifo": Costs(Cost(1.0e-3, 1.9e-6, 38e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
     "exclusive": Costs(Cost(0.7e-3, 1.4e-6, 3e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
     "fair": Costs(Cost(0.6e-3, 0.7e-6, 8e-9), Cost(0.3e-3, 0.4e-6, 120e-9), Cost(0.6e-3, 0.9e-6, 2e-9)),
@@ -112,7 +112,7 @@ def planning_limit_s(ranks: int, message_s: float) -> float:
     return max(min(PER_RANK_S * ranks, MORE_RANKS_S), PER_RANK_S_MIN * ranks, message_s)
 
 
-def transfers_max(ranks: int, limit_s: float, ports: Ports) -> int:
+def transfers_max(ranks: int, limit_s: float, ports: Model) -> int:
     """Plans with more transfers are not considered: to compile and to verify them takes longer than `limit_s`."""
     each_s = [cost.of(1, ranks) - cost.fixed_s for cost in (COSTS[ports].compile, COSTS[ports].verify)]
     return min(TRANSFERS_MAX, int(limit_s / (KNOWN_TRANSFER_S + sum(each_s))))
@@ -173,7 +173,7 @@ def choose(
     dtype: str = "float32",
     reduction: str = "sum",
     slots: int | None = None,
-    ports: Ports = "exclusive",
+    ports: Model = "exclusive",
 ) -> Choice:
     """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is taken to have `LATENCY_S`.
 
@@ -208,7 +208,7 @@ def choose(
     return Choice(*best[1:], search.listed())
 
 
-def _definition(name: str, ports: Ports) -> Definition:
+def _definition(name: str, ports: Model) -> Definition:
     """What is built: under fair ports `optimal` itself, since `shares` is a candidate of its own there."""
     return SCHEDULES[name] if ports == "fair" else SCHEDULES[name].under(ports)
 
@@ -230,7 +230,7 @@ class Search:
     by `COSTS` and not by a clock, so that all ranks that plan come to the same choice.
     """
 
-    def __init__(self, topology: Topology, ports: Ports, ranking: Sequence[Candidate], limit_s: float) -> None:
+    def __init__(self, topology: Topology, ports: Model, ranking: Sequence[Candidate], limit_s: float) -> None:
         self._ports, self._ranks = ports, topology.n_ranks
         self._rates = self._ranks
         if ports == "fair" and len(topology.servers) > ALL_PAIRS_MAX:
@@ -318,7 +318,7 @@ class Search:
         return COSTS[self._ports].verify.of(candidate.transfers, self._ranks)
 
 
-def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "exclusive") -> Iterator[Candidate]:
+def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "exclusive") -> Iterator[Candidate]:
     """Alpha-beta estimates of the schedules that could be fastest; their formulas are in their docstrings."""
     p, n = topology.n_ranks, float(size_bytes)
     servers = len(topology.servers)
@@ -384,7 +384,7 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Ports = "e
 
 
 def _shares(
-    topology: Topology, size_bytes: float, bound: float, most: int, slots: int, ports: Ports
+    topology: Topology, size_bytes: float, bound: float, most: int, slots: int, ports: Model
 ) -> Iterator[Candidate]:
     """Of `shares`. Under fair ports a pair of ranks has m lanes, with as many messages on their way as they have slots:
     with few lanes the latency counts, with many it takes more segments to fill them. With equal rates all ports are

@@ -14,7 +14,8 @@ Fair ports serve all at once, so every rank sends to all others at the same time
 message to one rank waits for a slot or for its data, the messages to the others have the port. The pairs keep step as
 far as the slots and the order of a lane let one of them run ahead, and with few slots that is not far. With equal
 rates, and with one straggler, the rates of max-min fairness are those that the pairs need, and no port ever idles. With
-other rates they are not, and `optcc.passes.spread` gives a pair that carries more several lanes, which are its weight.
+other rates they are not, and `optcc.passes.lane_assignment` gives a pair that carries more several lanes, which are its
+weight.
 
 Of more than `ALL_PAIRS_MAX` servers not all pairs flow at once, but rows of them: see `optcc.schedules.grid_trees`.
 """
@@ -31,7 +32,7 @@ import numpy as np
 
 from optcc.arrays import column
 from optcc.dsl import Program, Segment, schedule
-from optcc.passes.spread import ALL_PAIRS_MAX
+from optcc.passes.lane_assignment import ALL_PAIRS_MAX
 from optcc.schedules.grid_trees import row_trees
 from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
 from optcc.trees import Tree

@@ -31,7 +31,7 @@ import numpy as np
 from optcc.arrays import Column, column
 from optcc.compiled import compiled
 from optcc.dsl import Program, schedule
-from optcc.passes.spread import ALL_PAIRS_MAX
+from optcc.passes.lane_assignment import ALL_PAIRS_MAX
 from optcc.schedules.fair_optimum import shares
 from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
 from optcc.trees import Tree

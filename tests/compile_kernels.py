@@ -18,7 +18,7 @@ from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.stored_types import stored_dtype
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
-from optcc.sweep import sweep
+from optcc.static_order import time_static_order
 from optcc.topology import Topology
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.timing import exact_makespan
@@ -42,7 +42,7 @@ def main() -> None:
         simulate(plan, slow_one, model=model)
     simulate(plan_of("ring", pods), pods)
     exact_makespan(plan, slow_one, model="fifo")
-    sweep(SCHEDULES["ring"], slow_one, size_bytes=SIZE_BYTES)
+    time_static_order(SCHEDULES["ring"], slow_one, size_bytes=SIZE_BYTES)
     for dtype in DTYPE_BYTES:
         values = np.ones(64, stored_dtype(dtype))
         for reduction in reductions_of(dtype):

@@ -26,7 +26,7 @@ from optcc.faults import FaultPlan
 from optcc.files import read_file
 from optcc.planner import AUTO, build_plan, find_schedule
 from optcc.simulate import Jitter, Policy, PolicyName, simulate
-from optcc.sweep import Sweep, sweep
+from optcc.static_order import StaticOrderTiming, time_static_order
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.units import parse_time
@@ -110,7 +110,7 @@ def command(
         definition = find_schedule(name)
         count = 1 if isinstance(segments, str) else segments
         started = time.perf_counter()
-        swept = sweep(definition, topology, size_bytes=size, segments=count, dtype=dtype, model=used)
+        swept = time_static_order(definition, topology, size_bytes=size, segments=count, dtype=dtype, model=used)
         spent = time.perf_counter() - started
         _tell(
             swept, Collective(definition.collective, topology.n_ranks), topology, size, swept.transfers, spent, as_json
@@ -146,7 +146,7 @@ def command(
 
 
 def _tell(
-    result: Timing | Sweep,
+    result: Timing | StaticOrderTiming,
     made: Collective,
     topology: Topology,
     size_bytes: int,

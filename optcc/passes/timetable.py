@@ -12,7 +12,7 @@ sharing, take 1.4 to 1.5 times the bound. There is an order for each of two port
                share ports fairly, as TCP's do: OptCC of 64 MiB over four hosts, one at half rate, reaches 98 % of the
                bound on emulated hosts in this order and 91 % in the other
 
-A schedule that is written for fair ports needs no order (`optcc.passes.spread`).
+A schedule that is written for fair ports needs no order (`optcc.passes.lane_assignment`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ from optcc.arrays import Column, Lists, column
 from optcc.compiled import compiled
 from optcc.errors import TopologyError
 from optcc.schedule import REDUCE
-from optcc.timing import MODELS, Model
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
-Ports = Model
-"""The model of ports that an order is meant for."""
-PORTS = MODELS
 TICKS = 2**20
 """Times are whole numbers, this many for the longest transfer: the sections of a ragged size differ by an element, and
 without rounding the one that is ready a nanosecond earlier would overtake the one that should go first."""
@@ -72,7 +69,7 @@ class Order:
 
 
 def timetable(
-    transfers: Transfers, topology: Topology, slots: int, ports: Ports = "exclusive"
+    transfers: Transfers, topology: Topology, slots: int, ports: Model = "exclusive"
 ) -> tuple[Transfers, Order]:
     """The order in which a list schedule starts the transfers: whenever a port falls free, the first one in the
     author's order that can start. Also the transfers, in which (under fifo) sums of siblings are made as they come.
@@ -85,7 +82,7 @@ def timetable(
     """
     check_ranks(transfers, topology)
     n = len(transfers)
-    used = _Ports.of(transfers, topology)
+    used = _PortTimes.of(transfers, topology)
     longest = float(max(used.out_s.max(initial=0.0), used.in_s.max(initial=0.0)))
     tick = longest / TICKS or 1.0
     out_ticks, in_ticks = (np.rint(each / tick).astype(np.int64) for each in (used.out_s, used.in_s))
@@ -119,7 +116,7 @@ def check_ranks(transfers: Transfers, topology: Topology) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ports:
+class _PortTimes:
     """For each transfer its out port and its in port (-1: it stays on its rank) and its seconds on them.
 
     Ports 0..s-1 are the servers' (all surviving NICs pooled), the next ones the GPUs' to their server's fabric.
@@ -132,7 +129,7 @@ class _Ports:
     in_s: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, transfers: Transfers, topology: Topology) -> _Ports:
+    def of(cls, transfers: Transfers, topology: Topology) -> _PortTimes:
         server = np.array(topology.rank_server, dtype=np.int64)
         n_servers = len(topology.servers)
         src, dst = transfers.src, transfers.dst

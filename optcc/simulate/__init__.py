@@ -17,19 +17,22 @@ a transfer is striped over those that both its servers have (`optcc.simulate.rai
 Between ports of equal rates fifo and exclusive differ only where a receiver is busy: under fifo the message waits in
 the network and its sender goes on. How much the network stores is bounded by the slots of the plan's receive lanes.
 
-What waits for what is a list of `Edges` between transfers, read off a plan's instructions by `plan_edges` or off a
-neutral `Transfers` by `transfer_edges`. Two things happen to a transfer: its last byte leaves (it is *sent*), and
+The order is given by `Constraints` between transfers, derived from a plan's instructions by `plan_constraints` or from
+neutral `Transfers` by `transfer_constraints`. Two things happen to a transfer: its last byte leaves (it is *sent*), and
 `latency_s` later, or when the receiver is ready for it, it is *done*.
 
 Under fifo and exclusive the clock is an integer. Its tick divides every duration if 64 bits suffice for that, so that a
 tie is a tie; else durations are rounded to a tick of 2**-61 of the time that all transfers would take one after the
-other. Under fair the clock is a float. The inner loops are compiled by `optcc.compiled`.
+other. Under fair the clock is a float, in ticks that keep it whole where 53 bits suffice. The inner loops are compiled
+by `optcc.compiled`.
 
-    edges      what waits for what          ports      which ports a transfer uses     rates      ticks and changes
-    gates      waiting, one event at a time agenda     what happens next               kernels    all inner loops
-    fifo, exclusive, fair                   the port models
-    run        one run                      recovery   policies                        with_faults   runs compared
-    jitter     seeded noise                 rails      striping over rails
+    constraints     which transfer waits for which         dependencies   counters of unmet dependencies
+    ports           the ports that a transfer uses         tick_clock     ticks, and changes of rates
+    event_queue     pending events, earliest first         kernels        all inner loops, compiled together
+    fifo, uplinks, exclusive, fair                         the port models
+    run             one run                                with_faults    runs with faults, compared
+    recovery        policies                               rails          striping over rails
+    jitter          seeded noise
 """
 
 from __future__ import annotations
@@ -41,12 +44,20 @@ from math import isfinite
 from optcc.errors import InputError, TopologyError
 from optcc.faults import FaultPlan
 from optcc.plan import Plan
-from optcc.simulate.edges import DONE_DONE, DONE_START, SENT_DONE, SENT_START, Edges, plan_edges, transfer_edges
+from optcc.simulate.constraints import (
+    DONE_DONE,
+    DONE_START,
+    SENT_DONE,
+    SENT_START,
+    Constraints,
+    plan_constraints,
+    transfer_constraints,
+)
 from optcc.simulate.jitter import Jitter
-from optcc.simulate.ports import Ports
+from optcc.simulate.ports import PortMap
 from optcc.simulate.rails import keep_different_rails, run_rails_with_faults, run_striped
 from optcc.simulate.recovery import NewPlan, Policy, PolicyName
-from optcc.simulate.run import Network, run_once
+from optcc.simulate.run import PortNetwork, run_once
 from optcc.simulate.with_faults import run_with_faults
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
@@ -98,8 +109,8 @@ def simulate(
             return run_striped(plan, topology, overhead, model)
         faults.check(topology)
         return run_rails_with_faults(plan, topology, overhead, model, faults, policy or Policy())
-    ports = Ports.of(topology)
-    network = Network(ports, ports.rates, topology.latency_s, overhead)
+    ports = PortMap.of(topology)
+    network = PortNetwork(ports, ports.rates, topology.latency_s, overhead)
     if jitter is not None:
         more = jitter.latencies(len(transfers)) if jitter.latency_s else None
         network = replace(network, rates=jitter.rates(ports.rates), more_latency_s=more)
@@ -115,13 +126,13 @@ __all__ = [
     "MODELS",
     "SENT_DONE",
     "SENT_START",
-    "Edges",
+    "Constraints",
     "Jitter",
     "Model",
     "NewPlan",
     "Policy",
     "PolicyName",
-    "plan_edges",
+    "plan_constraints",
     "simulate",
-    "transfer_edges",
+    "transfer_constraints",
 ]

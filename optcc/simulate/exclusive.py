@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
 from optcc.compiled import fetch, row
-from optcc.simulate.agenda import Agenda, clear, next_event, put, take
-from optcc.simulate.gates import (
+from optcc.simulate.dependencies import (
     BEHIND,
     FRESH,
     LEAVING,
@@ -36,8 +35,9 @@ from optcc.simulate.gates import (
     seed,
     settle,
 )
+from optcc.simulate.event_queue import EventQueue, clear, next_event, put, take
 from optcc.simulate.ports import FIRST_PAIR, N_PAIRS, Pairs, link, unlink
-from optcc.simulate.rates import Changes, Paces, change_rate, cost, rescale, resent
+from optcc.simulate.tick_clock import Changes, Paces, change_rate, cost, rescale, resent
 
 Ids = npt.NDArray[np.int32]
 HOLDER, HELD_BEFORE, STILL = range(3)
@@ -131,7 +131,7 @@ def hold(
     paces: Paces,
     pairs: Pairs,
     ports: Holders,
-    agenda: Agenda,
+    events: EventQueue,
     now: int,
     overhead: int,
 ) -> None:
@@ -182,7 +182,7 @@ def hold(
                 ports.clock[uplink, HELD_UNTIL] = begins + cost(paces, sizes[transfer], uplink)
         ports.clock[out, BEGINS] = begins
         ports.clock[out, HELD_UNTIL] = begins + busy_for(paces, ports, out, sizes[transfer])
-        put(agenda, out, ports.clock[out, HELD_UNTIL], now)
+        put(events, out, ports.clock[out, HELD_UNTIL], now)
 
 
 def set_pace(paces: Paces, pairs: Pairs, ports: Holders, pair: int) -> None:
@@ -212,7 +212,7 @@ def change_exclusive(
     changes: Changes,
     pairs: Pairs,
     ports: Holders,
-    agenda: Agenda,
+    events: EventQueue,
     first: int,
     stop: int,
     now: int,
@@ -224,7 +224,7 @@ def change_exclusive(
         ports.clock[port, LOST] += changes.lost[index]
         ports.lists[_FREED, ports.filled[_FREED]] = port
         ports.filled[_FREED] += 1
-    clear(agenda)
+    clear(events)
     for out in range(0, len(ports.ids), 2):
         transfer = ports.ids[out, HOLDER]
         if transfer < 0:
@@ -242,7 +242,7 @@ def change_exclusive(
         else:
             rest = rescale(rest, old, ports.clock[out, PACE], old_float, ports.pace_float[out], paces.exact)
             ports.clock[out, HELD_UNTIL] = begins + rest
-            put(agenda, out, ports.clock[out, HELD_UNTIL], now)
+            put(events, out, ports.clock[out, HELD_UNTIL], now)
         ports.clock[out, LEFT_OVER] = rest
     for index in range(first, stop):
         ports.clock[changes.port[index], LOST] = 0
@@ -256,7 +256,7 @@ def run_exclusive(
     changes: Changes,
     pairs: Pairs,
     ports: Holders,
-    agenda: Agenda,
+    events: EventQueue,
     latency: int,
     overhead: int,
 ) -> None:
@@ -274,8 +274,8 @@ def run_exclusive(
         if net.tail[FRESH]:
             tickets = queue_pairs(net, pairs, ports, paces, tickets)
         if ports.filled[_WANTED] or ports.filled[_FREED]:
-            hold(net, times, sizes, paces, pairs, ports, agenda, now, overhead)
-        now = next_moment(net, times, next_event(agenda), changes.at, happened, latency, overhead)
+            hold(net, times, sizes, paces, pairs, ports, events, now, overhead)
+        now = next_moment(net, times, next_event(events), changes.at, happened, latency, overhead)
         if now < 0:
             return
         depth = arrive(net, times, now, latency, depth)
@@ -284,8 +284,8 @@ def run_exclusive(
             net.tail[LEFT] += 1
             times[transfer, TAKEN] = times[transfer, START]
             depth = leave(net, times, transfer, now, latency, depth)
-        while next_event(agenda) == now:
-            out = take(agenda)
+        while next_event(events) == now:
+            out = take(events)
             transfer = ports.ids[out, HOLDER]
             for side in range(2):
                 port = pairs.ends[net.rows[transfer, PAIR], side]
@@ -298,7 +298,7 @@ def run_exclusive(
         while happened < len(changes.at) and changes.at[happened] <= now:
             happened += 1
         if happened > changed:
-            change_exclusive(net, sizes, paces, changes, pairs, ports, agenda, changed, happened, now)
+            change_exclusive(net, sizes, paces, changes, pairs, ports, events, changed, happened, now)
 
 
 KERNELS: tuple[Callable[..., Any], ...] = (

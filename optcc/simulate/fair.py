@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
 from optcc.compiled import row
-from optcc.simulate.gates import (
+from optcc.simulate.dependencies import (
     FINISHED,
     FRESH,
     LEAVING,
@@ -35,7 +35,7 @@ _RELAXED_SHARE = 4
 """If something changed at more than one in so many ports, all rates are found anew."""
 
 
-class Shares(NamedTuple):
+class PortRates(NamedTuple):
     """What the ports give, bytes/s, and how that changes: the columns of the changes to come, in order of time."""
 
     rates: Floats
@@ -394,7 +394,7 @@ def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: 
 def run_fair(
     net: Net,
     times: Floats,
-    shares: Shares,
+    port_rates: PortRates,
     pairs: Pairs,
     flows: Flows,
     scratch: Scratch,
@@ -437,7 +437,7 @@ def run_fair(
                     unlink(pairs, pair)
                     flows.rate[pair] = 0.0
                     scratch.level[pair] = 0.0
-        n_changed = share(flows, pairs, scratch, shares.rates, n_dirty)
+        n_changed = share(flows, pairs, scratch, port_rates.rates, n_dirty)
         n_dirty = 0
         for at in range(n_changed):
             pair = scratch.pairs[at]
@@ -468,9 +468,9 @@ def run_fair(
         left = next_leaving(net, times, overhead)
         if left >= 0:
             later = min(later, left)
-        changing = changes < len(shares.at) and net.tail[FINISHED] < len(times)
+        changing = changes < len(port_rates.at) and net.tail[FINISHED] < len(times)
         if changing:
-            later = min(later, shares.at[changes])
+            later = min(later, port_rates.at[changes])
         if later == np.inf:
             return
         now = later
@@ -501,16 +501,16 @@ def run_fair(
             else:
                 flows.ahead[flows.head[pair]] = -1
             size = remove(heap, position, key, size, pair)
-        while changing and changes < len(shares.at) and shares.at[changes] <= now:
-            port = shares.port[changes]
-            shares.rates[port] = shares.new[changes]
+        while changing and changes < len(port_rates.at) and port_rates.at[changes] <= now:
+            port = port_rates.port[changes]
+            port_rates.rates[port] = port_rates.new[changes]
             n_dirty = mark(scratch, n_dirty, port)
-            if shares.lost[changes] > 0:
+            if port_rates.lost[changes] > 0:
                 for place in range(
                     pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
                 ):
                     if flows.active[pairs.members[place]] > 0:
-                        lose(flows, pairs.members[place], shares.lost[changes], now)
+                        lose(flows, pairs.members[place], port_rates.lost[changes], now)
                         n_touched = touch(scratch, n_touched, pairs.members[place])
             changes += 1
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
 from optcc.compiled import row
-from optcc.simulate.agenda import Agenda, clear, next_event, put, take
-from optcc.simulate.gates import (
+from optcc.simulate.dependencies import (
     BEHIND,
     FRESH,
     IN,
@@ -34,7 +33,8 @@ from optcc.simulate.gates import (
     seed,
     settle,
 )
-from optcc.simulate.rates import Changes, Paces, change_rate, cost, rescale, resent
+from optcc.simulate.event_queue import EventQueue, clear, next_event, put, take
+from optcc.simulate.tick_clock import Changes, Paces, change_rate, cost, rescale, resent
 
 Ids = npt.NDArray[np.int32]
 SERVES, PREVIOUS, HEAD, BACK, HAS_COME, HELD = range(6)
@@ -42,7 +42,7 @@ ENDS, REST = range(2)
 _IDLE, _COMING, _FREE = range(3)
 
 
-class FifoPorts(NamedTuple):
+class FifoState(NamedTuple):
     """Out ports have even numbers, in ports odd ones.
 
     A port `SERVES` a transfer until it `ENDS`, and served `PREVIOUS` before; from `HEAD` to `BACK` others wait for it.
@@ -58,21 +58,21 @@ class FifoPorts(NamedTuple):
     filled: Column
 
 
-def make_fifo_ports(n_ports: int) -> FifoPorts:
+def make_fifo_state(n_ports: int) -> FifoState:
     """Ports that serve nothing."""
     ids = np.full((n_ports, 6), -1, dtype=np.int32)
     ids[:, [HAS_COME, HELD]] = 0
     lists = np.zeros((3, 4 * n_ports), dtype=np.int32)
-    return FifoPorts(ids, np.zeros((n_ports, 2), dtype=np.int64), lists, np.zeros(3, dtype=np.int64))
+    return FifoState(ids, np.zeros((n_ports, 2), dtype=np.int64), lists, np.zeros(3, dtype=np.int64))
 
 
-def note(ports: FifoPorts, which: int, item: int) -> None:
+def note(ports: FifoState, which: int, item: int) -> None:
     """Adds `item` to one of the lists."""
     ports.lists[which, ports.filled[which]] = item
     ports.filled[which] += 1
 
 
-def queue_out(net: Net, ports: FifoPorts) -> None:
+def queue_out(net: Net, ports: FifoState) -> None:
     """What has become ready queues at its out port; ties by index."""
     n_fresh = net.tail[FRESH]
     net.tail[FRESH] = 0
@@ -92,15 +92,15 @@ def queue_out(net: Net, ports: FifoPorts) -> None:
         ports.ids[out, BACK] = transfer
 
 
-def come(net: Net, ports: FifoPorts, agenda: Agenda, transfer: int, comes: int, now: int) -> None:
+def come(net: Net, ports: FifoState, events: EventQueue, transfer: int, comes: int, now: int) -> None:
     """The next event of the out port of `transfer`: that it comes to its in port at `comes`, or that it ends."""
     out = net.rows[transfer, OUT]
     ports.ids[out, HAS_COME] = comes <= now
     if ports.ids[out, HAS_COME]:
         note(ports, _COMING, transfer)
-        put(agenda, out, ports.clock[out, ENDS], now)
+        put(events, out, ports.clock[out, ENDS], now)
     else:
-        put(agenda, out, comes, now)
+        put(events, out, comes, now)
 
 
 def start_sending(
@@ -108,8 +108,8 @@ def start_sending(
     times: Any,
     sizes: Column,
     paces: Paces,
-    ports: FifoPorts,
-    agenda: Agenda,
+    ports: FifoState,
+    events: EventQueue,
     now: int,
     overhead: int,
 ) -> None:
@@ -128,11 +128,11 @@ def start_sending(
         begins = now + overhead
         ports.clock[out, ENDS] = begins + cost(paces, sizes[transfer], out)
         landing = cost(paces, sizes[transfer], net.rows[transfer, IN])
-        come(net, ports, agenda, transfer, max(begins, ports.clock[out, ENDS] - landing), now)
+        come(net, ports, events, transfer, max(begins, ports.clock[out, ENDS] - landing), now)
     ports.filled[_IDLE] = 0
 
 
-def queue_in(net: Net, times: Any, turn: Column, ports: FifoPorts, now: int) -> None:
+def queue_in(net: Net, times: Any, turn: Column, ports: FifoState, now: int) -> None:
     """What has come queues at its in port, by `turn`."""
     n_coming = ports.filled[_COMING]
     coming = row(ports.lists, _COMING)
@@ -158,7 +158,9 @@ def queue_in(net: Net, times: Any, turn: Column, ports: FifoPorts, now: int) -> 
     ports.filled[_COMING] = 0
 
 
-def start_taking(net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoPorts, agenda: Agenda, now: int) -> None:
+def start_taking(
+    net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoState, events: EventQueue, now: int
+) -> None:
     """In ports that have nothing to do take the first of what has come."""
     for at in range(ports.filled[_FREE]):
         in_ = ports.lists[_FREE, at]
@@ -171,11 +173,11 @@ def start_taking(net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoP
             net.rows[transfer, LATE] = 2 * len(times) + ports.ids[in_, PREVIOUS]
         times[transfer, TAKEN] = now
         ports.clock[in_, ENDS] = now + cost(paces, sizes[transfer], in_)
-        put(agenda, in_, ports.clock[in_, ENDS], now)
+        put(events, in_, ports.clock[in_, ENDS], now)
     ports.filled[_FREE] = 0
 
 
-def be_through(net: Net, times: Any, ports: FifoPorts, in_: int, now: int, latency: int, depth: int) -> int:
+def be_through(net: Net, times: Any, ports: FifoState, in_: int, now: int, latency: int, depth: int) -> int:
     """In port `in_` is through with what it serves."""
     transfer = ports.ids[in_, SERVES]
     ports.ids[in_, SERVES] = -1
@@ -221,7 +223,7 @@ def change_fifo(
     sizes: Column,
     paces: Paces,
     changes: Changes,
-    ports: FifoPorts,
+    ports: FifoState,
     index: int,
     now: int,
     overhead: int,
@@ -238,23 +240,23 @@ def plan_anew(
     times: Any,
     sizes: Column,
     paces: Paces,
-    ports: FifoPorts,
-    agenda: Agenda,
+    ports: FifoState,
+    events: EventQueue,
     now: int,
     overhead: int,
 ) -> None:
     """All events of ports after rates have changed."""
-    clear(agenda)
+    clear(events)
     for port in range(len(ports.ids)):
         transfer = ports.ids[port, SERVES]
         if transfer < 0 or paces.down[port] or ports.ids[port, HELD]:
             continue
         if port & 1 or ports.ids[port, HAS_COME]:
-            put(agenda, port, ports.clock[port, ENDS], now)
+            put(events, port, ports.clock[port, ENDS], now)
             continue
         landing = cost(paces, sizes[transfer], net.rows[transfer, IN])
         comes = max(times[transfer, START] + overhead, ports.clock[port, ENDS] - landing)
-        come(net, ports, agenda, transfer, comes, now)
+        come(net, ports, events, transfer, comes, now)
 
 
 def run_fifo(
@@ -264,8 +266,8 @@ def run_fifo(
     turn: Column,
     paces: Paces,
     changes: Changes,
-    ports: FifoPorts,
-    agenda: Agenda,
+    ports: FifoState,
+    events: EventQueue,
     latency: int,
     overhead: int,
 ) -> None:
@@ -285,12 +287,12 @@ def run_fifo(
         if net.tail[FRESH]:
             queue_out(net, ports)
         if ports.filled[_IDLE]:
-            start_sending(net, times, sizes, paces, ports, agenda, now, overhead)
+            start_sending(net, times, sizes, paces, ports, events, now, overhead)
         if ports.filled[_COMING]:
             queue_in(net, times, turn, ports, now)
         if ports.filled[_FREE]:
-            start_taking(net, times, sizes, paces, ports, agenda, now)
-        now = next_moment(net, times, next_event(agenda), changes.at, happened, latency, overhead)
+            start_taking(net, times, sizes, paces, ports, events, now)
+        now = next_moment(net, times, next_event(events), changes.at, happened, latency, overhead)
         if now < 0:
             return
         depth = arrive(net, times, now, latency, depth)
@@ -299,8 +301,8 @@ def run_fifo(
             net.tail[LEFT] += 1
             times[transfer, TAKEN] = now
             depth = leave(net, times, transfer, now, latency, depth)
-        while next_event(agenda) == now:
-            port = take(agenda)
+        while next_event(events) == now:
+            port = take(events)
             transfer = ports.ids[port, SERVES]
             if port & 1:
                 if times[transfer, SENT] < 0:
@@ -312,7 +314,7 @@ def run_fifo(
                 ports.ids[port, HAS_COME] = True
                 note(ports, _COMING, transfer)
                 if ports.clock[port, ENDS] > now:
-                    put(agenda, port, ports.clock[port, ENDS], now)
+                    put(events, port, ports.clock[port, ENDS], now)
                     continue
             ports.ids[port, SERVES] = -1
             ports.ids[port, PREVIOUS] = transfer
@@ -327,7 +329,7 @@ def run_fifo(
             change_fifo(times, sizes, paces, changes, ports, happened, now, overhead)
             happened += 1
         if happened > changed:
-            plan_anew(net, times, sizes, paces, ports, agenda, now, overhead)
+            plan_anew(net, times, sizes, paces, ports, events, now, overhead)
 
 
 KERNELS: tuple[Callable[..., Any], ...] = (

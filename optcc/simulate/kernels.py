@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from optcc.compiled import compiled
-from optcc.simulate import agenda, exclusive, fair, fifo, gates, ports, rates, uplinks
+from optcc.simulate import dependencies, event_queue, exclusive, fair, fifo, ports, tick_clock, uplinks
 
-_MODULES = (gates, ports, rates, agenda, fifo, exclusive, fair, uplinks)
+_MODULES = (dependencies, ports, tick_clock, event_queue, fifo, exclusive, fair, uplinks)
 
 
 @cache

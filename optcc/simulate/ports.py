@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column
-from optcc.simulate.gates import IN, LOCAL, NO_PORT, OUT, PAIR
+from optcc.simulate.dependencies import IN, LOCAL, NO_PORT, OUT, PAIR
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
@@ -25,7 +25,7 @@ Small = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class PortMap:
     """Out ports have even numbers; the in port that belongs to one comes next. Rates in bytes/s.
 
     `server_port[s]` is the out port of server s, `gpu_port[r]` that of rank r inside its server, `pod_port[s]` the
@@ -40,7 +40,7 @@ class Ports:
     pod_port: Column
 
     @classmethod
-    def of(cls, topology: Topology) -> Ports:
+    def of(cls, topology: Topology) -> PortMap:
         """The ports of `topology`."""
         names: list[str] = []
         rates: list[Fraction] = []
@@ -163,7 +163,7 @@ def pair_table(n_transfers: int, n_ports: int) -> tuple[Small, Small]:
     return table, np.zeros((bound, 2), dtype=np.int32)
 
 
-def make_pairs(ends: Small, ports: Ports) -> Pairs:
+def make_pairs(ends: Small, ports: PortMap) -> Pairs:
     """The pairs with these two ends each."""
     n_ports = len(ports.names)
     if ports.has_pods:

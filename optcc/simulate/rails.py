@@ -24,12 +24,20 @@ from optcc.arrays import Column, column
 from optcc.errors import TopologyError
 from optcc.faults import FaultPlan
 from optcc.plan import Plan
-from optcc.simulate.edges import DONE_START, SENT_START, Edges, plan_edges, transfer_edges
-from optcc.simulate.gates import DONE, SENT, START, TAKEN
-from optcc.simulate.ports import Ports
-from optcc.simulate.rates import Change
+from optcc.simulate.constraints import DONE_START, SENT_START, Constraints, plan_constraints, transfer_constraints
+from optcc.simulate.dependencies import DONE, SENT, START, TAKEN
+from optcc.simulate.ports import PortMap
 from optcc.simulate.recovery import WAYS, Policy, changes_of
-from optcc.simulate.run import Network, Work, check_finished, edges_work, plan_work, run_work, timing_of
+from optcc.simulate.run import (
+    DependencyGraph,
+    PortNetwork,
+    check_finished,
+    graph_of_constraints,
+    graph_of_plan,
+    run_graph,
+    timing_of,
+)
+from optcc.simulate.tick_clock import Change
 from optcc.simulate.with_faults import with_costs
 from optcc.timing import Model, Timing
 from optcc.topology import Server, Topology
@@ -92,11 +100,13 @@ def run_striped(
     transfers = plan.transfers if isinstance(plan, Plan) else plan
     ports, slots = _rail_ports(topology)
     stripes = _Stripes.of(transfers, topology, slots)
-    edges = plan_edges(plan) if isinstance(plan, Plan) else transfer_edges(plan)
-    turn = plan_work(plan).turn[stripes.owner]
-    work: Work = edges_work(stripes.src, stripes.dst, stripes.sizes, stripes.edges(edges), turn)
-    result = run_work(work, Network(ports, ports.rates, topology.latency_s, overhead_s, changes), model)
-    check_finished(transfers, work.rows[stripes.is_done], result.down)
+    constraints = plan_constraints(plan) if isinstance(plan, Plan) else transfer_constraints(plan)
+    turn = graph_of_plan(plan).turn[stripes.owner]
+    graph: DependencyGraph = graph_of_constraints(
+        stripes.src, stripes.dst, stripes.sizes, stripes.constraints(constraints), turn
+    )
+    result = run_graph(graph, PortNetwork(ports, ports.rates, topology.latency_s, overhead_s, changes), model)
+    check_finished(transfers, graph.rows[stripes.is_done], result.down)
     seconds = np.empty((4, len(transfers)))
     n_stripes = int(stripes.count.sum())
     for moment, pick in ((START, np.minimum), (SENT, np.maximum), (TAKEN, np.minimum)):
@@ -107,7 +117,7 @@ def run_striped(
     return timing_of(result, seconds, critical, ports, model)
 
 
-def _rail_ports(topology: Topology) -> tuple[Ports, dict[int, int]]:
+def _rail_ports(topology: Topology) -> tuple[PortMap, dict[int, int]]:
     """The ports, and for each rail its slot: rank r on that rail is rank `r * (rails + 1) + slot`."""
     rails = sorted({nic.rail for server in topology.servers for nic in server.nics})
     slots = {rail: 1 + index for index, rail in enumerate(rails)}
@@ -137,7 +147,7 @@ def _rail_ports(topology: Topology) -> tuple[Ports, dict[int, int]]:
             names += [f"up {pod.name} rail {rail}", f"down {pod.name} rail {rail}"]
             rates += [pod.up, pod.down]
     server_of = np.array(topology.rank_server)[:, None] * width + np.arange(width)
-    return Ports(tuple(names), tuple(rates), server_of.ravel(), server_port, gpu_port, pod_port), slots
+    return PortMap(tuple(names), tuple(rates), server_of.ravel(), server_port, gpu_port, pod_port), slots
 
 
 def _on_rail(server: Server, rail: int) -> tuple[Fraction, Fraction]:
@@ -199,26 +209,28 @@ class _Stripes:
         columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         return cls(*(column(each) for each in (*columns, begins, count, is_sent, is_done)))
 
-    def edges(self, edges: Edges) -> Edges:
-        """The edges between stripes that say what `edges` say of their transfers."""
+    def constraints(self, constraints: Constraints) -> Constraints:
+        """The constraints between stripes that say what `constraints` say of their transfers."""
         split = self.count > 1
-        before_sent, holds_done = (edges.kind & 1) == 1, edges.kind >= 2
-        before = np.where(before_sent, self.is_sent[edges.before], self.is_done[edges.before])
+        before_sent, holds_done = (constraints.kind & 1) == 1, constraints.kind >= 2
+        before = np.where(before_sent, self.is_sent[constraints.before], self.is_done[constraints.before])
         # That all stripes are sent, or done, is a local operation: it is done.
-        kind = edges.kind - (before_sent & split[edges.before]) - 2 * (holds_done & split[edges.after])
-        to_all = ~holds_done & split[edges.after]
-        after = np.where(holds_done, self.is_done[edges.after], self.first[edges.after])
-        copies = np.where(to_all, self.count[edges.after], 1)
+        kind = (
+            constraints.kind - (before_sent & split[constraints.before]) - 2 * (holds_done & split[constraints.after])
+        )
+        to_all = ~holds_done & split[constraints.after]
+        after = np.where(holds_done, self.is_done[constraints.after], self.first[constraints.after])
+        copies = np.where(to_all, self.count[constraints.after], 1)
         place = np.arange(int(copies.sum())) - np.repeat(np.cumsum(copies) - copies, copies)
         own = np.flatnonzero(split[self.owner] & (np.arange(len(self.owner)) < int(self.count.sum())))
         owner = self.owner[own]
         kinds = np.repeat([SENT_START, DONE_START], len(own))
-        return Edges(
+        return Constraints(
             len(self.owner),
             column(np.concatenate((np.repeat(before, copies), own, own))),
             column(np.concatenate((np.repeat(after, copies) + place, self.is_sent[owner], self.is_done[owner]))),
             column(np.concatenate((np.repeat(kind, copies), kinds))),
-            np.concatenate((np.repeat(edges.is_credit, copies), np.zeros(len(kinds), dtype=np.bool_))),
+            np.concatenate((np.repeat(constraints.is_credit, copies), np.zeros(len(kinds), dtype=np.bool_))),
         )
 
 

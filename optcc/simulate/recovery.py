@@ -29,8 +29,8 @@ from optcc.arrays import Column, Lists, column
 from optcc.errors import InputError
 from optcc.faults import Direction, Fault, FaultPlan
 from optcc.plan import Plan
-from optcc.simulate.ports import Ports
-from optcc.simulate.rates import Change
+from optcc.simulate.ports import PortMap
+from optcc.simulate.tick_clock import Change
 from optcc.topology import Nic, Topology
 from optcc.transfers import Transfers
 
@@ -86,7 +86,7 @@ class Policy:
         return tuple(sorted({fault.at_s + self.detection_s + self.agreement_s for fault in faults}))
 
 
-def port_changes(ports: Ports, topology: Topology, faults: FaultPlan, policy: Policy) -> tuple[Change, ...]:
+def port_changes(ports: PortMap, topology: Topology, faults: FaultPlan, policy: Policy) -> tuple[Change, ...]:
     """How the rates of ports change by `faults`, in order of time."""
     changes: list[Change] = []
     for server in sorted({fault.server for fault in faults}):

@@ -13,12 +13,8 @@ import numpy.typing as npt
 from optcc.arrays import Column
 from optcc.errors import PlanError, TopologyError
 from optcc.plan import Plan
-from optcc.simulate.agenda import make_agenda
-from optcc.simulate.edges import Edges, plan_edges, transfer_edges
-from optcc.simulate.exclusive import make_holders
-from optcc.simulate.fair import Shares, make_flows, make_scratch
-from optcc.simulate.fifo import make_fifo_ports
-from optcc.simulate.gates import (
+from optcc.simulate.constraints import Constraints, plan_constraints, transfer_constraints
+from optcc.simulate.dependencies import (
     DONE,
     DONE_OPENER,
     DONE_WAITS,
@@ -32,10 +28,14 @@ from optcc.simulate.gates import (
     blank_rows,
     make_net,
 )
+from optcc.simulate.event_queue import make_event_queue
+from optcc.simulate.exclusive import make_holders
+from optcc.simulate.fair import PortRates, make_flows, make_scratch
+from optcc.simulate.fifo import make_fifo_state
 from optcc.simulate.kernels import kernels
-from optcc.simulate.ports import Ports, make_pairs, pair_table
-from optcc.simulate.rates import Change, at_start, fair_units, make_clock
-from optcc.simulate.uplinks import make_line
+from optcc.simulate.ports import PortMap, make_pairs, pair_table
+from optcc.simulate.tick_clock import Change, at_start, fair_units, make_clock
+from optcc.simulate.uplinks import make_uplink_state
 from optcc.timing import Model, Timing
 from optcc.transfers import Transfers
 
@@ -46,13 +46,13 @@ _NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class PortNetwork:
     """The ports with their rates, how those change, and what a message costs besides its bytes.
 
     A port of rate 0 stands still until a change. `more_latency_s[t]` is what transfer t has beyond `latency_s`.
     """
 
-    ports: Ports
+    ports: PortMap
     rates: tuple[Fraction, ...]
     latency_s: Fraction
     overhead_s: Fraction
@@ -61,7 +61,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class DependencyGraph:
     """Transfers as the inner loops see them: ranks, bytes, what they wait for, and their places in receive lanes."""
 
     src: Column
@@ -85,43 +85,43 @@ class Result:
     finished: int
 
 
-def run_once(plan: Plan | Transfers, network: Network, model: Model) -> Timing:
+def run_once(plan: Plan | Transfers, network: PortNetwork, model: Model) -> Timing:
     """The times of all transfers of `plan`.
 
     Raises PlanError if transfers wait for each other in a circle or have no instructions, TopologyError if a port that
     stands still for ever holds some back.
     """
-    work = plan_work(plan)
-    result = run_work(work, network, model)
-    if result.finished < len(work.rows):
-        check_finished(plan.transfers if isinstance(plan, Plan) else plan, work.rows, result.down)
+    graph = graph_of_plan(plan)
+    result = run_graph(graph, network, model)
+    if result.finished < len(graph.rows):
+        check_finished(plan.transfers if isinstance(plan, Plan) else plan, graph.rows, result.down)
     return timing_of(result, result.seconds, result.critical, network.ports, model)
 
 
-def run_work(work: Work, network: Network, model: Model) -> Result:
-    """The times of all transfers of `work`, whose `rows` are used up."""
-    n, ports = len(work.src), network.ports
+def run_graph(graph: DependencyGraph, network: PortNetwork, model: Model) -> Result:
+    """The times of all transfers of `graph`, whose `rows` are used up."""
+    n, ports = len(graph.src), network.ports
     if n > TRANSFERS_MAX:
         raise PlanError(f"{n} transfers: must be at most {TRANSFERS_MAX}")
     carried = np.zeros(len(ports.names), dtype=np.int64)
     where = ports.server_of, ports.server_port, ports.gpu_port
     table, ends = pair_table(0 if model == "fifo" else n, len(ports.names))
-    n_pairs = kernels().assign(work.src, work.dst, work.sizes, *where, work.rows, carried, table, ends)
-    for uplink in _ways(work, ports).T if ports.has_pods else ():
-        np.add.at(carried, uplink[uplink >= 0], work.sizes[uplink >= 0])
+    n_pairs = kernels().assign(graph.src, graph.dst, graph.sizes, *where, graph.rows, carried, table, ends)
+    for uplink in _ways(graph, ports).T if ports.has_pods else ():
+        np.add.at(carried, uplink[uplink >= 0], graph.sizes[uplink >= 0])
     if model == "fair":
-        times, per_s, down, finished = _run_fair(work, carried.tolist(), network, ends[:n_pairs])
+        times, per_s, down, finished = _run_fair(graph, carried.tolist(), network, ends[:n_pairs])
     else:
-        times, per_s, down, finished = _run_serial(work, carried.tolist(), network, model, ends[:n_pairs])
+        times, per_s, down, finished = _run_serial(graph, carried.tolist(), network, model, ends[:n_pairs])
     seconds = np.empty((4, n))
     last = kernels().to_seconds(times, float(per_s), seconds)
     seconds.setflags(write=False)
     names = tuple(name for name, is_down in zip(ports.names, down, strict=True) if is_down)
-    return Result(seconds, carried, names, _critical(last, work.rows), finished)
+    return Result(seconds, carried, names, _critical(last, graph.rows), finished)
 
 
 def timing_of(
-    result: Result, seconds: npt.NDArray[np.float64], critical: tuple[int, ...], ports: Ports, model: Model
+    result: Result, seconds: npt.NDArray[np.float64], critical: tuple[int, ...], ports: PortMap, model: Model
 ) -> Timing:
     """`result` with these times and critical transfers."""
     busy_s = tuple(
@@ -131,11 +131,11 @@ def timing_of(
     return Timing(model, seconds[START], seconds[SENT], seconds[TAKEN], seconds[DONE], critical, ports.names, busy_s)
 
 
-def plan_work(plan: Plan | Transfers) -> Work:
+def graph_of_plan(plan: Plan | Transfers) -> DependencyGraph:
     """What a run of `plan` works on; raises PlanError for a transfer without its instructions."""
     if not isinstance(plan, Plan):
         turn = np.zeros(len(plan), dtype=np.int32)
-        return edges_work(plan.src, plan.dst, plan.bytes, transfer_edges(plan), turn)
+        return graph_of_constraints(plan.src, plan.dst, plan.bytes, transfer_constraints(plan), turn)
     transfers, n = plan.transfers, len(plan.transfers)
     rows, turn = blank_rows(n), np.zeros(n, dtype=np.int32)
     slots = np.array([channel.slots for channel in plan.channels], dtype=np.int64)
@@ -143,71 +143,75 @@ def plan_work(plan: Plan | Transfers) -> Work:
     does = plan.send_transfer, plan.recv_transfer, plan.in_channel
     kernels().index_lanes(*lanes, *does, slots, rows, turn)
     if kernels().odd_one(transfers.src, transfers.dst, rows) >= 0:
-        plan_edges(plan)
-        raise AssertionError("plan_edges refuses what is not sent and received once")
+        plan_constraints(plan)
+        raise AssertionError("plan_constraints refuses what is not sent and received once")
     gates = np.empty(kernels().make_room(rows), dtype=np.int32)
     if len(gates):
         kernels().list_lanes(*lanes, *does, rows, gates)
-    return Work(transfers.src, transfers.dst, transfers.bytes, rows, gates, turn)
+    return DependencyGraph(transfers.src, transfers.dst, transfers.bytes, rows, gates, turn)
 
 
-def edges_work(src: Column, dst: Column, sizes: Column, edges: Edges, turn: Small) -> Work:
-    """What a run of transfers with these edges works on."""
+def graph_of_constraints(
+    src: Column, dst: Column, sizes: Column, constraints: Constraints, turn: Small
+) -> DependencyGraph:
+    """What a run of transfers with these constraints works on."""
     rows = blank_rows(len(src))
-    columns = edges.before, edges.after, edges.kind
-    kernels().count_edges(*columns, rows)
+    columns = constraints.before, constraints.after, constraints.kind
+    kernels().count_constraints(*columns, rows)
     gates = np.empty(kernels().make_room(rows), dtype=np.int32)
-    kernels().list_edges(*columns, rows, gates)
-    return Work(src, dst, sizes, rows, gates, turn)
+    kernels().list_constraints(*columns, rows, gates)
+    return DependencyGraph(src, dst, sizes, rows, gates, turn)
 
 
-def _rates(work: Work, network: Network) -> tuple[list[Fraction], list[bool], list[Change]]:
+def _rates(graph: DependencyGraph, network: PortNetwork) -> tuple[list[Fraction], list[bool], list[Change]]:
     """`at_start`, with no more bytes lost than a transfer has."""
-    largest = int(work.sizes.max(initial=0))
+    largest = int(graph.sizes.max(initial=0))
     changes = [replace(each, lost_bytes=min(each.lost_bytes, largest)) for each in network.changes]
     return at_start(network.rates, changes)
 
 
 def _run_serial(
-    work: Work, carried: list[int], network: Network, model: Model, ends: Small
+    graph: DependencyGraph, carried: list[int], network: PortNetwork, model: Model, ends: Small
 ) -> tuple[Any, int, Any, int]:
     """The times in ticks, how many of them are a second, which ports are down in the end, and how many are done."""
-    n, n_ports = len(work.rows), len(network.ports.names)
+    n, n_ports = len(graph.rows), len(network.ports.names)
     more = network.more_latency_s
     slack_s = None if more is None else Fraction(float(more.sum()))
-    rates, down, changes = _rates(work, network)
+    rates, down, changes = _rates(graph, network)
     clock = make_clock(rates, down, carried, n, network.latency_s, network.overhead_s, changes, slack_s)
     due = np.empty(0, dtype=np.int64) if more is None else np.rint(more * float(clock.per_s)).astype(np.int64)
-    net = make_net(work.rows, work.gates, due)
+    net = make_net(graph.rows, graph.gates, due)
     times = np.full((n, 4), -1, dtype=np.int64)
-    agenda = make_agenda(n_ports)
+    events = make_event_queue(n_ports)
     costs = clock.latency, clock.overhead
     if model == "fifo" and network.ports.has_pods:
-        line = make_line(_ways(work, network.ports), n_ports)
-        kernels().run_uplinks(net, times, work.sizes, work.turn, clock.paces, clock.changes, line, *costs)
+        line = make_uplink_state(_ways(graph, network.ports), n_ports)
+        kernels().run_uplinks(net, times, graph.sizes, graph.turn, clock.paces, clock.changes, line, *costs)
     elif model == "fifo":
-        state = make_fifo_ports(n_ports)
-        kernels().run_fifo(net, times, work.sizes, work.turn, clock.paces, clock.changes, state, agenda, *costs)
+        state = make_fifo_state(n_ports)
+        kernels().run_fifo(net, times, graph.sizes, graph.turn, clock.paces, clock.changes, state, events, *costs)
     else:
         pairs = make_pairs(ends, network.ports)
         holders = make_holders(n, len(pairs.ends), n_ports)
-        kernels().run_exclusive(net, times, work.sizes, clock.paces, clock.changes, pairs, holders, agenda, *costs)
+        kernels().run_exclusive(net, times, graph.sizes, clock.paces, clock.changes, pairs, holders, events, *costs)
     return times, clock.per_s, clock.paces.down, int(net.tail[FINISHED])
 
 
-def _ways(work: Work, ports: Ports) -> Small:
+def _ways(graph: DependencyGraph, ports: PortMap) -> Small:
     """For each transfer the uplinks that it goes up and comes down; below zero: none."""
-    ways = ports.uplinks_between(ports.server_of[work.src], ports.server_of[work.dst])
+    ways = ports.uplinks_between(ports.server_of[graph.src], ports.server_of[graph.dst])
     return np.column_stack(ways).astype(np.int32)
 
 
-def _run_fair(work: Work, carried: list[int], network: Network, ends: Small) -> tuple[Any, int, Any, int]:
+def _run_fair(
+    graph: DependencyGraph, carried: list[int], network: PortNetwork, ends: Small
+) -> tuple[Any, int, Any, int]:
     """The times in ticks, how many of them are a second, which ports are down in the end, and how many are done."""
-    n, n_ports = len(work.rows), len(network.ports.names)
+    n, n_ports = len(graph.rows), len(network.ports.names)
     more = network.more_latency_s
     pairs = make_pairs(ends, network.ports)
     n_pairs = len(pairs.ends)
-    rates, down, changes = _rates(work, network)
+    rates, down, changes = _rates(graph, network)
     costs_s = network.latency_s, network.overhead_s
     used = [rate for rate, size in zip(rates, carried, strict=True) if size]
     busiest_s = max((size / rate for rate, size in zip(rates, carried, strict=True) if size), default=Fraction(0))
@@ -216,9 +220,9 @@ def _run_fair(work: Work, carried: list[int], network: Network, ends: Small) -> 
     per_s, per_byte = fair_units([*used, *new], moments, 16 * busiest_s + sum(costs_s))
     per_tick = per_byte / per_s
     due = np.empty(0) if more is None else more * float(per_s)
-    net = make_net(work.rows, work.gates, due)
+    net = make_net(graph.rows, graph.gates, due)
     times = np.full((n, 4), -1.0)
-    shares = Shares(
+    port_rates = PortRates(
         np.array([0.0 if is_down else float(rate * per_tick) for rate, is_down in zip(rates, down, strict=True)]),
         np.array([float(each.at_s * per_s) for each in changes]),
         np.array([each.port for each in changes], dtype=np.int64),
@@ -227,11 +231,11 @@ def _run_fair(work: Work, carried: list[int], network: Network, ends: Small) -> 
     )
     heap = np.zeros(n_pairs, dtype=np.int64), np.full(n_pairs, -1, dtype=np.int64), np.zeros(n_pairs)
     flows, scratch = (
-        make_flows(work.sizes.astype(np.float64) * float(per_byte), n_pairs),
+        make_flows(graph.sizes.astype(np.float64) * float(per_byte), n_pairs),
         make_scratch(n_pairs, n_ports),
     )
-    kernels().run_fair(net, times, shares, pairs, flows, scratch, *heap, *(float(each * per_s) for each in costs_s))
-    return times, per_s, shares.rates == 0, int(net.tail[FINISHED])
+    kernels().run_fair(net, times, port_rates, pairs, flows, scratch, *heap, *(float(each * per_s) for each in costs_s))
+    return times, per_s, port_rates.rates == 0, int(net.tail[FINISHED])
 
 
 def _critical(last: int, rows: Any) -> tuple[int, ...]:

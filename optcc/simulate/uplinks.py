@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
 from optcc.compiled import row
-from optcc.simulate.fifo import ENDS, REST, SERVES, change_port
-from optcc.simulate.gates import (
+from optcc.simulate.dependencies import (
     BEHIND,
     FRESH,
     IN,
@@ -44,7 +43,8 @@ from optcc.simulate.gates import (
     seed,
     settle,
 )
-from optcc.simulate.rates import Changes, Paces, cost
+from optcc.simulate.fifo import ENDS, REST, SERVES, change_port
+from optcc.simulate.tick_clock import Changes, Paces, cost
 
 Ids = npt.NDArray[np.int32]
 ON_PORT, THROUGH_AT, LEFT_TO_DO = SERVES, ENDS, REST
@@ -54,7 +54,7 @@ FIRST_BYTE, LAST_BYTE = range(2)
 _OUT_IDLE, _IN_IDLE, _EVENTS = 0, 4, 5
 
 
-class Line(NamedTuple):
+class UplinkState(NamedTuple):
     """The state of ports and of what is between them.
 
     A port has a transfer `ON_PORT` until `THROUGH_AT` and had `BEFORE`; from `FIRST_WAITING` to `LAST_WAITING` others
@@ -82,12 +82,12 @@ class Line(NamedTuple):
     what: Column
 
 
-def make_line(ways: Ids, n_ports: int) -> Line:
+def make_uplink_state(ways: Ids, n_ports: int) -> UplinkState:
     """Nothing is on its way."""
     n = len(ways)
     ids = np.full((n_ports, 5), -1, dtype=np.int32)
     ids[:, WAITS_FOR_REST] = 0
-    return Line(
+    return UplinkState(
         ids,
         np.zeros((n_ports, 2), dtype=np.int64),
         ways,
@@ -101,7 +101,7 @@ def make_line(ways: Ids, n_ports: int) -> Line:
     )
 
 
-def expect(line: Line, item: int, at: int) -> None:
+def expect(line: UplinkState, item: int, at: int) -> None:
     """The event of `item` is at `at`; it has no other."""
     place = line.filled[_EVENTS]
     line.filled[_EVENTS] += 1
@@ -113,7 +113,7 @@ def expect(line: Line, item: int, at: int) -> None:
     line.what[place] = item
 
 
-def first_event(line: Line) -> int:
+def first_event(line: UplinkState) -> int:
     """Takes the earliest event out and returns whose it is."""
     found = int(line.what[0])
     line.filled[_EVENTS] -= 1
@@ -133,19 +133,19 @@ def first_event(line: Line) -> int:
     return found
 
 
-def list_up(line: Line, which: int, item: int) -> None:
+def list_up(line: UplinkState, which: int, item: int) -> None:
     """Adds `item` to one of the lists."""
     line.lists[which, line.filled[which]] = item
     line.filled[which] += 1
 
 
-def be_there(line: Line, transfer: int) -> None:
+def be_there(line: UplinkState, transfer: int) -> None:
     """`transfer` has come to where it was on its way to."""
     list_up(line, line.where[transfer], transfer)
     line.where[transfer] = 0
 
 
-def wait_to_leave(net: Net, line: Line) -> None:
+def wait_to_leave(net: Net, line: UplinkState) -> None:
     """What has become ready queues at its out port; ties by index."""
     n_fresh = net.tail[FRESH]
     net.tail[FRESH] = 0
@@ -162,7 +162,9 @@ def wait_to_leave(net: Net, line: Line) -> None:
         line.ids[out, LAST_WAITING] = transfer
 
 
-def go(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, transfer: int, now: int, overhead: int) -> None:
+def go(
+    net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, transfer: int, now: int, overhead: int
+) -> None:
     """When `transfer` comes to `where` it is on its way to; not while the port that it must leave first is down."""
     out, n_ports = net.rows[transfer, OUT], len(line.ids)
     sent = times[transfer, SENT] >= 0
@@ -182,7 +184,9 @@ def go(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, transfer: 
         expect(line, n_ports + transfer, comes)
 
 
-def start_leaving(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int, overhead: int) -> None:
+def start_leaving(
+    net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, now: int, overhead: int
+) -> None:
     """Out ports that have nothing to do take what has waited longest."""
     for at in range(line.filled[_OUT_IDLE]):
         out = line.lists[_OUT_IDLE, at]
@@ -204,7 +208,7 @@ def start_leaving(net: Net, times: Any, sizes: Column, paces: Paces, line: Line,
 
 
 def pass_uplinks(
-    net: Net, times: Any, sizes: Column, paces: Paces, line: Line, side: int, now: int, overhead: int
+    net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, side: int, now: int, overhead: int
 ) -> None:
     """What comes to ways up (`side` 0) or down (1) takes them up in turn; ties by index."""
     which = TO_UP + side
@@ -223,7 +227,7 @@ def pass_uplinks(
         go(net, times, sizes, paces, line, transfer, now, overhead)
 
 
-def wait_to_enter(net: Net, times: Any, turn: Column, line: Line, now: int) -> None:
+def wait_to_enter(net: Net, times: Any, turn: Column, line: UplinkState, now: int) -> None:
     """What has come queues at its in port, by `turn`; ties by time, then index."""
     n_coming = line.filled[TO_IN]
     line.filled[TO_IN] = 0
@@ -244,7 +248,7 @@ def wait_to_enter(net: Net, times: Any, turn: Column, line: Line, now: int) -> N
         list_up(line, _IN_IDLE, in_)
 
 
-def start_entering(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int) -> None:
+def start_entering(net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, now: int) -> None:
     """In ports that have nothing to do take the first of what has come."""
     for at in range(line.filled[_IN_IDLE]):
         in_ = line.lists[_IN_IDLE, at]
@@ -261,7 +265,7 @@ def start_entering(net: Net, times: Any, sizes: Column, paces: Paces, line: Line
     line.filled[_IN_IDLE] = 0
 
 
-def have_entered(net: Net, times: Any, line: Line, in_: int, now: int, latency: int, depth: int) -> int:
+def have_entered(net: Net, times: Any, line: UplinkState, in_: int, now: int, latency: int, depth: int) -> int:
     """In port `in_` is through with its transfer, if everything has passed; else it waits for the rest."""
     transfer = line.ids[in_, ON_PORT]
     line.ids[in_, WAITS_FOR_REST] = times[transfer, SENT] < 0 or line.passed[transfer, LAST_BYTE] > now
@@ -275,7 +279,7 @@ def have_entered(net: Net, times: Any, line: Line, in_: int, now: int, latency: 
     return land(net, times, transfer, now, latency, depth)
 
 
-def have_left(net: Net, times: Any, line: Line, out: int, now: int, latency: int, depth: int) -> int:
+def have_left(net: Net, times: Any, line: UplinkState, out: int, now: int, latency: int, depth: int) -> int:
     """The last byte of what is on `out` has left."""
     transfer = line.ids[out, ON_PORT]
     line.ids[out, ON_PORT] = -1
@@ -290,7 +294,7 @@ def have_left(net: Net, times: Any, line: Line, out: int, now: int, latency: int
 
 
 def change_line(
-    times: Any, sizes: Column, paces: Paces, changes: Changes, line: Line, index: int, now: int, overhead: int
+    times: Any, sizes: Column, paces: Paces, changes: Changes, line: UplinkState, index: int, now: int, overhead: int
 ) -> None:
     """Change `index` of the rates."""
     change_port(times, sizes, paces, changes, line.ids, line.clock, WAITS_FOR_REST, index, now, overhead)
@@ -299,7 +303,7 @@ def change_line(
         list_up(line, _IN_IDLE if port & 1 else _OUT_IDLE, port)
 
 
-def come_anew(times: Any, line: Line, now: int) -> None:
+def come_anew(times: Any, line: UplinkState, now: int) -> None:
     """Rates change at the instant at which these messages come: those that come to an uplink, or have left and come to
     their in port, come at the rates from now on. To an uplink they do not come if their out port is down now.
     """
@@ -314,7 +318,7 @@ def come_anew(times: Any, line: Line, now: int) -> None:
                 line.where[transfer] = which
 
 
-def expect_anew(net: Net, times: Any, sizes: Column, paces: Paces, line: Line, now: int, overhead: int) -> None:
+def expect_anew(net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, now: int, overhead: int) -> None:
     """All events after rates have changed."""
     line.filled[_EVENTS] = 0
     for transfer in range(len(times)):
@@ -337,7 +341,7 @@ def run_uplinks(
     turn: Column,
     paces: Paces,
     changes: Changes,
-    line: Line,
+    line: UplinkState,
     latency: int,
     overhead: int,
 ) -> None:

@@ -12,24 +12,24 @@ import numpy as np
 from optcc.arrays import Column
 from optcc.faults import FaultPlan
 from optcc.plan import Plan
-from optcc.simulate.ports import Ports
-from optcc.simulate.rates import Change
+from optcc.simulate.ports import PortMap
 from optcc.simulate.recovery import Policy, message_bytes, opening, port_changes, without
-from optcc.simulate.run import Network, run_once
+from optcc.simulate.run import PortNetwork, run_once
+from optcc.simulate.tick_clock import Change
 from optcc.timing import FaultCost, Model, Recovery, Timing
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
 
 def run_with_faults(
-    plan: Plan | Transfers, network: Network, topology: Topology, model: Model, faults: FaultPlan, policy: Policy
+    plan: Plan | Transfers, network: PortNetwork, topology: Topology, model: Model, faults: FaultPlan, policy: Policy
 ) -> Timing:
     """The times with all faults, and what each adds to those before it: as many runs as there are faults, and one."""
 
     def run(some: FaultPlan) -> Timing:
         if len(some) == 0:
             return run_once(plan, network, model)
-        return _Run(network, topology, model, some, policy).follow(plan, None, Fraction(0), policy.switches(some))
+        return _FaultyRun(network, topology, model, some, policy).follow(plan, None, Fraction(0), policy.switches(some))
 
     return with_costs(run, faults, policy)
 
@@ -46,10 +46,12 @@ def with_costs(run: Callable[[FaultPlan], Timing], faults: FaultPlan, policy: Po
     return replace(runs[-1], recovery=Recovery(policy.name, runs[0].seconds, costs, kept, second))
 
 
-class _Run:
+class _FaultyRun:
     """One run with faults: a plan, and those that follow it."""
 
-    def __init__(self, network: Network, topology: Topology, model: Model, faults: FaultPlan, policy: Policy) -> None:
+    def __init__(
+        self, network: PortNetwork, topology: Topology, model: Model, faults: FaultPlan, policy: Policy
+    ) -> None:
         self.network, self.topology, self.model = network, topology, model
         self.faults, self.policy = faults, policy
         self.changes = _noisy(port_changes(network.ports, topology, faults, policy), network)
@@ -83,7 +85,7 @@ class _Run:
         second = self.follow(following, opens, switch_s, switches[1:])
         return replace(first, recovery=Recovery(self.policy.name, 0.0, (), kept, second))
 
-    def _from(self, opens_s: Sequence[Fraction] | None, from_s: Fraction) -> Network:
+    def _from(self, opens_s: Sequence[Fraction] | None, from_s: Fraction) -> PortNetwork:
         """The network of a plan that begins at `from_s`, on a clock of its own."""
         if opens_s is None:
             return replace(self.network, changes=self.changes)
@@ -97,20 +99,20 @@ class _Run:
         )
 
 
-def _noisy(changes: tuple[Change, ...], network: Network) -> tuple[Change, ...]:
+def _noisy(changes: tuple[Change, ...], network: PortNetwork) -> tuple[Change, ...]:
     """The changes with the noise that the ports have."""
     return tuple(
         replace(each, rate=each.rate * network.rates[each.port] / network.ports.rates[each.port]) for each in changes
     )
 
 
-def _of(network: Network, kept: Column) -> Network:
+def _of(network: PortNetwork, kept: Column) -> PortNetwork:
     """The network for the transfers `kept`."""
     more = network.more_latency_s
     return network if more is None else replace(network, more_latency_s=more[kept])
 
 
-def _through(plan: Plan | Transfers, timing: Timing, ports: Ports, latency_s: Fraction) -> list[float]:
+def _through(plan: Plan | Transfers, timing: Timing, ports: PortMap, latency_s: Fraction) -> list[float]:
     """For each port, when it is through with the transfers of `plan`."""
     transfers = plan.transfers if isinstance(plan, Plan) else plan
     opens = np.zeros(len(ports.names))

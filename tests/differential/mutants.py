@@ -27,10 +27,11 @@ from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.fuse import fuse
 from optcc.passes.lower import lower
-from optcc.passes.timetable import PORTS, Order, Ports, timetable
+from optcc.passes.timetable import Order, timetable
 from optcc.plan import KINDS, Channel, Plan
 from optcc.schedule import REDUCE, Schedule
 from optcc.schedules.registry import SCHEDULES
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
@@ -107,7 +108,7 @@ class Base:
 
     def compile(self, written: Schedule) -> Plan:
         """The plan of `written` under these choices."""
-        ports: Ports = next((each for each in PORTS if each == self.ports), "exclusive")
+        ports: Model = next((each for each in MODELS if each == self.ports), "exclusive")
         return compile_schedule(
             written,
             size_bytes=self.size_bytes,
@@ -123,7 +124,7 @@ class Base:
         if self.topology is None:
             order = Order.as_written(transfers)
         else:
-            ports: Ports = "fifo" if self.ports == "fifo" else "exclusive"
+            ports: Model = "fifo" if self.ports == "fifo" else "exclusive"
             transfers, order = timetable(transfers, self.topology, self.slots, ports)
         plan = lower("mutant", transfers, order.sends, self.slots, order.receives)
         return fuse(plan, order.sends) if self.fused and not order.overtakes(transfers) else plan
@@ -173,7 +174,7 @@ def draw_base(rng: random.Random) -> tuple[Base, Plan]:
             rng.choice(("float32", "float32", "int64")),
             rng.choice((1, 1, 2, 3)),
             rng.random() < 0.6,
-            rng.choice((*PORTS, "written")),
+            rng.choice((*MODELS, "written")),
             rng.randrange(ranks),
             rng.randrange(64) if name == TREES else 0,
         )

@@ -14,10 +14,10 @@ from optcc.collective import Collective
 from optcc.errors import PlanError
 from optcc.plan import LOCAL_COPY, RECV, RECV_COPY_SEND, SEND, Channel, Plan
 from optcc.simulate import MODELS, Model, simulate
-from optcc.simulate.ports import Ports
+from optcc.simulate.ports import PortMap
 from optcc.simulate.rails import run_striped
-from optcc.simulate.rates import Change
-from optcc.simulate.run import Network, run_once
+from optcc.simulate.run import PortNetwork, run_once
+from optcc.simulate.tick_clock import Change
 from optcc.timing import Timing
 from optcc.topology import Nic, Pod, Server, Topology
 from optcc.transfers import Transfers
@@ -443,9 +443,9 @@ def run(
 ) -> Timing:
     if not changes:
         return simulate(plan, topology, model=model, overhead_s=float(overhead))
-    ports = Ports.of(topology)
+    ports = PortMap.of(topology)
     mine = [Change(at, ports.names.index(port), rate, lost) for at, port, rate, lost in changes]
-    return run_once(plan, Network(ports, ports.rates, topology.latency_s, overhead, mine), model)
+    return run_once(plan, PortNetwork(ports, ports.rates, topology.latency_s, overhead, mine), model)
 
 
 def check(timing: Timing, wanted: Reference) -> None:

@@ -28,11 +28,11 @@ from optcc.runtime.engine import Executor
 from optcc.runtime.transports.sim import Counts, Model, SimNetwork, SimTransport, run_sim
 from optcc.runtime.transports.tcp_wire import Stripes
 from optcc.schedules.registry import SCHEDULES
-from optcc.simulate import DONE_START, SENT_START, Edges, Policy, simulate
-from optcc.simulate.gates import DONE
-from optcc.simulate.ports import Ports
+from optcc.simulate import DONE_START, SENT_START, Constraints, Policy, simulate
+from optcc.simulate.dependencies import DONE
+from optcc.simulate.ports import PortMap
 from optcc.simulate.recovery import port_changes
-from optcc.simulate.run import Network, edges_work, run_work
+from optcc.simulate.run import PortNetwork, graph_of_constraints, run_graph
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
@@ -121,12 +121,12 @@ class Graph:
 
     def seconds(self, topology: Topology, model: Model, faults: FaultPlan) -> float:
         before, after, kind = (column(np.array(each, dtype=np.int64)) for each in zip(*self.edges, strict=True))
-        edges = Edges(len(self.src), before, after, kind, np.zeros(len(before), dtype=np.bool_))
+        edges = Constraints(len(self.src), before, after, kind, np.zeros(len(before), dtype=np.bool_))
         src, dst, sizes = (column(np.array(each, dtype=np.int64)) for each in (self.src, self.dst, self.sizes))
-        work = edges_work(src, dst, sizes, edges, np.array(self.turn, dtype=np.int32))
-        ports = Ports.of(topology)
+        work = graph_of_constraints(src, dst, sizes, edges, np.array(self.turn, dtype=np.int32))
+        ports = PortMap.of(topology)
         changes = port_changes(ports, topology, faults, Policy("wait"))
-        result = run_work(work, Network(ports, ports.rates, topology.latency_s, Fraction(0), changes), model)
+        result = run_graph(work, PortNetwork(ports, ports.rates, topology.latency_s, Fraction(0), changes), model)
         assert (result.seconds[DONE] >= 0).all()
         return float(result.seconds[DONE].max())
 

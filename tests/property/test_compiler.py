@@ -10,9 +10,9 @@ from optcc.collective import Collective
 from optcc.compiler import compile_schedule, plan_transfers
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
-from optcc.passes.timetable import PORTS, Ports
 from optcc.plan import KINDS, Plan
 from optcc.schedules.registry import SCHEDULES
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
@@ -93,7 +93,7 @@ def run(plan: Plan, inputs: list[Buffer], seed: int) -> list[Buffer]:
     fused=st.booleans(),
     straggler=st.integers(0, 8),
     rates=st.sampled_from(["25MB/s", "1MB/s", "50MB/s:10MB/s", "49MB/s"]),
-    ports=st.sampled_from(PORTS),
+    ports=st.sampled_from(MODELS),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_the_library_is_proved_and_means_its_collective(
@@ -105,7 +105,7 @@ def test_the_library_is_proved_and_means_its_collective(
     fused: bool,
     straggler: int,
     rates: str,
-    ports: Ports,
+    ports: Model,
     seed: int,
 ) -> None:
     """Any size, ragged or none, any straggler: proved, the same digest twice, and the sums that the collective wants,
@@ -154,11 +154,11 @@ def results(collective: Collective, inputs: list[Buffer]) -> list[list[tuple[int
     slots=st.integers(1, 3),
     fused=st.booleans(),
     slow=st.one_of(st.none(), st.integers(1, 50)),
-    ports=st.sampled_from(PORTS),
+    ports=st.sampled_from(MODELS),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_trees_of_any_author_are_proved_and_mean_what_they_say(
-    trees: Trees, count: int, slots: int, fused: bool, slow: int | None, ports: Ports, seed: int
+    trees: Trees, count: int, slots: int, fused: bool, slow: int | None, ports: Model, seed: int
 ) -> None:
     """Random reduce trees and copy trees, through scratch too: proved, and equal to the transfers one by one."""
     built = trees.build()

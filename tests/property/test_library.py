@@ -10,10 +10,10 @@ import pytest
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
-from optcc.passes.timetable import PORTS, Ports
 from optcc.schedule import Schedule
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
@@ -36,7 +36,7 @@ def accepted(
     raise AssertionError(f"{definition.name} accepts no straggler among {p} ranks")
 
 
-def check(definition: Definition, p: int, stragglers: int, ports: Ports, rng: random.Random) -> None:
+def check(definition: Definition, p: int, stragglers: int, ports: Model, rng: random.Random) -> None:
     """Proved and timed for a size that no number of chunks divides, and for one that leaves most chunks empty."""
     segments = rng.randint(1, 3)
     built, text = accepted(definition, p, stragglers, segments, rng)
@@ -54,24 +54,24 @@ def check(definition: Definition, p: int, stragglers: int, ports: Ports, rng: ra
 def test_a_sample_of_the_library_is_proved(name: str, seed: int) -> None:
     """Drawn anew in every run; small numbers of ranks more often, for they have the odd cases."""
     rng = random.Random(f"{name} {seed}")
-    for ports in PORTS:
+    for ports in MODELS:
         for p in (rng.choice(RANKS[:8]), rng.choice(RANKS[:16]), rng.choice(RANKS)):
             check(SCHEDULES[name], p, rng.choice(STRAGGLERS), ports, rng)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ports", PORTS)
+@pytest.mark.parametrize("ports", MODELS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_whole_library_is_proved(name: str, ports: Ports, seed: int) -> None:
+def test_the_whole_library_is_proved(name: str, ports: Model, seed: int) -> None:
     """Every number of ranks with every number of stragglers."""
     rng = random.Random(f"{name} {ports} {seed}")
     for p, stragglers in product(RANKS, STRAGGLERS):
         check(SCHEDULES[name], p, stragglers, ports, rng)
 
 
-@pytest.mark.parametrize("ports", PORTS)
+@pytest.mark.parametrize("ports", MODELS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_one_rank_has_nothing_to_do(name: str, ports: Ports) -> None:
+def test_one_rank_has_nothing_to_do(name: str, ports: Model) -> None:
     """Any number of segments, any size: no time passes, and the result is proved."""
     topology = Topology.parse("1@50MB/s")
     for segments, size_bytes in product((1, 3), (0, 4, 52)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import math
 import subprocess
 import sys
@@ -189,3 +190,20 @@ def test_without_numba_the_functions_are_as_they_are(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert compiled_at_once((_next, _walk), globals()).walk is _walk
+
+
+def test_a_cache_entry_that_names_a_module_of_another_version_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an upgrade in place: the entries of the old version stay, and a module has another name since."""
+    pytest.importorskip("numba")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for types in ("types_before", "types_after"):
+        (tmp_path / f"{types}.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: int\n")
+        (tmp_path / "upgraded.py").write_text(f"from {types} import Pair\ndef double(pair):\n    return 2 * pair.a\n")
+        importlib.invalidate_caches()
+        module = importlib.import_module("upgraded")
+        assert compiled_at_once((module.double,), vars(module)).double(module.Pair(21)) == 42
+        del sys.modules[types], sys.modules["upgraded"]
+        (tmp_path / f"{types}.py").unlink()

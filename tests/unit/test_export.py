@@ -36,12 +36,12 @@ from optcc.export import (
     write_perfetto,
 )
 from optcc.passes.lower import lower
-from optcc.passes.timetable import PORTS
 from optcc.plan import Plan
 from optcc.planner import build_plan
 from optcc.schedule import COPY, OPS, REDUCE
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import simulate
+from optcc.timing import MODELS
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.verify.plan import verify_plan
@@ -75,7 +75,7 @@ def library(
     """Every schedule at these numbers of ranks, as far as it can be built, for both models of ports."""
     for name in SCHEDULES:
         for n_ranks in counts:
-            for ports in PORTS:
+            for ports in MODELS:
                 try:
                     yield plan_of(name, n_ranks, sizes(n_ranks), segments, ports=ports)
                 except OptccError:
@@ -676,7 +676,7 @@ def test_compile_writes_traces_into_a_folder(tmp_path: Path) -> None:
 
 def test_compile_predicts_times_with_the_model_of_the_ports(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    for model in PORTS:
+    for model in MODELS:
         assert cli.run(["compile", "ring", *FLAT, "--format", "perfetto", "--ports", model, "-o", str(path)]) == 0
         assert json.loads(path.read_bytes())["otherData"]["ports"] == model
 

@@ -17,10 +17,11 @@ from optcc.errors import InputError, TopologyError
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.lower import lower
-from optcc.passes.timetable import PORTS, Ports, families, timetable
+from optcc.passes.timetable import families, timetable
 from optcc.schedule import Layout
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.verdict import PROVED
@@ -129,10 +130,10 @@ def test_dependencies_order_every_conflict(case: int) -> None:
             assert conflict(transfers, each, j), "a dependency without a reason"
 
 
-@pytest.mark.parametrize("ports", PORTS)
+@pytest.mark.parametrize("ports", MODELS)
 @pytest.mark.parametrize("text", ["4@50MB/s", "4@50MB/s,1=5MB/s:25MB/s", "4@50MB/s,3=1MB/s", "5@50MB/s,0=1MB/s"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_timetable_is_an_order(name: str, text: str, ports: Ports) -> None:
+def test_the_timetable_is_an_order(name: str, text: str, ports: Model) -> None:
     """Every transfer once; another number of ranks is refused. Under exclusive ports there is one order, and none comes
     before what it depends on. Under fifo it starts after that has started, unless it is a sibling; and it is done after
     that is done, unless it only must not overwrite what that one sends. Channels keep their order either way."""

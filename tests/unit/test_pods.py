@@ -17,7 +17,7 @@ from optcc.faults import FaultPlan
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, Jitter, Model, Policy, simulate
-from optcc.sweep import sweep
+from optcc.static_order import time_static_order
 from optcc.topology import Nic, Pod, Server, Topology
 from optcc.verify.bounds.closed_form_certificates import certify
 from optcc.verify.bounds.closed_forms import allreduce_bound, collective_bound
@@ -267,7 +267,7 @@ def test_what_does_not_model_uplinks_refuses_them() -> None:
     topology = Topology.parse("4@1GB/s/2:2")
     plan = compile_schedule(SCHEDULES["ring"].build(topology, 1), size_bytes=SIZE, topology=topology)
     with pytest.raises(TopologyError, match="uplinks"):
-        sweep(SCHEDULES["ring"], topology, size_bytes=SIZE)
+        time_static_order(SCHEDULES["ring"], topology, size_bytes=SIZE)
     with pytest.raises(TopologyError, match="uplinks"):
         exact_makespan(plan, topology, model="fifo")
     with pytest.raises(TopologyError, match="pods"):

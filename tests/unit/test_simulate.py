@@ -24,9 +24,9 @@ from optcc.simulate import (
     MODELS,
     SENT_START,
     Model,
-    plan_edges,
+    plan_constraints,
     simulate,
-    transfer_edges,
+    transfer_constraints,
 )
 from optcc.simulate.kernels import kernels
 from optcc.topology import Nic, Server, Topology
@@ -245,7 +245,7 @@ def test_a_fifo_port_serves_others_while_a_slow_one_takes_its_time() -> None:
 
 def test_the_edges_of_a_plan() -> None:
     plan = ring_plan(2, 8, slots=1)  # transfers 0: 0->1, 1: 1->0, then 2: 0->1, 3: 1->0
-    edges = plan_edges(plan)
+    edges = plan_constraints(plan)
     rows = list(zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True))
     lanes = [(0, 2, SENT_START), (1, 2, DONE_START), (1, 3, DONE_DONE)]
     lanes += [(1, 3, SENT_START), (0, 3, DONE_START), (0, 2, DONE_DONE)]
@@ -256,7 +256,9 @@ def test_the_edges_of_a_plan() -> None:
 
 
 def test_the_edges_of_neutral_transfers() -> None:
-    edges = transfer_edges(transfers_of(2, [(0, 1, 4), (0, 1, 4), (0, 1, 4)], after={2: [0]}, order={1: [0], 2: [1]}))
+    edges = transfer_constraints(
+        transfers_of(2, [(0, 1, 4), (0, 1, 4), (0, 1, 4)], after={2: [0]}, order={1: [0], 2: [1]})
+    )
     assert (edges.before.tolist(), edges.after.tolist()) == ([0, 0, 1], [2, 1, 2])
     assert edges.kind.tolist() == [DONE_START, SENT_START, SENT_START]
     assert list(edges.order) == [[], [0], [0, 1]]
@@ -334,7 +336,7 @@ def test_a_transfer_without_its_instructions_is_refused() -> None:
     columns = (plan.lane_rank, plan.lanes, plan.kind, plan.in_channel, plan.out_channel, plan.src_offset)
     rest = (plan.dst_offset, plan.bytes, plan.recv_transfer, plan.send_transfer, plan.after)
     with pytest.raises(PlanError, match=r"transfer #4 0->1 .*: 0 sends: must be one"):
-        plan_edges(Plan("short", short, plan.channels, *columns, *rest))
+        plan_constraints(Plan("short", short, plan.channels, *columns, *rest))
 
 
 @pytest.fixture

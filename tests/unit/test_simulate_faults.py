@@ -20,7 +20,7 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, Jitter, Model, Policy, simulate
 from optcc.simulate.jitter import minus_ln
 from optcc.simulate.kernels import kernels
-from optcc.simulate.ports import Ports
+from optcc.simulate.ports import PortMap
 from optcc.topology import Nic, Server, Topology
 
 both = pytest.mark.parametrize("model", MODELS)
@@ -173,7 +173,7 @@ def test_a_second_plan_takes_over(model: Model) -> None:
     assert size_bytes == (32 - len(begun)) * 5 * CHUNK
     assert set(np.flatnonzero(np.isin(plan.transfers.segment, begun))) == set(kept.tolist())
     # No port begins the second plan before it is through with the first.
-    ports = Ports.of(topology)
+    ports = PortMap.of(topology)
     following = new_plan(left, size_bytes)
     first_out, first_in = (each[kept] for each in ports.used_by(plan.transfers))
     second_out, second_in = ports.used_by(following.transfers)

@@ -31,7 +31,7 @@ import numpy as np
 from optcc.errors import InputError, PlanError, SolverError
 from optcc.plan import RECEIVES, SENDS, Plan
 from optcc.show import Card, Shown
-from optcc.simulate import DONE_DONE, plan_edges
+from optcc.simulate import DONE_DONE, plan_constraints
 from optcc.verify.plan.topological_order import pack_edges, topological_order
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Term, Unknown
 
@@ -135,7 +135,7 @@ class _Network:
         self.healthy = [size[t] if crosses[t] and not slow[t] else 0 for t in range(len(transfers))]
         self.slowed = [size[t] if crosses[t] and slow[t] else 0 for t in range(len(transfers))]
         self.waits = [self._after_sending(t, 2 * t + 1) for t in range(len(transfers))]
-        edges = plan_edges(plan)
+        edges = plan_constraints(plan)
         for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
             gate = 2 * after + (1 if kind >= DONE_DONE else 0)
             sent_is_enough = kind & 1

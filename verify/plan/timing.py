@@ -11,9 +11,9 @@ seconds of its n bytes at its out port and at its in port:
                the in port never pauses; done >= taken + i + latency
 
 A port's next transfer starts when the previous one has left it (fifo: an in port takes the next one when the previous
-one is complete). All other dependencies are those of `optcc.simulate.plan_edges`: on data, on bytes still being read,
-on lane order, on a slot. Ports are assigned as in `optcc.simulate`: the ports of the two servers, their surviving NICs
-pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none, and no latency.
+one is complete). All other dependencies are those of `optcc.simulate.plan_constraints`: on data, on bytes still being
+read, on lane order, on a slot. Ports are assigned as in `optcc.simulate`: the ports of the two servers, their surviving
+NICs pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none, and no latency.
 
 **Relation to the simulator.** `optcc.simulate` schedules dynamically: an exclusive port serves in order of readiness,
 and a fifo in port does not idle for a transfer that has not arrived. Where it serves the ports in the lanes' order,
@@ -49,7 +49,7 @@ from optcc.arrays import Column
 from optcc.compiled import compiled
 from optcc.errors import InputError, PlanError, TopologyError
 from optcc.plan import Plan
-from optcc.simulate import DONE_DONE, plan_edges, simulate
+from optcc.simulate import DONE_DONE, plan_constraints, simulate
 from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
@@ -121,7 +121,7 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: ExactModel) -> Make
 
     Raises InputError for another model; TopologyError for a topology of another number of ranks, a transfer between
     servers that share no rail, rails that must be told apart, or pods with uplinks; PlanError for a plan that
-    `plan_edges` refuses or whose transfers wait for each other once the ports keep their order.
+    `plan_constraints` refuses or whose transfers wait for each other once the ports keep their order.
     """
     if model not in get_args(ExactModel):
         raise InputError(f"model {model!r}: must be one of {', '.join(get_args(ExactModel))}")
@@ -349,7 +349,7 @@ def _shared(port: Column, lane: Column, instruction: Column) -> bool:
     """True if several lanes use one port."""
     used = np.flatnonzero(port >= 0)
     if (instruction[used] < 0).any():
-        return False  # `plan_edges` rejects such a plan
+        return False  # `plan_constraints` rejects such a plan
     lane_of = np.full(int(port.max(initial=-1)) + 1, -1, dtype=np.int64)
     lane_of[port[used]] = lane[instruction[used]]
     return bool((lane_of[port[used]] != lane[instruction[used]]).any())
@@ -388,7 +388,7 @@ def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: ExactModel) -> _Gr
         leaves, taken_for, in_moment = ticks.out, ticks.in_, _TAKEN
         comes = np.maximum(ticks.out - ticks.in_, 0)
     lands = taken_for + (~local).astype(taken_for.dtype) * ticks.latency
-    edges = plan_edges(plan)
+    edges = plan_constraints(plan)
     sent_is_enough = (edges.kind & 1) == 1
     (out_before, out_after), (in_before, in_after) = chains
     parts: tuple[tuple[Column, Column, npt.NDArray[Any], Column | int], ...] = (

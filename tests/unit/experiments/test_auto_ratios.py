@@ -6,7 +6,7 @@ import pytest
 
 from optcc.errors import CodecError
 from optcc.experiments.auto_ratios import GOAL, SIZES, THE_PORTS, TOPOLOGIES, AutoRatios, best_single, cluster, compare
-from optcc.passes.timetable import Ports
+from optcc.timing import Model
 
 
 def test_the_record_has_every_case() -> None:
@@ -26,7 +26,7 @@ def test_auto_is_within_five_percent_but_for_one_case_in_a_hundred() -> None:
     ("text", "ports", "size_bytes"),
     [("4@50GB/s", "fifo", 65532), ("5, random rates, seed 0", "fair", 2**18), ("6@50GB/s,2=20GB/s", "fair", 1024)],
 )
-def test_a_case_gives_what_the_record_says(text: str, ports: Ports, size_bytes: int) -> None:
+def test_a_case_gives_what_the_record_says(text: str, ports: Model, size_bytes: int) -> None:
     row = compare(text, size_bytes, ports)
     (said,) = (
         each

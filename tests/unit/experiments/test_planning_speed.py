@@ -16,7 +16,7 @@ from optcc.experiments.planning_speed import (
     PlanningSpeed,
     run_case,
 )
-from optcc.passes.timetable import PORTS
+from optcc.timing import MODELS
 
 
 def test_the_record_has_every_case() -> None:
@@ -24,7 +24,7 @@ def test_the_record_has_every_case() -> None:
     assert [(row.ranks, row.ports, row.rates, row.size_bytes) for row in record.rows] == [
         (ranks, ports, rates, size_bytes)
         for ranks in REPEATS
-        for ports in PORTS
+        for ports in MODELS
         for rates in RATES
         for size_bytes in (SIZES if ranks < MANY_RANKS else MANY_RANKS_SIZES)
     ]

@@ -10,9 +10,9 @@ from optcc.cli import run
 from optcc.compiler import SLOTS
 from optcc.experiments.auto_ratios import LATENCY_S, SIZES, compare
 from optcc.experiments.schedule_cases import random_rates
-from optcc.passes.timetable import PORTS, Ports
 from optcc.schedules.auto import COSTS, SPENT, Search, choose, estimates, planning_limit_s, transfers_max
 from optcc.schedules.registry import SCHEDULES
+from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
@@ -29,7 +29,7 @@ GOAL = 1.05
     ("text", "size_bytes", "ports"),
     [("4@50GB/s", 65532, "fair"), ("8@50GB/s,3=25GB/s", 1024, "fair"), ("5, random rates, seed 1", 65532, "fifo")],
 )
-def test_auto_is_within_five_percent_of_the_best_single_schedule(text: str, size_bytes: int, ports: Ports) -> None:
+def test_auto_is_within_five_percent_of_the_best_single_schedule(text: str, size_bytes: int, ports: Model) -> None:
     """More of this is in the record, see test_auto_ratios.py."""
     assert compare(text, size_bytes, ports).ratio <= GOAL
 
@@ -37,7 +37,7 @@ def test_auto_is_within_five_percent_of_the_best_single_schedule(text: str, size
 @pytest.mark.slow
 @pytest.mark.parametrize("ports", ["fifo", "fair"])
 @pytest.mark.parametrize("text", NEW)
-def test_auto_is_within_five_percent_of_it_for_topologies_that_are_in_no_record(text: str, ports: Ports) -> None:
+def test_auto_is_within_five_percent_of_it_for_topologies_that_are_in_no_record(text: str, ports: Model) -> None:
     ratios = {size_bytes: compare(text, size_bytes, ports).ratio for size_bytes in SIZES[::2]}
     assert max(ratios.values()) <= GOAL, ratios
 
@@ -50,7 +50,7 @@ def cluster(text: str) -> Topology:
 @pytest.mark.parametrize("text", ["1@1GB/s", "2@1GB/s", "2x4@1GB/s,1=3/4", "1x4@1GB/s", "5@1GB/s,2=100MB/s:1GB/s"])
 @pytest.mark.parametrize("size_bytes", [0, 4, 388, 2**20])
 def test_what_auto_takes_is_proved(text: str, size_bytes: int) -> None:
-    for ports in PORTS:
+    for ports in MODELS:
         chosen = choose(Topology.parse(text), size_bytes, ports=ports)
         assert verify_plan(chosen.plan).verdict == PROVED
 
@@ -64,10 +64,10 @@ def test_small_messages_take_few_steps_and_large_ones_fill_the_ports() -> None:
     assert (large.taken.name, large.taken.segments >= 256) == ("optimal", True)
 
 
-@pytest.mark.parametrize("ports", PORTS)
+@pytest.mark.parametrize("ports", MODELS)
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
 @pytest.mark.parametrize("exponent", [10, 20, 30])
-def test_what_is_tried_costs_no_more_than_planning_may(ports: Ports, ranks: int, exponent: int) -> None:
+def test_what_is_tried_costs_no_more_than_planning_may(ports: Model, ranks: int, exponent: int) -> None:
     """By the table of costs; if every candidate were as fast as its estimate, or all equally fast."""
     topology = cluster(f"{ranks}@50GB/s,1=25GB/s")
     limit_s = planning_limit_s(ranks, 2**exponent / 25e9)
@@ -101,7 +101,7 @@ def test_planning_may_take_as_long_as_the_goals_say() -> None:
 def test_all_ranks_come_to_the_same_choice() -> None:
     """What is tried follows from the table of costs, not from how long it took."""
     for topology in (cluster("8@50GB/s,3=25GB/s"), random_rates(6, 2)):
-        for ports in PORTS:
+        for ports in MODELS:
             first, again = (choose(topology, 10**6, ports=ports) for _ in range(2))
             assert first.candidates == again.candidates
             assert first.taken == again.taken

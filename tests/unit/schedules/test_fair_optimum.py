@@ -12,7 +12,7 @@ from optcc.errors import TopologyError
 from optcc.experiments.schedule_cases import GOALS, LATENCY_S, SIZE_BYTES, one_straggler, random_rates
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
-from optcc.passes.spread import LANES_MAX, spread
+from optcc.passes.lane_assignment import LANES_MAX, lanes_by_pair
 from optcc.plan import RECEIVES, Plan
 from optcc.planner import build
 from optcc.schedules.fair_optimum import divide, shares, stars
@@ -114,13 +114,13 @@ def test_lanes_follow_the_bytes() -> None:
     pair = transfers.src * 6 + transfers.dst
     carried = np.bincount(pair, transfers.bytes, minlength=36)
     for lanes_mean in (2, 5, 100):
-        lane = spread(transfers, lanes_mean)
+        lane = lanes_by_pair(transfers, lanes_mean)
         for each in np.unique(pair):
             wanted = np.rint(lanes_mean * carried[each] / carried[carried > 0].mean())
             lanes = int(np.clip(wanted, 1, LANES_MAX))
             own = lane[pair == each]
             assert own.tolist() == [turn % lanes for turn in range(len(own))]
-    assert not spread(transfers, 0).any()
+    assert not lanes_by_pair(transfers, 0).any()
 
 
 def test_optimal_under_fair_ports_is_shares() -> None:

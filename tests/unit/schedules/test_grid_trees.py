@@ -12,7 +12,7 @@ from optcc.compiler import ROW_LANES, compile_schedule
 from optcc.experiments.schedule_cases import SIZE_BYTES, one_straggler, random_rates
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
-from optcc.passes.spread import ALL_PAIRS_MAX, by_window
+from optcc.passes.lane_assignment import ALL_PAIRS_MAX, lanes_by_window
 from optcc.schedule import REDUCE
 from optcc.schedules.fair_optimum import shares
 from optcc.schedules.grid_trees import ROW, Account, balance, row_trees
@@ -109,7 +109,7 @@ def test_a_window_holds_so_many_segments_of_a_rank(window: int) -> None:
     """Sums leave in its lanes and copies come in its lanes, each segment in the one whose turn it is."""
     topology = random_rates(MANY, 1)
     transfers = depend(bind(shares.build(topology, 12), 2**20, "float32", "sum"))
-    (send, receive), slots = by_window(transfers, window, 2)
+    (send, receive), slots = lanes_by_window(transfers, window, 2)
     adds = transfers.op == REDUCE
     assert (send[adds] == transfers.segment[adds] % window).all()
     assert (receive[~adds] == window + transfers.segment[~adds] % window).all()

@@ -13,13 +13,13 @@ import pytest
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
-from optcc.passes.spread import ALL_PAIRS_MAX
-from optcc.passes.timetable import PORTS
+from optcc.passes.lane_assignment import ALL_PAIRS_MAX
 from optcc.schedule import Schedule
 from optcc.schedules.fair_optimum import shares
 from optcc.schedules.loads import port_loads
 from optcc.schedules.optimal import ROWS_SEGMENTS, degree_for, optimal, tree_pairs
 from optcc.simulate import simulate
+from optcc.timing import MODELS
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import PROVED
 from optcc.verify.bounds.closed_forms import collective_bound
@@ -194,7 +194,7 @@ def test_gpus_of_a_server_take_turns() -> None:
 def test_servers_of_any_kind_are_proved(text: str) -> None:
     """One rank, one server, several GPUs, NICs lost: in both orders of the ports."""
     topology = Topology.parse(text)
-    for ports in PORTS:
+    for ports in MODELS:
         for segments, size_bytes in ((1, 0), (2, 4), (7, 4 * 97)):
             built = optimal.build(topology, segments)
             plan = compile_schedule(built, size_bytes=size_bytes, topology=topology, ports=ports)

@@ -21,12 +21,13 @@ from optcc.errors import PlanError, TopologyError
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.lower import lower
-from optcc.passes.timetable import PORTS, families
+from optcc.passes.timetable import families
 from optcc.plan import RECV_COPY_SEND, Channel, Plan
 from optcc.schedule import COPY, REDUCE, Schedule, SegmentShape
 from optcc.schedules.direct import direct
 from optcc.schedules.registry import SCHEDULES
 from optcc.schedules.ring import ring
+from optcc.timing import MODELS
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.verdict import Counterexample
@@ -66,7 +67,7 @@ def compiled(rng: random.Random, written: Schedule, size_bytes: int) -> Plan:
         topology=rng.choice((None, Topology.parse(f"{n}@1MB/s,{rates}"))),
         slots=rng.randint(1, 4),
         fused=rng.random() < 0.5,
-        ports=rng.choice(PORTS),
+        ports=rng.choice(MODELS),
     )
 
 
@@ -97,7 +98,7 @@ def test_the_compiler_translates_the_library(name: str) -> None:
             written = SCHEDULES[name].build(topology, 3)
         except TopologyError:
             continue
-        for ports in PORTS:
+        for ports in MODELS:
             plan = compile_schedule(written, size_bytes=4 * 1009, topology=topology, ports=ports)
             assert check_translation(written, plan) is None
             checked += 1

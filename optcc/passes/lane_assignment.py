@@ -6,12 +6,12 @@ Ports that are shared fairly give every transfer that is on its way the same rat
 the lanes of a pair are its weight: with lanes in proportion to the bytes, the pairs that carry much do not fall behind
 while the others wait for them.
 
-Or every stage and operation has lanes of its own (`by_stage`). What a lane sends next may wait for data, and then all
-behind it waits too; with a lane of its own each stage has its share of the port as soon as it has something to send.
+Or every stage and operation has lanes of its own (`lanes_by_stage`): in a shared lane a send that waits for data blocks
+all sends behind it, whatever their stage.
 
-Or a rank has a window (`by_window`): it sends its part of at most so many segments at a time, and receives the result
-of as many. With weights that are only nearly right some pairs still run ahead, and a segment is not done until its last
-pair is; a window keeps all pairs of a rank at the same segments, whatever they carry.
+Or a rank has a window (`lanes_by_window`): it sends its part of a limited number of segments at a time, and receives
+the results of as many. With weights that are only approximately right, some pairs still run ahead, and a segment is not
+complete until its last pair is; a window keeps all pairs of a rank at the same segments, whatever they carry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALL_PAIRS_MAX = 64
 """So many servers at most have lanes for all pairs; a schedule for fair ports and more of them makes do with fewer."""
 
 
-def spread(transfers: Transfers, lanes_mean: int) -> Column:
+def lanes_by_pair(transfers: Transfers, lanes_mean: int) -> Column:
     """For each transfer, which of the lanes of its two ranks it takes: they take turns, in the author's order.
 
     A pair that carries the mean of the pairs that carry anything has `lanes_mean` lanes; with 0 all have one.
@@ -50,7 +50,7 @@ def _in_proportion(transfers: Transfers, key: Column, lanes_mean: int) -> Column
     return column(np.clip(lanes, 1, LANES_MAX).astype(np.int64)[key])
 
 
-def by_stage(transfers: Transfers, lanes_mean: int) -> Column:
+def lanes_by_stage(transfers: Transfers, lanes_mean: int) -> Column:
     """For each transfer, which of the lanes of its two ranks it takes: each stage and operation has its own.
 
     What a pair carries in a stage and operation has as many lanes as it is of the mean of these, times `lanes_mean`,
@@ -63,7 +63,7 @@ def by_stage(transfers: Transfers, lanes_mean: int) -> Column:
     return column(kind * int(lanes.max(initial=1)) + transfers.segment // 2 % lanes)
 
 
-def by_window(transfers: Transfers, window: int, slots: int) -> tuple[tuple[Column, Column], Column]:
+def lanes_by_window(transfers: Transfers, window: int, slots: int) -> tuple[tuple[Column, Column], Column]:
     """For each transfer the lane of its sender and that of its receiver, and the slots of the latter.
 
     A rank sends its parts of sums in `window` lanes, in which the segments take turns, and receives copies in as many,

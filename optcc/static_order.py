@@ -30,16 +30,16 @@ from optcc.dsl import Definition, Moves
 from optcc.errors import InputError, TopologyError
 from optcc.schedule import Layout, SegmentShape
 from optcc.show import Card, Shown
-from optcc.simulate.ports import Ports
+from optcc.simulate.ports import PortMap
 from optcc.topology import Topology
 from optcc.units import show_time
 
-Model = Literal["fifo", "exclusive"]
+SerialModel = Literal["fifo", "exclusive"]
 Times = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep(Shown):
+class StaticOrderTiming(Shown):
     """When the last transfer of a schedule is done, and how long each port was busy."""
 
     model: str
@@ -57,31 +57,31 @@ class Sweep(Shown):
         return Card(title, ("port", "busy"), rows)
 
 
-def sweep(
+def time_static_order(
     definition: Definition,
     topology: Topology,
     *,
     size_bytes: int,
     segments: int = 1,
     dtype: str = "float32",
-    model: Model = "fifo",
-) -> Sweep:
+    model: SerialModel = "fifo",
+) -> StaticOrderTiming:
     """The time of `definition` on `topology`, its ports in the order in which it is written.
 
     >>> from optcc.schedules.ring import ring
-    >>> sweep(ring, Topology.parse("4@1GB/s,2=500MB/s"), size_bytes=4_000_000).seconds
+    >>> time_static_order(ring, Topology.parse("4@1GB/s,2=500MB/s"), size_bytes=4_000_000).seconds
     0.012
 
     Raises InputError for another model, TopologyError for rails that must be told apart and for pods with uplinks, and
     what building a schedule raises.
     """
-    if model not in get_args(Model):
-        raise InputError(f"model {model!r}: must be one of {', '.join(get_args(Model))}")
+    if model not in get_args(SerialModel):
+        raise InputError(f"model {model!r}: must be one of {', '.join(get_args(SerialModel))}")
     if topology.rail_only and len(topology.rails_kept) > 1:
         raise TopologyError("rail-only topology whose servers keep different rails: not modelled, NICs are pooled")
     if topology.pods:
         raise TopologyError(f"{topology!r}: pods with uplinks: not modelled in the order as written")
-    clock = Clock(topology, size_bytes, dtype, model)
+    clock = StaticOrderClock(topology, size_bytes, dtype, model)
     definition.stream(topology, segments, clock.take)
     return clock.result()
 
@@ -115,13 +115,13 @@ class _Ranks(NamedTuple):
     moments: Times
 
 
-class Clock:
+class StaticOrderClock:
     """The moments that later transfers may have to wait for; `take` is what `Definition.stream` hands transfers to."""
 
-    def __init__(self, topology: Topology, size_bytes: int, dtype: str, model: Model) -> None:
+    def __init__(self, topology: Topology, size_bytes: int, dtype: str, model: SerialModel) -> None:
         self.size_bytes, self.dtype, self.model = size_bytes, dtype, model
         self.latency_s = float(topology.latency_s)
-        ports = Ports.of(topology)
+        ports = PortMap.of(topology)
         self.names = ports.names
         server = ports.server_of
         self.ranks = _Ranks(server, ports.server_port[server], ports.gpu_port, np.zeros((len(server), 2)))
@@ -174,10 +174,10 @@ class Clock:
         grown[: self.moments.shape[0], : self.moments.shape[1]] = self.moments
         self.moments = grown
 
-    def result(self) -> Sweep:
+    def result(self) -> StaticOrderTiming:
         """What has come out."""
         busy = (self.carried * self.lines[:, BYTE_S]).tolist()
-        return Sweep(self.model, self.end_s, self.transfers, dict(zip(self.names, busy, strict=True)))
+        return StaticOrderTiming(self.model, self.end_s, self.transfers, dict(zip(self.names, busy, strict=True)))
 
 
 @cache

@@ -97,8 +97,8 @@ def index_lanes(
 ) -> None:
     """What the lanes of a plan say, all but the lists, for which it leaves room: `AT_SENT` and `AT_DONE`.
 
-    The same constraints as `optcc.simulate.edges.plan_edges`, but for those that others imply: a fused instruction
-    sends when its receive is done, and that has already waited for everything that the instruction is after.
+    The same constraints as in `plan_constraints`, without those that others imply: a fused instruction sends when its
+    receive is done, and that has already waited for everything that the instruction is after.
     `turn[t]` is the place of t in its receive lane. For `odd_one`, `BEHIND` and `PAIR` count, from -1 on, the
     instructions that send and receive t.
     """
@@ -205,8 +205,8 @@ def list_gate(rows: Small, gates: Small, sends: int, receives: int, gate: int) -
 def make_room(rows: Small) -> int:
     """`FIRST` from the counts, and the length of all lists together.
 
-    Where there is a list the counts become 0 and the length of the first part, from where `list_gate` and `list_edges`
-    count up.
+    Where there is a list the counts become 0 and the length of the first part, from where `list_gate` and
+    `list_constraints` count up.
     """
     total = 0
     for transfer in range(len(rows)):
@@ -221,16 +221,16 @@ def make_room(rows: Small) -> int:
     return total
 
 
-def count_edges(before: Column, after: Column, kind: Column, rows: Small) -> None:
-    """Counts what the edges (`optcc.simulate.edges`) put into the lists."""
+def count_constraints(before: Column, after: Column, kind: Column, rows: Small) -> None:
+    """Counts what the constraints (`optcc.simulate.constraints`) put into the lists."""
     for edge in range(len(kind)):
         rows[before[edge], AT_SENT if kind[edge] & 1 else AT_DONE] += 1
         rows[before[edge], FIRST] = ALONE - 2 * after[edge] - (kind[edge] >> 1)
         rows[after[edge], DONE_WAITS if kind[edge] & 2 else START_WAITS] += 1
 
 
-def list_edges(before: Column, after: Column, kind: Column, rows: Small, gates: Small) -> None:
-    """The lists of what `count_edges` has counted."""
+def list_constraints(before: Column, after: Column, kind: Column, rows: Small, gates: Small) -> None:
+    """The lists of what `count_constraints` has counted."""
     for edge in range(len(kind)):
         which = AT_SENT if kind[edge] & 1 else AT_DONE
         if rows[before[edge], FIRST] >= 0:
@@ -456,8 +456,8 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     index_lanes,
     list_lanes,
     make_room,
-    count_edges,
-    list_edges,
+    count_constraints,
+    list_constraints,
     odd_one,
     to_seconds,
     open_gate,

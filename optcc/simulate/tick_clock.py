@@ -58,7 +58,7 @@ class Changes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class TickClock:
     """Ticks."""
 
     per_s: int
@@ -93,7 +93,7 @@ def make_clock(
     overhead_s: Fraction,
     changes: Sequence[Change] = (),
     slack_s: Fraction | None = None,
-) -> Clock:
+) -> TickClock:
     """The clock for ports of `port_rates` that carry `carried` bytes, in `count` transfers.
 
     `changes` are in order of time; a port that is `down` at first has the rate that it had before. `slack_s` is what
@@ -136,7 +136,7 @@ def make_clock(
         np.array([each.rate == 0 for each in changes], dtype=np.bool_),
         np.array([each.lost_bytes for each in changes], dtype=np.int64),
     )
-    return Clock(per_s, round(latency_s * per_s), round(overhead_s * per_s), paces, columns)
+    return TickClock(per_s, round(latency_s * per_s), round(overhead_s * per_s), paces, columns)
 
 
 FLOAT_MAX = 2**53

@@ -1,4 +1,4 @@
-"""What waits for what: `Edges` between transfers, read off a plan's instructions or off a neutral `Transfers`."""
+"""What waits for what: `Constraints` between transfers, read off a plan's instructions or off a neutral `Transfers`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bit 0: only the last byte of `before` must have left. Bit 1: only the completion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Edges:
+class Constraints:
     """Constraints between transfers, in columns: `before[i]` holds back `after[i]` in the way `kind[i]` says.
 
     `is_credit[i]` tells those that stand for a free slot of a lane.
@@ -55,11 +55,11 @@ class Edges:
         return Lists(column(np.concatenate(([0], np.cumsum(counts)))), column(code % max(self.n_transfers, 1)))
 
 
-def transfer_edges(transfers: Transfers) -> Edges:
-    """The edges of the neutral form: `after` waits until a transfer is done, `order` until its last byte has left."""
+def transfer_constraints(transfers: Transfers) -> Constraints:
+    """Constraints of the neutral form: a transfer starts when those in its `after` are done, those in `order` sent."""
     n = np.arange(len(transfers))
     after, order = transfers.after, transfers.order
-    return Edges(
+    return Constraints(
         len(transfers),
         column(np.concatenate((after.values, order.values))),
         column(np.concatenate((np.repeat(n, np.diff(after.starts)), np.repeat(n, np.diff(order.starts))))),
@@ -68,8 +68,8 @@ def transfer_edges(transfers: Transfers) -> Edges:
     )
 
 
-def plan_edges(plan: Plan) -> Edges:
-    """The edges that the instructions of `plan` put between its transfers.
+def plan_constraints(plan: Plan) -> Constraints:
+    """The constraints that the instructions of `plan` put between its transfers.
 
     An instruction has happened when all that it does has: its receive is done, its send has left. Then:
 
@@ -95,7 +95,7 @@ def plan_edges(plan: Plan) -> Edges:
             raise PlanError(f"transfer {plan.transfers.describe(index)}: {counts[index]} {verb}s: must be one")
     room = 3 * len(plan.after.values) + 4 * len(plan)
     before, after, kind = (np.empty(room, dtype=np.int64) for _ in range(3))
-    used = _kernels().lane_edges(
+    used = _kernels().lane_constraints(
         plan.lanes.starts,
         plan.after.starts,
         plan.after.values,
@@ -111,7 +111,7 @@ def plan_edges(plan: Plan) -> Edges:
     slots = np.array([each.slots for each in plan.channels], dtype=np.int64)[plan.in_channel[receiving]]
     freed = np.arange(len(receiving)) - slots
     waits = np.flatnonzero((freed >= 0) & (lane[np.maximum(freed, 0)] == lane))
-    return Edges(
+    return Constraints(
         n,
         column(np.concatenate((before[:used], plan.recv_transfer[receiving[freed[waits]]]))),
         column(np.concatenate((after[:used], plan.recv_transfer[receiving[waits]]))),
@@ -122,10 +122,10 @@ def plan_edges(plan: Plan) -> Edges:
 
 @cache
 def _kernels() -> Any:
-    return compiled((_lane_edges,), globals())
+    return compiled((_lane_constraints,), globals())
 
 
-def _lane_edges(
+def _lane_constraints(
     lane_first: Column,
     after_first: Column,
     after: Column,
@@ -136,7 +136,7 @@ def _lane_edges(
     edge_after: Column,
     edge_kind: Column,
 ) -> int:
-    """Writes the edges of all lanes and returns their number.
+    """Writes the constraints of all lanes and returns their number.
 
     `send`, `recv` and `local` are for each instruction the transfer that it sends, receives or does by itself, or -1.
     In a lane, the sends are a chain, the receives are one and the local operations are one. What instruction i waits

@@ -16,12 +16,12 @@ from optcc.dsl import Definition, Program, schedule
 from optcc.errors import InputError, ScheduleError, TopologyError
 from optcc.schedules.registry import SCHEDULES
 from optcc.schedules.ring import ring
-from optcc.sweep import Model, sweep
+from optcc.static_order import SerialModel, time_static_order
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.plan.timing import exact_makespan
 
 EVEN, ONE_SLOW, UNLIKE = "6@50GB/s", "6@50GB/s,5=25GB/s", "6@50GB/s,5=25GB/s,2=30GB/s:50GB/s"
-MODELS: tuple[Model, ...] = ("fifo", "exclusive")
+MODELS: tuple[SerialModel, ...] = ("fifo", "exclusive")
 
 
 def accepted(definition: Definition, text: str) -> Topology | None:
@@ -46,21 +46,23 @@ def test_the_exact_time_of_the_plan_as_written(name: str, text: str) -> None:
     for segments, count in ((1, 1), (3, 100_003)):
         plan = compile_schedule(definition.build(topology, segments), size_bytes=4 * count, slots=2**16, fused=False)
         for model in MODELS:
-            swept = sweep(definition, topology, size_bytes=4 * count, segments=segments, model=model)
+            swept = time_static_order(definition, topology, size_bytes=4 * count, segments=segments, model=model)
             exact = exact_makespan(plan, topology, model=model).seconds
             assert swept.seconds == pytest.approx(float(exact), rel=1e-12)
             assert swept.transfers == len(plan.transfers)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_ring_takes_its_formula(model: Model) -> None:
+def test_the_ring_takes_its_formula(model: SerialModel) -> None:
     """2(p - 1) (n / (pB) + alpha). With one slow rank 2(p - 1) n / (pb) + 2 alpha: the first time it waits for data,
     and the last message's latency; all others pass while its port is busy."""
     p, n = 64, 64 * 10**6
     even = Topology.parse(f"{p}@50GB/s").with_latency(Fraction(1, 10**6))
-    assert sweep(ring, even, size_bytes=n, model=model).seconds == pytest.approx(2 * (p - 1) * 21e-6, rel=1e-12)
+    assert time_static_order(ring, even, size_bytes=n, model=model).seconds == pytest.approx(
+        2 * (p - 1) * 21e-6, rel=1e-12
+    )
     topology = Topology.parse(f"{p}@50GB/s,7=10GB/s").with_latency(Fraction(1, 10**6))
-    result = sweep(ring, topology, size_bytes=n, model=model)
+    result = time_static_order(ring, topology, size_bytes=n, model=model)
     assert result.seconds == pytest.approx(2 * (p - 1) * n / p / 10e9 + 2e-6, rel=1e-12)
     assert result.port_busy_s["out h7"] == pytest.approx(2 * (p - 1) * n / p / 10e9, rel=1e-12)
     assert result.utilisation()["in h7"] < 1
@@ -79,7 +81,7 @@ def test_servers_pool_their_nics_and_share_a_fabric() -> None:
 
     nics = tuple(Nic(rail, Fraction(500), Fraction(500)) for rail in (0, 1))
     topology = Topology(tuple(Server(f"h{i}", 2, nics, fabric=Fraction(4000)) for i in (0, 1)))
-    result = sweep(shift, topology, size_bytes=1000)
+    result = time_static_order(shift, topology, size_bytes=1000)
     assert result.seconds == pytest.approx(2)  # the third is done while the second arrives
     assert result.port_busy_s["out h0"] == pytest.approx(2)
     assert result.port_busy_s["out h1 gpu 0"] == pytest.approx(0.25)
@@ -101,14 +103,14 @@ def test_receives_are_done_in_turn() -> None:
     topology = Topology(tuple(Server(f"h{i}", 2, nic) for i in (0, 1)))
     plan = compile_schedule(held.build(topology), size_bytes=1000, slots=2**16, fused=False)
     for model in MODELS:
-        assert sweep(held, topology, size_bytes=1000, model=model).seconds == 2
+        assert time_static_order(held, topology, size_bytes=1000, model=model).seconds == 2
         assert exact_makespan(plan, topology, model=model).seconds == 2
 
 
 def test_nothing_takes_no_time() -> None:
     """One rank, and no bytes."""
-    assert sweep(ring, Topology.parse("1@1GB/s"), size_bytes=100).seconds == 0
-    nothing = sweep(ring, Topology.parse("4@1GB/s"), size_bytes=0)
+    assert time_static_order(ring, Topology.parse("1@1GB/s"), size_bytes=100).seconds == 0
+    nothing = time_static_order(ring, Topology.parse("4@1GB/s"), size_bytes=0)
     assert (nothing.seconds, nothing.transfers) == (0, 0)
 
 
@@ -124,7 +126,7 @@ def test_pipelines_asked_for_later_have_room() -> None:
                     segment[0].copy(src=0, dst=1)
 
     topology = Topology.parse("2@1GB/s")
-    assert sweep(late, topology, size_bytes=16).seconds == pytest.approx(70_001 * 16e-9)
+    assert time_static_order(late, topology, size_bytes=16).seconds == pytest.approx(70_001 * 16e-9)
 
 
 def test_a_step_may_be_written_with_any_arrays_of_whole_numbers() -> None:
@@ -151,7 +153,7 @@ def test_a_step_may_be_written_with_any_arrays_of_whole_numbers() -> None:
     swept, built = [], []
     for change in changes:
         definition = schedule(configure=partial(lambda change, _: {"change": change}, change))(shifts)
-        swept.append(sweep(definition, topology, size_bytes=20_000).seconds)
+        swept.append(time_static_order(definition, topology, size_bytes=20_000).seconds)
         built.append([str(transfer) for transfer in definition.build(topology)])
     assert len(set(swept)) == 1
     assert len(built[0]) == 10
@@ -170,11 +172,11 @@ def test_what_cannot_be_is_refused() -> None:
 
     topology = Topology.parse("4@1GB/s")
     with pytest.raises(InputError, match="model 'fair'"):
-        sweep(ring, topology, size_bytes=4, model="fair")  # type: ignore[arg-type]
+        time_static_order(ring, topology, size_bytes=4, model="fair")  # type: ignore[arg-type]
     with pytest.raises(ScheduleError, match="dst 9"):
-        sweep(wrong, topology, size_bytes=4)
+        time_static_order(wrong, topology, size_bytes=4)
     rails = tuple(Server(f"h{i}", 1, (Nic(i, Fraction(1), Fraction(1)),)) for i in (0, 1))
     with pytest.raises(TopologyError, match="rails"):
-        sweep(ring, Topology(rails, rail_only=True), size_bytes=4)
+        time_static_order(ring, Topology(rails, rail_only=True), size_bytes=4)
     with pytest.raises(TopologyError, match="pods"):
-        sweep(ring, Topology.parse("16@50GB/s/4:2"), size_bytes=4)
+        time_static_order(ring, Topology.parse("16@50GB/s/4:2"), size_bytes=4)

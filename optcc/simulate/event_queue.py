@@ -23,7 +23,7 @@ FRONT, REAR = range(2)
 KEY, QUEUE = range(2)
 
 
-class Agenda(NamedTuple):
+class EventQueue(NamedTuple):
     """An item has at most one event, at `time[item]`; `follow[item]` is the next one in its queue.
 
     `queues[q]` are the `FRONT` and the `REAR` item of queue q, `FRONT` -1: it is empty. In `heap[:size[0]]` are the
@@ -37,10 +37,10 @@ class Agenda(NamedTuple):
     size: Column
 
 
-def make_agenda(n_items: int) -> Agenda:
+def make_event_queue(n_items: int) -> EventQueue:
     """No events. There are more queues than items, so that an empty one can always be found."""
     n_queues = 1 << (2 * n_items).bit_length()
-    return Agenda(
+    return EventQueue(
         np.zeros(n_items, dtype=np.int64),
         np.full(n_items, -1, dtype=np.int32),
         np.full((n_queues, 2), -1, dtype=np.int32),
@@ -49,69 +49,69 @@ def make_agenda(n_items: int) -> Agenda:
     )
 
 
-def put(agenda: Agenda, item: int, time: int, now: int) -> None:
+def put(events: EventQueue, item: int, time: int, now: int) -> None:
     """`item` has its event at `time`, which is not before `now`."""
-    span, mask = time - now, len(agenda.queues) - 1
+    span, mask = time - now, len(events.queues) - 1
     queue = (span ^ (span >> 9) ^ (span >> 21)) & mask
-    while agenda.queues[queue, FRONT] >= 0 and agenda.time[agenda.queues[queue, REAR]] > time:
+    while events.queues[queue, FRONT] >= 0 and events.time[events.queues[queue, REAR]] > time:
         queue = (queue + 1) & mask
-    agenda.time[item] = time
-    agenda.follow[item] = -1
-    if agenda.queues[queue, FRONT] >= 0:
-        agenda.follow[agenda.queues[queue, REAR]] = item
-        agenda.queues[queue, REAR] = item
+    events.time[item] = time
+    events.follow[item] = -1
+    if events.queues[queue, FRONT] >= 0:
+        events.follow[events.queues[queue, REAR]] = item
+        events.queues[queue, REAR] = item
         return
-    agenda.queues[queue, FRONT] = item
-    agenda.queues[queue, REAR] = item
-    at = agenda.size[0]
-    agenda.size[0] += 1
-    while at > 0 and agenda.heap[(at - 1) >> 1, KEY] > time:
-        agenda.heap[at, KEY] = agenda.heap[(at - 1) >> 1, KEY]
-        agenda.heap[at, QUEUE] = agenda.heap[(at - 1) >> 1, QUEUE]
+    events.queues[queue, FRONT] = item
+    events.queues[queue, REAR] = item
+    at = events.size[0]
+    events.size[0] += 1
+    while at > 0 and events.heap[(at - 1) >> 1, KEY] > time:
+        events.heap[at, KEY] = events.heap[(at - 1) >> 1, KEY]
+        events.heap[at, QUEUE] = events.heap[(at - 1) >> 1, QUEUE]
         at = (at - 1) >> 1
-    agenda.heap[at, KEY] = time
-    agenda.heap[at, QUEUE] = queue
+    events.heap[at, KEY] = time
+    events.heap[at, QUEUE] = queue
 
 
-def next_event(agenda: Agenda) -> int:
+def next_event(events: EventQueue) -> int:
     """The time of the earliest event; -1: there is none."""
-    return agenda.heap[0, KEY] if agenda.size[0] else -1
+    return events.heap[0, KEY] if events.size[0] else -1
 
 
-def take(agenda: Agenda) -> int:
+def take(events: EventQueue) -> int:
     """Removes the earliest event and returns its item."""
-    time, queue = agenda.heap[0, KEY], agenda.heap[0, QUEUE]
-    item: int = agenda.queues[queue, FRONT]
-    following = agenda.follow[item]
-    agenda.queues[queue, FRONT] = following
+    time, queue = events.heap[0, KEY], events.heap[0, QUEUE]
+    item: int = events.queues[queue, FRONT]
+    following = events.follow[item]
+    events.queues[queue, FRONT] = following
     if following < 0:
-        agenda.size[0] -= 1
-        time, queue = agenda.heap[agenda.size[0], KEY], agenda.heap[agenda.size[0], QUEUE]
-    elif agenda.time[following] == time:
+        events.size[0] -= 1
+        time, queue = events.heap[events.size[0], KEY], events.heap[events.size[0], QUEUE]
+    elif events.time[following] == time:
         return item
     else:
-        time = agenda.time[following]
-    size = agenda.size[0]
+        time = events.time[following]
+    size = events.size[0]
     at = 0
     while 2 * at + 1 < size:
         child = 2 * at + 1
-        if child + 1 < size and agenda.heap[child + 1, KEY] < agenda.heap[child, KEY]:
+        if child + 1 < size and events.heap[child + 1, KEY] < events.heap[child, KEY]:
             child += 1
-        if time <= agenda.heap[child, KEY]:
+        if time <= events.heap[child, KEY]:
             break
-        agenda.heap[at, KEY] = agenda.heap[child, KEY]
-        agenda.heap[at, QUEUE] = agenda.heap[child, QUEUE]
+        events.heap[at, KEY] = events.heap[child, KEY]
+        events.heap[at, QUEUE] = events.heap[child, QUEUE]
         at = child
-    agenda.heap[at, KEY] = time
-    agenda.heap[at, QUEUE] = queue
+    events.heap[at, KEY] = time
+    events.heap[at, QUEUE] = queue
     return item
 
 
-def clear(agenda: Agenda) -> None:
+def clear(events: EventQueue) -> None:
     """Removes all events."""
-    for queue in range(len(agenda.queues)):
-        agenda.queues[queue, FRONT] = -1
-    agenda.size[0] = 0
+    for queue in range(len(events.queues)):
+        events.queues[queue, FRONT] = -1
+    events.size[0] = 0
 
 
 KERNELS: tuple[Callable[..., Any], ...] = (put, next_event, take, clear)
