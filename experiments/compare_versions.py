@@ -74,7 +74,7 @@ class Effort:
     failures: int
 
 
-FULL: Final = Effort(4, 3, 64 * 2**20, 3, 4, 3)
+FULL: Final = Effort(4, 3, 64 * 2**20, 3, 4, 4)
 QUICK: Final = Effort(1, 1, 8 * 2**20, 1, 1, 1)
 
 
@@ -98,15 +98,20 @@ class ComparedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ratio(self) -> float | None:
-        """Median of the new over median of the old; None if the old is not above zero."""
-        old_s, new_s = (statistics.median(pooled(each)) for each in (self.old_s, self.new_s))
-        return new_s / old_s if old_s > 0 else None
+        """Median of the new over median of the old; None unless both are above zero, as a stall need not be."""
+        old_s, new_s = self.medians_s
+        return new_s / old_s if min(old_s, new_s) > 0 else None
+
+    @property
+    def medians_s(self) -> tuple[float, float]:
+        """The medians of the old and of the new, over all rounds."""
+        return statistics.median(pooled(self.old_s)), statistics.median(pooled(self.new_s))
 
     @property
     def round_ratios(self) -> list[float]:
-        """The same of each round that both have measured."""
+        """The same of each round that both have measured, where both are above zero."""
         medians = [[statistics.median(each) for each in side] for side in (self.old_s, self.new_s)]
-        return [new_s / old_s for old_s, new_s in zip(*medians, strict=False) if old_s > 0]
+        return [new_s / old_s for old_s, new_s in zip(*medians, strict=False) if min(old_s, new_s) > 0]
 
 
 def pooled(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -158,12 +163,15 @@ class VersionComparison(Measured):
                     f"{len(old_s)} + {len(new_s)}",
                     _spread(old_s),
                     _spread(new_s),
+                    f"{1e3 * (case.medians_s[1] - case.medians_s[0]):+.3g} ms",
                     "-" if case.ratio is None else f"{case.ratio:.3f}",
                     "-" if ratios is None else f"{ratios[0]:.3f} to {ratios[2]:.3f}",
                 )
             )
         title = f"old {self.old.commit[:10]} against new {self.new.commit[:10]}: medians [quartiles]"
-        return Card(title, ("case", "runs", "old", "new", "new / old", "quartiles over rounds"), tuple(rows))
+        return Card(
+            title, ("case", "runs", "old", "new", "new - old", "new / old", "quartiles over rounds"), tuple(rows)
+        )
 
     def remarks(self) -> list[str]:
         return [f"failed: {each}" for each in self.failed]

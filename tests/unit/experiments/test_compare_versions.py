@@ -42,7 +42,8 @@ def test_ratios_are_new_over_old() -> None:
 def test_a_stall_of_nothing_has_no_ratio() -> None:
     none = ComparedCase("stall", [[0.0]], [[0.004]])
     assert none.ratio is None and none.round_ratios == []
-    assert record(none).card().rows[0] == ("stall", "1 + 1", "0 µs [0, 0]", "4 ms [4, 4]", "-", "-")
+    assert record(none).card().rows[0] == ("stall", "1 + 1", "0 µs [0, 0]", "4 ms [4, 4]", "+4 ms", "-", "-")
+    assert ComparedCase("stall", [[0.004], [0.002]], [[-0.001], [0.001]]).round_ratios == [0.5]
 
 
 def test_quartiles_lie_between_values() -> None:
@@ -51,7 +52,7 @@ def test_quartiles_lie_between_values() -> None:
 
 
 def test_the_card() -> None:
-    row = ("1 KiB", "3 + 3", "300 µs [250, 350]", "200 µs [150, 400]", "0.667", "0.875 to 1.625")
+    row = ("1 KiB", "3 + 3", "300 µs [250, 350]", "200 µs [150, 400]", "-0.1 ms", "0.667", "0.875 to 1.625")
     assert record(CASE).card().rows == (row,)
 
 
