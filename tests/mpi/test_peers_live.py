@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from optcc.experiments import peers_contenders, peers_on_fabric
+from optcc.experiments import peers_comparison, peers_contenders
 from optcc.experiments.fabric import RUN_ROOT, Fabric, FabricSpec
 from optcc.experiments.peers import MPI_RING
+from optcc.experiments.peers_comparison import Comparison
 from optcc.experiments.peers_contenders import Bed, PeerJob, _library, jobs, our_case
-from optcc.experiments.peers_on_fabric import Comparison
 from optcc.experiments.peers_record import OURS, PEER
 from optcc.experiments.peers_team import Hung, Team
 
@@ -48,7 +48,7 @@ def ranks_of(folder: Path) -> list[int]:
 def test_ours_and_open_mpi_are_compared_in_a_state_of_the_hosts(
     fabric: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_on_fabric, "OURS_FEW", {"tcp": ("ring", "optimal"), "mpi": ("ring",)})
+    monkeypatch.setattr(peers_comparison, "OURS_FEW", {"tcp": ("ring", "optimal"), "mpi": ("ring",)})
     monkeypatch.setattr(peers_contenders, "OUR_SETTINGS", dict.fromkeys(("ring", "optimal"), SMALL))
     asked = Comparison(SIZE, 2, "", "", "400Mbit/s")
     asked.compare(fabric, Bed("one NIC at half", {"h2.eth1": Fraction(1, 2)}), tmp_path, "few")
@@ -110,7 +110,7 @@ def test_each_peer_that_is_installed_reduces_exactly(fabric: Fabric, tmp_path: P
 
 @pytest.mark.slow
 def test_ours_loses_a_nic_in_mid_run_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_on_fabric, "jobs", lambda *_: ([], {}))
+    monkeypatch.setattr(peers_comparison, "jobs", lambda *_: ([], {}))
     asked = Comparison(8 * SIZE, 1, "", "", "400Mbit/s")
     name = f"peers-lost-{os.getpid()}"
     with Fabric.up(FabricSpec.parse("4x2@400Mbit/s", name=name)) as fabric:

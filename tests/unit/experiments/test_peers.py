@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from optcc.errors import CodecError, InputError, RuntimeFault
-from optcc.experiments import peers_contenders, peers_on_fabric
+from optcc.experiments import peers_comparison, peers_contenders, peers_on_fabric
 from optcc.experiments.fabric import WIRE_OVERHEAD, FabricSpec
 from optcc.experiments.peers import common_nics
+from optcc.experiments.peers_comparison import REPEATS_MAX, Comparison, ContenderRuns
 from optcc.experiments.peers_contenders import (
     BEDS,
     FEW,
@@ -36,7 +37,7 @@ from optcc.experiments.peers_contenders import (
     jobs,
     our_case,
 )
-from optcc.experiments.peers_on_fabric import REPEATS_MAX, Comparison, _Tally, stages
+from optcc.experiments.peers_on_fabric import stages
 from optcc.experiments.peers_record import (
     AFTER_LOSS,
     HEALTHY,
@@ -232,8 +233,8 @@ def turn(seconds: float, steal: float = 0.0, wrong: int = 0) -> Turn:
     return Turn(seconds, steal, 1.0, 1.0, wrong)
 
 
-def tally(*answers: Turn | RuntimeFault) -> _Tally:
-    return _Tally(Script(list(answers)), 3, our_case("ring", "tcp", "4@50MB/s", 2**26))  # type: ignore[arg-type]
+def tally(*answers: Turn | RuntimeFault) -> ContenderRuns:
+    return ContenderRuns(Script(list(answers)), 3, our_case("ring", "tcp", "4@50MB/s", 2**26))  # type: ignore[arg-type]
 
 
 def test_a_disturbed_run_is_repeated_and_the_quiet_one_counts() -> None:
@@ -265,14 +266,14 @@ def test_of_rates_that_are_not_declared_no_plan_is_told(
     config: list[Any] = []
     spec = FabricSpec.parse("4x2@200Mbit/s")
     fabric: Any = SimpleNamespace(topology_text=iter(found.values()).__next__, state=lambda: SimpleNamespace(spec=spec))
-    monkeypatch.setattr(peers_on_fabric, "_in_state", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(peers_comparison, "in_state", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Comparison, "_predict", lambda *_: True)
 
     def no_jobs(ours: Sequence[Any], *_: Any) -> tuple[list[Any], dict[str, str]]:
         config.extend(ours)
         return [], {}
 
-    monkeypatch.setattr(peers_on_fabric, "jobs", no_jobs)
+    monkeypatch.setattr(peers_comparison, "jobs", no_jobs)
     Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, bed, tmp_path, LEAST)
     assert {case.config["topology"] for case in config} == {found[planned]}
 
