@@ -1,9 +1,9 @@
-"""`Certificate`: why nothing can be faster, and how nearly that is achieved, in numbers that anybody can add up.
+"""`Certificate`: a lower bound and how nearly it is achieved, as exact numbers that can be checked by addition.
 
 A certificate is self-contained: the network with its exact rates, the cuts with their weights, the ports with their
-prices; `optcc.verify.bounds.replay` says what follows from them and checks it. As a file (`optcc-certificate/1`, JSON)
-it does not depend on the machine or on the solver that found it; its digest is the SHA-256 of its canonical content.
-`optcc.verify.bounds.certificate_file` reads it. Rationals are strings "a/b" in lowest terms.
+prices; `optcc.verify.bounds.replay` states what follows from them and checks it. As a file (`optcc-certificate/1`,
+JSON) it does not depend on the machine or on the solver that found it; its digest is the SHA-256 of its canonical
+content. `optcc.verify.bounds.certificate_file` reads it. Rationals are strings "a/b" in lowest terms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KINDS = (REDUCE, BROADCAST)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A set of nodes that trees of `kind` must enter (broadcast) or leave (reduce), and how much that counts."""
+    """A set of nodes that trees of `kind` must enter (broadcast) or leave (reduce), and its weight."""
 
     kind: str
     nodes: tuple[int, ...]
@@ -46,7 +46,7 @@ class PackedTree:
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """What can be done: seconds, shares of the roots, the load of each link by kind (in messages), maybe its trees."""
+    """A packing: seconds, root distribution, the load of each link by kind (in messages), and its trees if known."""
 
     seconds: Fraction
     roots: tuple[Fraction, ...]
@@ -108,7 +108,8 @@ class Certificate(Shown):
         prices: tuple[Fraction, ...],
         potentials: Mapping[str, tuple[Fraction, ...]] | None = None,
     ) -> Certificate:
-        """The certificate with what follows from cuts and prices, all of them scaled to the least whole numbers."""
+        """The certificate of these cuts and prices, scaled to the least whole numbers, with all that follows from
+        them."""
         potentials = potentials or {}
         zeros = (Fraction(0),) * len(network.switches)
         potentials = {kind: potentials.get(kind, zeros) for kind in _KINDS}
@@ -133,12 +134,12 @@ class Certificate(Shown):
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """The ports that cost something."""
+        """The ports with a nonzero price."""
         return tuple(p.name for p, price in zip(self.network.ports, self.prices, strict=True) if price)
 
     @property
     def shares(self) -> dict[str, Fraction]:
-        """For each binding port, its part of the bound: 1 % more of its rate makes the bound share % smaller."""
+        """The share of each binding port in the bound: 1 % more rate there lowers the bound by share %."""
         return {
             port.name: port.rate * price / self.supply
             for port, price in zip(self.network.ports, self.prices, strict=True)
@@ -147,14 +148,14 @@ class Certificate(Shown):
 
     @property
     def gap(self) -> Fraction | None:
-        """What is achieved over the bound, minus one; None if nothing is achieved."""
+        """The relative gap between packing and bound; None without a packing."""
         if self.achieved is None:
             return None
         return self.achieved.seconds / self.seconds - 1 if self.seconds else self.achieved.seconds
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical content: what `as_json` says, keys sorted, no blanks."""
+        """SHA-256 of the canonical content: that of `as_json`, keys sorted, no blanks."""
         return _digest(self._content())
 
     def as_json(self) -> dict[str, object]:
@@ -212,7 +213,7 @@ class Certificate(Shown):
 
 
 def least_crossing(cuts: tuple[Cut, ...], demand: Demand, p: int) -> Fraction:
-    """What must cross the cuts together, per message byte, wherever the roots are: the left side of (2) of `replay`.
+    """The total that must cross the cuts per message byte, for any roots: the left side of (2) of `replay`.
 
     Raises SolverError for a cut without endpoints.
     """

@@ -1,4 +1,4 @@
-"""Reading `optcc-certificate/1`: strict, and nothing that it says is believed before `replay`."""
+"""A strict reader of `optcc-certificate/1` files; `replay` then checks the numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Kind = Literal["reduce", "broadcast"]
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An object of the file, every field of which is there."""
+    """An object of the file; all fields are required."""
 
 
 class _Port(_Strict):
@@ -175,7 +175,7 @@ def _by_kind(file: _ByKind, path: str, length: int) -> dict[str, tuple[Fraction,
 
 
 def _make(path: str, construct: Callable[[], _Value]) -> _Value:
-    """A noun; what its constructor refuses, the file has wrong."""
+    """Constructs a value; what its constructor rejects is a CodecError at `path`."""
     try:
         return construct()
     except CodecError:

@@ -1,4 +1,4 @@
-"""Certificates of closed forms: cuts that can be written down, without a solver."""
+"""Certificates of closed forms: explicit cuts, without a solver."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from optcc.verify.bounds.replay import replay
 def certify(bound: Bound, topology: Topology, root: int = 0) -> Certificate:
     """The certificate of a closed-form bound (`root`: the rank, for Broadcast and Reduce), replayed first.
 
-    Raises SolverError if none of the cut certificates of closed forms gives the seconds of the bound; then it takes
-    `optcc.verify.bounds.lp.lp_bound`, with `fabric` where fabrics decide.
+    Raises SolverError if no explicit cut certificate proves the bound; use `optcc.verify.bounds.lp.lp_bound` then, with
+    `fabric` where fabrics bind.
     """
     demand = Demand.of(Collective(bound.collective, topology.n_ranks, root), endpoint_gpus(topology))
     network = FlowNetwork.from_topology(topology)
@@ -31,11 +31,11 @@ def certify(bound: Bound, topology: Topology, root: int = 0) -> Certificate:
 
 
 def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[Certificate]:
-    """Certificates that need no solver: each endpoint alone, in and out; all ports in, and all ports out, together;
-    and the cuts that are left when only the fastest links are kept.
+    """Explicit certificates: each endpoint alone, in and out; all in ports together, and all out ports; and the
+    bottleneck cuts.
 
-    in v: everybody else's bytes enter {v}, and leave the rest. Together: each endpoint is entered once and left once,
-    and what the core takes it must give.
+    in v: the bytes of all others enter {v}, and leave the rest. Together: each endpoint is entered once and left once,
+    and the core conserves flow.
     """
     p, nodes = len(network.endpoints), range(network.n_nodes)
     zeros = [Fraction(0)] * len(network.ports)
@@ -50,7 +50,7 @@ def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[
             for link in network.links:
                 if (link.head if into else link.tail) == v:
                     prices[link.ports[0]] = one
-            # what enters v enters {v} and leaves the rest; what leaves v leaves {v} and enters the rest
+            # links into v enter {v} and leave the rest; links out of v leave {v} and enter the rest
             sides = {BROADCAST: (v,) if into else rest, REDUCE: rest if into else (v,)}
             cuts = tuple(Cut(kind, sides[kind], one) for kind in demand.kinds)
             found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices)))
@@ -65,7 +65,7 @@ def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[
             for link in network.links:
                 if (link.head < p) == into:
                     prices[link.ports[0]] = one
-            # the potential moves the price of a link into a switch to the link out of it, or back
+            # the potential shifts the price from links into a switch to links out of it, or back
             level = {BROADCAST: 0 if into else 1, REDUCE: -1 if into else 0}
             potentials = {kind: (Fraction(level[kind]),) * len(network.switches) for kind in demand.kinds}
             found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices), potentials))
@@ -73,17 +73,17 @@ def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[
 
 
 def _bottlenecks(network: FlowNetwork, demand: Demand) -> list[tuple[tuple[Cut, ...], tuple[Fraction, ...]]]:
-    """Cuts that only slow links cross: what a root still reaches, or is reached from, over the fastest links.
+    """Bottleneck cuts: the nodes that a root reaches, or that reach it, over the fastest links, as many of these as do
+    not join all endpoints.
 
-    The links kept are the most that do not join all endpoints. This is what keeps the unit of time right where a group
-    of endpoints, each of them fast, hangs on slow links.
+    They give the right unit of time where a group of fast endpoints is connected by slow links.
     """
     p = len(network.endpoints)
     root = 0 if demand.roots is None else next(v for v in range(p) if demand.roots[v])
     speed = [min(network.ports[port].rate for port in link.ports) for link in network.links]
 
     def sides(above: Fraction) -> list[tuple[bool, set[int]]]:
-        """(forward, nodes) for each direction in which the links faster than `above` do not join all endpoints."""
+        """(forward, nodes) for each direction in which links faster than `above` do not join all endpoints."""
         found = []
         for forward in (True, False):
             onward: list[list[int]] = [[] for _ in range(network.n_nodes)]
@@ -101,7 +101,7 @@ def _bottlenecks(network: FlowNetwork, demand: Demand) -> list[tuple[tuple[Cut, 
         return found
 
     rates = sorted(set(speed))
-    low, high = 0, len(rates) - 1  # the first rate such that the links above it leave somebody out
+    low, high = 0, len(rates) - 1  # the least rate such that the links above it do not join all
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if sides(rates[middle]) else (middle + 1, high)

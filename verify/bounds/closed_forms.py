@@ -1,33 +1,32 @@
-"""How fast a collective could possibly be: closed forms, exact, each with the proof that nothing is faster and the
-proof that the time is reached.
+"""Lower bounds on the time of a collective: exact closed forms, with proofs of the bound and of its tightness.
 
 The model
 ---------
 p endpoints on a non-blocking core; endpoint v sends at most out_v and receives at most in_v bytes/s at once, full
 duplex. The message has n bytes. A schedule moves *elements*: a transfer carries, for each of its elements, one value
-as large as the element that depends on inputs of that element only. Reducing, forwarding, splitting and any order are
-allowed; what is not is coding across elements. "Reached" is meant in the fluid limit: with k pipelined segments the
+of the element's size that depends on inputs of that element only. Reduction, forwarding, splitting and any order are
+allowed, coding across elements is not. "Reached" refers to the fluid limit: with k pipelined segments the
 time is (1 + O(1/k)) times the closed form.
 
 AllReduce
 ---------
     T* = n * max( max_v 1/out_v, max_v 1/in_v, 2(p - 1)/sum_v out_v, 2(p - 1)/sum_v in_v )
 
-*Nothing is faster.* (a) The others cannot do without v's contribution, and v must learn the result: v sends and
-receives at least n bytes (no model needed: these are cuts). (b) Each element needs 2(p - 1) transfers. Order the
+*Lower bound.* (a) The others need v's contribution, and v needs the result: v sends and receives at least n bytes
+(cuts; this holds in any model). (b) Each element needs 2(p - 1) transfers. Order the
 transfers of one element by their completion, and stop at the first one after which some endpoint r knows all p
-contributions. So far each of the other p - 1 endpoints has sent at least once, or r would not know its contribution:
-p - 1 transfers. Only r knows everything, since a transfer teaches its receiver alone; so each of the others receives
-at least once later: p - 1 transfers more. So all sends together, and all receives together, carry 2(p - 1) n bytes.
+contributions. Until then each of the other p - 1 endpoints has sent at least once, or r would lack its contribution:
+p - 1 transfers. Only r knows all of them, since a transfer informs only its receiver; so each of the others receives at
+least once later: another p - 1 transfers. So all sends together, and all receives together, carry 2(p - 1) n bytes.
 
-*It is reached.* Reduce along an in-tree to r and broadcast along an out-tree from r, for any fixed r. The numbers of
+*Tight.* Reduce along an in-tree to r and broadcast along an out-tree from r, for any fixed r. The numbers of
 children in the out-tree may be any integers d >= 0 that sum up to p - 1 with d_r >= 1 (such a tree exists for each of
 them, and the vectors are the integer points of an integral simplex), so mixtures of out-trees make d any *real*
 vector of that kind. Endpoint v sends [v != r] + d_v times the data, which is any vector s >= 1 with the sum 2(p - 1).
 Likewise the in-tree makes the receives any such vector, independently of the sends, so that out and in may differ.
-T >= T* is precisely what makes s_v = T out_v / n large enough to shrink to such a vector. Transfers of one period are
-a bipartite multigraph between out-ports and in-ports, and have a timetable as long as the busiest port (König), so a
-pipeline of the mixture runs at that rate.
+T >= T* is exactly the condition under which s_v = T out_v / n can be reduced to such a vector. The transfers of one
+period form a bipartite multigraph between out ports and in ports, which has a timetable as long as the busiest port
+(König's edge colouring), so a pipeline of the mixture runs at that rate.
 
 Broadcast from r, Reduce to r, AllGather, ReduceScatter
 -------------------------------------------------------
@@ -35,59 +34,59 @@ Let w_v be the share of the result that starts at v (Broadcast: w_r = 1; AllGath
 
     T = n * max( max_v (1 - w_v)/in_v, max_v w_v/out_v, (p - 1)/sum_v out_v )
 
-*Nothing is faster*, even with coding: v must receive what it does not have, 1 - w_v; it must send what only it has,
-w_v; all receives together are sum_v (1 - w_v) = p - 1, and all of that is sent by somebody, receivers of a broadcast
-included. *It is reached*: share w_r goes along out-trees from r. Their children are e_r + (p - 2) times a point of
+*Lower bound*, even with coding: v must receive the 1 - w_v that it lacks and send the w_v that only it has; all
+receives together are sum_v (1 - w_v) = p - 1, and each is sent by some endpoint, receivers of a broadcast included.
+*Tight*: share w_r goes along out-trees from r. Their children are e_r + (p - 2) times a point of
 the unit simplex, so together the sends are w + (p - 2) times a point of the simplex: any vector s >= w with the sum
-p - 1. Everybody receives exactly 1 - w_v. Reduce and ReduceScatter are the same with all arrows turned round: swap out
-and in.
+p - 1. Every endpoint receives exactly 1 - w_v. Reduce and ReduceScatter are the same with all transfers reversed: swap
+out and in.
 
 Servers with a fabric of finite rate
 ------------------------------------
-`collective_bound` also knows servers of g GPUs that exchange at most f bytes/s each way per GPU inside the server,
+`collective_bound` also covers servers of g GPUs that exchange at most f bytes/s each way per GPU inside the server,
 beside the pooled NICs (the model of `optcc.simulate`: traffic between servers uses the NICs, traffic inside uses the
-fabric). For any set S of servers, look at their GPUs one by one and at every other server as a whole: for N servers
+fabric). For any set S of servers, take their GPUs as single parties and every other server as one: for N servers
 these are p_S = N + sum_S (g - 1) parties. (b) holds for parties as for endpoints: 2(p_S - 1) transfers of each element
 go from one party to another, each through a fabric port of a server in S or out of some server (into some server). So
 
     out and fabrics   2(p_S - 1) n / (sum_v out_v + sum_S g f), and with in for out
-    around s          2 g n / (g f + out_s + in_s): the parties are the GPUs of s, and the rest of the world
+    around s          2 g n / (g f + out_s + in_s): the parties are the GPUs of s, and all other servers together
                       g n / (g f + in_s), with out for in: each GPU of s receives and sends n bytes
-                      g n / (g f + sum_{v != s} out_v), with in for out: what enters s has left another server
+                      g n / (g f + sum_{v != s} out_v), with in for out: what enters s leaves another server
     without s         2(p_S - 1) n / (sum_{v != s} (out_v + in_v) + sum_S g f): what s sends enters another server
 
-Of all S, only those matter that take the servers with the largest 2(g - 1)/(g f) first: for a given time t the demand
-sum_v out_v t + sum_s min(g f t, 2(g - 1)n) >= 2(N - 1)n + 2 sum_s (g - 1)n is hardest for S = {s: g f t < 2(g - 1)n}.
-The other collectives have (b) with one p_S - 1; at the root's server of a Broadcast (Reduce) g - 1 fabric ports
-count, those of the GPUs that receive (send).
+Only those S need be considered that take the servers with the largest 2(g - 1)/(g f) first: for a given time t the
+demand sum_v out_v t + sum_s min(g f t, 2(g - 1)n) >= 2(N - 1)n + 2 sum_s (g - 1)n is hardest for
+S = {s: g f t < 2(g - 1)n}. The other collectives have (b) with one p_S - 1; at the root's server of a Broadcast
+(Reduce) g - 1 fabric ports count, those of the GPUs that receive (send).
 
-*Reached* where `Bound.tight` says so: for Broadcast, Reduce, AllGather, ReduceScatter always; for AllReduce if out =
-in at every server, or if no fabric is in the way (g f T >= 2(g - 1) n). The witness: inside a server the trees fall
+*Tight* where `Bound.tight` is true: for Broadcast, Reduce, AllGather, ReduceScatter always; for AllReduce if out =
+in at every server, or if no fabric binds (g f T >= 2(g - 1) n). The witness: inside a server the trees fall
 into 1 + y pieces, each joined to the others through NICs; y = 0 where the fabric is fast enough, else as many as it
-lacks, half of them for the in-tree and half for the out-tree. Elsewhere it is a lower bound; no instance is known in
-which it is not reached as well.
+lacks, half of them for the in-tree and half for the out-tree. In other cases tightness is open; no counterexample is
+known.
 
 Pods with uplinks
 -----------------
-What a pod sends to servers outside goes up its uplink, what it receives from them comes down. For any set W of pods,
-look at each pod in W, and at every server outside of W, as a party: all that was said of endpoints holds for parties,
-whatever happens inside them. With p_W = p - sum_W (servers of the pod - 1) parties,
+Traffic from a pod to servers outside uses its uplink one way, traffic to the pod the other way. For any set W of pods,
+take each pod in W, and every server outside of W, as a party: the arguments for endpoints hold for parties,
+independently of what happens inside them. With p_W = p - sum_W (servers of the pod - 1) parties,
 
-    up and down of a pod  n / up, n / down: the others cannot do without its contributions, nor it without theirs
+    up and down of a pod  n / up, n / down: the others need its contributions, and it needs theirs
     out and up of W       2(p_W - 1) n / (sum of out_v outside of W + sum of up in W), and with in and down
 
 For a given time t the demand is hardest for W = {pods: (sum of out_v in it - up) t > 2 (its servers - 1) n}, so that
-only those W matter that take the pods with the least 2 (servers - 1)/(sum of out_v - up) first. For the other
-collectives a pod has the share of its servers together, and (b) one p_W - 1. Whether these bounds are reached is open,
-and `Bound.tight` is false where an uplink carries less than its servers.
+only those W need be considered that take the pods with the least 2 (servers - 1)/(sum of out_v - up) first. For the
+other collectives a pod has the share of its servers together, and (b) one p_W - 1. Tightness is open here, and
+`Bound.tight` is false where an uplink carries less than its servers.
 
 Latency
 -------
-If each message takes at least a seconds, every bound above becomes T + a: the last byte that counts has left by
-T - a. If besides a port has one message at a time, for a seconds or more, then any of these collectives (n > 0) takes
+If each message takes at least a seconds, every bound above becomes T + a: the last byte needed is sent by T - a.
+If a port also has one message at a time, for a seconds or more, then any of these collectives (n > 0) takes
 ceil(log2 p) a: the ranks that hold r's contribution at most double in each interval [ka, (k+1)a), since a message
 that arrives in it left before ka from a rank that knew it then, and two arrivals from one port are a apart. A
-schedule in which D transfers wait for each other takes D a.
+schedule with a chain of D dependent transfers takes D a.
 """
 
 from __future__ import annotations
@@ -113,12 +112,12 @@ TITLES = {
     "broadcast": "Broadcast",
     "reduce": "Reduce",
 }
-"""How people write the names of collectives."""
+"""The names of collectives in text."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTerm:
-    """One reason why it cannot be faster: `port` must carry `bytes` at `rate` bytes/s.
+    """One term of a lower bound: `port` must carry `bytes` at `rate` bytes/s.
 
     `ports` are the ports whose rates add up to `rate`: `out NAME`, `in NAME` of a server, `fabric NAME` of its GPUs.
     """
@@ -136,9 +135,9 @@ class BoundTerm:
 
 @dataclass(frozen=True, slots=True)
 class Bound(Shown):
-    """A lower bound in exact seconds, with every term it is the maximum of.
+    """A lower bound in exact seconds, with all terms whose maximum it is.
 
-    `tight`: some schedule comes as close to it as one likes, with enough segments.
+    `tight`: schedules approach it with growing numbers of segments.
     """
 
     model: str
@@ -149,18 +148,18 @@ class Bound(Shown):
 
     @property
     def seconds(self) -> Fraction:
-        """The bound: the largest term, zero if nothing has to cross the network."""
+        """The largest term; zero if nothing crosses the network."""
         return max((term.seconds for term in self.terms), default=Fraction(0))
 
     @property
     def binding_terms(self) -> tuple[BoundTerm, ...]:
-        """The terms that are the bound."""
+        """The terms that attain the maximum."""
         seconds = self.seconds
         return tuple(term for term in self.terms if term.seconds == seconds)
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """The ports whose term is the bound."""
+        """The ports of the binding terms."""
         return tuple(term.port for term in self.binding_terms)
 
     def card(self) -> Card:
@@ -184,7 +183,7 @@ class Bound(Shown):
 def allreduce_bound(topology: Topology, size_bytes: int) -> Bound:
     """The bound of the theorem for AllReduce of `size_bytes`, servers as endpoints with their surviving NICs pooled.
 
-    Every binding port is named, with the bytes it must carry. Latency and fabrics are not in it, so it holds with any.
+    Every binding port is listed with the bytes it must carry. The bound holds for any latency and any fabrics.
 
     >>> str(allreduce_bound(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000).seconds)
     '4'
@@ -200,7 +199,8 @@ def collective_bound(
     """The bound for one of `optcc.collective.COLLECTIVES`; `size_bytes` is the whole buffer, `root` a rank.
 
     For AllGather and ReduceScatter each rank owns size_bytes / ranks exactly; where that is no whole number of
-    elements, real shares differ from it by less than one. Fabrics of finite rate are in it unless `fabric` is false.
+    elements, real shares differ from it by less than one element. Fabrics of finite rate count unless `fabric` is
+    false.
 
     >>> four = Topology.parse("4@50MB/s,3=25MB/s")
     >>> [str(collective_bound(four, 100_000_000, name).seconds) for name in ("allgather", "broadcast")]
@@ -239,7 +239,8 @@ _Side = Callable[[Sequence["_Party"]], tuple[tuple[str, ...], Fraction]]
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """A server: `share` of the result starts (or ends) at it; `fabric` sums up its ports that count, 0: no limit."""
+    """A server: `share` of the result starts (or ends) there; `fabric` is the sum of its counted fabric ports, 0: no
+    limit."""
 
     name: str
     gpus: int
@@ -289,12 +290,12 @@ def _nic_terms(parties: Sequence[_Party], collective: str) -> Iterator[BoundTerm
 
 
 def _rounds(collective: str) -> int:
-    """How many trees an element needs: in and out, or one of them."""
+    """The number of trees per element: in-tree and out-tree, or one of them."""
     return 2 if collective == "allreduce" else 1
 
 
 def _sides(collective: str) -> list[tuple[str, _Side]]:
-    """On which side the ports together can be in the way: the other side receives what it must, and no more."""
+    """The sides on which all ports together can bind; on the other side each endpoint carries just its own minimum."""
     sides: dict[str, list[tuple[str, _Side]]] = {
         "allreduce": [("out", _out), ("in", _in)],
         "broadcast": [("out", _out)],
@@ -306,7 +307,7 @@ def _sides(collective: str) -> list[tuple[str, _Side]]:
 
 
 def _least(party: _Party, collective: str, direction: str) -> Fraction:
-    """What a server cannot avoid to send or receive."""
+    """The bytes that a server must send or receive."""
     if collective == "allreduce":
         return Fraction(1)
     spreads = collective in ("broadcast", "allgather")
@@ -314,7 +315,7 @@ def _least(party: _Party, collective: str, direction: str) -> Fraction:
 
 
 def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[BoundTerm]:
-    """The terms with fabrics in them; see the head of this file."""
+    """The terms with fabrics; see the head of this file."""
     slow = [each for each in parties if each.fabric]
     rounds, n_servers = _rounds(collective), len(parties)
     # Chain of sets S: the server whose fabric takes longest for its g - 1 comes first.
@@ -356,7 +357,7 @@ def _fabric_terms(parties: Sequence[_Party], collective: str) -> Iterator[BoundT
 def _chain(
     slow: Sequence[_Party], rounds: int, n_servers: int, label: str, nics: tuple[tuple[str, ...], Fraction]
 ) -> Iterator[BoundTerm]:
-    """The terms of the sets S that are made of the first few of `slow`, beside the NICs `nics`."""
+    """The terms of the sets S that are prefixes of `slow`, with the NICs `nics`."""
     ports, rate = nics
     amount = Fraction(rounds * (n_servers - 1))
     names: list[str] = []
@@ -370,7 +371,7 @@ def _chain(
 
 
 def _slow_pods(topology: Topology, parties: Sequence[_Party]) -> list[tuple[Pod, list[_Party]]]:
-    """The pods, with their servers, that carry less one way than these send or receive together, and are not all."""
+    """The pods, with their servers, whose uplink has less rate one way than their NICs; not a pod of all servers."""
     found = []
     for pod in topology.pooled_pods:
         inside = [parties[server] for server in pod.servers]
@@ -383,7 +384,7 @@ def _slow_pods(topology: Topology, parties: Sequence[_Party]) -> list[tuple[Pod,
 def _pod_terms(
     parties: Sequence[_Party], pods: Sequence[tuple[Pod, list[_Party]]], collective: str
 ) -> Iterator[BoundTerm]:
-    """The terms with uplinks in them; see the head of this file."""
+    """The terms with uplinks; see the head of this file."""
     rounds = _rounds(collective)
     for pod, inside in pods:
         share = sum((each.share for each in inside), Fraction(0))
@@ -416,10 +417,10 @@ def _is_tight(parties: Sequence[_Party], bound: Bound) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LatencyBound(Shown):
-    """A bound with the latency of messages in it.
+    """A bound that includes message latency.
 
-    `rounds` is how many messages must follow one another if a port has one at a time; 0 where ports may have many under
-    way, as in `optcc.simulate`.
+    `rounds` is the number of sequential messages if a port has one at a time; 0 where ports may have many in flight,
+    as in `optcc.simulate`.
     """
 
     fluid: Bound
@@ -428,14 +429,14 @@ class LatencyBound(Shown):
 
     @property
     def seconds(self) -> Fraction:
-        """max(fluid + latency, rounds * latency); zero if there is nothing to do."""
+        """max(fluid + latency, rounds * latency); zero if nothing crosses the network."""
         if not self.fluid.terms:
             return Fraction(0)
         return max(self.fluid.seconds + self.latency_s, self.rounds * self.latency_s)
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """`latency` where the rounds decide, else the ports of the fluid bound."""
+        """`latency` where the rounds bind, else the ports of the fluid bound."""
         if self.fluid.terms and self.seconds > self.fluid.seconds + self.latency_s:
             return ("latency",)
         return self.fluid.binding
@@ -469,7 +470,7 @@ def latency_bound(
 
 
 def latency_rounds(n_ranks: int) -> int:
-    """ceil(log2 n_ranks): how many messages must follow one another until everybody has heard of everybody.
+    """ceil(log2 n_ranks): the number of sequential messages until every rank depends on every other.
 
     >>> [latency_rounds(p) for p in (1, 2, 3, 4, 5, 8, 9)]
     [0, 1, 2, 2, 3, 3, 4]

@@ -1,4 +1,4 @@
-"""Why a bound is what it is, what more bandwidth would buy, and how far the known schedules are from it."""
+"""Explanation of a bound: its binding terms, the gain from more bandwidth, and the times of known schedules."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from optcc.verify.bounds.closed_forms import (
 from optcc.verify.bounds.predictions import Prediction, predictions
 
 MORE = Fraction(1, 10)
-"""How much more bandwidth a gain is about."""
+"""The relative increase of bandwidth of a `Gain`."""
 _NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What more bandwidth at one place would save, in exact seconds.
+    """The time saved by more bandwidth at one place, in exact seconds.
 
-    `both_s`, `out_s`, `in_s`: if both directions, only out, only in get `MORE` of what they have. `price` is the
-    derivative where both grow: the share of the bound that goes per share of bandwidth added, as long as that share is
-    small (a straggler that alone binds has 1). `kind`: endpoint, fabric (always both ways), or nic: one NIC, and
-    `where` names all of its server's that are like it.
+    `both_s`, `out_s`, `in_s`: with both directions, only out, only in increased by `MORE`. `price` is the derivative
+    for both: the relative decrease of the bound per small relative increase of bandwidth (1 for a straggler that alone
+    binds). `kind`: endpoint, fabric (always both ways), or nic: one NIC, where `where` names all equal ones of its
+    server.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Explanation(Shown):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The bound in sentences: what binds, whether it is reached, what would help, what latency adds."""
+        """The bound in sentences: what binds, whether it is tight, what would help, what latency adds."""
         return tuple(_words(self))
 
     def card(self) -> Card:
@@ -136,7 +136,7 @@ class GainCard(Shown):
 def explain(
     topology: Topology, size_bytes: int, collective: str = "allreduce", root: int = 0, *, segments: int | None = None
 ) -> Explanation:
-    """Everything there is to say about the bound; `segments` adds OptCC with that many.
+    """The full explanation of the bound; `segments` adds OptCC with that many.
 
     >>> told = explain(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000)
     >>> told.words[0]
@@ -156,14 +156,14 @@ def explain(
 
 
 def gains(topology: Topology, bound: Bound, root: int = 0) -> tuple[Gain, ...]:
-    """What `MORE` bandwidth would save at each endpoint, each fabric, each kind of NIC where a server has several."""
+    """The gain at each endpoint, each fabric, and each kind of NIC where a server has several."""
     buyer = _Buyer(topology, bound, root)
     found = [gain for index in range(len(topology.servers)) for gain in buyer.at(index)] if bound.terms else []
     return tuple(sorted(found, key=lambda each: (-each.both_s, -each.price, each.kind != "endpoint")))
 
 
 class _Buyer:
-    """Asks the bound again with more bandwidth, where that can matter at all: at ports of every binding term."""
+    """Recomputes the bound with more bandwidth where that can matter: at ports of every binding term."""
 
     def __init__(self, topology: Topology, bound: Bound, root: int) -> None:
         self.topology, self.bound, self.root = topology, bound, root
@@ -171,7 +171,7 @@ class _Buyer:
         self.terms = sorted(bound.terms, key=lambda term: term.seconds, reverse=True)
         self.members = [frozenset(term.ports) for term in self.terms]
         self.n_binding = len(bound.binding_terms)
-        # Listed terms are all there are, unless fabrics or uplinks choose among sets of servers.
+        # The listed terms are complete, except where fabrics or uplinks choose among sets of servers.
         self.complete = not topology.pods and all(each.fabric is None or each.gpus == 1 for each in topology.servers)
 
     def at(self, index: int) -> Iterator[Gain]:
@@ -199,7 +199,7 @@ class _Buyer:
     def _fabric_gain(self, server: Server, index: int, rate: Fraction) -> Gain:
         more = {f"fabric {server.name}": rate}
         saved = self._saved(index, more)
-        # The GPUs' ports of a server count as one port of a term; some collectives count one GPU less.
+        # A term counts the GPUs' ports of a server as one port; some collectives count one GPU less.
         shares = [self._fabric_share(term, server, rate) for term in self.terms[: self.n_binding]]
         return Gain("fabric", f"{server.name} fabric", rate, rate, saved, Fraction(0), Fraction(0), min(shares))
 
@@ -211,14 +211,14 @@ class _Buyer:
         return (server.gpus - (rooted and at_root)) * rate / term.rate
 
     def _price(self, more: Mapping[str, Fraction]) -> Fraction:
-        """-dT/T per dr/r: of the binding terms the one that falls slowest."""
+        """-dT/T per dr/r, of the binding term that falls slowest."""
         return min(
             sum((rate for port, rate in more.items() if port in self.members[number]), Fraction(0)) / term.rate
             for number, term in enumerate(self.terms[: self.n_binding])
         )
 
     def _saved(self, index: int, more: Mapping[str, Fraction]) -> Fraction:
-        """Seconds by which the bound falls if these ports get `MORE` of these rates on top."""
+        """The decrease of the bound in seconds if these ports get `MORE` of these rates in addition."""
         if any(self.members[number].isdisjoint(more) for number in range(self.n_binding)):
             return Fraction(0)
         if not self.complete:

@@ -1,8 +1,8 @@
 """Maximum flow and minimum cut in exact integers (Dinic), and the cut condition of Edmonds' theorem.
 
 Edmonds (1973): out-trees with root distribution x pack into link capacities c iff for every set S of nodes with an
-endpoint in it, c(links into S) + x(S) >= 1. Switches that pass on all they take (and do not copy) change nothing:
-they can be split off (Mader 1982; Bang-Jensen, Frank, Jackson 1995), which leaves capacities between endpoints alone.
+endpoint in it, c(links into S) + x(S) >= 1. Switches that conserve flow (and do not copy) can be split off
+(Mader 1982; Bang-Jensen, Frank, Jackson 1995), which leaves capacities between endpoints only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Arc = tuple[int, int]
 
 
 class ResidualGraph:
-    """Nodes 0..n-1, arcs with integer capacities; `flow_to` may be asked many times."""
+    """Nodes 0..n-1 and arcs with integer capacities; `flow_to` can be called repeatedly."""
 
     def __init__(self, n_nodes: int, arcs: Sequence[Arc], capacities: Sequence[int]) -> None:
         self.n_nodes = n_nodes
@@ -27,7 +27,7 @@ class ResidualGraph:
             self.capacity += (capacity, 0)
 
     def flow_to(self, sink: int, sources: Iterable[int], limit: int) -> tuple[int, list[int]]:
-        """The largest flow from `sources` to `sink`, or `limit` if it is that much, and what it leaves of each arc."""
+        """The maximum flow from `sources` to `sink`, capped at `limit`, and the residual capacity of each arc."""
         left = list(self.capacity)
         starts = list(sources)
         total = 0
@@ -42,7 +42,7 @@ class ResidualGraph:
         return total, left
 
     def _levels(self, starts: list[int], sink: int, left: list[int]) -> list[int]:
-        """Steps from the nearest source, -1 where there is no way; the search ends at the sink's level."""
+        """Distances from the nearest source, -1 if unreachable; the search ends at the sink's level."""
         level = [-1] * self.n_nodes
         for start in starts:
             level[start] = 0
@@ -59,7 +59,7 @@ class ResidualGraph:
         return level
 
     def _push(self, start: int, sink: int, most: int, level: list[int], position: list[int], left: list[int]) -> int:
-        """Sends what fits along one shortest way; zero if there is none left."""
+        """Augments along one shortest path; returns the amount, zero if there is none."""
         path: list[int] = []
         node = start
         while node != sink:
@@ -84,7 +84,7 @@ class ResidualGraph:
         return sent
 
     def reaching(self, sink: int, left: list[int]) -> set[int]:
-        """Nodes from which more could still flow to `sink`: the smallest S that a maximum flow saturates."""
+        """Nodes with a residual path to `sink`: the smallest S that a maximum flow saturates."""
         seen, todo = {sink}, [sink]
         while todo:
             for arc in self.arcs_at[todo.pop()]:
@@ -95,7 +95,7 @@ class ResidualGraph:
         return seen
 
     def beyond(self, sources: Iterable[int], left: list[int]) -> set[int]:
-        """Nodes that no more can reach from `sources`: the largest S that a maximum flow saturates."""
+        """Nodes without a residual path from `sources`: the largest S that a maximum flow saturates."""
         seen = set(sources)
         todo = list(seen)
         while todo:
@@ -118,8 +118,8 @@ def narrow_cuts(
 ) -> list[tuple[int, frozenset[int]]]:
     """Sets S with an endpoint in them and capacities(into S) + roots(S) < `need`, each with that sum; the worst first.
 
-    Endpoints are nodes 0..len(roots)-1. None are found iff every S has enough. With `contract`, an endpoint that has
-    been looked at joins the source: sets that contain it have been dealt with, and the rest is much faster.
+    Endpoints are nodes 0..len(roots)-1. None are found iff every S has enough. With `contract`, an endpoint that was
+    checked is merged with the source: sets that contain it are done, and the rest is much faster.
     """
     p = len(roots)
     graph = ResidualGraph(n_nodes + 1, [*arcs, *((n_nodes, v) for v in range(p))], [*capacities, *roots])

@@ -2,15 +2,15 @@
 
     minimise  T
     subject to, for every port P:                sum over links e that use P of (reduce_e + broadcast_e) <= rate_P T
-                for every switch, each kind:     what it takes it gives
+                for every switch, each kind:     flow in = flow out
                 for every S with an endpoint:    sum of broadcast_e over links into S    + x(S) >= 1
                                                  sum of reduce_e over links out of S     + x(S) >= 1
                                                  sum of x_v = 1        (x free: AllReduce; otherwise x is given)
 
 By Edmonds' theorem the cuts say exactly that broadcast_e packs out-trees and reduce_e in-trees with roots spread as x
-(`optcc.verify.bounds.flow`), so the optimum is both a bound on every schedule that reduces each element along a tree
-and broadcasts it along a tree, and the rate of one. There are 2^p cuts: they are generated as they are violated, found
-by minimum cuts. The duals of the cuts, ports and switches are the certificate (`optcc.verify.bounds.replay`).
+(`optcc.verify.bounds.flow`), so the optimum is a bound on every schedule that reduces and broadcasts each element
+along trees, and a mixture of such trees attains it. There are 2^p cuts; violated ones are found by minimum cuts and
+added as rows. The duals of the cuts, ports and switches are the certificate (`optcc.verify.bounds.replay`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CertifiedBound(Shown):
 
     @property
     def achievable(self) -> Fraction | None:
-        """A packing of trees takes this long, pipeline fill not counted."""
+        """The time of a packing of trees, without pipeline fill."""
         return None if self.certificate.achieved is None else self.certificate.achieved.seconds
 
     @property
@@ -78,12 +78,12 @@ class CertifiedBound(Shown):
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """The ports with a price."""
+        """The ports with a nonzero price."""
         return self.certificate.binding
 
     @property
     def prices(self) -> dict[str, Fraction]:
-        """Of each binding port, its share of the bound: 1 % more rate there takes share % off, to first order."""
+        """The share of each binding port in the bound: 1 % more rate there lowers it by share %, to first order."""
         return self.certificate.shares
 
     def card(self) -> Card:
@@ -91,7 +91,7 @@ class CertifiedBound(Shown):
 
 
 class BoundUnknown(SolverUnknown):
-    """No optimum in time; `best` is the best bound that was certified until then."""
+    """The time limit was reached; `best` is the best bound certified until then."""
 
     def __init__(self, message: str, best: CertifiedBound) -> None:
         super().__init__(message)
@@ -116,8 +116,8 @@ def lp_bound(
     ('4', '0', ('in h3',))
 
     With `fabric`, GPUs behind fabrics of finite rate are endpoints of their own. A collective given by its name has
-    root 0. Raises TopologyError if some endpoints cannot reach others, BoundUnknown with the best bound so far when
-    the time is up, SolverError if the solver's claim is not what its own numbers support.
+    root 0. Raises TopologyError if some endpoints cannot reach others, BoundUnknown with the best bound so far at the
+    time limit, SolverError if the solver's claim differs from what its own numbers prove.
     """
     started = clock()
     network = topology if isinstance(topology, FlowNetwork) else FlowNetwork.from_topology(topology, fabric=fabric)
@@ -134,7 +134,7 @@ def lp_bound(
     search = _Search(CutProgram(network, demand, unit_s, best.cuts), best, primal, solver)
     search.run(lambda: time_limit_s - (clock() - started))
     if primal and search.best.gap != 0 and any(port.rate * unit_s < _NEGLIGIBLE for port in network.ports):
-        # Too wide a range of rates for floats: leave the slowest ports alone and say what that costs.
+        # The range of rates is too wide for floats: ignore the slowest ports, and let the gap say what that costs.
         again = _Search(CutProgram(network, demand, unit_s, best.cuts, _NEGLIGIBLE), search.best, primal, solver)
         with suppress(BoundUnknown):
             again.run(lambda: time_limit_s - (clock() - started))
@@ -144,14 +144,14 @@ def lp_bound(
 
 
 class _Search:
-    """Solves a program with ever more cuts; `best` keeps the best that has been certified, from below and above."""
+    """The cutting-plane loop; `best` is the best certificate so far, from below and above."""
 
     def __init__(self, cuts: CutProgram, best: Certificate, primal: bool, solver: MakeSolver) -> None:
         self.cuts, self.best, self.primal = cuts, best, primal
         self.solve = solver(cuts.program).solve
 
     def run(self, seconds_left: Callable[[], float]) -> None:
-        """To the optimum; raises BoundUnknown or SolverError as `lp_bound` does."""
+        """Runs to the optimum; raises BoundUnknown or SolverError as `lp_bound` does."""
         last: Solved | None = None
         vertex: Vertex | None = None
         for _ in range(_ROUNDS_MAX):
@@ -190,7 +190,7 @@ class _Search:
             self.best = replace(certificate, achieved=self.best.achieved)
 
     def _keep_rounded(self, last: Solved | None) -> None:
-        """What the float duals prove, rounded more and more finely and repaired."""
+        """Keeps what the float duals prove when rounded, ever more finely, and repaired."""
         for most in _DENOMINATORS if last is not None else ():
             assert last is not None
             duals = [Fraction(dual).limit_denominator(most) for dual in last.duals]
@@ -209,10 +209,10 @@ def _demand(topology: Topology | FlowNetwork, collective: Collective | Demand | 
 
 
 class CutProgram:
-    """The linear program of one network and demand, with the cuts it has so far; T counts in `unit_s` (s a byte).
+    """The linear program of one network and demand, with the cuts so far; T is in units of `unit_s` (s per byte).
 
-    A port that could carry every tree in one unit never binds (T >= 1), so rates are cut off there: the program stays
-    well scaled whatever the rates are.
+    A port that could carry every tree in one unit never binds (T >= 1), so rates are capped there: this keeps the
+    program well scaled for any rates.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class CutProgram:
         }
 
     def add_cut(self, kind: str, nodes: frozenset[int]) -> bool:
-        """load(across the border of `nodes`) + x(nodes) >= 1, unless it is there or says nothing; True if added."""
+        """load(across the border of `nodes`) + x(nodes) >= 1, unless it is present or trivial; True if added."""
         held = [v for v in range(len(self.network.endpoints)) if v in nodes]
         given = Fraction(0) if self.demand.roots is None else sum((self.demand.roots[v] for v in held), Fraction(0))
         if (kind, nodes) in self.cut_constraint or given == 1 or len(held) == len(self.network.endpoints):
@@ -316,7 +316,7 @@ class CutProgram:
         return True
 
     def add_violated(self, values: Sequence[float]) -> int:
-        """Adds cuts that float `values` clearly violate; how many."""
+        """Adds cuts that float `values` violate beyond rounding; returns their number."""
         roots = (
             [float(x) for x in self.demand.roots] if self.demand.roots is not None else [values[c] for c in self.root]
         )
@@ -336,7 +336,7 @@ class CutProgram:
         return added
 
     def add_violated_exactly(self, values: Sequence[Fraction]) -> int:
-        """Adds cuts that `values` violate, however little; how many."""
+        """Adds all cuts that exact `values` violate; returns their number."""
         roots, loads = self._packing(values)
         added = 0
         for kind in self.demand.kinds:
@@ -345,7 +345,7 @@ class CutProgram:
         return added
 
     def _packing(self, values: Sequence[Fraction]) -> tuple[tuple[Fraction, ...], dict[str, tuple[Fraction, ...]]]:
-        """Roots and loads of `values`, without what is negative."""
+        """Roots and loads of `values`, negative ones set to zero."""
         zero = Fraction(0)
         roots = self.demand.roots
         if roots is None:
@@ -356,7 +356,7 @@ class CutProgram:
         return roots, loads
 
     def _passed_on(self, loads: dict[str, tuple[Fraction, ...]]) -> bool:
-        """True if every switch gives what it takes."""
+        """True if every switch conserves flow."""
         return all(
             sum((loads[kind][link] for link in self.into[switch]), Fraction(0))
             == sum((loads[kind][link] for link in self.outof[switch]), Fraction(0))
@@ -365,9 +365,9 @@ class CutProgram:
         )
 
     def certificate(self, duals: Sequence[Fraction], size_bytes: int) -> Certificate:
-        """The bound that `duals` prove after repair: weights and prices not negative, every link paid for.
+        """The bound that `duals` prove after repair: no negative weight or price, and inequality (1) of `replay` holds.
 
-        A link whose cuts weigh more than its ports cost makes its slowest port dearer by the difference.
+        Where the cuts of a link weigh more than its ports cost, the price of its slowest port rises by the difference.
         """
         network, zero = self.network, Fraction(0)
         cuts = tuple(
@@ -393,7 +393,7 @@ class CutProgram:
         return Certificate.of(network, self.demand, size_bytes, cuts, tuple(prices), potentials)
 
     def achieved(self, values: Sequence[Fraction], size_bytes: int) -> Achieved | None:
-        """What the packing of `values` achieves once its loads are raised until every cut holds; None if it is none."""
+        """The packing of `values` with loads scaled up until every cut holds; None if it is not one."""
         roots, loads = self._packing(values)
         if min(values) < 0 or sum(roots) != 1 or not self._passed_on(loads):
             return None
@@ -414,7 +414,7 @@ class CutProgram:
 
 
 def _check_finite(cuts: CutProgram, solved: Solved) -> None:
-    """Raises SolverError for an answer of the wrong shape, or with values that are not numbers."""
+    """Raises SolverError for a solution of the wrong shape, or with values that are not finite."""
     shapes = (len(solved.values), len(solved.duals))
     wanted = (len(cuts.program.variables), len(cuts.program.constraints))
     if shapes != wanted:

@@ -1,8 +1,8 @@
-"""`FlowNetwork` and `Demand`: what a bound is about, as a graph, and what every element must do on it.
+"""`FlowNetwork` and `Demand`: the capacitated graph of a bound, and the trees that every element needs on it.
 
-Endpoints contribute and want the result; switches only pass messages on (they neither copy nor add). A link carries
-bytes from one node to the next and uses up every port named at it: a NIC one way, a spine, a cable. A topology becomes
-a network of servers around one core that joins the rails, or around one switch a rail.
+Endpoints contribute inputs and receive results; switches only forward (they neither copy nor add). A link carries bytes
+from one node to another and loads each of its ports: a NIC one way, a spine, a cable. A topology becomes a network of
+servers around one core that joins the rails, or around one switch per rail.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KINDS_OF = {
     "broadcast": (BROADCAST,),
     "reduce": (REDUCE,),
 }
-"""Which trees each element of a collective needs: in-trees to its root, out-trees from it."""
+"""The trees that each element of a collective needs: an in-tree to its root, an out-tree from it."""
 assert set(KINDS_OF) == set(COLLECTIVES), "a new collective needs its kinds of trees"
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPort:
-    """Something that many links share: `rate` bytes/s at once."""
+    """A capacity of `rate` bytes/s that several links may share."""
 
     name: str
     rate: Fraction
@@ -44,7 +44,7 @@ class SharedPort:
 
 @dataclass(frozen=True, slots=True)
 class FlowLink:
-    """One way from node `tail` to node `head`; each byte on it takes a byte of each port in `ports`."""
+    """A directed link from `tail` to `head`; each of its bytes loads every port in `ports`."""
 
     tail: int
     head: int
@@ -55,7 +55,7 @@ class FlowLink:
 class FlowNetwork(Shown):
     """Endpoints 0..p-1, then switches; ports; links between nodes.
 
-    Raises TopologyError for a name that is used twice, and for links that cannot be.
+    Raises TopologyError for a name that is used twice, and for invalid links.
     """
 
     endpoints: tuple[str, ...]
@@ -123,11 +123,10 @@ class FlowNetwork(Shown):
     def from_topology(cls, topology: Topology, *, fabric: bool = False) -> FlowNetwork:
         """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail.
 
-        Those of a pod are around a switch of its own, which its uplink joins to the core or to the rail's.
+        The servers of a pod are around a switch of its own, which its uplink joins to the core or to the rail's.
 
-        A rail on which a server is alone leads nowhere and is left out. With `fabric`, a server of several GPUs whose
-        fabric has a finite rate is taken apart: its GPUs are the endpoints, they share the NICs, and each has the
-        fabric's rate each way to the others.
+        A rail with a single server is left out. With `fabric`, a server of several GPUs whose fabric has a finite rate
+        is expanded: its GPUs are endpoints that share the NICs, and each has the fabric's rate each way to the others.
 
         >>> FlowNetwork.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
         ('out h0', 'in h0', 'out h1', 'in h1')
@@ -136,7 +135,7 @@ class FlowNetwork(Shown):
 
 
 class _Builder:
-    """`FlowNetwork.from_topology` step by step: hubs, pods and NICs, servers taken apart.
+    """`FlowNetwork.from_topology` step by step: hubs, pods and NICs, expanded servers.
 
     A hub is the core or a rail: a switch that joins at least two servers. `first[s]` is the first endpoint of server s.
     """
@@ -160,7 +159,7 @@ class _Builder:
         return FlowNetwork(self.endpoints, tuple(self.switches), tuple(self.ports), tuple(self.links))
 
     def _hubs(self) -> dict[str, dict[int, list[Nic]]]:
-        """The surviving NICs of each server at each hub. A rail on which a server is alone leads nowhere."""
+        """The surviving NICs of each server at each hub, without rails of a single server."""
         found: dict[str, dict[int, list[Nic]]] = {}
         for server, each in enumerate(self.topology.servers if len(self.inside) > 1 else ()):
             for nic in each.nics:
@@ -200,8 +199,8 @@ class _Builder:
     def _join(self, number: int, hub: str, leaf: dict[int, int]) -> None:
         """The NICs of all servers at a hub, or at their pod's switch.
 
-        What the GPUs of a server that is taken apart send each other takes the fabric. It must not turn round at the
-        hub, so they send into a switch of their own, from which everything leads on but their own in port.
+        Traffic between the GPUs of an expanded server uses the fabric and must not return from the hub. So they send
+        into a switch of their own, with links to everything but their own in port.
         """
         taking: dict[int, tuple[int, ...]] = {}
         leaving: list[tuple[int, int]] = []
@@ -220,12 +219,12 @@ class _Builder:
             for server, port in taking.items():
                 if server != source and leaf.get(server, number) == near:
                     self.links.extend(FlowLink(switch, node, port) for node in self._nodes(server))
-            # On the other side of an uplink a byte may turn round: it gains nothing that the NICs do not pay for.
+            # Beyond an uplink a byte may return: it loads the NICs both ways, so the bound does not change.
             onward = [link for link in self.links if link.tail == near and link.head >= len(self.endpoints)]
             self.links.extend(replace(link, tail=switch) for link in onward)
 
     def _join_gpus(self, number: int, server: int) -> None:
-        """The GPUs of a server that is taken apart, around its fabric."""
+        """The GPUs of an expanded server, around its fabric."""
         rate = self.topology.servers[server].fabric
         assert rate is not None
         for node in self._nodes(server):
@@ -242,7 +241,7 @@ def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
 
 
 def endpoint_gpus(topology: Topology, *, fabric: bool = False) -> list[int]:
-    """How many GPUs stand behind each endpoint of `FlowNetwork.from_topology`."""
+    """The number of GPUs of each endpoint of `FlowNetwork.from_topology`."""
     return [
         server.gpus // len(names) for server in topology.servers for names in (_inside(server, fabric),) for _ in names
     ]
@@ -250,7 +249,7 @@ def endpoint_gpus(topology: Topology, *, fabric: bool = False) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a collective asks of each element: trees of `kinds`, roots spread as `roots`; None: as we like."""
+    """What a collective demands: trees of `kinds` for each element; `roots` is their distribution, None if free."""
 
     collective: str
     roots: tuple[Fraction, ...] | None
@@ -289,7 +288,7 @@ class Demand:
 
 
 def require_connected(network: FlowNetwork, demand: Demand) -> None:
-    """Raises TopologyError, saying which endpoints cannot reach which, where `demand` needs them to."""
+    """Raises TopologyError naming the endpoints that cannot reach others though `demand` requires it."""
     p = len(network.endpoints)
     onward: list[list[int]] = [[] for _ in range(network.n_nodes)]
     for link in network.links:

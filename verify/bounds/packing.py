@@ -1,7 +1,7 @@
-"""From link loads to trees: which in-trees and out-trees, for which share of the message, over which links.
+"""Decomposes link loads into in-trees and out-trees, each for a share of the message.
 
-Two steps, both exact. Loads through switches become capacities between endpoints: a small linear program whose
-optimum exists by the splitting-off theorems named in `optcc.verify.bounds.flow`. Then trees are peeled off (Lovász, On
+Two exact steps. Loads through switches become capacities between endpoints: a small linear program whose optimum
+exists by the splitting-off theorems named in `optcc.verify.bounds.flow`. Then trees are peeled off (Lovász, On
 two minimax theorems in graphs, 1976, which proves Edmonds' theorem): grow a tree from the root so that after a share of
 it is taken every set S still gets what is left of the message; then take the largest share for which that stays true.
 """
@@ -32,7 +32,7 @@ def pack(
     time_limit_s: float = TIME_LIMIT_S,
     solver: MakeSolver = HighsSolver,
 ) -> Certificate:
-    """`certificate` with the trees of what it achieves, replayed.
+    """`certificate` with the trees of its packing, replayed.
 
     Raises SolverError if it achieves nothing, SolverUnknown if links join two switches, or if the split of the loads
     is not found in time.
@@ -56,7 +56,7 @@ def pack(
 
 
 def _paths(network: FlowNetwork) -> list[tuple[int, ...]]:
-    """Ways from one endpoint to another, each one link or two with a switch between."""
+    """Paths between endpoints: one link, or two with a switch between."""
     p = len(network.endpoints)
     into: list[list[int]] = [[] for _ in range(network.n_nodes)]
     outof: list[list[int]] = [[] for _ in range(network.n_nodes)]
@@ -85,7 +85,7 @@ def _split(
     time_limit_s: float,
     solver: MakeSolver,
 ) -> list[Fraction]:
-    """Capacities of paths that load no link more than `loads` and keep every cut of the endpoints; the least."""
+    """The least path capacities within `loads` that satisfy every cut of the endpoints."""
     p = len(roots)
     program = LinearProgram()
     columns = [program.variable(f"path {number}", cost=1) for number in range(len(paths))]
@@ -176,8 +176,8 @@ def peel(
 def _grow(p: int, every: Sequence[Arc], left: Sequence[int], rest: int) -> list[int]:
     """A tree from node p over all others, such that a small share of it leaves every set S enough of the rest.
 
-    An arc (a, b) can be taken if every S with b and without a still gets `rest` beside the small shares that the tree
-    takes already; shares count 1 here, messages `fine`.
+    An arc (a, b) can be added if every S with b and without a still gets `rest` beside the small shares of the arcs so
+    far. A small share is 1 here, a message `fine`.
     """
     fine = 2 * p + 2
     scaled = [each * fine for each in left]
@@ -196,7 +196,7 @@ def _grow(p: int, every: Sequence[Arc], left: Sequence[int], rest: int) -> list[
         tail, head = every[arc]
         graph = ResidualGraph(p + 1, every, scaled)
         if graph.flow_to(head, {p, tail}, rest * fine)[0] < rest * fine:
-            refused.add(arc)  # a set that refuses it now still does when the tree is larger
+            refused.add(arc)  # a set that rules it out still does for a larger tree
             continue
         tree.append(arc)
         scaled[arc] -= 1

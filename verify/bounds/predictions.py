@@ -1,8 +1,8 @@
-"""What the schedules of the literature would take on a topology: closed forms, exact, fluid, without latency.
+"""Predicted times of schedules from the literature on a topology: exact closed forms, fluid, without latency.
 
 Servers are endpoints with their surviving NICs pooled. Formulas with a straggler are in units of n/B: n bytes through a
-healthy endpoint of rate B; the straggler keeps B/l, it lost the share X = 1 - 1/l. Where a formula does not apply, the
-prediction says so instead of guessing.
+healthy endpoint of rate B; the straggler has B/l left, it lost the share X = 1 - 1/l. Where a formula does not apply,
+the prediction gives the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Prediction:
     reason: str = ""
 
     def ratio(self, bound: Bound) -> Fraction | None:
-        """Its time over the bound; None where either is missing."""
+        """Its time over the bound; None where either does not exist."""
         return None if self.seconds is None or not bound.seconds else self.seconds / bound.seconds
 
 
@@ -43,7 +43,7 @@ class Straggler:
 
     @property
     def slowdown(self) -> Fraction:
-        """l = B/b, 1 if nobody is slow."""
+        """l = B/b, 1 without a straggler."""
         return self.healthy / self.rate
 
     @property
@@ -64,7 +64,7 @@ def straggler_of(topology: Topology) -> Straggler:
         if server.out != server.in_:
             raise TopologyError(f"{server.name} sends and receives at different rates")
     rates = topology.out
-    # The commonest rate is the healthy one, the higher one of two that are equally common.
+    # The most common rate is the healthy one; of two equally common ones, the higher.
     healthy = max(Counter(rates).items(), key=lambda each: (each[1], each[0]))[0]
     n_slow = len(rates) - rates.count(healthy)
     if n_slow > 1:
@@ -80,8 +80,8 @@ def straggler_of(topology: Topology) -> Straggler:
 def ring(topology: Topology, size_bytes: int) -> Fraction:
     """2(p - 1)/p * n / b, b the slowest port of all (Patarasuk and Yuan 2009).
 
-    Reduce-scatter and all-gather have p - 1 steps each, and in every step every port carries n/p bytes; all of them
-    wait for the slowest. Without stragglers this is T_ff = 2(p - 1)/p * n/B, and nothing is faster.
+    Reduce-scatter and all-gather have p - 1 steps each, and in every step every port carries n/p bytes; each step
+    lasts as long as its slowest port. Without stragglers this is T_ff = 2(p - 1)/p * n/B, and nothing is faster.
 
     >>> str(ring(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000))
     '6'
@@ -95,7 +95,7 @@ def ring(topology: Topology, size_bytes: int) -> Fraction:
 def r2ccl_balance(topology: Topology, size_bytes: int) -> Fraction:
     """The ring again (R2CCL, arXiv 2512.25059): Balance spreads a failed NIC's bytes over the survivors of its server.
 
-    The algorithm is unchanged, so the server that lost the share X slows all down: 2(p - 1)/p * n/((1 - X)B).
+    The algorithm is unchanged, so the server that lost the share X limits all: 2(p - 1)/p * n/((1 - X)B).
     """
     return ring(topology, size_bytes)
 
@@ -104,7 +104,7 @@ def r2ccl_allreduce(topology: Topology, size_bytes: int) -> Fraction:
     """max(T1, T2) + T3 with the share Y = X beside the straggler (R2CCL, arXiv 2512.25059).
 
     A ring over all p carries 1 - Y of the message at the straggler's rate: T1 = 2(p - 1)/p * (1 - Y) l. Meanwhile the
-    healthy run a ring of their own on Y in the bandwidth that the first leaves over: T2 = 2(p - 2)/(p - 1) * Y/X.
+    healthy servers run a second ring on Y in the remaining bandwidth: T2 = 2(p - 2)/(p - 1) * Y/X.
     Then Y is delivered to the straggler: T3 = Y l. With Y = X, T1 = 2(p - 1)/p > T2, so T = 2(p - 1)/p + X l, that is
     1 + p X/(2(p - 1)(1 - X)) times the fault-free ring.
 
@@ -131,10 +131,10 @@ def r2ccl_allreduce(topology: Topology, size_bytes: int) -> Fraction:
 def optcc(topology: Topology, size_bytes: int, segments: int | None = None) -> Fraction:
     """(k + 1)/k * max(l, 2 - 1/(p - 1)) with k segments, its limit without a number of them (OptCC, arXiv 2606.01680).
 
-    The q = p - 1 healthy ranks own a section each. In the reduce-scatter and in the all-gather every one of them sends
-    (q - 1)/q of the message, and its own section to the straggler: 2 - 1/q in all. The straggler sends and receives the
-    message once: l. Half of the segments run the stages 1-2-3-4 and half 3-1-4-2, so that only one segment's worth of
-    fill remains: (k + 1)/k.
+    The q = p - 1 healthy ranks own a section each. In the reduce-scatter and in the all-gather each of them sends
+    (q - 1)/q of the message, and its own section to the straggler: 2 - 1/q in total. The straggler sends and receives
+    the message once: l. Half of the segments run the stages 1-2-3-4 and half 3-1-4-2, so that only one segment's worth
+    of fill remains: (k + 1)/k.
 
     >>> str(optcc(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000))
     '4'
@@ -151,7 +151,7 @@ def optcc(topology: Topology, size_bytes: int, segments: int | None = None) -> F
 
 
 def optimum(topology: Topology, size_bytes: int) -> Fraction:
-    """T*, the bound itself: a mixture of trees reaches it in the fluid limit (`optcc.verify.bounds.closed_forms`).
+    """T*, the bound: a mixture of trees attains it in the fluid limit (`optcc.verify.bounds.closed_forms`).
 
     With one straggler it is `one_straggler_optimum`: at l = 2 an overhead of 1/(p - 1) over the fault-free ring.
 
@@ -162,7 +162,7 @@ def optimum(topology: Topology, size_bytes: int) -> Fraction:
 
 
 def fault_free(topology: Topology, size_bytes: int) -> Fraction:
-    """T_ff: the ring if every endpoint were as good as the best one.
+    """T_ff: the ring if every endpoint had the rate of the fastest.
 
     >>> str(fault_free(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000))
     '3'
@@ -188,10 +188,10 @@ _Formula = Callable[[Topology, int], Fraction]
 def predictions(
     topology: Topology, size_bytes: int, collective: str = "allreduce", root: int = 0, *, segments: int | None = None
 ) -> tuple[Prediction, ...]:
-    """Every schedule's time or why there is none; with `segments`, OptCC also with that many.
+    """The time of every schedule, or the reason why there is none; with `segments`, OptCC also with that many.
 
-    The ring does ReduceScatter and AllGather as well, each in half of its time, if servers own equal shares. The other
-    formulas are for AllReduce. The optimum is the bound, where that is known to be reached.
+    The ring's formula also covers ReduceScatter and AllGather, each half of its time, if servers own equal shares. The
+    other formulas are for AllReduce. The optimum is the bound, where that is known to be tight.
 
     >>> [(each.schedule, str(each.seconds)) for each in predictions(Topology.parse("4@1B/s,3=1B/s"), 4)]
     ... # doctest: +NORMALIZE_WHITESPACE

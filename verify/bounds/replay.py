@@ -33,9 +33,9 @@ from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork, endpoint
 
 
 def replay(certificate: Certificate, topology: Topology | None = None) -> None:
-    """Checks every number of `certificate`, and, if given, that it is about `topology`.
+    """Checks every number of `certificate` and, if given, that its network is that of `topology`.
 
-    Raises SolverError naming the first number that does not follow.
+    Raises SolverError for the first number that does not follow from the others.
     """
     if topology is not None:
         _check_topology(certificate, topology)
@@ -92,7 +92,7 @@ def _check_signs(certificate: Certificate) -> None:
 
 
 def _check_links(certificate: Certificate, kind: str) -> None:
-    """Inequality (1) for every link."""
+    """Checks inequality (1) for every link."""
     network = certificate.network
     cuts = [cut for cut in certificate.cuts if cut.kind == kind]
     holding: list[set[int]] = [set() for _ in range(network.n_nodes)]
@@ -143,7 +143,7 @@ def _check_achieved(certificate: Certificate, achieved: Achieved) -> None:
 
 
 def _check_cuts(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
-    """Loads pass through switches unchanged, and every set of nodes gets (or gives) the whole message."""
+    """Checks that switches conserve flow and that every set of nodes gets (or gives) the whole message."""
     p, loads = len(network.endpoints), achieved.loads[kind]
     kept = [Fraction(0)] * network.n_nodes
     for link, load in zip(network.links, loads, strict=True):
@@ -180,7 +180,7 @@ def starved_sets(
 
 
 def _check_trees(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
-    """Trees of this kind span the endpoints, have the roots that are claimed, and together load no link more."""
+    """Checks that trees of this kind span the endpoints, have the claimed roots, and stay within the claimed loads."""
     assert achieved.trees is not None
     p = len(network.endpoints)
     used: dict[int, Fraction] = defaultdict(Fraction)
@@ -216,7 +216,7 @@ def _check_trees(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
 
 
 def _all_lead_to(root: int, parent: dict[int, int]) -> bool:
-    """True if every node comes to `root` by following its parents."""
+    """True if the parents of every node lead to `root`."""
     known = {root}
     for start in parent:
         trail: list[int] = []

@@ -1,8 +1,8 @@
-"""The only place that calls an LP solver: HiGHS directly, CBC through PuLP as a cross-check.
+"""The only module that calls an LP solver: HiGHS directly, CBC through PuLP as a cross-check.
 
-A solver's word is a claim. `Solved` carries it together with the basis, and `exact_vertex` turns the basis into
-rationals that can be checked: the linear system that the basis stands for is solved by iterative refinement (a float
-factorisation, exact residuals) until its solution can be read off as fractions and satisfies every equation exactly
+A solver's answer is a claim. `Solved` has its floats and its basis, and `exact_vertex` computes the rational vertex of
+the basis: the linear system is solved by iterative refinement (float factorisation, exact residuals) until the solution
+can be rounded to fractions that satisfy every equation exactly
 (Gleixner, Steffy, Wolter: Iterative refinement for linear programming, INFORMS J. Computing 28, 2016).
 """
 
@@ -41,28 +41,28 @@ class Constraint:
 
 @dataclass(slots=True)
 class LinearProgram:
-    """Minimise `objective` over variables that are not negative, subject to constraints; more of these may be added."""
+    """Minimise `objective` over variables that are not negative, subject to constraints; more can be added."""
 
     variables: list[str] = field(default_factory=list)
     objective: dict[int, Fraction] = field(default_factory=dict)
     constraints: list[Constraint] = field(default_factory=list)
 
     def variable(self, name: str, cost: int = 0) -> int:
-        """A new variable; its number."""
+        """Adds a variable; returns its number."""
         self.variables.append(name)
         if cost:
             self.objective[len(self.variables) - 1] = Fraction(cost)
         return len(self.variables) - 1
 
     def constraint(self, name: str, coefficients: Coefficients, sense: str, rhs: Fraction) -> int:
-        """A new constraint; its number."""
+        """Adds a constraint; returns its number."""
         self.constraints.append(Constraint(name, coefficients, sense, rhs))
         return len(self.constraints) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What a solver says is optimal: floats, and the basis (variables that are basic, constraints that are tight)."""
+    """An optimum as claimed: floats, and the basis (basic variables, tight constraints)."""
 
     objective: float
     values: list[float]
@@ -73,12 +73,12 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A solver says that no values satisfy all constraints."""
+    """The solver claims that no values satisfy all constraints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsolved:
-    """A solver gave up."""
+    """The solver found neither an optimum nor a contradiction."""
 
     reason: str
 
@@ -87,7 +87,7 @@ Outcome = Solved | Infeasible | Unsolved
 
 
 class Solver(Protocol):
-    """Solves one program again and again while constraints are added to it."""
+    """Solves one program repeatedly while constraints are added to it."""
 
     def solve(self, time_limit_s: float) -> Outcome:
         """The outcome within `time_limit_s`."""
@@ -98,7 +98,7 @@ MakeSolver = Callable[[LinearProgram], Solver]
 
 
 class HighsSolver:
-    """HiGHS, simplex, one thread; starts each time from the last basis."""
+    """HiGHS, simplex, one thread, warm-started from the last basis."""
 
     def __init__(self, program: LinearProgram) -> None:
         self.program = program
@@ -143,10 +143,9 @@ class HighsSolver:
 
 
 def exact_vertex(program: LinearProgram, solved: Solved) -> tuple[list[Fraction], list[Fraction]] | None:
-    """The exact values and duals of the basis of `solved`; None if it has no clear solution.
+    """The exact values and duals of the basis of `solved`; None if the basis is singular or does not converge.
 
-    They satisfy the constraints that the basis makes tight, and nothing more: whether they are feasible is for the
-    caller to check.
+    They satisfy the tight constraints exactly; the caller must check feasibility.
     """
     columns, tight = solved.basic_variables, solved.tight_constraints
     if len(columns) != len(tight):
@@ -226,7 +225,7 @@ def _solve_exactly(
 
 
 class CbcSolver:
-    """CBC through PuLP, simplex: PuLP writes the program, names and all; CBC solves it and writes its last basis."""
+    """CBC through PuLP, simplex: PuLP writes the program with its names, CBC solves it and writes its last basis."""
 
     def __init__(self, program: LinearProgram) -> None:
         self.program = program
@@ -240,7 +239,7 @@ class CbcSolver:
         with _quiet_pulp():
             for row in self.program.constraints[len(self.constraints) :]:
                 self.constraints.append(_add_to_pulp(self.problem, self.variables, row, self.names))
-            # PuLP splits the command at blanks, so the folder's name must have none: `mkdtemp` gives such names.
+            # PuLP splits the command line at blanks; names of temporary folders have none.
             with TemporaryDirectory() as folder:
                 basis = Path(folder) / "last.bas"
                 command = self._command(["initialSolve", f"basisO {basis}"], time_limit_s)
@@ -261,7 +260,7 @@ class CbcSolver:
             )
 
     def _command(self, options: list[str], time_limit_s: float) -> Any:
-        """CBC: the binary that PuLP brings along, else the one on the PATH."""
+        """CBC: the binary bundled with PuLP, else the one on the PATH."""
         for kind in (getattr(self.pulp, "PULP_CBC_CMD", None), self.pulp.COIN_CMD):
             command = kind and kind(mip=False, msg=False, timeLimit=max(1, ceil(time_limit_s)), options=options)
             if command and command.available():
@@ -271,8 +270,8 @@ class CbcSolver:
     def _basis(self, text: str) -> tuple[list[int], list[int]]:
         """The basic variables and the tight constraints of a basis in the MPS format.
 
-        `XU` and `XL` name a basic variable and a constraint at its upper or lower side; what is not named is a variable
-        at zero or a constraint that is not tight.
+        `XU` and `XL` list a basic variable and a constraint at its upper or lower side; all other variables are at zero
+        and all other constraints slack.
         """
         rows, columns, _ = self.problem.normalisedNames()
         variable = {columns[each.name]: number for number, each in enumerate(self.variables) if each.name in columns}
@@ -286,7 +285,7 @@ SOLVERS: Mapping[str, MakeSolver] = {DEFAULT_SOLVER: HighsSolver, "cbc": CbcSolv
 
 
 def pulp_problem(program: LinearProgram) -> tuple[Any, list[Any], list[Any]]:
-    """`program` as a PuLP problem, with its variables and constraints in our order; `str(problem)` is for people."""
+    """`program` as a PuLP problem, with its variables and constraints in order; `str(problem)` is readable."""
     pulp = _import("pulp")
     with _quiet_pulp():
         problem, names = pulp.LpProblem("bound", pulp.LpMinimize), set[str]()
@@ -298,7 +297,7 @@ def pulp_problem(program: LinearProgram) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _add_to_pulp(problem: Any, variables: Sequence[Any], row: Constraint, names: set[str]) -> Any:
-    """PuLP's constraint, added under a name that is then in `names`."""
+    """Adds a constraint and its name; returns PuLP's constraint."""
     left = _import("pulp").lpSum(float(value) * variables[number] for number, value in row.coefficients)
     right = float(row.rhs)
     constraint = left >= right if row.sense == AT_LEAST else left <= right if row.sense == AT_MOST else left == right
@@ -307,7 +306,7 @@ def _add_to_pulp(problem: Any, variables: Sequence[Any], row: Constraint, names:
 
 
 def _plain(name: str, names: set[str]) -> str:
-    """`name` in letters, digits and _, which every format has, and numbered if it is in `names` then; put there."""
+    """`name` in letters, digits and _, with a number if it is already in `names`; added to them."""
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     number = 1
     while plain in names:
@@ -319,7 +318,7 @@ def _plain(name: str, names: set[str]) -> str:
 
 @contextmanager
 def _quiet_pulp() -> Iterator[None]:
-    """PuLP 3 warns that version 4 will spell things otherwise; the old spelling works in all that we accept."""
+    """Silences PuLP 3's warnings about names that change in version 4; the old ones work in all supported versions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
