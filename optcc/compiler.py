@@ -1,21 +1,23 @@
-"""From a schedule to a plan: the default pipeline of passes.
+"""From a schedule to a plan: one pipeline of passes, and for fair ports several candidates that go through it.
 
-bind       chunks become bytes
-depend     bytes become dependencies
-timetable  dependencies and bandwidths become an order for every port
-lower      the order becomes lanes of instructions
-fuse       a receive and the send that passes it on become one
+    bind              chunks become byte ranges
+    depend            byte ranges become dependencies
+    timetable         dependencies and bandwidths become an order for every port
+    lane_assignment   each transfer gets a lane of its sender and one of its receiver
+    lower             transfers become instructions in lanes
+    fuse              a receive and the send that passes it on become one instruction
+
+Under fifo and exclusive ports there is one candidate: the timetable's order in one lane. Under fair ports a timetable
+helps less than lanes that share a port, and how many of them is hard to predict, so the candidates are simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from itertools import chain
-
-import numpy as np
+from typing import NamedTuple
 
 from optcc.arrays import Lists
 from optcc.dsl import Definition
@@ -23,7 +25,13 @@ from optcc.errors import InputError
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
 from optcc.passes.fuse import fuse
-from optcc.passes.lane_assignment import ALL_PAIRS_MAX, lanes_by_pair, lanes_by_stage, lanes_by_window
+from optcc.passes.lane_assignment import (
+    ALL_PAIRS_MAX,
+    LaneAssignment,
+    lanes_by_pair,
+    lanes_by_stage,
+    lanes_by_window,
+)
 from optcc.passes.lower import lower
 from optcc.passes.timetable import Order, check_ranks, timetable
 from optcc.plan import SLOTS_MAX, Plan
@@ -34,18 +42,20 @@ from optcc.topology import Topology
 from optcc.transfers import Transfers
 
 SLOTS: dict[Model, int] = {"exclusive": 2, "fifo": 128, "fair": 2}
-"""Slots of a receive lane where none are asked for. Where the network stores messages the receiver can take many ahead,
-and the order found is kept only if it need not wait for them."""
+"""Slots of a receive lane by default. Where the network buffers messages the receiver can take many ahead, and the
+order found is kept only if it need not wait for them."""
 PEER_LANES = ((0, 2), (2, 1), (4, 1), (3, 1), (6, 1), (4, 2), (8, 1), (3, 2), (0, 3))
-"""What is tried where ports are shared fairly: lanes of a pair that carries the mean (0: one for all), and slots."""
+"""Candidates of a schedule for fair ports: lanes of a pair that carries the mean (0: one for all), and slots. With one
+lane the pairs keep step if fairness happens to give each what it needs, as it does with one straggler."""
 ROW_LANES = ((0, 2), (16, 1))
-"""What is tried with more than `ALL_PAIRS_MAX` servers: segments of a window (0: lanes for each peer), and slots."""
+"""Its candidates with more than `ALL_PAIRS_MAX` servers: segments of a window (0: lanes for each peer and stage), and
+slots. Lanes for each peer keep step where all ranks of a row carry the same, as with one straggler; a window always."""
 STAGE_LANES = ((0, 2), (2, 2), (6, 2), (4, 2), (1, 1))
-"""What is tried there for other schedules: lanes for each peer, stage and operation that carries the mean (0: one for
-all), and slots."""
+"""Candidates of other schedules under fair ports, besides the timetable: lanes for each peer, stage and operation that
+carries the mean (0: one for all), and slots. So no stage waits for the data of another one."""
 NEAR = 1.017
-"""Nothing more is tried for a plan that takes at most so many times what its busiest port takes."""
-PEER_LANES_SPENT = 2**24
+"""No further candidate is tried after one that takes at most so many times what its busiest port takes."""
+SIMULATED_MAX = 2**24
 """Nor when so many transfers times ranks have been simulated and the first is near enough, or a second was tried."""
 NEAR_ENOUGH = 1.025
 LATENCY_S = Fraction(20, 10**6)
@@ -101,103 +111,81 @@ def compile_schedule(
     if slots is not None and not 1 <= slots <= SLOTS_MAX:
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
     transfers = depend(bind(schedule, size_bytes, dtype, reduction))
-    if ports == "fair" and schedule.lane_per_peer:
-        if (transfers.n_ranks if topology is None else len(topology.servers)) > ALL_PAIRS_MAX:
-            return _lanes_for_rows(schedule.name, transfers, topology, slots, peer_lanes)
-        settings = PEER_LANES if peer_lanes is None else (peer_lanes,)
-        return _lanes_for_peers(schedule.name, transfers, topology, slots, settings)
-    if ports == "fair" and peer_lanes is not None:
-        return next(_lanes_for_stages(schedule.name, transfers, slots, [peer_lanes]))
-    made_for: Model | None = ports
+    if topology is not None:
+        check_ranks(transfers, topology)
+    servers = transfers.n_ranks if topology is None else len(topology.servers)
+    candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, peer_lanes)
+    plans = (_lowered(schedule.name, transfers, topology, each, ports, slots, fused) for each in candidates)
+    return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology)
+
+
+Assign = Callable[[Transfers, int, int], LaneAssignment]
+LANE_PASSES: dict[str, tuple[Assign, tuple[tuple[int, int], ...]]] = {
+    "pairs": (lanes_by_pair, PEER_LANES),
+    "rows": (lanes_by_window, ROW_LANES),
+    "stages": (lanes_by_stage, STAGE_LANES),
+}
+"""The passes that assign lanes under fair ports, and the settings that are tried."""
+
+
+class _Candidate(NamedTuple):
+    """A lane assignment with its parameters, or (`assign` None) the timetable's order in one lane."""
+
+    assign: Assign | None
+    lanes: int
+    slots: int
+
+
+def _candidates(
+    ports: Model, lane_per_peer: bool, in_rows: bool, asked: tuple[int, int] | None
+) -> tuple[_Candidate, ...]:
+    """What is tried for these ports, in this order; with `asked`, only that setting of the lanes."""
+    ordered = _Candidate(None, 1, SLOTS[ports])
+    if ports != "fair":
+        return (ordered,)
+    assign, settings = LANE_PASSES["stages" if not lane_per_peer else "rows" if in_rows else "pairs"]
+    if asked is not None:
+        return (_Candidate(assign, *asked),)
+    with_lanes = tuple(_Candidate(assign, *each) for each in settings)
+    return with_lanes if lane_per_peer else (ordered, *with_lanes)
+
+
+def _lowered(
+    name: str,
+    transfers: Transfers,
+    topology: Topology | None,
+    candidate: _Candidate,
+    ports: Model,
+    slots: int | None,
+    fused: bool,
+) -> Plan:
+    """The plan of a candidate; without a topology it has the author's order."""
+    n_slots = slots or candidate.slots
+    if candidate.assign is not None:
+        lanes = candidate.assign(transfers, candidate.lanes, n_slots)
+        return lower(name, transfers, Order.as_written(transfers).sends, lanes, ports=ports)
     if topology is None:
         order, made_for = Order.as_written(transfers), None
     else:
-        transfers, order = timetable(transfers, topology, slots or SLOTS[ports], ports)
-    plan = lower(schedule.name, transfers, order.sends, slots or SLOTS[ports], order.receives, ports=made_for)
-    if fused and not order.overtakes(transfers):
-        plan = fuse(plan, order.sends)
-    if ports == "fair" and topology is not None:
-        return _fastest(chain([plan], _lanes_for_stages(schedule.name, transfers, slots, STAGE_LANES)), topology)
-    return plan
-
-
-def _lanes_for_peers(
-    name: str,
-    transfers: Transfers,
-    topology: Topology | None,
-    slots: int | None,
-    settings: Sequence[tuple[int, int]],
-) -> Plan:
-    """The plan in which every pair of ranks has lanes of its own.
-
-    With one lane, the pairs keep step if fairness happens to give each what it needs, as it does with one straggler.
-    If that plan takes longer than its busiest port, others are tried, in which lanes are weights.
-    """
-    order = np.arange(len(transfers))
-    if topology is None:
-        return lower(
-            name, transfers, order, slots or SLOTS["fair"], peer_lane=lanes_by_pair(transfers, 0), ports="fair"
-        )
-    check_ranks(transfers, topology)
-    plans = (
-        lower(name, transfers, order, slots or few, peer_lane=lanes_by_pair(transfers, lanes_mean), ports="fair")
-        for lanes_mean, few in settings
-    )
-    return next(plans) if len(settings) == 1 else _fastest(plans, topology)
-
-
-def _lanes_for_rows(
-    name: str,
-    transfers: Transfers,
-    topology: Topology | None,
-    slots: int | None,
-    setting: tuple[int, int] | None,
-) -> Plan:
-    """The plan for trees over rows of servers: each stage has lanes for each peer, or each rank a window.
-
-    Lanes for each peer keep step where all ranks of a row carry the same, as with one straggler; a window where not.
-    """
-
-    def plan(window: int, few: int) -> Plan:
-        order = np.arange(len(transfers))
-        if window == 0:
-            return lower(name, transfers, order, slots or few, peer_lane=lanes_by_stage(transfers, 0), ports="fair")
-        own_lanes, slots_of = lanes_by_window(transfers, window, slots or few)
-        return lower(name, transfers, order, slots_of, own_lanes=own_lanes, ports="fair")
-
-    if topology is None:
-        return plan(*ROW_LANES[0])
-    check_ranks(transfers, topology)
-    return plan(*setting) if setting is not None else _fastest((plan(*each) for each in ROW_LANES), topology)
-
-
-def _lanes_for_stages(
-    name: str, transfers: Transfers, slots: int | None, settings: Sequence[tuple[int, int]]
-) -> Iterator[Plan]:
-    """Plans in which every pair of ranks has lanes of its own for each stage and operation.
-
-    With one lane a rank sends in one order, and what is for others waits for a slow receiver. Fair ports give each lane
-    what it can use, so the stages of several segments overlap by themselves.
-    """
-    order = np.arange(len(transfers))
-    for lanes, few in settings:
-        yield lower(name, transfers, order, slots or few, peer_lane=lanes_by_stage(transfers, lanes), ports="fair")
+        transfers, order = timetable(transfers, topology, n_slots, ports)
+        made_for = ports
+    plan = lower(name, transfers, order.sends, n_slots, order.receives, ports=made_for)
+    return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
 
 
 def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:
-    """The plan that takes least where ports are shared fairly; plans are tried until one takes little longer than its
-    busiest port, or enough has been simulated."""
+    """The plan that takes least under fair ports; `NEAR` and `SIMULATED_MAX` say how many are tried."""
     best: tuple[float, Plan] | None = None
-    spent = 0
+    simulated = 0
     for tried, plan in enumerate(plans, 1):
         if len(plan.transfers) == 0:
             return plan
-        spent += len(plan.transfers) * plan.transfers.n_ranks
+        simulated += len(plan.transfers) * plan.transfers.n_ranks
         timing = simulate(plan, topology, model="fair")
         if best is None or timing.seconds < best[0]:
             best = timing.seconds, plan
         busiest = max(timing.port_busy_s, default=0.0)
-        enough = spent > PEER_LANES_SPENT and (tried > 1 or best[0] <= NEAR_ENOUGH * busiest)
+        enough = simulated > SIMULATED_MAX and (tried > 1 or best[0] <= NEAR_ENOUGH * busiest)
         if enough or best[0] <= NEAR * busiest:
             break
     assert best is not None
@@ -206,10 +194,10 @@ def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:
 
 def plan_transfers(plan: Plan) -> Transfers:
     """The plan's transfers with `order` filled: what its lanes and its slots enforce beyond the dependencies."""
-    edges = plan_constraints(plan)
+    constraints = plan_constraints(plan)
     order = [
         sorted({*lane, *credit} - set(after))
-        for lane, credit, after in zip(edges.order, edges.credit, plan.transfers.after, strict=True)
+        for lane, credit, after in zip(constraints.order, constraints.credit, plan.transfers.after, strict=True)
     ]
     return replace(plan.transfers, order=Lists.of(order))
 

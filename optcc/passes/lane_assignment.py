@@ -1,20 +1,25 @@
-"""How many lanes each pair of ranks has, and which of them a transfer takes.
+"""Which lane of its sender and which lane of its receiver each transfer takes.
 
-    before  every pair of ranks has one lane      after  a pair that carries twice as much has twice as many
+    before  every rank sends in one lane         after  a pair of ranks that carries twice as much has twice as many
+            and receives in one                         lanes of its own
 
-Ports that are shared fairly give every transfer that is on its way the same rate, and each lane has one on its way. So
-the lanes of a pair are its weight: with lanes in proportion to the bytes, the pairs that carry much do not fall behind
-while the others wait for them.
+One lane (`one_lane`) serialises a rank's sends: it keeps the order of a timetable.
 
-Or every stage and operation has lanes of its own (`lanes_by_stage`): in a shared lane a send that waits for data blocks
-all sends behind it, whatever their stage.
+Lanes for each pair of ranks, in proportion to the bytes that the pair carries (`lanes_by_pair`), act as weights: ports
+that are shared fairly give every transfer in flight the same rate, and each lane has one in flight. So pairs that carry
+much do not fall behind.
 
-Or a rank has a window (`lanes_by_window`): it sends its part of a limited number of segments at a time, and receives
-the results of as many. With weights that are only approximately right, some pairs still run ahead, and a segment is not
-complete until its last pair is; a window keeps all pairs of a rank at the same segments, whatever they carry.
+Lanes for each pair, stage and operation (`lanes_by_stage`): in a shared lane a send that waits for data blocks all
+sends behind it, whatever their stage.
+
+A window (`lanes_by_window`): a rank sends its part of a limited number of segments at a time, and receives the results
+of as many. With weights that are only approximately right, some pairs run ahead, and a segment is not complete until
+its last pair is; a window keeps all pairs of a rank at the same segments, whatever they carry.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,19 +30,68 @@ from optcc.transfers import Transfers
 LANES_MAX = 16
 """Of a pair."""
 ALL_PAIRS_MAX = 64
-"""So many servers at most have lanes for all pairs; a schedule for fair ports and more of them makes do with fewer."""
+"""With more servers than this, a schedule for fair ports does not use all pairs at once."""
 
 
-def lanes_by_pair(transfers: Transfers, lanes_mean: int) -> Column:
-    """For each transfer, which of the lanes of its two ranks it takes: they take turns, in the author's order.
+class LaneAssignment(NamedTuple):
+    """Columns with an entry for each transfer: its lane among those in which its sender sends, its lane among those in
+    which its receiver receives, and the slots of that lane.
+
+    Transfers between the same two ranks share a channel if they have the same `channel`.
+    """
+
+    send: Column
+    receive: Column
+    channel: Column
+    slots: Column
+
+
+def one_lane(transfers: Transfers, slots: int) -> LaneAssignment:
+    """Every rank sends in one lane and receives in one."""
+    zero = column(np.zeros(len(transfers), dtype=np.int64))
+    return LaneAssignment(zero, zero, zero, zero + slots)
+
+
+def lanes_by_pair(transfers: Transfers, lanes_mean: int, slots: int) -> LaneAssignment:
+    """Every pair of ranks has lanes of its own, which its transfers take in turns, in the author's order.
 
     A pair that carries the mean of the pairs that carry anything has `lanes_mean` lanes; with 0 all have one.
     """
     pair = transfers.src * transfers.n_ranks + transfers.dst
-    line = np.argsort(pair, kind="stable")
+    in_order = np.argsort(pair, kind="stable")
     turn = np.empty(len(pair), dtype=np.int64)
-    turn[line] = np.arange(len(pair)) - np.searchsorted(pair[line], pair[line])
-    return column(np.where(transfers.src != transfers.dst, turn % _in_proportion(transfers, pair, lanes_mean), 0))
+    turn[in_order] = np.arange(len(pair)) - np.searchsorted(pair[in_order], pair[in_order])
+    lane = np.where(transfers.src != transfers.dst, turn % _in_proportion(transfers, pair, lanes_mean), 0)
+    return _within_pairs(transfers, lane, slots)
+
+
+def lanes_by_stage(transfers: Transfers, lanes_mean: int, slots: int) -> LaneAssignment:
+    """Every pair of ranks has lanes of its own for each stage and operation.
+
+    What a pair carries in a stage and operation has as many lanes as it is of the mean of these, times `lanes_mean`,
+    and at least one; with 0 it has one. Two consecutive segments take the same lane, the next two the next one: many
+    patterns alternate from segment to segment.
+    """
+    kind = 2 * transfers.stage + transfers.op
+    pair = transfers.src * transfers.n_ranks + transfers.dst
+    lanes = _in_proportion(transfers, pair * 2 * len(transfers.stages) + kind, lanes_mean)
+    return _within_pairs(transfers, kind * int(lanes.max(initial=1)) + transfers.segment // 2 % lanes, slots)
+
+
+def lanes_by_window(transfers: Transfers, window: int, slots: int) -> LaneAssignment:
+    """A rank sends its parts of sums in `window` lanes, in which the segments take turns, and receives copies in as
+    many, with `slots`; with a window of 0 as `lanes_by_stage`.
+
+    What a rank receives to reduce, and what it sends to copy, depends on the other ends only: there is one lane for
+    each peer, with slots for two windows.
+    """
+    if window == 0:
+        return lanes_by_stage(transfers, 0, slots)
+    turn = transfers.segment % window
+    reduces = transfers.op == REDUCE
+    receive = column(np.where(reduces, turn, window + turn))
+    send = column(np.where(reduces, turn, window + transfers.dst))
+    return LaneAssignment(send, receive, receive, column(np.where(reduces, 2 * window, slots)))
 
 
 def _in_proportion(transfers: Transfers, key: Column, lanes_mean: int) -> Column:
@@ -50,28 +104,8 @@ def _in_proportion(transfers: Transfers, key: Column, lanes_mean: int) -> Column
     return column(np.clip(lanes, 1, LANES_MAX).astype(np.int64)[key])
 
 
-def lanes_by_stage(transfers: Transfers, lanes_mean: int) -> Column:
-    """For each transfer, which of the lanes of its two ranks it takes: each stage and operation has its own.
-
-    What a pair carries in a stage and operation has as many lanes as it is of the mean of these, times `lanes_mean`,
-    and at least one; with 0 it has one. Two segments one behind the other take the same lane, the next two the next
-    one: patterns often take turns segment by segment.
-    """
-    kind = 2 * transfers.stage + transfers.op
-    pair = transfers.src * transfers.n_ranks + transfers.dst
-    lanes = _in_proportion(transfers, pair * 2 * len(transfers.stages) + kind, lanes_mean)
-    return column(kind * int(lanes.max(initial=1)) + transfers.segment // 2 % lanes)
-
-
-def lanes_by_window(transfers: Transfers, window: int, slots: int) -> tuple[tuple[Column, Column], Column]:
-    """For each transfer the lane of its sender and that of its receiver, and the slots of the latter.
-
-    A rank sends its parts of sums in `window` lanes, in which the segments take turns, and receives copies in as many,
-    with `slots`. What it receives to add up, and what it sends to copy, waits for the other ends only: there are slots
-    for twice a window, and a lane for each peer.
-    """
-    turn = transfers.segment % window
-    adds = transfers.op == REDUCE
-    send = np.where(adds, turn, window + transfers.dst)
-    receive = np.where(adds, turn, window + turn)
-    return (column(send), column(receive)), column(np.where(adds, 2 * window, slots))
+def _within_pairs(transfers: Transfers, lane: Column, slots: int) -> LaneAssignment:
+    """Each pair of ranks has lanes of its own, and `lane` says which of them a transfer takes."""
+    width = int(lane.max(initial=0)) + 1
+    send, receive = transfers.dst * width + lane, transfers.src * width + lane
+    return LaneAssignment(column(send), column(receive), column(lane), column(np.full(len(lane), slots)))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, Lists, column, sort_part
 from optcc.compiled import compiled
+from optcc.passes.lane_assignment import LaneAssignment, one_lane
 from optcc.plan import (
     LOCAL_COPY,
     LOCAL_REDUCE,
@@ -36,43 +37,34 @@ def lower(
     name: str,
     transfers: Transfers,
     order: Column,
-    slots: int | Column,
+    lanes: LaneAssignment | int,
     receives: Column | None = None,
     *,
-    peer_lane: Column | None = None,
-    own_lanes: tuple[Column, Column] | None = None,
     ports: Model | None = None,
 ) -> Plan:
-    """The plan that performs `transfers` in `order` on every port, with `slots` slots on each receive lane.
+    """The plan that performs `transfers` in `order` in every lane of `lanes`.
 
-    Each rank has one lane that sends, one that receives, and one for local operations. With `peer_lane` each pair of
-    ranks has lanes of its own, and that says for each transfer in which of them it goes. `own_lanes` says for each
-    transfer in which lane of its sender it goes and in which of its receiver; then `slots` may say for each transfer
-    those of the lane that receives it, the same for all of one lane. Lanes that would be empty are left out. Within a
-    lane the instructions stand in `order`, and the plan says for which `ports` that is. All conflicts between transfers
-    are conflicts on one rank's bytes, so `after` turns into dependencies between instructions of one rank. Nothing
-    waits for what comes later in `order`: no deadlock.
+    A number instead of `lanes` stands for one lane that sends and one that receives, with so many slots. Each rank also
+    has a lane for local operations; empty lanes are left out. `ports` is the port model that `order` was made for. All
+    conflicts between transfers are conflicts on one rank's bytes, so `after` becomes dependencies between instructions
+    of one rank. No instruction depends on a later one in `order`, so the plan is free of deadlock.
 
-    Where messages overtake each other on their way, `receives` is the order in which they come to their receive lanes;
-    it must be that of a run in which no receiver had more than its slots on the way, so that this run proves the plan
-    free of deadlock.
+    Where messages overtake each other on their way, `receives` is the order in which they arrive at their receive
+    lanes; it must be that of a run in which no receiver had more than its slots on the way: that run then proves the
+    plan free of deadlock.
     """
     src, dst = transfers.src, transfers.dst
-    # `peers` lanes of a rank receive, and as many send; of those that receive, `width` have messages from one sender.
-    if peer_lane is not None:
-        width = int(peer_lane.max(initial=0)) + 1
-        peers, to, from_ = transfers.n_ranks * width, dst * width + peer_lane, src * width + peer_lane
-    elif own_lanes is not None:
-        to, from_ = own_lanes
-        peers = width = max(int(to.max(initial=0)), int(from_.max(initial=0))) + 1
-    else:
-        peers, width, to, from_ = 1, 1, np.zeros_like(src), np.zeros_like(src)
+    if isinstance(lanes, int):
+        lanes = one_lane(transfers, lanes)
+    # `peers` lanes of a rank receive, and as many send; there are up to `width` channels between two ranks.
+    to, from_, width = lanes.send, lanes.receive, int(lanes.channel.max(initial=0)) + 1
+    peers = max(int(to.max(initial=0)), int(from_.max(initial=0))) + 1
     lanes_each = 1 + 2 * peers  # of a rank: local, then receiving, then sending
-    lanes = lanes_each * transfers.n_ranks
+    n_lanes = lanes_each * transfers.n_ranks
     local = src == dst
     last = lanes_each * dst + np.where(local, 0, 1 + from_)  # the lane in which a transfer ends
     first = np.where(local, -1, lanes_each * src + 1 + peers + to)  # the lane in which it starts
-    counts = np.bincount(last, minlength=lanes) + np.bincount(first[~local], minlength=lanes)
+    counts = np.bincount(last, minlength=n_lanes) + np.bincount(first[~local], minlength=n_lanes)
     starts = np.concatenate(([0], np.cumsum(counts)))
     transfer = np.empty(starts[-1], dtype=np.int64)
     sender, receiver = np.full(len(src), -1, dtype=np.int64), np.empty(len(src), dtype=np.int64)
@@ -84,10 +76,10 @@ def lower(
     side = np.repeat((used % lanes_each + peers - 1) // peers, counts[used])
     is_send, is_receive = side == _SEND, side == _RECEIVE
     channel, ends = np.full(len(src), -1, dtype=np.int64), np.empty((int(is_send.sum()), 2), dtype=np.int64)
-    end = dst * width + from_ % width
+    end = dst * width + lanes.channel
     n_channels = _kernels().number_channels(transfer[is_send], src, end, transfers.n_ranks * width, channel, ends)
     slots_of = np.empty(n_channels, dtype=np.int64)
-    slots_of[channel[~local]] = slots if isinstance(slots, int) else slots[~local]
+    slots_of[channel[~local]] = lanes.slots[~local]
     after_starts = np.zeros(len(transfer) + 1, dtype=np.int64)
     waits = transfers.after
     after = _kernels().wait_on_rank(

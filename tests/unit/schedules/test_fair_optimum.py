@@ -114,13 +114,13 @@ def test_lanes_follow_the_bytes() -> None:
     pair = transfers.src * 6 + transfers.dst
     carried = np.bincount(pair, transfers.bytes, minlength=36)
     for lanes_mean in (2, 5, 100):
-        lane = lanes_by_pair(transfers, lanes_mean)
+        assigned = lanes_by_pair(transfers, lanes_mean, 2)
         for each in np.unique(pair):
             wanted = np.rint(lanes_mean * carried[each] / carried[carried > 0].mean())
             lanes = int(np.clip(wanted, 1, LANES_MAX))
-            own = lane[pair == each]
+            own = assigned.channel[pair == each]
             assert own.tolist() == [turn % lanes for turn in range(len(own))]
-    assert not lanes_by_pair(transfers, 0).any()
+    assert not lanes_by_pair(transfers, 0, 2).channel.any()
 
 
 def test_optimal_under_fair_ports_is_shares() -> None:

@@ -109,7 +109,7 @@ def test_a_window_holds_so_many_segments_of_a_rank(window: int) -> None:
     """Sums leave in its lanes and copies come in its lanes, each segment in the one whose turn it is."""
     topology = random_rates(MANY, 1)
     transfers = depend(bind(shares.build(topology, 12), 2**20, "float32", "sum"))
-    (send, receive), slots = lanes_by_window(transfers, window, 2)
+    send, receive, _, slots = lanes_by_window(transfers, window, 2)
     adds = transfers.op == REDUCE
     assert (send[adds] == transfers.segment[adds] % window).all()
     assert (receive[~adds] == window + transfers.segment[~adds] % window).all()
