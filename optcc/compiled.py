@@ -57,7 +57,7 @@ class Tier:
         return result
 
 
-tier = Tier(loaded_s=0.25, compiled_s=2.5)
+tier = Tier(loaded_s=0.25, compiled_s=3.0)
 
 
 def compile_always() -> None:
