@@ -73,7 +73,7 @@ from optcc.experiments.fabric.state import FAILURES, FabricState, NicState, hint
 from optcc.experiments.fabric.status import (
     FabricStatus,
     HostStatus,
-    Interface,
+    LinkStatus,
     NicStatus,
     all_namespaces,
     blackholes,
@@ -471,7 +471,7 @@ class Fabric:
     # ---- inside: look
 
     def _host_status(
-        self, state: FabricState, host: int, seen: Mapping[str, Mapping[str, Interface]], holes: frozenset[str]
+        self, state: FabricState, host: int, seen: Mapping[str, Mapping[str, LinkStatus]], holes: frozenset[str]
     ) -> HostStatus:
         links = seen[host_namespace(self.name, host)]
         control = links.get("ctl")

@@ -67,7 +67,7 @@ class FabricStatus:
 
 
 @dataclass(frozen=True)
-class Interface:
+class LinkStatus:
     """An interface as the kernel shows it."""
 
     admin_up: bool
@@ -86,7 +86,7 @@ def all_namespaces() -> tuple[str, ...]:
         return ()
 
 
-def observe(namespace: str) -> dict[str, Interface]:
+def observe(namespace: str) -> dict[str, LinkStatus]:
     """The interfaces in a namespace with their shapers; empty if it is no namespace."""
     try:
         links = json.loads(call(["ip", "-n", namespace, "-j", "-s", "link", "show"]) or "[]")
@@ -95,7 +95,7 @@ def observe(namespace: str) -> dict[str, Interface]:
         return {}
     rates = {item["dev"]: int(item["options"]["rate"]) for item in shapers if item.get("kind") == "tbf"}
     return {
-        link["ifname"]: Interface(
+        link["ifname"]: LinkStatus(
             admin_up="UP" in link["flags"],
             carrier="LOWER_UP" in link["flags"],
             master=link.get("master"),
@@ -118,7 +118,7 @@ def blackholes(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"^table netdev optcc_(h\d+e\d+)$", tables, re.MULTILINE))
 
 
-def condition(link: Interface | None, dropped: bool) -> str:
+def condition(link: LinkStatus | None, dropped: bool) -> str:
     """What the kernel says of a NIC, in a word."""
     if link is None:
         return "missing"
@@ -130,7 +130,7 @@ def condition(link: Interface | None, dropped: bool) -> str:
 
 
 def differences_of(
-    state: FabricState, seen: Mapping[str, Mapping[str, Interface]], holes: frozenset[str]
+    state: FabricState, seen: Mapping[str, Mapping[str, LinkStatus]], holes: frozenset[str]
 ) -> tuple[str, ...]:
     """Where the kernel is not as declared, one phrase each."""
     name = state.spec.name
@@ -158,6 +158,6 @@ def differences_of(
     return tuple(found)
 
 
-def _master(links: Mapping[str, Interface], interface: str) -> str | None:
+def _master(links: Mapping[str, LinkStatus], interface: str) -> str | None:
     link = links.get(interface)
     return link.master if link else None
