@@ -1,1 +1,1 @@
-"""Proofs about a schedule for every number of ranks: its source as a symbolic program, and induction over its loops."""
+"""Proofs about a schedule for every number of ranks: symbolic execution of its source, and induction over its loops."""

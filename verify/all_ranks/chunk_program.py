@@ -1,9 +1,8 @@
-"""One chunk of a symbolic program: the transfers that touch it, in the author's order.
+"""The slice of a symbolic program that accesses one chunk: its transfers, in the author's order.
 
-Chunks do not meet: a transfer reads and writes one section of one segment. So one chunk is followed, of which only
-symbols are known. Lanes of a loop that touch the chunk are not run one by one: the loop over lanes is replaced by the
-only lane that can touch it, which is found by solving the section for the lane, and that it is the only one is a lemma
-(`At`).
+Chunks are independent: a transfer reads and writes one section of one segment. So one symbolic chunk stands for all. A
+loop over lanes is replaced by the only lane that accesses the chunk, found by solving the section for the lane; that it
+is the only one is a lemma (`At`).
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ Rank = tuple[Term, ...]
 
 
 class ProofStops(Exception):
-    """No proof was found, which says nothing about the schedule."""
+    """No proof was found; the schedule may be right or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """`body` for the one value of a loop's variable for which it touches the chunk: `var` = `only` if that is within
+    """`body` for the only value of a loop's variable at which it accesses the chunk: `var` = `only`, if that is within
     low, ..., high - 1."""
 
     var: str
@@ -54,7 +53,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A loop that touches the chunk turn after turn."""
+    """A loop of which any iteration may access the chunk."""
 
     var: str
     low: Term
@@ -73,7 +72,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A transfer of this chunk, if `hits`; `last` says when it is the chunk's last reduction."""
+    """A transfer of this chunk, if `hits`."""
 
     move: Move
     src: Rank
@@ -86,10 +85,10 @@ ChunkNode = At | Turns | When | Step
 
 @dataclass(frozen=True, slots=True)
 class ChunkProgram:
-    """A chunk of a family of pipelines, and what touches it in the order of the author.
+    """A chunk of a family of pipelines, and its transfers in the author's order.
 
-    `places` are its coordinates with their numbers of values: which pipeline, which section (in two digits where the
-    number of sections is a product). `single` are the conditions under which each `At` is right.
+    `places` are its coordinates and their ranges: the pipeline, and the section (in two digits where the number of
+    sections is a product). `single` holds the proof obligations of each `At`.
     """
 
     reading: Reading
@@ -100,7 +99,7 @@ class ChunkProgram:
 
     @property
     def facts(self) -> list[Formula]:
-        """What is known of the sizes and the chunk."""
+        """The assumptions about sizes and chunk."""
         found = self.reading.case.facts()
         for name, count in self.places:
             found += [le(0, Term.var(name)), lt(Term.var(name), count)]
@@ -108,29 +107,29 @@ class ChunkProgram:
 
 
 def rank_sizes(reading: Reading) -> tuple[Term, ...]:
-    """A rank is one number, or server and GPU: how many values each has."""
+    """The ranges of a rank's digits: one number, or server and GPU."""
     case = reading.case
     return (case.ranks,) if case.inner is None else (case.servers, case.inner)
 
 
 def rank_of(name: str, reading: Reading) -> Rank:
-    """A rank of which nothing is known, in variables `name`0 and `name`1."""
+    """A symbolic rank, in variables `name`0 and `name`1."""
     return tuple(Term.var(f"{name}{digit}") for digit in range(len(rank_sizes(reading))))
 
 
 def is_rank(rank: Rank, reading: Reading) -> Formula:
-    """That there is such a rank."""
+    """The rank is in range."""
     return both(*(both(le(0, each), lt(each, count)) for each, count in zip(rank, rank_sizes(reading), strict=True)))
 
 
 def same(one: Rank, other: Rank) -> Formula:
-    """That two ranks are one."""
+    """The two ranks are equal."""
     return both(*(eq(left, right) for left, right in zip(one, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMove:
-    """A transfer with the loops and conditions around it, outermost first."""
+    """A transfer with its enclosing loops and conditions, outermost first."""
 
     move: Move
     loops: tuple[Loop, ...]
@@ -151,7 +150,7 @@ class FoundMove:
 def moves_of(
     nodes: Sequence[Node], loops: tuple[Loop, ...] = (), tests: tuple[Formula, ...] = ()
 ) -> Iterator[FoundMove]:
-    """Every transfer, with what is around it."""
+    """Every transfer with its enclosing loops and conditions."""
     for node in nodes:
         match node:
             case Loop():
@@ -165,7 +164,7 @@ def moves_of(
 def requirements_of(
     nodes: Sequence[Node], facts: tuple[Formula, ...] = ()
 ) -> Iterator[tuple[Require, tuple[Formula, ...]]]:
-    """What must hold somewhere, and what is known there."""
+    """Every requirement, with the assumptions at its place."""
     for node in nodes:
         match node:
             case Loop(var, low, high, body):
@@ -177,7 +176,7 @@ def requirements_of(
 
 
 def sections_of(found: Sequence[FoundMove], reading: Reading, family: int) -> tuple[Term | None, tuple[Term, ...]]:
-    """The factor by which section numbers fall into two digits (None if they are one), and how many values each has."""
+    """The factor that splits section numbers into two digits (None for one digit), and the range of each digit."""
     sections = reading.families[family].sections
     if sections.constant == 1:
         return None, ()
@@ -193,9 +192,9 @@ def sections_of(found: Sequence[FoundMove], reading: Reading, family: int) -> tu
 
 
 def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgram:
-    """A chunk of a family of pipelines in one body of its walk.
+    """The program of one chunk of a family of pipelines, for one body of its walk.
 
-    Raises ProofStops if a lane cannot be found that is the only one to touch it.
+    Raises ProofStops if the only lane that accesses it cannot be solved for.
     """
     found = [each for each in moves_of(body) if each.move.family == family]
     for each in found:
@@ -256,7 +255,7 @@ def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgra
 
 
 def _refuse_turn(found: FoundMove) -> None:
-    """Raises ProofStops where a transfer depends on the number of the segment, beyond its kind."""
+    """Raises ProofStops if a transfer depends on the number of the segment other than by its residue."""
     move = found.move
     terms = [move.src, move.dst, move.section, move.pipeline]
     terms += [end for loop in found.loops for end in (loop.low, loop.high)]
@@ -276,7 +275,7 @@ def rank_digits(end: Term, found: FoundMove, reading: Reading) -> Rank:
 
 
 def _solve(equations: Sequence[tuple[Term, Term]], found: FoundMove) -> dict[str, Term]:
-    """Loop variables that the chunk determines: the innermost one in each coordinate, as a term of the others."""
+    """The loop variables that the chunk determines: the innermost of each coordinate, as a term in the others."""
     solved: dict[str, Term] = {}
     for value, wanted in equations:
         for loop in reversed(found.loops):
@@ -291,7 +290,7 @@ def _solve(equations: Sequence[tuple[Term, Term]], found: FoundMove) -> dict[str
 
 
 def _isolate(value: Term, wanted: Term, loop: Loop) -> Term | None:
-    """The `loop.var` for which `value` is `wanted`, where value is plus or minus it, or that modulo a number."""
+    """Solves `value` = `wanted` for `loop.var`, where value is linear in it with factor 1 or -1, perhaps modulo."""
     atom = value.atom
     inside, by = (atom.value, atom.by) if isinstance(atom, Mod) else (value, None)
     factor = dict(inside.parts).get((Var(loop.var),))
@@ -307,7 +306,7 @@ def _isolate(value: Term, wanted: Term, loop: Loop) -> Term | None:
 
 
 def turns_of(nodes: Sequence[ChunkNode]) -> Iterator[Turns]:
-    """The loops that an invariant is needed for."""
+    """The loops that need an invariant."""
     for node in nodes:
         if isinstance(node, Turns):
             yield node

@@ -1,16 +1,16 @@
-"""Induction over the loops of a symbolic program: what every rank holds of one chunk, for every number of ranks.
+"""Induction over the loops of a symbolic program: the values of one chunk on all ranks, for every number of ranks.
 
-One chunk is followed (`optcc.verify.all_ranks.chunk_program`). Its state is, for every pair of ranks,
-whether rank r's value contains rank y's contribution, `has(r, y)`; and for every rank whether its value was made by the
-chunk's last reduction, or copied from one that was: the `stamp`. Then
+The state of the chunk (`optcc.verify.all_ranks.chunk_program`) is a relation `has(r, y)`, rank r's value contains rank
+y's contribution, and a predicate `stamp(r)`, rank r's value is the result of the chunk's last reduction or a copy of
+it. Then
 
-    result      in the end has(r, y) for all r and y, and never did a reduction add what was there already
-    agreement   in the end every rank has the stamp: all values are copies of one, so there is one tree of reductions
+    result      at the end has(r, y) for all r and y, and no reduction added a contribution twice
+    agreement   at the end stamp(r) for all r: all values are copies of one, so there is one tree of reductions
 
-Before each turn of a loop the state is a formula over r, y, the chunk, the turn and the number of ranks: the loop's
-invariant. It is guessed (`optcc.verify.all_ranks.invariants`) and then proved. The proof is that the state before the
-loop is the invariant at its first turn, and that one turn makes the invariant of the next one; the negation of each
-such statement goes to Z3 as a formula of linear whole numbers without quantifiers, and `unsat` is a claim of Z3's.
+The invariant of a loop is the state before an iteration, as a formula over r, y, the chunk, the iteration and the
+number of ranks. It is guessed (`optcc.verify.all_ranks.invariants`) and then proved: the state before the loop implies
+the invariant of the first iteration, and each iteration establishes that of the next. The negation of each lemma goes
+to Z3 as a quantifier-free formula of linear integer arithmetic; `unsat` is a claim of Z3's.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown
 
 LEMMA_S_MAX = 20.0
 RUN_RANKS_MAX = 48
-"""Ranks of a run."""
+"""Limit on the ranks of a concrete run."""
 ROUNDS_MAX = 6
-"""Runs after those of the first guess."""
+"""Limit on further runs after those of the first guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class InductionLemma:
-    """One step of a proof. `answer` is Z3's claim, or `Checked` where no solver was asked; `Unknown`, or `Sat` with
-    numbers for which it fails."""
+    """One step of a proof. `answer` is Z3's claim, `Checked` without a solver, `Unknown`, or `Sat` with a
+    counterexample."""
 
     name: str
     statement: str
@@ -93,25 +93,25 @@ class InductionLemma:
 
     @property
     def proved(self) -> bool:
-        """Whether a solver claims it, or it was checked."""
+        """True if a solver claims it or it was checked."""
         return isinstance(self.answer, Claim | Checked)
 
     @property
     def by(self) -> str:
-        """Who says so."""
+        """The solver, or "checked"."""
         if isinstance(self.answer, Checked):
             return "checked"
         return self.answer.solver if isinstance(self.answer, Claim) else ""
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """proved, fails or unknown."""
         return "proved" if self.proved else "fails" if isinstance(self.answer, Sat) else "unknown"
 
 
 def encode(query: Query, formula: Formula) -> Any:
-    """A formula over whole numbers for Z3. A `mod` becomes a case for each number of turns from -2 to 2; beyond them,
-    a number of which only its range is known."""
+    """A formula in Z3's integer arithmetic. A `mod` becomes a case split over the quotients from -2 to 2; beyond these,
+    an unconstrained remainder."""
     z3_terms: dict[Atom, Any] = {}
 
     def atom_of(atom: Atom) -> Any:
@@ -165,7 +165,7 @@ def encode(query: Query, formula: Formula) -> Any:
 def ask(
     name: str, statement: str, facts: Sequence[Formula], goal: Formula, seconds_max: float = LEMMA_S_MAX
 ) -> InductionLemma:
-    """The lemma that `goal` follows from `facts`, for all values of the variables."""
+    """The lemma that `facts` imply `goal` for all values of the variables."""
     started = time.perf_counter()
     query = Query(f"not: {statement}", statement)
     query.require("facts", *(encode(query, fact) for fact in facts))
@@ -175,13 +175,13 @@ def ask(
 
 
 def iff(one: Formula, other: Formula) -> Formula:
-    """Both hold or neither does."""
+    """Equivalence."""
     return choose(one, other, no(other))
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is held at one place of the program: `has(r, y)`, and `stamp(r)`."""
+    """The state at one place of the program: `has(r, y)` and `stamp(r)`."""
 
     has: Callable[[Rank, Rank], Formula]
     stamp: Callable[[Rank], Formula]
@@ -189,7 +189,7 @@ class State:
 
 @dataclass(eq=False)
 class Proof:
-    """The lemmas of one chunk. `label` goes before their names; stops at the first that is not proved."""
+    """The lemmas of one chunk, their names prefixed by `label`; stops at the first that is not proved."""
 
     chunk: ChunkProgram
     collective: str
@@ -198,7 +198,7 @@ class Proof:
     lemmas: list[InductionLemma] = field(default_factory=list)
 
     def run(self) -> None:
-        """Proves the chunk right from start to end.
+        """Proves the postcondition of the chunk.
 
         Raises ProofStops at the first lemma that Z3 does not claim.
         """
@@ -226,7 +226,7 @@ class Proof:
         return rank_of("r", self.chunk.reading), rank_of("y", self.chunk.reading)
 
     def _owner(self) -> Rank:
-        """The rank whose slice the chunk is a part of, where the collective has slices."""
+        """The rank that owns the chunk, where the collective has slices."""
         if self.collective == "allreduce":
             return ()
         names = [name for name, _ in self.chunk.places]
@@ -363,7 +363,7 @@ def _named(letter: str, rank: Rank) -> dict[str, Term]:
 
 
 def _last_reduction(nodes: Sequence[ChunkNode], around: tuple[str, ...] = ()) -> tuple[Move, tuple[str, ...]] | None:
-    """The last reduction in the text, and the loops in whose last turns it is the last one of all."""
+    """The last reduction in program order, and the loops in whose last iterations it is executed last."""
     found = None
     for node in nodes:
         match node:
@@ -384,8 +384,8 @@ def _why(lemma: InductionLemma) -> str:
 
 
 def prove_moves(reading: Reading, label: str = "") -> list[InductionLemma]:
-    """That every transfer names ranks and a section that exist, and two different ranks; one lemma for each line,
-    its name behind `label`.
+    """Proves that every transfer names two different, existing ranks and an existing section; one lemma per line, its
+    name prefixed by `label`.
 
     Raises ProofStops at the first that Z3 does not claim.
     """
@@ -426,11 +426,11 @@ def prove_moves(reading: Reading, label: str = "") -> list[InductionLemma]:
 def prove_chunk(
     chunk: ChunkProgram, collective: str, label: str, stop_at: float
 ) -> tuple[list[InductionLemma], dict[str, Invariant]]:
-    """The lemmas that prove a chunk right, and the invariants that they found; `stop_at` is a time.monotonic().
+    """The lemmas that prove a chunk right, and its invariants; `stop_at` is a time.monotonic().
 
-    Where Z3 finds numbers for which a guess is no invariant, the chunk is run with numbers as large and guessed anew.
+    A counterexample to a guessed invariant adds a concrete run of its sizes, and the invariant is guessed again.
 
-    Raises ProofStops if that does not end in a proof.
+    Raises ProofStops if no proof is found.
     """
     names = [name for name, _ in chunk.reading.case.sizes]
     lowest = dict(chunk.reading.case.sizes)
@@ -462,19 +462,19 @@ def prove_chunk(
 
 
 def prove_tree() -> list[InductionLemma]:
-    """Reduction and broadcast along any tree are right: induction over its order, in which parents come first.
+    """Proves reduction and broadcast along any tree, by induction over its order, in which parents precede children.
 
-    Ranks are named by their places in the order, the root 0; `up` is the place of the parent of the one at place j, and
-    `holder` is where the contribution of some rank y is carried on. Before the reduction comes to place j, from the
-    last one down, the ranks at places up to j hold exactly what is carried on there. Before the broadcast comes to
-    place j, from 1 up, all before it hold the root's value.
+    Ranks are numbered by position in the order, the root being 0; `up` is the parent of position j, and `holder` the
+    position that forwards the contribution of some rank y. Invariant of the reduction before position j, from the last
+    one down: the ranks at positions up to j hold exactly what they are to forward. Invariant of the broadcast before
+    position j, from 1 up: all positions before it hold the root's value.
 
     Raises ProofStops if Z3 does not claim a lemma.
     """
     p, j, up, holder, x = (Term.var(name) for name in ("p", "j", "up", "holder", "x"))
     facts = [le(2, p), le(1, j), lt(j, p), le(0, up), lt(up, j)]
     carried = [le(0, holder), le(holder, j)]
-    there, here = eq(holder, up), eq(holder, j)  # y's contribution is in the parent's value, in the child's
+    there, here = eq(holder, up), eq(holder, j)  # y's contribution is in the parent's, in the child's value
     after = choose(here, eq(x, up), eq(x, holder))
     gets = choose(eq(x, up), either(there, here), eq(x, holder))
     below = [le(0, x), lt(x, j)]
@@ -518,9 +518,9 @@ def prove_tree() -> list[InductionLemma]:
 
 
 def check_along(reading: Reading, collective: str) -> str:
-    """Words for what each segment does, if it is a reduction and a broadcast along trees that do the collective.
+    """A description of each segment, if it is the collective as reduction and broadcast along trees.
 
-    Raises ProofStops if it is something else.
+    Raises ProofStops otherwise.
     """
     root = Term.var("root")
     for walk in reading.walks:

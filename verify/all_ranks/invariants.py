@@ -1,8 +1,8 @@
-"""Guessing a loop's invariant: runs of a chunk for small numbers of ranks, and a decision tree that fits them.
+"""Inference of loop invariants: concrete runs of a chunk for few ranks, and a decision tree that fits them.
 
-The tree asks how places compare (`comparisons`): where rank r stands behind the chunk, (r - c) mod p, against the turn,
-against 0 and p - 1, and against where y stands. Nothing here is believed: `optcc.verify.all_ranks.induction` proves the
-guess or finds numbers for which it fails.
+The atoms of the tree are comparisons of positions (`comparisons`): the distance of rank r from the chunk, (r - c) mod
+p, against the iteration, against 0 and p - 1, and against that of y. The result is a guess:
+`optcc.verify.all_ranks.induction` proves it or finds a counterexample.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from optcc.verify.all_ranks.symbolic import (
 )
 
 LEVELS = 3
-"""How far the questions of an invariant go, from places that are equal to places that are three apart."""
+"""Levels of atoms, from equal positions to positions that differ by up to three."""
 SIZES_FIRST: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((),),
     ((0,), (1,), (2,), (3,), (4,)),
     ((0, 0), (0, 1), (1, 0), (1, 1), (0, 4), (4, 0), (2, 3)),
 )
-"""By how much the sizes of the runs before the first guess are above the lowest: of no size, of one, of two."""
+"""The sizes of the runs before the first guess, relative to the lowest, for zero, one and two variables."""
 PLACES_MAX = 10
-"""Chunks that are run for one set of sizes."""
+"""Limit on the chunks run for one set of sizes."""
 ROWS_MAX = 1500
-"""Rows of a loop that one run adds to the sample."""
+"""Limit on the rows that one run adds to the sample of a loop."""
 SEED = 1
-"""Draws which chunks and rows are kept. A guess may be wrong, and is proved or not whatever it was drawn from."""
+"""Seed of the choice of chunks and rows; soundness does not depend on it, as guesses are proved."""
 Bools = npt.NDArray[np.bool_]
 
 
 Snapshot = tuple[dict[str, int], list[int], list[bool]]
-"""The turns of loops, what each rank holds as an integer with a bit a rank, and who has the stamp."""
+"""Loop variables, the value of each rank as a bit mask of contributions, and the stamp of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A chunk as Python code, to be run with numbers: `code` is made by `_chunk_code`."""
+    """A chunk program compiled to Python for concrete numbers; `code` comes from `_chunk_code`."""
 
     chunk: ChunkProgram
     collective: str
@@ -74,7 +74,7 @@ class Runner:
 
     @classmethod
     def of(cls, chunk: ChunkProgram, collective: str) -> Runner:
-        """The runner of a chunk."""
+        """Compiles a chunk program."""
         names = [name for name, _ in (*chunk.reading.case.sizes, *chunk.places)]
         names += [chunk.reading.case.straggler] if chunk.reading.case.straggler else []
         lines = [f"def run(ranks, stamped, stamp_at, seen, {', '.join(names)}):", "    count = twice = 0"]
@@ -84,18 +84,18 @@ class Runner:
         return cls(chunk, collective, scope["run"])
 
     def run(self, values: Mapping[str, int]) -> dict[str, list[Snapshot]]:
-        """What every rank holds before each turn of each loop (by its variable) and after the last."""
+        """The states before each iteration of each loop (by its variable) and after the last."""
         reductions, _ = self._run(values, -1, {})
         seen: dict[str, list[Snapshot]] = {}
         self._run(values, reductions - 1, seen)
         return seen
 
     def goes_wrong(self, values: Mapping[str, int]) -> bool:
-        """Whether, of an allreduce, a reduction adds what is there or a rank misses something with these numbers."""
+        """True if, for an allreduce of these sizes, a contribution is added twice or missing at the end."""
         return self._run(values, -1, {})[1]
 
     def _run(self, values: Mapping[str, int], stamp_at: int, seen: dict[str, list[Snapshot]]) -> tuple[int, bool]:
-        """How many reductions there were, and whether it went wrong."""
+        """The number of reductions, and whether the run is wrong."""
         n_ranks = int(self.chunk.reading.case.ranks.at(values))
         before = [1 << rank for rank in range(n_ranks)]
         if self.collective == "allgather":
@@ -107,7 +107,7 @@ class Runner:
 
 
 def _chunk_code(nodes: Sequence[ChunkNode], turns: tuple[str, ...], indent: str) -> list[str]:
-    """Python lines that run the nodes, count reductions in `count` and put what is held into `seen`."""
+    """Python lines that execute the nodes, count reductions in `count` and record states in `seen`."""
     lines: list[str] = []
     deeper = indent + "    "
     for node in nodes:
@@ -145,9 +145,9 @@ def _chunk_code(nodes: Sequence[ChunkNode], turns: tuple[str, ...], indent: str)
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """What holds before each turn of a loop: formulas over ranks r and y, the chunk's places and the loops' variables.
+    """The state before each iteration of a loop, as formulas over ranks r and y, the chunk and the loop variables.
 
-    `has` says that r's value contains y's contribution, `stamp` that it comes from the last reduction.
+    `has`: r's value contains y's contribution; `stamp`: it comes from the last reduction.
     """
 
     has: Formula
@@ -155,9 +155,9 @@ class Invariant:
 
 
 def learn(chunk: ChunkProgram, collective: str, sizes: Sequence[Mapping[str, int]]) -> dict[str, Invariant]:
-    """An invariant for each loop of the chunk, that fits all runs with these sizes.
+    """An invariant for each loop of the chunk that fits all runs of these sizes.
 
-    Raises ProofStops if comparisons of places do not tell the cases apart.
+    Raises ProofStops if no combination of atoms separates the samples.
     """
     rng, runner = np.random.default_rng(SEED), Runner.of(chunk, collective)
     columns: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -188,7 +188,7 @@ def learn(chunk: ChunkProgram, collective: str, sizes: Sequence[Mapping[str, int
 
 
 def places_to_run(chunk: ChunkProgram, sizes: Mapping[str, int], rng: np.random.Generator) -> list[dict[str, int]]:
-    """Chunks of these sizes to run, each with a straggler if there is one: all of them, or some where they are many."""
+    """The chunks of these sizes to run, with each straggler if there is one; a random sample where they are many."""
     names, ranges = [name for name, _ in chunk.places], [range(int(count.at(sizes))) for _, count in chunk.places]
     case = chunk.reading.case
     if case.straggler is not None:
@@ -202,7 +202,7 @@ def places_to_run(chunk: ChunkProgram, sizes: Mapping[str, int], rng: np.random.
 def _simplest(
     asked: Sequence[Sequence[Formula]], rows: Mapping[str, npt.NDArray[np.int64]], wanted: Bools, what: str
 ) -> Formula:
-    """The tree of the lowest level of questions that tells the cases apart."""
+    """The tree over the lowest level of atoms that separates the samples."""
     for level, atoms in enumerate(asked):
         try:
             return fit(atoms, rows, wanted, what)
@@ -215,7 +215,7 @@ def _simplest(
 def _table(
     chunk: ChunkProgram, values: Mapping[str, int], heads: Sequence[Snapshot]
 ) -> tuple[list[str], npt.NDArray[np.int64], Bools, Bools]:
-    """Names of variables, a column for every (turn, r, y), and for each what is held and what is stamped."""
+    """The names of variables, their values for every (iteration, r, y), and the labels `has` and `stamp`."""
     n = len(heads[0][1])
     n_digits = len(rank_sizes(chunk.reading))
     inner = 1 if n_digits == 1 else int(rank_sizes(chunk.reading)[1].at(values))
@@ -236,7 +236,7 @@ def _table(
 
 
 def comparisons(chunk: ChunkProgram, turns: Mapping[str, Turns], level: int) -> list[Formula]:
-    """What an invariant may ask, simple questions first; the higher the level, the more."""
+    """The atoms of an invariant, simple ones first; higher levels have more."""
     shifts = ((0, -1), (0, -1, 1), (0, -1, 1, -2, 2, -3, 3))[level]
     case = chunk.reading.case
     straggler = None if case.straggler is None else Term.var(case.straggler)
@@ -282,7 +282,7 @@ def comparisons(chunk: ChunkProgram, turns: Mapping[str, Turns], level: int) -> 
 
 
 def _without(atoms: Sequence[Formula], letter: str) -> list[Formula]:
-    """The questions that no variable of this letter occurs in."""
+    """The atoms without variables of this letter."""
     kept: list[Formula] = []
     for atom in atoms:
         assert isinstance(atom, Le | Eq)
@@ -292,9 +292,9 @@ def _without(atoms: Sequence[Formula], letter: str) -> list[Formula]:
 
 
 def fit(atoms: Sequence[Formula], rows: Mapping[str, npt.NDArray[np.int64]], wanted: Bools, what: str) -> Formula:
-    """A decision tree over `atoms` that is `wanted` in every row.
+    """A decision tree over `atoms` that equals `wanted` in every row.
 
-    Raises ProofStops if two rows that answer all questions alike are wanted apart.
+    Raises ProofStops if two rows with equal atoms have different labels.
     """
     if not atoms or wanted.all() or not wanted.any():
         if wanted.all() or not wanted.any():
@@ -303,7 +303,7 @@ def fit(atoms: Sequence[Formula], rows: Mapping[str, npt.NDArray[np.int64]], wan
     answers = np.stack([np.broadcast_to(holds(atom, rows), wanted.shape) for atom in atoms])
     weights = np.random.default_rng(SEED).integers(1, 2**63, len(answers) + 1, dtype=np.uint64)
     keys = np.zeros(len(wanted), dtype=np.uint64)
-    for weight, answer in zip(weights, (*answers, wanted), strict=True):  # equal answers have equal sums
+    for weight, answer in zip(weights, (*answers, wanted), strict=True):  # rows with equal answers have equal keys
         keys += weight * answer
     _, first = np.unique(keys, return_index=True)
     return _tree(atoms, answers[:, first], wanted[first], what)
@@ -329,7 +329,7 @@ def _tree(atoms: Sequence[Formula], answers: Bools, wanted: Bools, what: str) ->
 
 
 def _disorder(n_true: npt.NDArray[np.int64], n: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Bits that are needed to tell apart what one answer leaves together."""
+    """The entropy of the labels within one branch, in bits."""
     share = n_true / np.maximum(n, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         bits = -share * np.log2(share) - (1 - share) * np.log2(1 - share)

@@ -1,27 +1,26 @@
-"""A schedule judged for every number of ranks and of segments at once: `prove_all_ranks`.
+"""Proves a schedule for every number of ranks and of segments: `prove_all_ranks`.
 
-What is proved. For every number of ranks p, every number of segments k and every chunk, of the transfers in the order
-in which the author's function writes them: each names two different ranks and a section that exist; at the end every
-rank has what the collective promises, every contribution exactly once and from its own place (`result`: a chunk is the
-same bytes on all ranks, and scratch space is not read by this proof); and for allreduce the values of all ranks are
-copies of one, so that there is one tree of reductions (`agreement`).
+What is proved. For every number of ranks p, every number of segments k and every chunk, of the author's transfers in
+program order: each names two different, existing ranks and an existing section; at the end every rank has the result of
+the collective, with every contribution exactly once and from its own place (`result`: a chunk is the same bytes on all
+ranks, and this proof does not cover scratch space); and for allreduce the values of all ranks are copies of one, so
+there is one tree of reductions (`agreement`).
 
-How. The symbolic interpreter reads the function's source as a symbolic program; `optcc.verify.all_ranks.induction`
-proves that by induction over its loops, with Z3. Neither is believed: the reading is compared with what the function
-itself writes, transfer by transfer, for many p and k, and the concrete verifier judges plans for many p. It comes
-first, so what is wrong for a small p is refuted with the smallest. If the two ever contradict each other, that is an
-assertion.
+How. The symbolic interpreter turns the function's source into a symbolic program, and
+`optcc.verify.all_ranks.induction` proves it by induction over its loops, with Z3. Both are cross-checked: the symbolic
+program against the transfers that the function itself writes, for many p and k, and the proof against the plan verifier
+for many p. The plan verifier runs first, so an error at small p is refuted with the smallest one. A contradiction
+between the two is an internal error (assertion).
 
-Why the other three properties follow. Let the author's transfers be numbered in the order in which they are written,
-and a plan be compiled `as written`. Its lanes hold the sends, or the receives, of one rank in that order, so the i-th
-send and the i-th receive of a channel belong to one transfer: *matching*. Whatever an instruction waits for belongs to
-its own transfer (a receive waits for its send), or to an earlier one: what is before it in its lane; what it comes
-after by `optcc.passes.depend`, which looks back only; and for its slot, any number of slots from one up, the receive
-that had it before, which is earlier in the same lane. So the graph of waits has no circle: *no deadlock*, under no
-interleaving. And `depend` puts a path between any two accesses of one rank's bytes of which one writes, an earlier one
-before a later one: *no races*, and every interleaving has the result of the author's order. That is an argument about
-the passes, not a proof of their code: each compiled plan is still judged by `optcc.verify.plan`, and must be where a
-timetable has changed the order of the ports.
+Why the other three properties follow. Number the author's transfers in program order, and compile a plan `as written`.
+A lane holds the sends, or the receives, of one rank in that order, so the i-th send and the i-th receive of a channel
+belong to one transfer: *matching*. All predecessors of an instruction belong to its own transfer (a receive waits for
+its send) or to earlier ones: those in its lane; those of `optcc.passes.depend`, which refers to earlier transfers only;
+and for its slot, with any number of slots, the previous receive in it, which is earlier in the same lane. So the
+wait-for graph is acyclic: *no deadlock* under any interleaving. And `depend` orders any two accesses to one rank's
+bytes of which one writes, the earlier before the later: *no races*, and every interleaving has the result of program
+order. This is an argument about the passes and no proof of their code: each compiled plan is still judged by
+`optcc.verify.plan`, which is necessary where a timetable changes the order of the ports.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ from optcc.verify.plan import verify_plan
 from optcc.verify.smt import Checked, Sat
 
 P_FIRST = 16
-"""Numbers of ranks that are checked one by one before anything is proved."""
+"""Numbers of ranks that the plan verifier checks before the proof."""
 SEGMENTS_FIRST = 3
-"""Segments of their plans; of those behind them, one."""
+"""Segments of these plans; plans for more ranks have one."""
 SEGMENTS_COMPARED = 3
 TRANSFERS_MAX = 20_000
-"""Transfers of a schedule that the concrete verifier is asked about, and that a reading is compared with, at most."""
+"""Limit on the transfers of a schedule that is verified or compared concretely."""
 ROOTED = ("broadcast", "reduce")
 
 
@@ -73,9 +72,9 @@ ROOTED = ("broadcast", "reduce")
 class AllRanks(Shown):
     """The verdict on a schedule for every number of ranks.
 
-    `lemmas` are the steps of the proof; `cases` the values of ranks and parameters that it covers; `checked` how far
-    concrete plans were judged one by one; `assumptions` what is believed and not proved; `reached`, where
-    the verdict is unknown, why and how far it got.
+    `lemmas` are the steps of the proof; `cases` the ranks and parameters that it covers; `checked` the range of
+    concretely verified plans; `assumptions` what is assumed without proof; `reached` why an unknown verdict is so, and
+    how far the proof got.
     """
 
     name: str
@@ -96,7 +95,7 @@ class AllRanks(Shown):
 
     @property
     def exit_code(self) -> int:
-        """What a command returns for this verdict."""
+        """The exit code of a command for this verdict."""
         return {PROVED: EXIT_DONE, REFUTED: EXIT_REFUTED, UNKNOWN: EXIT_UNKNOWN}[self.verdict]
 
     def card(self) -> Card:
@@ -152,7 +151,7 @@ class AllRanks(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """A case, and `sizes_of(ranks, parameters)`: the values of its variables for a concrete schedule, if it is one."""
+    """A case, and `sizes_of(ranks, parameters)`: its variables for a concrete schedule, None for another case."""
 
     case: ParameterCase
     sizes_of: Callable[[int, Mapping[str, Any]], dict[str, int] | None]
@@ -160,7 +159,7 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A concrete schedule to ask for: ranks, parameters, root."""
+    """The arguments of a concrete schedule: ranks, parameters, root."""
 
     n_ranks: int
     parameters: Mapping[str, Any]
@@ -177,10 +176,10 @@ def _short(value: Any) -> str:
 
 
 def cases_of(definition: Definition) -> tuple[Covered, ...]:
-    """The cases into which a schedule's parameters fall, told by their names as the library uses them.
+    """The cases of a schedule's parameters, by the names that the library uses.
 
-    `gpus`, a number, is any number of GPUs a server; `stragglers` any one server; `order`, and `rates` with `gpus`, are
-    anything at all. A parameter of another name has its default value, if it has one.
+    `gpus`, a number, ranges over GPUs per server; `stragglers` over single servers; `order`, and `rates` with `gpus`,
+    are arbitrary. A parameter of another name has its default value, if it has one.
     """
     p, q, g, n, s = (Term.var(name) for name in "pqgNs")
     one = Term.of(1)
@@ -253,8 +252,8 @@ def _straggler_sizes(
 
 
 def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
-    """Concrete schedules over p ranks that stand for all: with each server, or some, as the slow one, with each number
-    of GPUs that divides p, with the first and the last rank as root."""
+    """Representative concrete schedules over p ranks: each server, or a sample, as the straggler; each number of GPUs
+    that divides p; the first and the last rank as root."""
     names = set(list(inspect.signature(definition.function).parameters)[1:])
     texts = [f"{p}@4GB/s"]
     some = range(p) if p <= 6 else sorted({0, p // 2, p - 1})
@@ -290,8 +289,8 @@ class _Refuted(Exception):
 def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: float = 60) -> AllRanks:
     """The verdict on `definition` for every number of ranks from 2 up, and of segments.
 
-    The concrete verifier judges plans for p = 2..16, then the proof for all p is tried, then the concrete verifier goes
-    on up to `p_checked`, as far as `budget_s` seconds in all allow.
+    The plan verifier judges plans for p = 2..16, then the proof for all p is tried, then the plan verifier continues up
+    to `p_checked`, all within `budget_s` seconds.
 
     >>> from optcc.schedules.ring import ring
     >>> prove_all_ranks(ring, p_checked=6).verdict
@@ -346,9 +345,9 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
 
 
 def _check_up_to(definition: Definition, ps: Sequence[int], segments: int, stop_at: float) -> int | None:
-    """The last number of ranks up to which all plans are right; None if not even the first was judged in time.
+    """The largest p up to which all plans are right; None if there was no time for the first.
 
-    Raises _Refuted for the smallest whose plan is not.
+    Raises _Refuted for the smallest p with a wrong plan.
     """
     last = None
     for p in ps:
@@ -362,7 +361,7 @@ def _check_up_to(definition: Definition, ps: Sequence[int], segments: int, stop_
 
 
 def _build(definition: Definition, instance: Instance, segments: int) -> Schedule:
-    """The schedule; raises _Refuted where the author's function makes a mistake."""
+    """The schedule; raises _Refuted if the author's function raises an error."""
     try:
         return definition(instance.n_ranks, segments, root=instance.root, **instance.parameters)
     except ScheduleError as error:
@@ -371,7 +370,7 @@ def _build(definition: Definition, instance: Instance, segments: int) -> Schedul
 
 
 def _check(definition: Definition, instance: Instance, segments: int) -> bool:
-    """Whether it was judged, which schedules of too many transfers are not; raises _Refuted if it is wrong."""
+    """True if it was judged, False if it has too many transfers; raises _Refuted if it is wrong."""
     schedule = _build(definition, instance, segments)
     if len(schedule) > TRANSFERS_MAX:
         return False
@@ -386,7 +385,7 @@ def _check(definition: Definition, instance: Instance, segments: int) -> bool:
 def _prove_case(
     definition: Definition, covered: Covered, p_checked: int, stop_at: float
 ) -> tuple[list[InductionLemma], list[str]]:
-    """The lemmas of a case, and what they take at its word.
+    """The lemmas of a case, and the helpers that they assume.
 
     Raises OutsideSubset or ProofStops.
     """
@@ -416,7 +415,7 @@ def _prove_case(
 
 
 def _check_shares(reading: Reading) -> None:
-    """Raises ProofStops if the pipelines may not share the message exactly."""
+    """Raises ProofStops if the shares of the pipelines may not add up to the message."""
     total = Fraction(0)
     for family in reading.families:
         if isinstance(family.share, Fraction):
@@ -432,7 +431,7 @@ def _check_shares(reading: Reading) -> None:
 
 
 def _consistent(reading: Reading, label: str) -> InductionLemma:
-    """That what is assumed of the case is not empty: Z3 finds values for it, which are put in."""
+    """The lemma that the assumptions of the case are satisfiable: Z3 finds values, which are substituted."""
     name, facts = f"{label}not empty", reading.case.facts()
     lemma = ask(name, "the case is empty", facts, FALSE)
     if not isinstance(lemma.answer, Sat):
@@ -445,7 +444,7 @@ def _consistent(reading: Reading, label: str) -> InductionLemma:
 
 
 def _compared(definition: Definition, covered: Covered, reading: Reading, p_max: int, label: str) -> InductionLemma:
-    """That the reading is what the function writes, transfer by transfer; an assertion fails where it is not."""
+    """The lemma that the symbolic program has the transfers that the function writes; asserts it for many sizes."""
     started = time.perf_counter()
     count = largest = 0
     for p, instance, sizes in _sizes(definition, covered, p_max):
@@ -480,7 +479,7 @@ def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tup
 
 
 def _compare_trees(reading: Reading, schedule: Schedule, segments: int) -> None:
-    """Asserts that each segment is a reduction, or a broadcast, along trees as read, with roots as read."""
+    """Asserts that each segment is a reduction or broadcast along trees with the roots of the symbolic program."""
     p = schedule.n_ranks
     nodes = [node for walk in reading.walks for node in walk.bodies[0]]
     assert all(isinstance(node, Along) for node in nodes) and len(schedule) == segments * len(nodes) * (p - 1)

@@ -1,14 +1,14 @@
-"""A schedule function as a symbolic program: its loops over transfers, for every number of ranks at once.
+"""Symbolic programs: the loops of a schedule function over its transfers, for every number of ranks.
 
-`optcc.verify.all_ranks.symbolic_interpreter` makes one of the author's own source. `for step in range(p - 1)` becomes
-one `Loop` whose variable stands for every step, and `segment.reduce(...)` a `Move` whose ranks and section are `Term`s:
+`optcc.verify.all_ranks.symbolic_interpreter` derives one from the author's source. `for step in range(p - 1)` becomes
+one `Loop` with a symbolic variable, and `segment.reduce(...)` a `Move` whose ranks and section are `Term`s:
 
-    Term     polynomials over variables, with `a mod n` and the i-th number without a gap; numbers without a bound
-    Formula  truth of terms: `Le` and `Eq` against zero, `All`, `AnyOf`, `Not`, `IfThenElse`
+    Term     polynomials over integer variables, `a mod n`, and the i-th number other than a gap
+    Formula  comparisons of terms: `Le` and `Eq` against zero, `All`, `AnyOf`, `Not`, `IfThenElse`
     Node     Loop, Guard, Move, Along (a tree), Require (an index within its list)
 
-A reader may be wrong. So `transfers_of` writes a symbolic program out for concrete numbers, and who uses a reading
-compares that with what the schedule function itself writes, transfer by transfer (`optcc.verify.all_ranks.proof`).
+As a check on the interpreter, `transfers_of` expands a symbolic program for concrete numbers, and
+`optcc.verify.all_ranks.proof` compares the result with the transfers that the schedule function itself writes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 SEGMENT_TURN = "segment_turn"
-"""The variable that counts the segments of a kind."""
+"""The variable that numbers the segments of one residue class."""
 
 # Terms ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """A whole number that is not known."""
+    """An integer variable."""
 
     name: str
 
@@ -50,7 +50,7 @@ class Mod:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The `value`-th number (from 0) of those without `gap`."""
+    """The `value`-th nonnegative integer other than `gap`, from 0."""
 
     value: Term
     gap: Term
@@ -61,7 +61,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Unskip:
-    """How many numbers other than `gap` come before `value`: the inverse of `Skip`."""
+    """The inverse of `Skip`: how many nonnegative integers other than `gap` are below `value`."""
 
     value: Term
     gap: Term
@@ -76,7 +76,7 @@ Monomial = tuple[Atom, ...]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A polynomial with whole coefficients, in normal form: equal polynomials over equal atoms are equal.
+    """A polynomial with integer coefficients in normal form: equal polynomials over equal atoms compare equal.
 
     >>> p = Term.var("p")
     >>> (p + 1) * 2 - p - 2 == p, str(p - 1)
@@ -124,20 +124,20 @@ class Term:
 
     @property
     def constant(self) -> int | None:
-        """The number, if there is nothing but one."""
+        """The value of a constant term, else None."""
         if not self.parts:
             return 0
         return self.parts[0][1] if self.parts[0][0] == () else None
 
     @property
     def atom(self) -> Atom | None:
-        """The atom, if there is nothing but one."""
+        """The atom of a term that is a single atom, else None."""
         if len(self.parts) == 1 and self.parts[0][1] == 1 and len(self.parts[0][0]) == 1:
             return self.parts[0][0][0]
         return None
 
     def atoms(self) -> Iterator[Atom]:
-        """Every atom, those inside of others too."""
+        """Every atom, nested ones included."""
         for monomial, _ in self.parts:
             for atom in monomial:
                 yield atom
@@ -150,7 +150,7 @@ class Term:
         return {atom.name for atom in self.atoms() if isinstance(atom, Var)}
 
     def put(self, values: Mapping[str, Term]) -> Term:
-        """With terms instead of variables."""
+        """Substitutes terms for variables."""
         total = Term(())
         for monomial, factor in self.parts:
             product = Term.of(factor)
@@ -160,7 +160,7 @@ class Term:
         return total
 
     def at(self, values: Mapping[str, Any]) -> Any:
-        """The value for numbers, or arrays of them, by the names of the variables."""
+        """The value for these numbers, or arrays, by name of variable."""
         total: Any = 0
         for monomial, factor in self.parts:
             product: Any = factor
@@ -204,7 +204,7 @@ def _atom_at(atom: Atom, values: Mapping[str, Any]) -> Any:
 
 
 def mod(value: Term, by: Term) -> Term:
-    """`value` mod `by` for a positive `by`, a number where both are."""
+    """`value` mod `by` for a positive `by`; constant if both are."""
     if value.constant is not None and by.constant is not None:
         return Term.of(value.constant % by.constant)
     if by.constant == 1 or value.constant == 0:
@@ -214,7 +214,7 @@ def mod(value: Term, by: Term) -> Term:
 
 
 def quotient(value: Term, by: Term) -> Term | None:
-    """`value` / `by` where `by` is one monomial that divides every part; None otherwise."""
+    """`value` / `by` if `by` is a monomial that divides every part, else None."""
     if len(by.parts) != 1:
         return None
     (divisor, factor), parts = by.parts[0], {}
@@ -257,7 +257,7 @@ class Eq:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every part holds."""
+    """Conjunction."""
 
     parts: tuple[Formula, ...]
 
@@ -267,7 +267,7 @@ class All:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one part holds."""
+    """Disjunction."""
 
     parts: tuple[Formula, ...]
 
@@ -277,7 +277,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The part does not hold."""
+    """Negation."""
 
     part: Formula
 
@@ -319,7 +319,7 @@ def eq(left: Term | int, right: Term | int) -> Formula:
 
 
 def both(*parts: Formula) -> Formula:
-    """Every one holds."""
+    """Simplified conjunction."""
     kept = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
     if FALSE in kept:
         return FALSE
@@ -327,7 +327,7 @@ def both(*parts: Formula) -> Formula:
 
 
 def either(*parts: Formula) -> Formula:
-    """At least one holds."""
+    """Simplified disjunction."""
     kept = [each for part in parts for each in (part.parts if isinstance(part, AnyOf) else (part,))]
     if TRUE in kept:
         return TRUE
@@ -335,7 +335,7 @@ def either(*parts: Formula) -> Formula:
 
 
 def no(part: Formula) -> Formula:
-    """It does not hold."""
+    """Simplified negation."""
     if part in (TRUE, FALSE):
         return FALSE if part == TRUE else TRUE
     if isinstance(part, Le):
@@ -355,7 +355,7 @@ def choose(test: Formula, then: Formula, otherwise: Formula) -> Formula:
 
 
 def put(formula: Formula, values: Mapping[str, Term]) -> Formula:
-    """The formula with terms instead of variables."""
+    """Substitutes terms for variables."""
     match formula:
         case Le(term):
             return le(term.put(values), 0)
@@ -372,7 +372,7 @@ def put(formula: Formula, values: Mapping[str, Term]) -> Formula:
 
 
 def holds(formula: Formula, values: Mapping[str, Any]) -> Any:
-    """Whether it holds for numbers, or arrays of them, by the names of the variables."""
+    """The truth value for these numbers, or arrays, by name of variable."""
     match formula:
         case Le(term):
             return np.asarray(term.at(values)) <= 0
@@ -393,7 +393,7 @@ def holds(formula: Formula, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`body` for `var` = low, ..., high - 1, one after the other."""
+    """`body` for `var` = low, ..., high - 1, in sequence."""
 
     var: str
     low: Term
@@ -438,7 +438,7 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """`test` must hold here, or Python would do something else than was read: a negative index counts from the end."""
+    """`test` must hold here, or the interpretation is wrong: in Python a negative index counts from the end."""
 
     test: Formula
     line: int
@@ -467,7 +467,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class ParameterCase:
-    """Values of a schedule's parameters, as terms over `sizes`: variables that have a lowest value and no highest.
+    """A schedule's parameters as terms over `sizes`: variables with a least value and no upper bound.
 
     `ranks` is the number of ranks. Where it is a product, `inner` is the factor that counts ranks of one server.
     `straggler` is the variable of the one straggler among `servers`.
@@ -482,7 +482,7 @@ class ParameterCase:
 
     @property
     def servers(self) -> Term:
-        """The number of servers; of ranks, where a server has one."""
+        """The number of servers."""
         if self.inner is None:
             return self.ranks
         servers = quotient(self.ranks, self.inner)
@@ -490,7 +490,7 @@ class ParameterCase:
         return servers
 
     def facts(self) -> list[Formula]:
-        """What is assumed of the variables."""
+        """The assumptions about the variables."""
         found = [le(low, Term.var(name)) for name, low in self.sizes]
         if self.straggler is not None:
             found += [le(0, Term.var(self.straggler)), lt(Term.var(self.straggler), self.servers)]
@@ -499,7 +499,7 @@ class ParameterCase:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What `read` made of a schedule function in one case; `helpers` are calls that it took at their word."""
+    """The symbolic program of a schedule function in one case; `helpers` are calls that it assumes."""
 
     case: ParameterCase
     families: tuple[Family, ...]
@@ -507,7 +507,7 @@ class Reading:
     helpers: tuple[str, ...] = ()
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, those inside of others too."""
+        """Every node, nested ones included."""
         stack: list[Node] = [node for walk in self.walks for body in walk.bodies for node in body]
         while stack:
             node = stack.pop()
@@ -517,7 +517,7 @@ class Reading:
 
 
 class OutsideSubset(Exception):
-    """A construct that is not read; `line` of the author's file, or of a helper's."""
+    """A construct outside the supported subset; `line` of the author's file, or of a helper's."""
 
     def __init__(self, construct: str, line: int) -> None:
         super().__init__(f"line {line}: {construct}")
@@ -566,7 +566,7 @@ def _code(nodes: Sequence[Node], first: Sequence[Term], indent: str) -> list[str
 
 
 def code_of(formula: Formula) -> str:
-    """The formula in Python, for numbers; a term's text is its own."""
+    """The formula as Python code; `str` of a term is its code."""
     match formula:
         case Le(term):
             return f"({term} <= 0)"

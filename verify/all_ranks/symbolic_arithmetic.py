@@ -1,4 +1,4 @@
-"""Whole numbers of the symbolic interpreter: arithmetic and comparisons, decided where ranges decide them."""
+"""Integer arithmetic and comparisons of the symbolic interpreter, evaluated as far as ranges allow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Term, Term], Formula]] = {
 
 @dataclass(eq=False)
 class Arithmetic:
-    """Numbers of one case: what lowest values and the ranges of loop variables decide is decided."""
+    """Arithmetic in one case, evaluated by the least values and the ranges of variables."""
 
     case: ParameterCase
     ranges: dict[str, tuple[Term, Term]] = field(default_factory=dict, kw_only=True)
@@ -86,7 +86,7 @@ class Arithmetic:
         return self._decided(_COMPARE[type(op)](left, right))
 
     def _decided(self, test: Formula) -> Formula:
-        """TRUE or FALSE, where lowest values of the variables decide it."""
+        """TRUE or FALSE where the least values of the variables decide it, else the formula."""
         match test:
             case Le(term):
                 if self._low(-term) is not None and self._low(-term) >= 0:  # type: ignore[operator]
@@ -103,7 +103,7 @@ class Arithmetic:
         return test
 
     def _low(self, term: Term) -> int | None:
-        """A number that the term is never below; None if none is known."""
+        """A lower bound of the term; None if none is known."""
         lowest = dict(self.case.sizes)
         total = 0
         for monomial, factor in term.parts:
@@ -170,7 +170,7 @@ class Arithmetic:
         for value in few.values:
             inside = self._compare(ast.In(), value, many.values)
             if value == Term.var(self.case.straggler or "") and many.values == Span(Term(()), self.case.servers):
-                inside = TRUE  # a fact of the case
+                inside = TRUE  # assumed by the case
             if inside not in (TRUE, FALSE):
                 raise self._outside(f"whether {value} is among {shown(many.values)}")
             kept += [value] if inside == TRUE else []

@@ -61,7 +61,7 @@ from optcc.verify.all_ranks.symbolic_values import (
 )
 
 UNROLLED_MAX = 16
-"""Lists up to this long, and segments of up to so many kinds, are written out."""
+"""Limit on the lengths of lists that are unrolled, and on the residue classes of segments."""
 PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
 
 
@@ -103,7 +103,7 @@ class Expressions(Arithmetic):
             self.nodes.append(Loop(var, low, high, found, line))
 
     def _is_unrolled(self, over: Any) -> bool:
-        """Whether what is iterated over is a list of known length."""
+        """True if the iterable has a small constant length."""
         match over:
             case list() | tuple():
                 return True
@@ -131,7 +131,7 @@ class Expressions(Arithmetic):
         return found
 
     def _each(self, over: Any, body: Callable[[Any, Term | None], None]) -> None:
-        """Runs `body` for every element: (element, its number or None if that is not known)."""
+        """Runs `body` for every element, with its index or None if that is unknown."""
         match over:
             case list() | tuple():
                 for number, value in enumerate(over):
@@ -383,7 +383,7 @@ class Expressions(Arithmetic):
         return self._entry(of, index)
 
     def _entry(self, of: Any, index: Term) -> Any:
-        """Entry `index` of a list of unknown length; that it is within is required at this place."""
+        """Entry `index` of a list of symbolic length; records the requirement that it is in range."""
         match of:
             case Span(low, high):
                 self._require(index, high - low)
@@ -469,6 +469,6 @@ class Expressions(Arithmetic):
 
 
 def _is_harmless(node: ast.expr) -> bool:
-    """Whether all that it calls are these, so that it writes no transfers."""
+    """True if it calls only these functions, so that it writes no transfers."""
     calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return all(isinstance(each, ast.Name) and each.id in ("range", "len", "enumerate", "reversed") for each in calls)

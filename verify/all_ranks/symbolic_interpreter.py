@@ -1,8 +1,8 @@
-"""The symbolic interpreter: a schedule function's own source, run on symbolic whole numbers.
+"""The symbolic interpreter: executes a schedule function's source on symbolic integers.
 
-What is read is a subset of Python: whole numbers with + - * // % and comparisons, `range`, `np.arange`, `product`,
+It supports a subset of Python: integers with + - * // % and comparisons, `range`, `np.arange`, `product`,
 `enumerate`, `divmod`, comprehensions, helpers made of assignments and returns, `if`, `for` and `with program.stage`.
-Anything else is `OutsideSubset` with its line. A loop may not carry a variable from one iteration to the next.
+Anything else raises `OutsideSubset` with its line. A loop must not carry a variable from one iteration to the next.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ TAKEN_AT_THEIR_WORD = {
     "optcc.schedules.optimal.tree_pairs": "yields pairs of trees over all ranks, the two of a pair with one root, and "
     "never ends",
 }
-"""Helpers that are not read, and what is believed of them: a proof that rests on one says so."""
+"""Helpers that are not interpreted, with the assumption about each; a proof that uses one reports it."""
 
 
 class _Return(Exception):
@@ -81,7 +81,7 @@ class _Return(Exception):
 def read(definition: Definition, case: ParameterCase) -> Reading:
     """The symbolic program of a schedule in one case.
 
-    Raises OutsideSubset for what is not read.
+    Raises OutsideSubset for an unsupported construct.
     """
     modulus = 1
     while True:
@@ -104,7 +104,7 @@ def read(definition: Definition, case: ParameterCase) -> Reading:
 
 @dataclass(eq=False)
 class _Reader(Expressions):
-    """One walk through a schedule function: its statements, and the calls that write transfers or run a helper."""
+    """One execution of a schedule function: its statements, and calls that write transfers or run helpers."""
 
     definition: Definition = field(kw_only=True)
     walks: list[Walk] = field(default_factory=list)
@@ -114,7 +114,7 @@ class _Reader(Expressions):
     walked: set[int] = field(default_factory=set)
 
     def run(self) -> None:
-        """Reads the whole function."""
+        """Executes the function."""
         tree = self._enter(self.definition.function)
         self.line = self.first_line
         names = [each.arg for each in (*tree.args.args, *tree.args.kwonlyargs)]
@@ -132,7 +132,7 @@ class _Reader(Expressions):
             raise self._outside("a transfer outside of a pipeline")
 
     def _enter(self, function: Callable[..., Any]) -> ast.FunctionDef:
-        """The syntax of a function, and its globals and lines as those that names and errors refer to."""
+        """The syntax tree of a function; switches to its globals and line numbers."""
         name = getattr(function, "__name__", "?")
         if hasattr(function, "__wrapped__") or not inspect.isfunction(function) or function.__code__.co_freevars:
             raise self._outside(f"{name}: is wrapped, or sees the variables of another function")
@@ -180,8 +180,8 @@ class _Reader(Expressions):
                 raise self._outside(ast.unparse(statement).partition("\n")[0])
 
     def _assign(self, target: ast.expr, node: ast.expr, scope: dict[str, Any]) -> None:
-        """Binds the value; one that is not read, and has nothing of the program in it, as something of which only its
-        text is known."""
+        """Binds the value; one outside the subset that does not involve the program becomes opaque, known only by its
+        text."""
         before = (self.line, self.globals, self.first_line, self.depth, self.nested, self.nodes, dict(self.ranges))
         try:
             value = self._value(node, scope)
@@ -383,7 +383,7 @@ class _Reader(Expressions):
         raise self._outside(ast.unparse(node).partition("\n")[0])
 
     def _helper(self, called: Callable[..., Any], args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
-        """The value of a helper function, read in its place."""
+        """The value of a helper function, executed inline."""
         if self.depth >= _DEPTH_MAX:
             raise self._outside(f"{node}: too many calls inside of each other")
         if any(is_once(each) for each in (*args, *named.values())):

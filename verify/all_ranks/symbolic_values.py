@@ -1,6 +1,6 @@
 """The values of the symbolic interpreter: ranges, arrays, pipelines, chunks.
 
-Whole numbers are `Term`s of `optcc.verify.all_ranks.symbolic`; these classes are everything else in the subset.
+Whole numbers are `Term`s of `optcc.verify.all_ranks.symbolic`; these classes are all other values of the subset.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Enumerated:
 
 @dataclass(frozen=True, slots=True)
 class Zipped:
-    """Pipelines walked side by side, perhaps with what an endless generator yields."""
+    """Pipelines iterated in parallel, possibly with an endless generator."""
 
     parts: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """An array, one entry a lane."""
+    """An array with one entry per lane."""
 
     lane: str
     count: Term
@@ -104,21 +104,21 @@ class SymbolicTree:
 
 @dataclass(frozen=True, slots=True)
 class FirstOf:
-    """A list of which only the first entry is known."""
+    """A list with only its first entry known."""
 
     first: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A value that only its text is known of: equal texts are equal values."""
+    """A value known only by its text: equal texts are equal values."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`of.name`, to be called."""
+    """The bound method `of.name`."""
 
     of: Any
     name: str
@@ -126,7 +126,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Endless:
-    """What a generator yields each time, in an endless loop."""
+    """An endless generator and the value that it yields."""
 
     value: Any
 
@@ -139,7 +139,7 @@ class Thing:
 
 
 def is_once(value: Any) -> bool:
-    """Whether Python could iterate over it once only."""
+    """True for an iterator, which Python can traverse only once."""
     return isinstance(value, Product | Enumerated | Zipped) or (
         isinstance(value, Lazy) and isinstance(value.node, ast.GeneratorExp)
     )
@@ -154,7 +154,7 @@ def shown(value: Any) -> str:
 
 
 def in_range(value: Term, count: Term, ranges: Mapping[str, tuple[Term, Term]]) -> bool:
-    """Whether it is plain to see that 0 <= value < count."""
+    """True if 0 <= value < count follows from the ranges."""
     match value.atom:
         case Var(name):
             return ranges.get(name) == (Term(()), count)
@@ -164,8 +164,8 @@ def in_range(value: Term, count: Term, ranges: Mapping[str, tuple[Term, Term]]) 
 
 
 def digits(value: Term, inner: Term, ranges: Mapping[str, tuple[Term, Term]]) -> tuple[Term | None, Term]:
-    """(a, b) with value = a * inner + b and 0 <= b < inner for a positive `inner`, where that is plain to see; a is
-    None where not."""
+    """(a, b) with value = a * inner + b and 0 <= b < inner for a positive `inner`, if that follows from the ranges,
+    else a is None."""
     high, low = Term(()), Term(())
     for monomial, factor in value.parts:
         part = Term(((monomial, factor),))
