@@ -18,7 +18,7 @@ import optcc
 from optcc.errors import OptccError, RuntimeFault
 from optcc.experiments.fabric import Fabric, find_mpirun
 from optcc.experiments.peers_contenders import READY_S, PeerJob
-from optcc.experiments.record import stolen_jiffies, stolen_share
+from optcc.experiments.record import busy_jiffies, stolen_jiffies, stolen_share
 
 END_S = 10.0
 TEAM_S = 3600.0
@@ -173,10 +173,3 @@ def last_words(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip(" -")]
     errors = [line for line in lines if re.match(r"(optcc: |[A-Za-z_.]*(Error|Fault|Missing|Exception)\b)", line)]
     return re.sub(r"\s+", " ", next(iter(reversed(errors or lines)), "without a word"))[:200]
-
-
-def busy_jiffies() -> int:
-    """Processor time of this machine so far that was neither idle nor stolen."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:8]
-    user, nice, system, _, _, irq, softirq = (int(field) for field in fields)
-    return user + nice + system + irq + softirq

@@ -333,14 +333,25 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def stolen_jiffies() -> tuple[int, int]:
-    """(stolen, total) processor time of this machine so far, in jiffies; (0, 0) without /proc/stat."""
+def _jiffies() -> list[int]:
+    """This machine's user, nice, system, idle, iowait, irq, softirq and steal time so far; zeros without /proc/stat."""
     try:
-        fields = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
+        words = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
     except (OSError, IndexError):
-        return 0, 0
-    values = [int(field) for field in fields]
+        return [0] * 8
+    return [int(word) for word in words]
+
+
+def stolen_jiffies() -> tuple[int, int]:
+    """(stolen, total) processor time of this machine so far."""
+    values = _jiffies()
     return values[7], sum(values)
+
+
+def busy_jiffies() -> int:
+    """Processor time of this machine so far that was neither idle nor stolen."""
+    user, nice, system, _, _, irq, softirq, _ = _jiffies()
+    return user + nice + system + irq + softirq
 
 
 def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:

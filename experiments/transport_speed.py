@@ -16,7 +16,6 @@ including the reduction.
 from __future__ import annotations
 
 import os
-import resource
 import select
 import socket
 import statistics
@@ -279,11 +278,6 @@ def _everyones(comm: MPI.Intracomm, own: list[float]) -> npt.NDArray[np.float64]
     return values
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 def run_job(route: str) -> list[TransportTiming]:
     """This rank's part of one job under mpirun, whose messages go by `route`; the rows, at rank 0."""
     from mpi4py import MPI
@@ -334,10 +328,10 @@ def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs
     for round_ in range(1 + ROUNDS):
         for case, work in works.items():
             comm.Barrier()
-            before, stolen, started = _cpu_s(), stolen_jiffies(), time.perf_counter()
+            before, stolen, started = time.process_time(), stolen_jiffies(), time.perf_counter()
             for _ in range(n_runs):
                 work()
-            own = [time.perf_counter() - started, _cpu_s() - before]
+            own = [time.perf_counter() - started, time.process_time() - before]
             steal = stolen_share(stolen, stolen_jiffies())
             everyone = _everyones(comm, own)
             if round_:
