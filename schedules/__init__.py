@@ -1,1 +1,1 @@
-"""The schedule library: one family a file, written in the schedule language, with formula and source."""
+"""The schedule library: one family per file, written in the schedule language, with formula and source."""

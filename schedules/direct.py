@@ -14,9 +14,9 @@ from optcc.dsl import Program, schedule
 def direct(program: Program) -> None:
     """Every rank owns 1/p of the message: all send each owner its section, and the owner sends it back to all.
 
-    In step s rank i sends to rank i + s, so no port is asked for twice in a step. The steps of a half do not wait for
-    each other, so each half costs one latency: with one segment 2(p - 1)/p * n / B + 2 alpha, a ring's bytes in two
-    hops. For that a receiver needs slots for p - 1 messages, and the core must carry every pair of ranks at full rate.
+    In step s rank i sends to rank i + s, so no port is used twice in a step. The steps of a half are independent, so
+    each half costs one latency: with one segment 2(p - 1)/p * n / B + 2 alpha, a ring's bytes in two
+    hops. This requires slots for p - 1 messages at each receiver, and full rate between every pair of ranks.
 
     >>> [str(transfer) for transfer in direct(n_ranks=3)][1:4]
     ['1->2 s0 c2 reduce [reduce-scatter]', '2->0 s0 c0 reduce [reduce-scatter]', '0->2 s0 c2 reduce [reduce-scatter]']

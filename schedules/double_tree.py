@@ -12,7 +12,7 @@ from optcc.trees import Tree
 
 
 class Edge(NamedTuple):
-    """What joins `child` to `parent` in tree `tree`, 0 or 1; the child is at `level`, its tree's root at level 0."""
+    """The edge from `child` to `parent` in tree `tree`, 0 or 1; the child is at `level`, the root at level 0."""
 
     tree: int
     child: int
@@ -23,9 +23,9 @@ class Edge(NamedTuple):
 def two_trees(p: int) -> tuple[Tree, Tree]:
     """Two binary trees of depth floor(log2 p) over p ranks, such that no rank has children in both.
 
-    In the first the ranks stand in order from left to right, and those at even places, counted from 0, are the leaves.
-    The second is its mirror image if p is even; if p is odd, every rank moves one place to the left, the first to the
-    end. Either way the inner ranks of one tree are leaves of the other.
+    In-order traversal of the first gives the ranks in order; those at even positions, counted from 0, are the leaves.
+    The second is its mirror image if p is even; if p is odd, it is the first with the ranks rotated by one position.
+    Either way the inner ranks of one tree are leaves of the other.
 
     >>> two_trees(4)
     (Tree(3 <- 1, 1 <- 0, 1 <- 2), Tree(0 <- 2, 2 <- 3, 2 <- 1))
@@ -36,7 +36,7 @@ def two_trees(p: int) -> tuple[Tree, Tree]:
         raise ScheduleError(f"{p} ranks: must be at least one")
     parents: dict[int, int] = {}
     root = 2 ** (p.bit_length() - 1)
-    for place in range(1, p + 1):  # the height of a place is the number of times that two divides it
+    for place in range(1, p + 1):  # the height of a position is the number of times that two divides it
         step = place & -place
         above = place + step if place // step % 4 == 1 and place + step <= p else place - step
         if place != root:
@@ -51,8 +51,8 @@ def two_trees(p: int) -> tuple[Tree, Tree]:
 def two_colours(trees: tuple[Tree, Tree]) -> tuple[list[Edge], list[Edge]]:
     """The edges of both trees in two sets; in neither has a rank two children, or two parents.
 
-    Such sets exist if a rank has at most two children in both trees together: edges that must be apart form paths and
-    circles of even length. One set is then a step in which no port is asked for twice, up the trees or down.
+    Such a 2-colouring exists if a rank has at most two children in both trees together: conflicting edges form paths
+    and cycles of even length. Each set is then a step in which no port is used twice, up the trees or down.
 
     >>> [[(edge.child, edge.parent) for edge in step] for step in two_colours(two_trees(4))]
     [[(1, 3), (0, 1), (2, 0), (3, 2)], [(2, 1), (1, 2)]]
@@ -87,9 +87,9 @@ def two_colours(trees: tuple[Tree, Tree]) -> tuple[list[Edge], list[Edge]]:
 def double_binary_tree(program: Program) -> None:
     """Two binary trees, half of the message up and down each; the inner ranks of one are leaves of the other.
 
-    A rank with a parent and two children in one tree is a leaf in the other: it sends and receives four halves, so in
-    the long run the time is 2 n / B. In every beat a segment climbs or descends one level, in two steps up and two
-    down, as the paper colours the edges. With k segments and d = floor(log2 p) there are k + 2d - 1 beats, so that in
+    A rank with a parent and two children in one tree is a leaf in the other: it sends and receives four halves, so the
+    asymptotic time is 2 n / B. In every beat a segment moves one level up or down, in two steps up and two down, by
+    the paper's edge colouring. With k segments and d = floor(log2 p) there are k + 2d - 1 beats, so that in
     the order written and with four slots it takes at most (k + 2d - 1) * (2/k * n / B + alpha): two latencies a level
     for small messages. Transfers are written beat by beat: written segment by segment, a list schedule makes them take
     3 n / B at p = 4 and 2.8 n / B at p = 16 (64 segments).

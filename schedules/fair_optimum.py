@@ -3,21 +3,21 @@
 Rank i owns a share w_i of the message: all send i their part of it, and i sends the sum back to all. Then rank i sends
 its parts of the others' shares, 1 - w_i of the message, and its own share to p - 1 others: together 1 + w_i (p - 2)
 times the message, and it receives as much. The shares add up to one, so the loads add up to 2(p - 1), and any loads of
-at least 1 with that sum are the loads of such shares. In proportion to the rates they take the bound T*.
+at least 1 with that sum are the loads of such shares. Loads in proportion to the rates attain the bound T*.
 
 Out and in apart: a share is reduced at u and broadcast from v, and u sends the sum to v. Then u's in port and v's out
 port have the additional load of p - 2, and all others carry the share once. So the shares of the centres of the
-reductions follow from the in rates, those of the broadcasts from the out rates, and any coupling of the two will do;
-the one that is taken has u = v for as much as possible, and at most 2p - 1 pairs (u, v).
+reductions follow from the in rates, those of the broadcasts from the out rates, and any coupling of the two is valid;
+the one used has u = v for as much as possible, and at most 2p - 1 pairs (u, v).
 
-Fair ports serve all at once, so every rank sends to all others at the same time, and none waits for another: while a
-message to one rank waits for a slot or for its data, the messages to the others have the port. The pairs keep step as
-far as the slots and the order of a lane let one of them run ahead, and with few slots that is not far. With equal
-rates, and with one straggler, the rates of max-min fairness are those that the pairs need, and no port ever idles. With
-other rates they are not, and `optcc.passes.lane_assignment` gives a pair that carries more several lanes, which are its
-weight.
+Fair ports serve all flows at once, so every rank sends to all others concurrently: while a message to one rank waits
+for a slot or for its data, the messages to the others use the port. Slots and lane order limit how far one pair can run
+ahead of the others, so with few slots the pairs stay in step. With equal rates, and with one straggler, the max-min
+fair rates are those that the pairs need, and no port idles. With other rates they are not;
+`optcc.passes.lane_assignment` then gives a pair that carries more several lanes, in proportion, which act as the
+weight of the pair.
 
-Of more than `ALL_PAIRS_MAX` servers not all pairs flow at once, but rows of them: see `optcc.schedules.grid_trees`.
+With more than `ALL_PAIRS_MAX` servers only pairs within rows exchange directly: see `optcc.schedules.grid_trees`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: S
 
     With k segments and one straggler (k + 1)/k times n * max(1/out_v, 1/in_v, 2(p-1)/sum out, 2(p-1)/sum in), and two
     hops, three if out and in differ. A segment of all shares has 2(p - 1) transfers for each. While a segment is
-    reduced the one before it is broadcast. GPUs of a server stand around the one whose turn it is. With more than 64
+    reduced the one before it is broadcast. GPUs of a server form a star around each in turn. With more than 64
     servers a segment is one tree up and one down, of 2(p - 1) transfers; it takes some 1000 of them.
 
     >>> schedule = shares(n_ranks=4, segments=3, rates=[(2, 2), (2, 2), (2, 2), (1, 1)])
@@ -120,8 +120,8 @@ def divide(out: Loads, in_: Loads) -> tuple[RankShare, ...]:
 
 
 def stars(share: RankShare, turn: int, gpus: Sequence[int]) -> tuple[Tree, Tree]:
-    """The tree to reduce `share` along and the one to broadcast it along, over the ranks; both end, or start, at the
-    same one. Who is added first, and who is sent to first, changes with the `turn`."""
+    """The trees over the ranks to reduce and to broadcast `share` along; the first ends and the second starts at the
+    same rank. The order of children rotates with the `turn`."""
     p = len(gpus)
     others = [rank % p for rank in range(share.broadcast + 1 + turn, share.broadcast + 1 + turn + p)]
     others.remove(share.broadcast)

@@ -2,13 +2,13 @@
 
 A star for everyone, as in `optcc.schedules.fair_optimum`, has p^2 pairs of ranks, too many for hundreds of them. Here
 the servers stand in rows, and a tree is a star in every row and a small tree, of few children a node, over the centres
-of these stars. So a rank exchanges nearly all its bytes with its row. All rows do the same at the same time: every rank
-sends to all centres of its row, which the trees take in turn. With equal rates, and with one straggler, fair ports give
+of these stars. So a rank exchanges nearly all its bytes with its row. All rows do the same concurrently: every rank
+sends to all centres of its row, which the trees use in turn. With equal rates, and with one straggler, fair ports give
 all these transfers the same rate, and that is the rate that they need.
 
-Two accounts see to the loads, for the trees that reduce and for those that broadcast, in rows of their own. In each, a
-rank is the centre of its row as often as its load asks for, compared with the loads of the others in its row; and the
-top of the tree goes to those that owe most children.
+The loads are balanced by deficits, separately for the trees that reduce and for those that broadcast, with rows of
+their own. A rank is the centre of its row in proportion to its load within the row, and the inner nodes at the top are
+the ranks with the largest deficit of children.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from optcc.schedules.loads import Loads, port_loads, with_gpus
 from optcc.trees import Tree
 
 ROW = 8
-"""Servers of a row, or a few more: with many of them many trees are on their way at once, with few the top is deep."""
+"""Servers per row, or a few more: long rows have many trees in flight at once, short rows a deep top."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """What the ports of one direction have carried and are to carry, in units of the message.
+    """The load so far and the target load of the ports of one direction, in units of the message.
 
-    `members` has a line for each row, with -1 behind the shorter ones. A server is to have `children` children in the
-    mean and be centre of its row for the part `share` of the message; `owed` and `due` are what it lacks of that.
+    `members` has one line per row, padded with -1. A server is to have `children` children on average and to be centre
+    of its row for the part `share` of the message; `owed` and `due` are its deficits in these.
     """
 
     members: Column
@@ -57,7 +57,7 @@ class Account:
         return cls(members, row, children, share, np.zeros(len(rates)), np.zeros(len(rates)))
 
     def earn(self) -> None:
-        """One more tree is to come."""
+        """Adds the demand of one more tree."""
         self.owed[:] += self.children
         self.due[:] += self.share
 
@@ -68,7 +68,7 @@ class Account:
         centres[self.row[root]] = root
         self.due[centres] -= 1
         self.owed[centres] -= (self.members >= 0).sum(axis=1) - 1
-        self.owed[root] += 1  # a root sends nothing up and receives nothing down
+        self.owed[root] += 1  # the root sends nothing up and receives nothing down
         top = centres[centres != root]
         top = np.concatenate(([root], top[np.argsort(-self.owed[top], kind="stable")]))
         above = top[np.arange(len(top) - 1) // degree_for(len(top))]
@@ -79,14 +79,14 @@ class Account:
 
 
 def degree_for(n_rows: int) -> int:
-    """Children of a node of the tree over the centres: fewer make it deeper, more load its nodes unevenly."""
+    """Children per node of the tree over the centres: fewer make it deeper, more make the loads uneven."""
     return 4 if n_rows <= 64 else 8
 
 
 def row_trees(out: Loads, in_: Loads, gpus: Sequence[int]) -> Iterator[tuple[Tree, Tree]]:
-    """Without end: a tree to reduce along and one to broadcast along, of one root, over the ranks.
+    """Endless pairs of trees over the ranks with a common root: to reduce along, and to broadcast along.
 
-    `out` and `in_` are the rates of the servers and `gpus` how many ranks each has, numbered one after the other.
+    `out` and `in_` are the rates of the servers and `gpus` the number of ranks of each, numbered consecutively.
 
     >>> rates = np.ones(9)
     >>> [(up.root, down.root) for (up, down), _ in zip(row_trees(rates, rates, [1] * 9), range(3))]
@@ -105,7 +105,7 @@ def row_trees(out: Loads, in_: Loads, gpus: Sequence[int]) -> Iterator[tuple[Tre
 
 
 def balance(children: Loads, n_rows: int) -> Column:
-    """For each server its row: rows of nearly one length whose servers have nearly as many children together.
+    """The row of each server: rows of nearly equal length, with nearly equal sums of children.
 
     >>> balance(np.array([3.0, 2.0, 2.0, 1.0]), 2).tolist()
     [0, 1, 1, 0]

@@ -1,4 +1,4 @@
-"""AllReduce over servers of several GPUs: what stays inside a server does not load its NICs."""
+"""AllReduce over servers of several GPUs: traffic inside a server does not load its NICs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optcc.topology import Topology
 
 
 def equal_servers(topology: Topology) -> Mapping[str, Any]:
-    """The number of GPUs a server, if it is one and the same."""
+    """The number of GPUs per server, if equal on all."""
     first = topology.servers[0]
     for server in topology.servers:
         if server.gpus != first.gpus:
@@ -32,18 +32,18 @@ def hierarchical(program: Program, gpus: int) -> None:
     The message has a shard for each of the g = `gpus` GPUs of a server, and a shard a part for each of the N servers.
     In the first stage the j-th GPU of every server gets the server's sum of shard j. In the second and third the j-th
     GPUs of all servers are a ring that reduces shard j: g rings side by side, which use all NICs. In the last one
-    every GPU passes its shard on to its server. Inside, parts go in the order in which the ring across wants them.
+    every GPU sends its shard to its server. Inside, parts are sent in the order in which the ring across needs them.
 
     A server sends and receives 2(N - 1)/N of the message, a GPU 2(g - 1)/g through the fabric inside. With the slowest
     server's bandwidth b and fabrics of rate f a GPU, that is 2(N - 1)/N * n / b across and 2(g - 1)/g * n / f inside:
-    their sum one after the other; the larger of them with many segments, where a GPU sends inside and across at once.
+    their sum if sequential, the larger of them with many segments, where a GPU sends inside and across concurrently.
     A rank of a plan sends one message at a time, so there a GPU needs 2(g - 1)/g * n / f + 2(N - 1)/(gN) * n / b.
     Latency adds 2(N + g - 2) alpha to one segment. One GPU a server is the ring, one server the ring inside it.
 
-    If a server has lost NICs, those that are left carry the traffic of all its GPUs: a topology pools the NICs of a
-    server, and b is what they have together. Forwarding as in NCCL's PXN, where a GPU hands what it sends to a peer
-    beside a working NIC, leads to the same loads, so it needs no schedule of its own. Its detour through the fabric is
-    not charged.
+    If a server has lost NICs, the surviving ones carry the traffic of all its GPUs: a topology pools the NICs of a
+    server, and b is their total rate. Forwarding as in NCCL's PXN, where a GPU relays through a peer next to a working
+    NIC, has the same NIC loads, so it needs no schedule of its own. Its detour through the fabric is not
+    counted.
 
     >>> schedule = hierarchical(n_ranks=4, gpus=2)
     >>> schedule.stages

@@ -1,5 +1,5 @@
-"""What the ports of every server are to carry, for schedules that follow the rates; and trees over servers made trees
-over their GPUs."""
+"""Target loads of the ports of every server, for schedules that follow the rates; and expansion of trees over servers
+to trees over their GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rates(topology: Topology) -> Mapping[str, Any]:
 
 
 def port_loads(rates: Loads, total: float) -> Loads:
-    """How often each port carries the message: `total` in all, in proportion to `rates`, but everyone at least once.
+    """The load of each port in messages: `total` in sum, in proportion to `rates`, and at least one each.
 
     >>> port_loads(np.array([2.0, 2.0, 2.0, 1.0]), 6).round(3).tolist()
     [1.667, 1.667, 1.667, 1.0]
@@ -44,7 +44,7 @@ def port_loads(rates: Loads, total: float) -> Loads:
 
 
 def with_gpus(tree: Tree, gpus: Sequence[int], turn: int) -> Tree:
-    """The tree over ranks for one over servers: in each server the rank whose turn it is, the others around it."""
+    """The tree over ranks for a tree over servers: one rank per server in turn, its other ranks around it."""
     first = np.concatenate(([0], np.cumsum(gpus)))[:-1]
     speaker = first + turn % np.array(gpus)
     ranks = np.arange(sum(gpus))

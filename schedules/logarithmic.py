@@ -5,9 +5,9 @@
     rabenseifner         allreduce    2 log2 p             2(p - 1)/p
     bruck                allgather    ceil(log2 p)         (p - 1)/p, for any p
 
-A section is a message of its own, so in a round a rank sends several. Where a time is said to be at most so much, the
-receiver has slots for the messages of a round; it is less where a round begins with the first section that it needs
-while the others are still on their way.
+A section is a message of its own, so in a round a rank sends several. Upper bounds on the time assume slots for the
+messages of a round at the receiver; the time is less where a round starts with its first section while the others are
+still in flight.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from optcc.dsl import Program, schedule
     "IJHPCA 19(1), 2005",
 )
 def recursive_doubling(program: Program) -> None:
-    """Partners at distance 1, 2, 4, ... exchange all they have and add it: the fewest rounds, for small messages.
+    """Partners at distance 1, 2, 4, ... exchange and add their values: the fewest rounds, for small messages.
 
     With one segment and p a power of two, log2 p * (alpha + n / B). Otherwise the first q = 2^floor(log2 p) ranks do
-    that, and each further rank adds its message to that of one of them before and gets the result after: at most
-    (log2 q + 2) * (alpha + n / B). Partners send each other what they had before the exchange, so what arrives waits in
-    a scratch slot. Both add the same two values: all ranks end with the same reduction tree.
+    that, and each further rank adds its message to one of theirs before and receives the result after: at most
+    (log2 q + 2) * (alpha + n / B). Partners send their values from before the exchange, so arrivals are buffered in a
+    scratch slot. Both add the same two values: all ranks end with the same reduction tree.
 
     >>> [str(transfer) for transfer in recursive_doubling(n_ranks=2)][1:3]
     ['1->0 s0 c0 copy [exchange]', '0->0 s0 c0 reduce [exchange]']
@@ -59,7 +59,7 @@ def rabenseifner(program: Program) -> None:
     Doubling: the same backwards. With one segment and p a power of two at most 2 log2 p * alpha + 2(p - 1)/p * n / B,
     exact for alpha = 0 and for p = 2. Otherwise each rank beyond the first q = 2^floor(log2 p) is folded in and out:
     round by round that is (2 log2 q + 2) * alpha + (4 - 2/q) * n / B, and a port is busy for (3 - 2/q) * n / B, which
-    many segments come close to. With one, ranks that are not folded start early and get in the way: up to 1.15 times.
+    many segments come close to. With one, ranks that are not folded start early and cause contention: up to 1.15 times.
 
     >>> [str(transfer) for transfer in rabenseifner(n_ranks=4) if transfer.src == 0][:3]
     ['0->2 s0 c3 reduce [halving]', '0->2 s0 c2 reduce [halving]', '0->1 s0 c1 reduce [halving]']
@@ -96,11 +96,11 @@ def rabenseifner(program: Program) -> None:
     "message-passing systems', IEEE TPDS 8(11), 1997",
 )
 def bruck(program: Program) -> None:
-    """All-gather: at distance 1, 2, 4, ... every rank passes on all slices that it has, or as many as are missing.
+    """All-gather: at distance 1, 2, 4, ... every rank sends all its slices, or as many as are missing.
 
     Before the round of distance d rank r has the slices r, ..., r + d - 1, and sends them to rank r - d. For any p
     and with one segment at most ceil(log2 p) * alpha + (p - 1)/p * n / B, exact for alpha = 0 and for p = 2. Slices
-    lie in their final place, so the paper's rotation at the end falls away.
+    are at their final place, so the paper's final rotation is not needed.
 
     >>> [str(transfer) for transfer in bruck(n_ranks=3)][2:5]
     ['2->1 s2 c0 copy [all-gather]', '0->1 s0 c0 copy [all-gather]', '1->2 s1 c0 copy [all-gather]']

@@ -69,10 +69,10 @@ def optcc(program: Program, stragglers: Sequence[int], gpus: int = 1, turn: int 
     Of p servers m are stragglers; the q = p - m healthy ones own a section each. A straggler sends and receives the
     message once, the least there is, so per section it has two choices. Either it seeds the section with its own data
     and receives it when it is finished: 3-1-4-2. Or it gets the sum of all others from the owner, adds its own data and
-    returns the result: 1-2-3-4. Only one can come last in a sum, so a section passes through one straggler at most,
-    and the other ones seed it. One straggler takes the choices in turn, segment by segment; several take turns in being
-    passed through, section by section. That gives both ports of a straggler work early and late. `turn` says whose turn
-    is first: with 1 instead of 0 and one straggler, it seeds segment 0.
+    returns the result: 1-2-3-4. Only one can be last in a sum, so a section passes through at most one straggler,
+    and the others seed it. One straggler alternates between the choices, segment by segment; of several each is passed
+    through in turn, section by section. So both ports of a straggler are busy early and late. `turn` is the first
+    turn: with 1 instead of 0 and one straggler, it seeds segment 0.
 
     A healthy server sends and receives (q - 1)/q of the message in stage 1, as much in stage 4, and in stages 2 and 3
     one section to and one from every straggler: together (2(q - 1) + m)/q. With rates B and B/l, l of the slowest:

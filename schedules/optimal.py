@@ -1,20 +1,20 @@
-"""The exact optimum for any bandwidths, out of small trees: every chunk goes up one tree and down another, and the
-trees take turns so that each port carries the share of the traffic that its rate is of all rates.
+"""The exact optimum for any bandwidths, from small trees: every chunk is reduced along one tree and broadcast along
+another, and the trees alternate so that each port carries traffic in proportion to its rate.
 
-Why that is enough. In the tree model endpoint v sends 1 - x_v + B_v times the message: its own part of the reduction
+Why this is optimal. In the tree model endpoint v sends 1 - x_v + B_v times the message: its own part of the reduction
 unless it is the root (a share x_v of the time), and its children B_v in the broadcast; it receives 1 - x_v + R_v times,
 with R_v children in the reduction. B and R add up to p - 1. The out loads and the in loads may be chosen apart, as any
 numbers of at least 1 that add up to 2(p - 1): a star around u on the way up and a star around w on the way down,
-joined by one step from u to w, load nobody more than once but u on the in side and w on the out side, and every choice
-of loads is a mixture of such pairs. So the time is the bound n * max(1/out, 1/in, 2(p-1)/sum out, 2(p-1)/sum in).
+joined by one step from u to w, load each port once except u's in port and w's out port, and every choice of loads is a
+mixture of such pairs. So the time is the bound n * max(1/out, 1/in, 2(p-1)/sum out, 2(p-1)/sum in).
 
-A star makes a chunk wait for p - 1 others at its centre; trees of a small degree have the same loads in the mean and
-let a chunk through in degree * log(p) steps. `tree_pairs` keeps for every endpoint an account of the children that it
-still owes, and each chunk takes as inner nodes those that owe the most.
+A star serialises p - 1 transfers of a chunk at its centre; trees of small degree have the same average loads and pass a
+chunk in degree * log(p) steps. `tree_pairs` keeps for every endpoint its deficit of children, and the inner nodes for
+each chunk are the endpoints with the largest deficits.
 
-Many servers of one rate all owe the same, whatever tree comes next, and a tree of depth three and more goes wrong a
-little at every level. Where the network stores messages, they stand in rows instead (`optcc.schedules.grid_trees`): all
-but an eighth of what a server exchanges stays in its row, and the rows keep step by themselves.
+Many servers of one rate have equal deficits, so the order of trees is arbitrary, and trees of depth three and more add
+jitter at every level. With `fifo` ports they form rows instead (`optcc.schedules.grid_trees`): all but an eighth of a
+server's traffic stays in its row, and the rows stay in step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
 from optcc.trees import Tree
 
 ROWS_SEGMENTS = 1024
-"""With fewer segments filling the rows costs more than they are better at: with 256 servers and one at half rate, rows
+"""With fewer segments the fill time of rows outweighs their gain: with 256 servers and one at half rate, rows
 are 1.02 of the bound and trees 1.05 with 2048 segments, 1.08 and 1.07 with 512, 1.30 and 1.14 with 128."""
 ACCEPTS = "any servers, out and in apart; NICs of a server pooled"
 PAPER = "optcc, docs/bounds.md: the fluid optimum by tree packing"
@@ -46,7 +46,7 @@ PAPER = "optcc, docs/bounds.md: the fluid optimum by tree packing"
 @schedule(name="optimal", accepts=ACCEPTS, paper=PAPER, configure=rates)
 def optimal_stored(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
     """`optimal` for ports that serve one at a time while the network stores: more than 64 servers, most of them of one
-    rate, stand in rows if there are 1024 segments or more.
+    rate, form rows if there are 1024 segments or more.
 
     >>> optimal.under("fifo").name, optimal.under("exclusive") is optimal
     ('optimal', True)
@@ -61,7 +61,7 @@ def optimal(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: 
     """Each segment is reduced along one tree and broadcast along another; loads follow the rates of the servers.
 
     With k segments: n * max(1/out_v, 1/in_v, 2(p-1)/sum out, 2(p-1)/sum in) for any rates, and a fill of about
-    degree * log(p) segments. GPUs of a server stand around the one whose turn it is.
+    degree * log(p) segments. The GPUs of a server form a star around one of them, in turn.
 
     >>> schedule = optimal(n_ranks=4, segments=3, rates=[(2, 2), (2, 2), (2, 2), (1, 1)])
     >>> schedule.stages, len(schedule)
@@ -77,14 +77,14 @@ def optimal(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: 
 
 
 def degree_for(endpoints: int) -> int:
-    """Children of an inner node: fewer make more steps, more of them make each step longer."""
+    """Children per inner node: fewer make more steps, more make each step longer."""
     return 2 if endpoints <= 8 else 4 if endpoints <= 128 else 8
 
 
 def tree_pairs(out: Loads, in_: Loads, gpus: Sequence[int]) -> Iterator[tuple[Tree, Tree]]:
-    """Without end: a tree to reduce along and one to broadcast along, of one root, over the ranks.
+    """Endless pairs of trees over the ranks with a common root: to reduce along, and to broadcast along.
 
-    `out` and `in_` are the rates of the servers and `gpus` how many ranks each has, numbered one after the other.
+    `out` and `in_` are the rates of the servers and `gpus` the number of ranks of each, numbered consecutively.
     """
     n_servers = len(gpus)
     children = [port_loads(rates, 2.0 * (n_servers - 1)) - 1 if n_servers > 1 else np.zeros(1) for rates in (out, in_)]
@@ -95,18 +95,18 @@ def tree_pairs(out: Loads, in_: Loads, gpus: Sequence[int]) -> Iterator[tuple[Tr
     for turn in count():
         owed += children
         root = int(np.minimum(owed[0], owed[1]).argmax())
-        owed[:, root] += 1  # a root sends nothing up and receives nothing down
+        owed[:, root] += 1  # the root sends nothing up and receives nothing down
         up = grow(owed[1], root, degree, urgent, leaves_last=True)
         down = grow(owed[0], root, degree, urgent)
         yield (up, down) if max(gpus) == 1 else (with_gpus(up, gpus, turn), with_gpus(down, gpus, turn))
 
 
 def grow(owed: Loads, root: int, degree: int, urgent: Column, *, leaves_last: bool = False) -> Tree:
-    """A tree at `root` whose inner nodes are those that owe the most children; what they got is taken off `owed`.
+    """A tree at `root` whose inner nodes are those with the largest deficits `owed`, which are then reduced.
 
-    A node gets what it owes, at least `degree` children (the root at least one). The most urgent leaf hangs below the
-    root, where it waits least; the others come after the inner nodes, the most urgent first. `leaves_last` lists all
-    leaves behind the inner nodes, those near the root last: a reduction begins with what waits for nobody.
+    A node gets its deficit, at least `degree` children (the root at least one). The leaf with the largest deficit is a
+    child of the root, where it waits least; the others follow the inner nodes, in order of deficit. `leaves_last` puts
+    all leaves after the inner nodes, those near the root last: a reduction starts with independent transfers.
     """
     order, parent = np.empty(len(owed), dtype=np.int64), np.empty(len(owed), dtype=np.int64)
     _kernels().grow(owed, root, degree, urgent, leaves_last, order, parent)

@@ -26,13 +26,13 @@ from optcc.trees import Tree
 
 
 def fastest_senders_first(topology: Topology) -> Mapping[str, Any]:
-    """For a broadcast: the ranks by their out rates, since whoever comes last sends nothing."""
+    """For a broadcast: the ranks sorted by out rate, as the last one sends nothing."""
     any_flat(topology)
     return {"order": _fastest_first(topology.out)}
 
 
 def fastest_receivers_first(topology: Topology) -> Mapping[str, Any]:
-    """For a reduction: the ranks by their in rates, since whoever is farthest from the root receives nothing."""
+    """For a reduction: the ranks sorted by in rate, as the one farthest from the root receives nothing."""
     any_flat(topology)
     return {"order": _fastest_first(topology.in_)}
 
@@ -69,7 +69,7 @@ def ring_reduce_scatter(program: Program) -> None:
     paper="Patarasuk and Yuan, 'Bandwidth optimal all-reduce algorithms', JPDC 69(2), 2009",
 )
 def ring_all_gather(program: Program) -> None:
-    """The second half of the ring: slice r starts at its owner r and is passed on until all have it.
+    """The second half of the ring: slice r starts at its owner r and is forwarded until all have it.
 
     Every rank sends and receives (p - 1)/p of the message in p - 1 steps, so the time is (p - 1)/p * n / b with the
     slowest rank's bandwidth b, and (p - 1) alpha more with one segment. Without stragglers no schedule needs fewer n/b.
@@ -113,7 +113,7 @@ def chain_broadcast(program: Program, order: Sequence[int] = ()) -> None:
 def chain_reduce(program: Program, order: Sequence[int] = ()) -> None:
     """Segment after segment gathers contributions up a chain to the root, the rank that is last in `order` begins.
 
-    All ranks but the root send n, all but the first receive it: the broadcast backwards, and as fast. A rank that
+    All ranks but the root send n, all but the first receive it: the broadcast reversed, and as fast. A rank that
     receives slowly costs nothing at the far end of the chain. With k segments and equal rates
     (k + p - 2)/k * n / B + (p - 1) alpha.
 
@@ -132,8 +132,8 @@ def chain_reduce(program: Program, order: Sequence[int] = ()) -> None:
 def binary_tree_broadcast(program: Program, order: Sequence[int] = ()) -> None:
     """Segment after segment goes down a complete binary tree, level by level in `order`: the last ranks are leaves.
 
-    Whoever has two children sends 2n: half the bandwidth of the chain at depth d = floor(log2 p) instead of p - 1, so
-    it is for messages that latency decides. With k segments and equal rates 2(k + d - 1)/k * n / B + d alpha, less if
+    A rank with two children sends 2n: half the bandwidth of the chain, at depth d = floor(log2 p) instead of p - 1, so
+    it suits messages dominated by latency. With k segments and equal rates 2(k + d - 1)/k * n / B + d alpha, less if
     the last level is not full. A rank that sends slowly costs nothing as a leaf.
 
     >>> [str(each) for each in binary_tree_broadcast(n_ranks=4, root=3)]  # doctest: +NORMALIZE_WHITESPACE
@@ -151,7 +151,7 @@ def binary_tree_broadcast(program: Program, order: Sequence[int] = ()) -> None:
 def binary_tree_reduce(program: Program, order: Sequence[int] = ()) -> None:
     """Segment after segment gathers contributions up a complete binary tree; the last ranks of `order` are leaves.
 
-    Whoever has two children receives 2n: the broadcast backwards, and as fast. With k segments, equal rates and depth
+    A rank with two children receives 2n: the broadcast reversed, and as fast. With k segments, equal rates and depth
     d = floor(log2 p) 2(k + d - 1)/k * n / B + d alpha, less if the last level is not full. A rank that receives slowly
     costs nothing as a leaf.
 
@@ -176,17 +176,17 @@ def _reduce(program: Program, tree: Tree) -> None:
 
 
 def _slices(program: Program) -> Iterator[tuple[Segment, ...]]:
-    """For each segment of a pipeline, the part of every rank's slice: slices lie where the collective wants them."""
+    """For each segment of a pipeline, the part of every rank's slice, at the slice's place in the buffer."""
     share = Fraction(1, program.n_ranks)
     return zip(*[program.pipeline(sections=1, share=share) for _ in program.ranks], strict=True)
 
 
 def _from_root(program: Program, order: Sequence[int]) -> list[int]:
-    """The ranks in `order`, by number if there is none, but the root first."""
+    """The ranks in `order`, by default by number, with the root moved to the front."""
     root = program.collective.root
     return [root, *(rank for rank in order or program.ranks if rank != root)]
 
 
 def _complete_binary_tree(ranks: Sequence[int]) -> Tree:
-    """All levels are full but the last, which is filled from the left; the levels one after the other are `ranks`."""
+    """A complete binary tree, its last level filled from the left; `ranks` lists its levels from the root."""
     return Tree(column(ranks), column([-1, *(ranks[(i - 1) // 2] for i in range(1, len(ranks)))]))

@@ -30,10 +30,10 @@ EXACT_SERVERS_MAX = 8
 
 
 def rerank(topology: Topology) -> tuple[int, ...]:
-    """The ranks in the order in which a ring should visit them; as numbered unless the topology is rail-only.
+    """The order of the ranks around a ring; by number unless the topology is rail-only.
 
     On a rail-only network two neighbours only use the rails that both of them still have, and the ring is as fast as
-    its weakest link. Servers that keep all rails come in between as bridges where neighbours lost different ones: that
+    its slowest link. Servers that keep all rails serve as bridges between neighbours that lost different ones: this
     idea is R2CCL's, the search is ours. An order is better if its weakest link is stronger, or, if that is equal, its
     next weakest, and so on. Up to eight servers it is the best of all orders, the first in numbered order; for more, a
     local optimum: 2-opt from the numbered order.
@@ -71,7 +71,7 @@ def rerank(topology: Topology) -> tuple[int, ...]:
 
 
 def _two_opt(n: int, link: Callable[[int, int], Fraction]) -> list[int]:
-    """The order 0..n - 1 after reversing parts of it as long as the two links at the part's ends get better."""
+    """2-opt on the order 0..n - 1: reverses parts of it while the two links at their ends improve."""
     order = list(range(n))
     improved = True
     while improved:
@@ -116,7 +116,7 @@ def _every_rate(topology: Topology) -> Mapping[str, Any]:
 
 
 def _rates(topology: Topology) -> tuple[Fraction, ...]:
-    """What each endpoint both sends and receives, bytes/s."""
+    """The rate of each endpoint both ways, in bytes/s."""
     return tuple(min(out, in_) for out, in_ in zip(topology.out, topology.in_, strict=True))
 
 
@@ -161,15 +161,15 @@ def r2ccl_allreduce(program: Program, straggler: int, lost: Fraction) -> None:
     Y = X = `lost`, what the straggler's rate lacks of the others'. The paper counts max(T1, T2) + T3 in units of n/B:
 
         T1 = 2(p - 1)/p * (1 - Y) l       the ring of all, at the straggler's rate
-        T2 = 2(p - 2)/(p - 1) * Y/X       the ring of the healthy, in the bandwidth that the first leaves over
+        T2 = 2(p - 2)/(p - 1) * Y/X       the ring of the healthy, in the remaining bandwidth
         T3 = Y l                          Y goes to the straggler
 
-    and with Y = X that is 2(p - 1)/p + X l. As we read it, T3 covers both ways: the straggler's own part of Y must get
-    into the sum, and can while the result comes back, since ports are full duplex. Here the straggler hands its part
-    over *before*: it seeds each section at the healthy rank where its chain starts, as in OptCC's pattern 3-1-4-2, and
+    and with Y = X that is 2(p - 1)/p + X l. We read T3 as covering both ways: the straggler's own part of Y must be
+    added, and can be while the result returns, since ports are full duplex. Here the straggler sends its part
+    *before*: it seeds each section at the healthy rank where its chain starts, as in OptCC's pattern 3-1-4-2, and
     gets the finished section at the end from the rank where the chain ended. Each of its ports carries
-    2(p - 1)/p * (1 - Y) + Y of the message, the bytes of T1 and T3, so the time in the fluid limit is the paper's. No
-    stage waits for another one to end: segments of both rings alternate and share the ports. With nothing lost this is
+    2(p - 1)/p * (1 - Y) + Y of the message, the bytes of T1 and T3, so the fluid time is the paper's. Stages
+    overlap: segments of both rings alternate and share the ports. With nothing lost this is
     the ring.
 
     >>> built = r2ccl_allreduce(n_ranks=4, segments=8, straggler=3, lost=Fraction(1, 4))
@@ -191,10 +191,10 @@ def r2ccl_allreduce(program: Program, straggler: int, lost: Fraction) -> None:
 def r2ccl_recursive(program: Program, rates: Sequence[Fraction]) -> None:
     """A ring of all ranks, beside it one without the slowest, beside it one without the next slowest, and so on.
 
-    R2CCL's, as secondary sources tell it: with several failures the decomposition is applied again, peeling off faster
-    and faster sub-rings that carry the extra share. Ours is the rest: ranks of equal rate are peeled off together; the
-    shares (`peel`); and every rank that a ring leaves out hands its part of that ring's share over and gets the result
-    from there directly, not through the ranks peeled off later.
+    R2CCL's, according to secondary sources: with several failures the decomposition is applied recursively, peeling off
+    ever faster sub-rings that carry the extra share. Ours is the rest: ranks of equal rate are peeled off together; the
+    shares (`peel`); and every rank outside of a ring exchanges its part of that ring's share with a member directly,
+    not through the ranks peeled off later.
 
     With rates r_1 < ... < r_m, m_j ranks of at least r_j, and the ring of those on the share (r_j - r_(j-1))/r_m, each
     port of a member of ring j carries (2(m_j - 1) + p - m_j)/m_j of that share, of everyone else all of it. The time is
@@ -217,8 +217,8 @@ def peel(rates: Sequence[Fraction]) -> list[Level]:
 
     Ring j gets the share by which its slowest member is faster than that of ring j - 1: with one straggler that is
     R2CCL's Y = X, and with that difference in rate for itself ring j would take 2(m_j - 1)/m_j, less than the first.
-    If only few ranks are fast, handing over may cost them more than it spares the slow. So what a rate exceeds a cap
-    by does not count; the cap is that one of the rates for which the busiest port is done first, the lowest of equals.
+    If only few ranks are fast, the exchange may cost them more than the slow ranks gain. So rates are capped;
+    the cap is the one of the rates for which the busiest port finishes first, the lowest of equals.
 
     >>> peel([Fraction(2), Fraction(1), Fraction(2), Fraction(2)])
     [((0, 1, 2, 3), Fraction(1, 2)), ((0, 2, 3), Fraction(1, 2))]
@@ -239,7 +239,7 @@ def _levels(rates: Sequence[Fraction], steps: Sequence[Fraction]) -> list[Level]
 
 
 def _busiest(levels: Sequence[Level], rates: Sequence[Fraction]) -> Fraction:
-    """How long the busiest port carries bytes, in units of n over the unit of `rates`."""
+    """The busy time of the busiest port, in units of n over the unit of `rates`."""
     carried = [Fraction(0)] * len(rates)
     for ranks, share in levels:
         m, left_out = len(ranks), len(rates) - len(ranks)
@@ -251,7 +251,7 @@ def _busiest(levels: Sequence[Level], rates: Sequence[Fraction]) -> Fraction:
 def _side_by_side(program: Program, levels: Sequence[Level]) -> None:
     """A ring for every level that has a share, segment beside segment.
 
-    Who is no member of a ring adds its part at a member before the ring starts, and gets the result when it is done.
+    A rank outside of a ring sends its part to a member before the ring starts, and receives the result afterwards.
     """
     levels = [(ranks, share) for ranks, share in levels if share]
     pipelines = [program.pipeline(sections=len(ranks), share=share) for ranks, share in levels]

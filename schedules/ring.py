@@ -1,4 +1,4 @@
-"""The ring: what NCCL and Open MPI run for large messages, and what waits for its slowest member."""
+"""The ring: the algorithm of NCCL and Open MPI for large messages, limited by its slowest member."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ring(program: Program) -> None:
 
     Every rank sends and receives 2(p - 1)/p of the message, so the time is 2(p - 1)/p * n / b with the slowest
     rank's bandwidth b: a ring with one rank at half bandwidth takes twice as long. c channels, that is c such rings on
-    1/c of the message each, are here c segments: a rank has one lane to its neighbour, whatever goes through it.
+    1/c of the message each, are here c segments: a rank has one lane to its neighbour for all segments.
 
     >>> len(ring(n_ranks=4)), str(ring(n_ranks=4)[0])
     (24, '0->1 s0 c0 reduce [reduce-scatter]')
@@ -40,7 +40,7 @@ def bidirectional_ring(program: Program) -> None:
     """Two rings side by side, half of the message each way round.
 
     Where every pair of neighbours has a link of its own, both links of a rank are busy and the time is half of a
-    ring's. Here a rank has one port each way, and what is gained is that one half is sent while the other arrives:
+    ring's. Here a rank has one port each way, and the gain is that one half is sent while the other is received:
     with one segment (2p - 3) * max(t, t/2 + alpha) + t + alpha, where t = n/(pB) is the time of a step. The ring
     takes 2(p - 1) * (t + alpha).
 

@@ -1,4 +1,4 @@
-"""StragglAR (arXiv 2505.23523): a reduce-scatter without the rank that is late, exchanges once it is there."""
+"""StragglAR (arXiv 2505.23523): a reduce-scatter without the late rank, and exchanges once it arrives."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def one_straggler(topology: Topology) -> Mapping[str, Any]:
 
 
 class ExchangeRound(NamedTuple):
-    """What is sent at once: every rank sends at most one section and receives at most one.
+    """Concurrent transfers: every rank sends at most one section and receives at most one.
 
-    Rank `owner` and the late rank exchange section `owner` (None: nobody does); each (section, src, dst) of `copies`
-    passes a finished section on. Ranks 0 to p - 2 are those that were there, p - 1 is the late one.
+    Rank `owner` and the late rank exchange section `owner` (None: no exchange); each (section, src, dst) of `copies`
+    forwards a finished section. Ranks 0 to p - 2 are on time, p - 1 is the late one.
     """
 
     owner: int | None
@@ -47,9 +47,9 @@ def stragglar_rounds(p: int) -> tuple[ExchangeRound, ...]:
     The late rank receives at most one of the p - 1 sections in a round, and the section that it exchanges last is then
     at two ranks, which at most double in each further round: p - 1 + ceil(log2 p) - 1.
 
-    In every round the newest section in flight chooses first, so that it doubles. It is sent by those of its holders
-    that hold the fewest sections in flight, to ranks whose own newest is the oldest: to ranks that have nothing newer
-    to send. The next owner is chosen by the same rule, since it sends nothing else in its round.
+    In every round the newest section in flight is assigned first, so that it doubles. Its senders are the holders with
+    the fewest sections in flight, its receivers the ranks whose own newest section is the oldest, which have nothing
+    newer to send. The next owner is chosen by the same rule, since it sends nothing else in its round.
 
     >>> [len(stragglar_rounds(p)) for p in (2, 4, 8, 16, 32)]
     [1, 4, 9, 18, 35]
@@ -96,7 +96,7 @@ def stragglar_rounds(p: int) -> tuple[ExchangeRound, ...]:
     configure=one_straggler,
 )
 def stragglar(program: Program, straggler: int) -> None:
-    """Reduce-scatter among the p - 1 ranks that are there; then each owner exchanges with the late rank, others spread.
+    """Reduce-scatter among the p - 1 ranks on time; then each owner exchanges with the late rank, and sections spread.
 
     For a rank that is late, not slow. Once it arrives it takes p + log2 p - 2 rounds of n/(p - 1) bytes if p is a power
     of two: (p + log2 p - 2)/(p - 1) * n/B + (p + log2 p - 2) alpha, where a ring that waited for it takes
