@@ -507,54 +507,159 @@ RECEIVER_ROWS: tuple[Row[Receiver], ...] = (
 )
 
 
-# --- the usual cases at once ------------------------------------------------------------------------------------------
+# --- memoised transitions ---------------------------------------------------------------------------------------------
 #
-# What nearly every event of a healthy channel does, without a search through the rows. Each gives the state that `step`
-# gives, and stands for the actions that it names; or None: then the table is to be asked. A test holds them to it.
+# A healthy channel takes the same few transitions again and again, at other chunk numbers. The caches below ask `step`
+# once for each, with the numbers shifted to the start, and remember what it said. They have no rules of their own.
+
+_CACHE_MAX = 1 << 14
 
 
-def offer_at_once(link: Link, state: Sender) -> Sender | None:
-    """`offer` where nothing waits: chunk `offered` is to be sent, on its own rail."""
-    number, out = state.offered, state.out
-    own = number % link.n_rails
-    if state.changing or number != state.acked + len(out) or len(out) >= link.window or not state.up >> own & 1:
+class SenderCache:
+    """`step` of a sender for the events of a healthy channel, memoised.
+
+    The table depends on chunk numbers only through differences and, in `Link.share`, through the number modulo
+    n_rails times the number of rails that are up. `tests/property/test_failover_cache.py` holds this to `step`.
+
+    >>> link = Link(n_rails=2, window=2)
+    >>> cache = SenderCache(link)
+    >>> state, rail = cache.offer(link.sender())
+    >>> state.out, rail
+    ((0,), 0)
+    >>> cache.acknowledge(state, 0, 1).acked
+    1
+    """
+
+    __slots__ = ("_acks", "_link", "_offers")
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._offers: dict[tuple[int, tuple[int, ...], int, int], tuple[tuple[int, ...], int] | None] = {}
+        self._acks: dict[tuple[int, tuple[int, ...], int, int, int], tuple[int, tuple[int, ...]] | None] = {}
+
+    def offer(self, state: Sender) -> tuple[Sender, int] | None:
+        """The state after OFFER and the rail of the new chunk, if sending it is the only action; else None."""
+        up, out, acked, offered = state.up, state.out, state.acked, state.offered
+        if state.changing or not up:
+            return None
+        key = up, out, offered - acked, acked % (self._link.n_rails * up.bit_count())
+        try:
+            found = self._offers[key]
+        except KeyError:
+            found = self._offers[key] = self._ask_offer(*key)
+        if found is None:
+            return None
+        return Sender(up, state.epoch, state.start, offered + 1, acked, found[0]), found[1]
+
+    def acknowledge(self, state: Sender, epoch: int, number: int) -> Sender | None:
+        """The state after an ACK if freeing chunks is all that it causes; else None."""
+        up, out, acked, offered = state.up, state.out, state.acked, state.offered
+        if state.changing or not up or epoch != state.epoch:
+            return None
+        if number <= acked:
+            number = acked
+        elif number > offered:
+            return None
+        key = up, out, offered - acked, number - acked, acked % (self._link.n_rails * up.bit_count())
+        try:
+            found = self._acks[key]
+        except KeyError:
+            found = self._acks[key] = self._ask_ack(*key)
+        if found is None:
+            return None
+        return Sender(up, epoch, state.start, offered, acked + found[0], found[1]) if found[0] else state
+
+    def _ask_offer(self, up: int, out: tuple[int, ...], ahead: int, base: int) -> tuple[tuple[int, ...], int] | None:
+        if len(self._offers) >= _CACHE_MAX:
+            self._offers.clear()
+        state = Sender(up, offered=base + ahead, acked=base, out=out)
+        after, actions = step(SENDER_ROWS, self._link, state, Event(OFFER))
+        if len(actions) == 1 and actions[0].message == DATA and actions[0].number == base + ahead:
+            return after.out, actions[0].rail
         return None
-    if NOWHERE in out:
+
+    def _ask_ack(
+        self, up: int, out: tuple[int, ...], ahead: int, n_freed: int, base: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        if len(self._acks) >= _CACHE_MAX:
+            self._acks.clear()
+        state = Sender(up, offered=base + ahead, acked=base, out=out)
+        after, actions = step(SENDER_ROWS, self._link, state, Event(ACK, 0, 0, base + n_freed))
+        return (after.acked - base, after.out) if all(action.kind == FREE for action in actions) else None
+
+
+class ReceiverCache:
+    """`step` of a receiver for the events of a healthy channel, memoised; see `SenderCache`.
+
+    Both methods return the state after the event, which has delivered one chunk or none, and the rail of the
+    acknowledgement, or NOWHERE for none; or None if there are other actions.
+
+    >>> link = Link(n_rails=2, window=2)
+    >>> cache = ReceiverCache(link)
+    >>> state, rail = cache.slot(link.receiver())
+    >>> state.offered, rail
+    (1, -1)
+    >>> state, rail = cache.chunk(state, rail=1, epoch=0, number=0)
+    >>> state.delivered, rail
+    (1, 1)
+    """
+
+    __slots__ = ("_chunks", "_link", "_slots")
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._slots: dict[tuple[int, int, int, int], tuple[int, int, int] | None] = {}
+        self._chunks: dict[tuple[int, int, int, int, int], tuple[int, int, int] | None] = {}
+
+    def slot(self, state: Receiver) -> tuple[Receiver, int] | None:
+        """OFFER: a slot is posted."""
+        delivered, offered = state.delivered, state.offered
+        key = state.up, state.held, offered - delivered, delivered % self._link.n_rails
+        try:
+            found = self._slots[key]
+        except KeyError:
+            found = self._slots[key] = self._ask_slot(*key)
+        if found is None:
+            return None
+        return Receiver(state.up, state.epoch, state.start, offered + 1, delivered + found[0], found[1]), found[2]
+
+    def chunk(self, state: Receiver, rail: int, epoch: int, number: int) -> tuple[Receiver, int] | None:
+        """DATA: chunk `number` of `epoch` has arrived on `rail`, and is to be kept."""
+        delivered, offered = state.delivered, state.offered
+        if epoch != state.epoch or number < delivered:
+            return None
+        key = state.up, state.held, offered - delivered, number - delivered, rail
+        try:
+            found = self._chunks[key]
+        except KeyError:
+            found = self._chunks[key] = self._ask_chunk(*key)
+        if found is None:
+            return None
+        return Receiver(state.up, epoch, state.start, offered, delivered + found[0], found[1]), found[2]
+
+    def _ask_slot(self, up: int, held: int, ahead: int, base: int) -> tuple[int, int, int] | None:
+        if len(self._slots) >= _CACHE_MAX:
+            self._slots.clear()
+        state = Receiver(up, offered=base + ahead, delivered=base, held=held)
+        return _one_delivery(base, *step(RECEIVER_ROWS, self._link, state, Event(OFFER)))
+
+    def _ask_chunk(self, up: int, held: int, slots: int, ahead: int, rail: int) -> tuple[int, int, int] | None:
+        if len(self._chunks) >= _CACHE_MAX:
+            self._chunks.clear()
+        # The offset keeps `offered` from being negative where chunks came before their slots.
+        base = RAILS_MAX * self._link.n_rails
+        state = Receiver(up, offered=base + slots, delivered=base, held=held)
+        after, actions = step(RECEIVER_ROWS, self._link, state, Event(DATA, rail, 0, base + ahead))
+        if not actions or actions[0].kind != KEEP:
+            return None
+        return _one_delivery(base, after, actions[1:])
+
+
+def _one_delivery(base: int, after: Receiver, actions: Actions) -> tuple[int, int, int] | None:
+    """(chunks delivered, chunks kept, rail of the ACK) if the actions are at most one delivery and its ACK."""
+    if [action.kind for action in actions] not in ([], [DELIVER, SEND]):
         return None
-    return Sender(state.up, state.epoch, state.start, number + 1, state.acked, (*out, own))
-
-
-def acknowledge_at_once(state: Sender, epoch: int, number: int) -> Sender | None:
-    """`ack` where nothing waits: chunks `acked` to `number` - 1 are free; none if there is nothing new."""
-    acked, out = state.acked, state.out
-    if epoch != state.epoch or state.changing or state.offered != acked + len(out) or NOWHERE in out:
-        return None
-    if number <= acked:
-        return state
-    if number > state.offered:
-        return None
-    return Sender(state.up, epoch, state.start, state.offered, number, out[number - acked :])
-
-
-def take_slot_at_once(link: Link, state: Receiver) -> Receiver | None:
-    """`offer` to a receiver that keeps nothing, or just the chunk for this slot: then `delivered` of the result is one
-    more, that is to be delivered, and acknowledged on its own rail."""
-    held, delivered = state.held, state.delivered
-    if not held & 1:
-        return Receiver(state.up, state.epoch, state.start, state.offered + 1, delivered, held)
-    if held != 1 or state.offered != delivered or not state.up >> delivered % link.n_rails & 1:
-        return None
-    return Receiver(state.up, state.epoch, state.start, delivered + 1, delivered + 1, 0)
-
-
-def take_chunk_at_once(state: Receiver, rail: int, epoch: int, number: int) -> Receiver | None:
-    """`data` that is next where nothing is kept, on a rail that is up: it is to be kept and, with a slot, delivered at
-    once, as `delivered` of the result says, and acknowledged on `rail`."""
-    if number != state.delivered or state.held or epoch != state.epoch or not state.up >> rail & 1:
-        return None
-    if number < state.offered:
-        return Receiver(state.up, epoch, state.start, state.offered, number + 1, 0)
-    return Receiver(state.up, epoch, state.start, state.offered, number, 1)
+    return after.delivered - base, after.held, actions[1].rail if actions else NOWHERE
 
 
 # --- showing it -------------------------------------------------------------------------------------------------------

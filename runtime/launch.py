@@ -28,16 +28,16 @@ import msgspec
 import numpy as np
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError
-from optcc.runtime.transports.tcp_wire import (
+from optcc.runtime.protocol.frames import WireError
+from optcc.runtime.protocol.hello import (
     ANSWER_BYTES,
     HELLO_BYTES,
     JOB_BYTES,
     PROOF_BYTES,
     SECRET_BYTES,
     Caller,
-    Doorman,
     Hello,
-    WireError,
+    Listener,
 )
 from optcc.units import parse_rate
 
@@ -59,8 +59,6 @@ _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _IFREQ_BYTES = 40
 _EQUAL_RATE = 1
 _MBIT_BYTES = 125_000
-RATE_MIN = _MBIT_BYTES
-"""Declared rates below this are proportions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +386,7 @@ class _Guest:
 
     def __init__(self, sock: socket.socket, secret: bytes, deadline_s: float) -> None:
         self.sock, self.deadline_s = sock, deadline_s
-        self.doorman = Doorman(secret, nonce=os.urandom(32))
+        self.doorman = Listener(secret, nonce=os.urandom(32))
         self.got, self.stage, self.wanted_bytes, self.rank = b"", 0, HELLO_BYTES, -1
 
 

@@ -1,7 +1,7 @@
 """UCX: one process a rank, one UCP context and worker per NIC, tagged messages striped over the NICs by their rates.
 
-A message is cut into pieces as the TCP transport cuts it (`optcc.runtime.transports.tcp_wire.Stripes`), and piece n of
-a channel goes over rail n mod R as a tagged message of its own. UCP keeps messages of one tag and sender in order, so
+A message is cut into pieces as the TCP transport cuts it (`optcc.runtime.protocol.striping`), and each piece goes over
+its rail as a tagged message of its own. UCP keeps messages of one tag and sender in order, so
 the tag is the sender and the channel, and a receive names both. Sends are synchronous: they end once the other end has
 matched them, so nobody runs ahead of the slots that the plan's proof counts on.
 
@@ -23,6 +23,8 @@ import msgspec
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.launch import Meet, Nic
+from optcc.runtime.protocol.bruck import Gathering
+from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.striping import divide_plan
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
@@ -34,8 +36,6 @@ from optcc.runtime.transport import (
     Event,
     MonotonicClock,
 )
-from optcc.runtime.transports.bruck import Gathering
-from optcc.runtime.transports.tcp_wire import Stripes
 from optcc.runtime.transports.ucx_library import CANCELED, OK, TRUNCATED, Port, Request, load
 
 CHUNK_BYTES = 4 << 20
@@ -60,18 +60,18 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Lane:
     """One direction of a channel: the messages under way, oldest first, each with its pieces.
 
-    `peer` is the other end; `n_pieces` counts all that were posted, `n_done` the messages that are over; `pairs` are
-    the NICs at both ends of each rail, and `stripes` says how messages fall on the rails.
+    `peer` is the other end; `n_whole` counts messages that went over one rail, `n_done` the messages that are over;
+    `pairs` are the NICs at both ends of each rail, and `striping` says how messages fall on the rails.
     """
 
-    __slots__ = ("event", "messages", "n_done", "n_pieces", "pairs", "peer", "stripes", "tag")
+    __slots__ = ("event", "messages", "n_done", "n_whole", "pairs", "peer", "striping", "tag")
 
     def __init__(
-        self, peer: int, tag: int, event: Event | None, stripes: Stripes, pairs: Sequence[tuple[int, int]]
+        self, peer: int, tag: int, event: Event | None, striping: Striping, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        self.peer, self.tag, self.event, self.stripes, self.pairs = peer, tag, event, stripes, pairs
+        self.peer, self.tag, self.event, self.striping, self.pairs = peer, tag, event, striping, pairs
         self.messages: deque[tuple[list[Request], Bytes]] = deque()
-        self.n_pieces = self.n_done = 0
+        self.n_whole = self.n_done = 0
 
 
 class UcxTransport:
@@ -96,7 +96,7 @@ class UcxTransport:
         self._ports: list[Port] = []
         self._selector = selectors.DefaultSelector()
         self._failure: RuntimeFault | None = None
-        self._stripes: dict[tuple[int, int], tuple[Stripes, list[tuple[int, int]]]] = {}
+        self._stripings: dict[tuple[int, int], tuple[Striping, list[tuple[int, int]]]] = {}
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._lanes: list[_Lane] = []
@@ -154,7 +154,7 @@ class UcxTransport:
                 handle = self._handles[src, dst, k] = len(self._lanes)
                 self._lanes.append(self._lane(src, dst, k, handle))
             if (src, dst) in parts:
-                self._lanes[handle].stripes = Stripes.of(parts[src, dst])
+                self._lanes[handle].striping = Striping.of(parts[src, dst])
             handles.append(handle)
         return handles
 
@@ -249,14 +249,14 @@ class UcxTransport:
         """A new direction of a channel; the ways to the peer are opened both ways, so that its loss is noticed."""
         peer = dst if src == self.rank else src
         pairs = _pairs(self._book, src, dst)
-        if (src, dst) not in self._stripes:
+        if (src, dst) not in self._stripings:
             rates = [min(self._book[src].nics[mine][1], self._book[dst].nics[theirs][2]) for mine, theirs in pairs]
-            self._stripes[src, dst] = Stripes.of(rates), pairs
+            self._stripings[src, dst] = Striping.of(rates), pairs
         for pair in pairs:
             mine, theirs = pair if src == self.rank else pair[::-1]
             self._ports[mine].connect(peer, self._book[peer].nics[theirs][3])
         event = None if handle < 0 else (SENT if src == self.rank else RECEIVED, handle)
-        return _Lane(peer, src << 32 | number, event, *self._stripes[src, dst])
+        return _Lane(peer, src << 32 | number, event, *self._stripings[src, dst])
 
     def _exchange_lane(self, src: int, dst: int) -> _Lane:
         if (src, dst) not in self._exchange:
@@ -264,17 +264,16 @@ class UcxTransport:
         return self._exchange[src, dst]
 
     def _post(self, lane: _Lane, view: Bytes, is_send: bool) -> None:
-        stripes, pairs = lane.stripes, lane.pairs
+        pairs = lane.pairs
         address = view.__array_interface__["data"][0]
         requests: list[Request] = []
-        for start, end in stripes.cut(len(view), lane.n_pieces, self._chunk_bytes):
-            mine, theirs = pairs[stripes.turns[lane.n_pieces % len(stripes.turns)]]
+        for start, end, rail in cut(lane, len(view), self._chunk_bytes):
+            mine, theirs = pairs[rail]
             port = self._ports[mine if is_send else theirs]
             if is_send:
                 requests.append(port.send(lane.peer, address + start, end - start, lane.tag))
             else:
                 requests.append(port.receive(address + start, end - start, lane.tag))
-            lane.n_pieces += 1
         # The view is kept until the library needs it no more.
         lane.messages.append((requests, view))
         self._active[lane] = is_send

@@ -25,8 +25,6 @@ from optcc.compiler import compile_schedule
 from optcc.faults import Direction, Fault, FaultPlan
 from optcc.plan import RECV_COPY_SEND, RECV_REDUCE_SEND, Plan
 from optcc.runtime.engine import Executor
-from optcc.runtime.transports.sim import Counts, Model, SimNetwork, SimTransport, run_sim
-from optcc.runtime.transports.tcp_wire import Stripes
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import DONE_START, SENT_START, Constraints, Policy, simulate
 from optcc.simulate.dependencies import DONE
@@ -37,6 +35,8 @@ from optcc.topology import Nic, Server, Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
 from tests.property.strategies import Trees
+from tests.reference.stripes import Stripes
+from tests.reference.table_transport import Counts, Model, SimNetwork, SimTransport, run_sim
 
 EXACT = 1e-9
 WHOLE = 1 << 40

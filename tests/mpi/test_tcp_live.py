@@ -58,9 +58,9 @@ class Watched(TcpTransport):
     def _turn(self, wait_s):
         global mark, last_s
         super()._turn(wait_s)
-        for moments, rail in zip(given_up, self._hub.rails):
+        for moments, rail in zip(given_up, self._endpoint.rail_counts):
             moments += [time.monotonic()] * (rail.failures - len(moments))
-        came = sum(rail.received_bytes for rail in self._hub.rails)
+        came = sum(rail.received_bytes for rail in self._endpoint.rail_counts)
         if came >= mark + 4096:
             mark, now_s = came, time.monotonic()
             if now_s - last_s > 0.002:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace as change
 from pathlib import Path
@@ -41,16 +40,12 @@ from optcc.failover import (
     Row,
     Sender,
     acknowledge,
-    acknowledge_at_once,
     ask_again,
     give,
-    offer_at_once,
     put_out,
     resend,
     step,
     table_card,
-    take_chunk_at_once,
-    take_slot_at_once,
 )
 from optcc.verdict import PROVED, REFUTED, UNKNOWN
 from optcc.verify.failover.exploration import (
@@ -192,68 +187,6 @@ def test_exactly_one_row_applies_to_every_event_in_every_state(seed: int) -> Non
         found = [row for row in RECEIVER_ROWS if row.event == event.kind and row.guard(link, receiver, event)]
         assert len(found) == 1, (seed, receiver, event, [row.name for row in found])
         receiver, _ = step(RECEIVER_ROWS, link, receiver, event)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_usual_cases_at_once_are_those_of_the_table(seed: int) -> None:
-    """Whenever a shortcut gives a state, the table gives the same one, and the actions that the shortcut stands for."""
-    rng, link = random.Random(seed), Link(1 + seed % 4, 1 + seed % 5)
-    sender, receiver = link.sender(), link.receiver()
-    taken = Counter[str]()
-    for _ in range(2000):
-        event = random_event(rng, SENDER_EVENTS, link.n_rails)
-        if rng.random() < 0.9:
-            wants_more = sender.offered < sender.acked + link.window + rng.randrange(2)
-            number = rng.choice((sender.acked - 1, sender.acked + 1, sender.sent, sender.sent + 1))
-            answer = Event(ACK, 0, sender.epoch + sender.changing, max(0, number))
-            event = rng.choice((Event(OFFER) if wants_more else answer, answer))
-        wanted, actions = step(SENDER_ROWS, link, sender, event)
-        if event.kind == OFFER and (quick := offer_at_once(link, sender)) is not None:
-            own = sender.offered % link.n_rails
-            assert (quick, wanted.out[-1]) == (wanted, own), (seed, sender, event)
-            assert actions == (Action(SEND, DATA, own, sender.epoch, sender.offered),), (seed, sender, event)
-            taken["offer"] += 1
-        elif event.kind == ACK and (quick := acknowledge_at_once(sender, event.epoch, event.number)) is not None:
-            assert quick == wanted, (seed, sender, event)
-            assert actions == tuple(Action(FREE, number=n) for n in range(sender.acked, quick.acked)), (seed, sender)
-            taken["ack"] += 1
-        sender = wanted
-        event = random_event(rng, RECEIVER_EVENTS, link.n_rails)
-        if rng.random() < 0.9:
-            number = max(0, receiver.delivered + rng.choice((-1, 0, 0, 0, 0, 1)))
-            data = Event(DATA, rng.randrange(link.n_rails), receiver.epoch, number)
-            event = rng.choice((Event(OFFER) if receiver.offered < receiver.delivered + 3 else data, data))
-        after, actions = step(RECEIVER_ROWS, link, receiver, event)
-        n = event.number
-        delivers: Actions = ()
-        if event.kind == OFFER and (soon := take_slot_at_once(link, receiver)) is not None:
-            if soon.delivered > receiver.delivered:
-                own = receiver.delivered % link.n_rails
-                delivers = (
-                    Action(DELIVER, number=receiver.delivered),
-                    Action(SEND, ACK, own, soon.epoch, soon.delivered),
-                )
-            assert (soon, actions) == (after, delivers), (seed, receiver, event)
-            taken["kept slot" if delivers else "slot"] += 1
-        elif event.kind == DATA and (soon := take_chunk_at_once(receiver, event.rail, event.epoch, n)) is not None:
-            if soon.delivered > receiver.delivered:
-                delivers = Action(DELIVER, number=n), Action(SEND, ACK, event.rail, event.epoch, n + 1)
-            assert (soon, actions) == (after, (Action(KEEP, number=n), *delivers)), (seed, receiver, event)
-            taken["chunk" if delivers else "early chunk"] += 1
-        receiver = after
-    assert len(taken) == 6 and min(taken.values()) > 10, (seed, taken)
-
-
-def test_a_healthy_channel_never_asks_the_table() -> None:
-    link = Link(3, 4)
-    sender, receiver = link.sender(), link.receiver()
-    for n in range(20):
-        slot, offered = take_slot_at_once(link, receiver), offer_at_once(link, sender)
-        assert slot is not None and offered is not None
-        delivered, acked = take_chunk_at_once(slot, n % 3, 0, n), acknowledge_at_once(offered, 0, n + 1)
-        assert delivered is not None and acked is not None
-        sender, receiver = acked, delivered
-    assert (sender.acked, receiver.delivered) == (20, 20)
 
 
 def test_the_table_shows_every_row() -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from optcc.errors import InputError
 from optcc.plan import Channel
 from optcc.runtime.launch import Nic
 from optcc.runtime.striping import PARTS, Pair, divide
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.runtime.transports.tcp_wire import Shares
 from tests.unit.rank_threads import Room, run_threads
 
 Rates = list[list[tuple[int, int]]]
@@ -128,30 +125,3 @@ def test_what_a_plan_carries_decides_how_bytes_fall_on_the_nics(is_known: bool, 
 def test_what_carries_nothing_has_no_share() -> None:
     assert divide({(0, 1): 0}, {(0, 1): [(0, 0), (1, 1)]}, [[(1, 1), (1, 1)]] * 2) == {}
     assert divide({}, {}, [[(1, 1)]]) == {}
-
-
-@pytest.mark.parametrize("parts", [(1,), (1, 1), (2, 1), (10, 7), (1, 1, 1), (100, 100, 50), (25, 24), (1000, 3)])
-def test_messages_are_cut_without_gaps_and_in_proportion(parts: tuple[int, ...]) -> None:
-    shares = Shares.of(parts)
-    assert set(shares.turns) == set(range(len(parts)))
-    for n_bytes in (0, 1, 63, 65_536, 1_000_003, 8 << 20):
-        for chunk_bytes in (1000, 1 << 20):
-            pieces = sorted(shares.cut(n_bytes, chunk_bytes))
-            assert pieces[0].start == 0 and pieces[-1].end == n_bytes
-            assert all(before.end == after.start for before, after in pairwise(pieces))
-            assert all(piece.end - piece.start <= chunk_bytes + 64 for piece in pieces)
-            for rail, part in enumerate(parts):
-                over = sum(piece.end - piece.start for piece in pieces if piece.rail == rail)
-                assert over == pytest.approx(n_bytes * part / sum(parts), abs=64)
-
-
-def test_rails_take_turns_with_the_pieces_of_a_long_message() -> None:
-    rails = [piece.rail for piece in Shares.of([2, 1]).cut(12 << 20, 1 << 20)]
-    assert rails.count(0) == 8
-    assert all(set(rails[at : at + 3]) == {0, 1} for at in range(0, 12, 3))
-
-
-@pytest.mark.parametrize(("parts", "words"), [((), "0 rails"), ((1,) * 17, "17 rails"), ((1, 0), "rate 0 B/s")])
-def test_shares_that_cannot_be_are_refused(parts: tuple[int, ...], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Shares.of(parts)

@@ -1,16 +1,13 @@
-"""`optcc.runtime.transports.nic_rates`: what NICs turn out to send, from looks and windows that are made up here."""
+"""`optcc.runtime.protocol.nic_meter`: what NICs turn out to send, from looks and windows that are made up here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from optcc.runtime.transports.nic_rates import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
-from optcc.runtime.transports.tcp_meters import Meters
+from optcc.runtime.protocol.nic_meter import LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
 
 RATE = 25_000_000
 
@@ -157,21 +154,3 @@ def test_a_slow_nic_is_forgiven_for_two_quick_samples_in_a_row_and_not_for_one()
     meter.close(quick, 0.0625)
     meter.close(quick, 0.0625)
     assert meter.at_most is None
-
-
-@pytest.mark.parametrize("other_bytes", [0, LOADED_BYTES])
-def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: int) -> None:
-    lines = [SimpleNamespace(awaits=True, suspect=False, waiting_bytes=n) for n in (LOADED_BYTES, other_bytes)]
-    rails = [SimpleNamespace(mine=nic, theirs=nic, line=line) for nic, line in enumerate(lines)]
-    hub: Any = SimpleNamespace(
-        rank=0,
-        nics=[SimpleNamespace(out_rate=RATE)] * 2,
-        book=[[("", "", 0, RATE, RATE)] * 2] * 2,
-        settings=SimpleNamespace(learn_rates=True),
-        outs={1: SimpleNamespace(peer=1, rails=rails)},
-    )
-    meters = Meters(hub)
-    meters.look(0.01, 0.01)
-    assert [(meter._loaded, meter._alone) for meter in meters._meters] == (
-        [(1, 1), (0, 0)] if other_bytes == 0 else [(1, 0), (1, 0)]
-    )

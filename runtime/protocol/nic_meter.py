@@ -1,11 +1,10 @@
-"""What the NICs of a rank turn out to send, by the traffic that flows anyway. No I/O, no clock.
+"""How fast the NICs of a rank send, estimated from the traffic that flows anyway. No I/O, no clock.
 
-A `NicMeter` judges one NIC. It is shown *looks*, several to a *window*: whether bytes were on their way over the NIC
-each time, and then what the window carried. A window in which every look found some, and the receivers had room, says
-what the NIC sends at most, and any traffic what it sends at least. Neither is a rate by itself: a NIC may wait for a
-host that is busy elsewhere, or for a link that has failed. So a NIC counts as slower than declared only if each of
-several full windows says so, and only beside the other NICs of its host, which wait for the same host: windows count
-in which another NIC was idle while this one was not.
+A `NicMeter` judges one NIC from windows of samples: whether the NIC was backlogged at each sample, and what the window
+carried. A window that was backlogged throughout, with open receive windows, bounds the NIC's rate from above; any
+traffic bounds it from below. Neither is a rate by itself: a NIC may wait for a host that is busy elsewhere, or for a
+path that has failed. So a NIC counts as slower than declared only if several full windows say so, and only relative to
+the other NICs of its host, which wait for the same host: windows count in which another NIC was idle meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from optcc.runtime.launch import RATE_MIN
+from optcc.runtime.protocol.settings import RATE_MIN
 
 LOOKS_MIN = 3
 """A window has so many looks at least, and takes about so long."""

@@ -21,9 +21,14 @@ from optcc.plan import Channel, Plan
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Executor
 from optcc.runtime.transport import RECEIVED, SENT
-from optcc.runtime.transports import sim
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
-from optcc.runtime.transports.sim import (
+from optcc.schedules.optcc import optcc
+from optcc.schedules.ring import ring
+from optcc.topology import Nic, Server, Topology
+from optcc.verdict import PROVED, Verdict
+from optcc.verify.plan import verify_plan
+from tests.reference import table_transport as sim
+from tests.reference.table_transport import (
     Counts,
     Model,
     Outage,
@@ -34,11 +39,6 @@ from optcc.runtime.transports.sim import (
     encode,
     run_sim,
 )
-from optcc.schedules.optcc import optcc
-from optcc.schedules.ring import ring
-from optcc.topology import Nic, Server, Topology
-from optcc.verdict import PROVED, Verdict
-from optcc.verify.plan import verify_plan
 
 Floats = npt.NDArray[np.float32]
 CHUNK_BYTES = 64

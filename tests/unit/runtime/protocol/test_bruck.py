@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optcc.runtime.transports.bruck import Gathering
+from optcc.runtime.protocol.bruck import Gathering
 
 
 @pytest.mark.parametrize("n_ranks", [*range(1, 18), 64])

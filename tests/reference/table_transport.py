@@ -6,7 +6,7 @@ the memory, the wire and the clock of that table. Two networks:
 - *Rails* without rates: a rail is a plane with one NIC in every rank. This is to try the protocol. An outage takes a
   NIC, or the plane, down at a seeded moment and may bring it back; what is in flight on it may be lost.
 - A *topology*: NICs have the rates of the topology each way, a chunk occupies the out port of one NIC and the in port
-  of another (`optcc.runtime.transports.sim_ports`), and so time is that of `optcc.simulate`. A message is striped over
+  of another (`tests.reference.table_ports`), and so time is that of `optcc.simulate`. A message is striped over
   the NICs that its two servers have in common as over TCP, and a chunk is sent only when its slot is posted. A NIC that
   fails stands still with what it carries; once the sender knows, those chunks go out on another NIC.
 
@@ -73,9 +73,9 @@ from optcc.plan import Channel
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, ChannelNumbers
 from optcc.runtime.transport import Event as TransportEvent
 from optcc.runtime.transports.rank_end import RankEnd
-from optcc.runtime.transports.sim_ports import NEVER, FairPorts, FifoPorts, Packet, Ports, Seconds
-from optcc.runtime.transports.tcp_wire import Stripes
 from optcc.topology import Nic, Server, Topology
+from tests.reference.stripes import Stripes
+from tests.reference.table_ports import NEVER, FairPorts, FifoPorts, Packet, Ports, Seconds
 
 Model = Literal["fifo", "fair"]
 N_RAILS = 2

@@ -1,0 +1,444 @@
+"""`Endpoint`: one rank's end of the protocol, for a driver that owns the wire and the clock. No I/O.
+
+The driver sets `now_s`, calls an entry point, and then
+
+    connects what is in `to_dial`, closes what is in `to_close`, limits the unsent bytes of what is in `to_limit`;
+    writes: `next_to_write()`, its `views()`, `written(n)`, until there is none;
+    calls `tick` at `next_tick_s`, with fresh samples (`KernelReport`) of what is in `watched()`.
+
+Entry points are `open`, `post_send`, `post_recv`, `poll_events` for the program; `connected`, `dial_failed`,
+`accepted`, `received_hello`, `received`, `filled`, `broken` for connections; `nic_changed` for NICs; `tick` for the
+time. None of them waits. `failure` ends every wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from optcc.errors import InputError
+from optcc.plan import Channel
+from optcc.runtime.protocol.channel import RecvChannel, SendChannel
+from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
+from optcc.runtime.protocol.frames import (
+    BACK_FRAME,
+    CHANNELS_MAX,
+    DOUBT_FRAME,
+    GONE_FRAME,
+    RATE_FRAME,
+    Checksum,
+    WireError,
+)
+from optcc.runtime.protocol.handshake import Accepting, Dialing
+from optcc.runtime.protocol.hello import NONCE_BYTES, Hello, Listener
+from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.liveness import WATCH_S, Connection
+from optcc.runtime.protocol.local import Established, LocalRank
+from optcc.runtime.protocol.membership import find_failure
+from optcc.runtime.protocol.outbound import Outbound
+from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.protocol.reports import Reports
+from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.protocol.striping import Striping
+from optcc.runtime.protocol.suspicion import Suspicion
+from optcc.runtime.striping import divide_plan
+from optcc.runtime.transport import ChannelNumbers
+from optcc.runtime.transport import Event as TransportEvent
+
+TICK_S = 0.1
+_TICK_SHARE = 0.02
+"""Of the time, at most, is spent on samples and ticks."""
+_HALF_OPEN_SPARE = 16
+
+Ends = tuple[Outbound, SendChannel] | tuple[Inbound, RecvChannel]
+
+
+class Endpoint(LocalRank):
+    """One rank's end of the network of a job; see `LocalRank` for its arguments.
+
+    `outbounds` and `inbounds` are the directions to and from each peer; `accepting` are connections whose caller is not
+    proved.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        rank: int,
+        book: Sequence[Sequence[NicEntry]],
+        *,
+        job: bytes,
+        secret: bytes,
+        draw: Callable[[int], bytes],
+        checksum: Checksum | None = None,
+        now_s: float = 0.0,
+    ) -> None:
+        super().__init__(settings, rank, book, job=job, secret=secret, draw=draw, checksum=checksum, now_s=now_s)
+        self.outbounds: dict[int, Outbound] = {}
+        self.inbounds: dict[int, Inbound] = {}
+        self.reports = Reports(self, self.inbounds)
+        self.suspicion = Suspicion(self)
+        self.rates = Rates(self, self.outbounds)
+        self.accepting: dict[Accepting, None] = {}
+        self._ticked_s, self._tick_s = now_s, WATCH_S
+        self._numbers = ChannelNumbers()
+        self._handles: dict[tuple[int, int, int], int] = {}
+        self._ends: list[Ends] = []
+        # Posts whose events have not been polled; whether the program says when it may not call again for long.
+        self._n_awaited, self._is_settled = 0, False
+
+    # --- the program
+
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
+        """See `Transport`. Rails to the destinations are dialled at the next tick."""
+        handles: list[int] = []
+        between: Counter[tuple[int, int]] = Counter()
+        for channel, n_bytes in zip(channels, carried, strict=False):
+            between[channel.src, channel.dst] += n_bytes
+        stripings = self._stripings_for(between)
+        n_ranks = len(self.book)
+        for src, dst, k in self._numbers.take(channels, group):
+            if not (0 <= src < n_ranks and 0 <= dst < n_ranks) or src == dst:
+                raise InputError(f"channel {src}->{dst}: must join two ranks below {n_ranks}")
+            if k >= CHANNELS_MAX:
+                raise InputError(f"channel {src}->{dst} number {k}: must be below {CHANNELS_MAX}")
+            if self.rank not in (src, dst):
+                handles.append(-1)
+                continue
+            handle = self._handles.get((src, dst, k))
+            if handle is None:
+                handle = self._handles[src, dst, k] = len(self._ends)
+                if src == self.rank:
+                    outbound = self.outbound(dst)
+                    self._ends.append((outbound, outbound.channel(k)))
+                else:
+                    inbound = self.inbound(src)
+                    self._ends.append((inbound, inbound.channel(k)))
+                self._ends[-1][1].handle = handle
+            if (src, dst) in stripings:
+                self._ends[handle][1].striping = stripings[src, dst]
+            handles.append(handle)
+        return handles
+
+    def post_send(self, handle: int, view: memoryview) -> SendConnection | None:
+        """Queues a message; returns a connection that is to be written at once, if there is just one."""
+        outbound, channel = self._ends[handle]
+        assert isinstance(outbound, Outbound) and isinstance(channel, SendChannel), f"channel {handle}: ends here"
+        self._n_awaited += 1
+        connection = outbound.post_eager(channel, view)
+        if connection is None:
+            outbound.post(channel, view)
+        return connection
+
+    def post_recv(self, handle: int, view: memoryview) -> bool:
+        """Posts the slots of a message; True if something is to be written at once."""
+        inbound, channel = self._ends[handle]
+        assert isinstance(inbound, Inbound) and isinstance(channel, RecvChannel), f"channel {handle}: starts here"
+        self._n_awaited += 1
+        if inbound.post_eager(channel, view):
+            return False
+        inbound.post(channel, view)
+        return True
+
+    def poll_events(self) -> list[TransportEvent]:
+        """Takes `events`. A program that waits for no more of them may not call again for long, so reports that peers
+        may wait for are released then."""
+        events, self.events = self.events, []
+        self._n_awaited -= len(events)
+        if self.reports.is_owed and self._n_awaited <= 0 and not self._is_settled:
+            self.reports.release_owed()
+        return events
+
+    def settle_later(self) -> None:
+        """The program itself says when it may not call again for long; see `optcc.runtime.transport.Defers`."""
+        self._is_settled = True
+
+    def bye(self, connection: Established) -> bytes:
+        """The last bytes on a connection; empty where they cannot be sent.
+
+        The states of all channels come first, on each connection: those that were sent last may be lost with a rail,
+        and nobody can ask again.
+        """
+        frame = connection.bye(self.failure is not None)
+        inbound = self.inbounds.get(connection.peer)
+        if not frame or inbound is None:
+            return frame
+        return inbound.final_states(connection.session) + frame
+
+    def may_leave(self) -> bool:
+        """True if nothing is lost when this rank closes its connections.
+
+        Everything is written; the peers have acknowledged all messages, also eager ones, which a connection that is
+        reset would take with it; and no peer has lost all its connections, so that the last states reach it.
+        """
+        if any(connection.blocked for connection in self.up):
+            return False
+        for peer in (self.outbounds.keys() | self.inbounds.keys()) - self.left.keys():
+            outbound, inbound = self.outbounds.get(peer), self.inbounds.get(peer)
+            if outbound is not None and outbound.has_work():
+                return False
+            was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
+            is_joined = (outbound is not None and bool(outbound.connections)) or (
+                inbound is not None and inbound.is_joined()
+            )
+            if was_joined and not is_joined:
+                return False
+        return True
+
+    # --- what the driver is to do
+
+    def has_to_write(self) -> bool:
+        """True if `next_to_write` has something."""
+        return bool(self.to_send or self.to_report)
+
+    def next_to_write(self) -> Established | None:
+        """The next connection that has something to write. Eager messages carry the reports to their peer."""
+        if self.to_send:
+            connection, _ = self.to_send.popitem()
+            if connection.can_carry_reports():
+                self.reports.attach(connection, self.now_s)
+            return connection
+        return self.to_report.popitem()[0] if self.to_report else None
+
+    def watched(self) -> list[Connection]:
+        """The connections of which a tick wants a fresh sample."""
+        watched: list[Connection] = []
+        for outbound in self.outbounds.values():
+            for rail in outbound.rails:
+                if rail.connection is not None:
+                    if rail.connection.awaits:
+                        watched.append(rail.connection)
+                elif rail.dialing is not None:
+                    watched.append(rail.dialing)
+        for inbound in self.inbounds.values():
+            watched += [each for each in inbound.connections if each is not None and each.awaits]
+        return watched
+
+    def connections(self) -> list[Connection]:
+        """All connections, in whatever state."""
+        found: list[Connection] = [*self.accepting, *self.up]
+        for outbound in self.outbounds.values():
+            found += [rail.dialing for rail in outbound.rails if rail.dialing is not None]
+        return found
+
+    # --- connections
+
+    def connected(self, dialing: Dialing) -> bytes:
+        """The transport below is connected: what to send."""
+        self.outbounds[dialing.peer].connected(dialing)
+        return dialing.opening
+
+    def dial_failed(self, dialing: Dialing, *, refused: bool) -> None:
+        """A connection could not be opened; `refused` by the peer's kernel, or lost in its handshake."""
+        self.outbounds[dialing.peer].hang_up(dialing, refused=refused)
+
+    def accepted(self, nic: int) -> Accepting:
+        """Somebody has connected to a NIC of this rank, and has to say hello in time; the oldest gives way if there are
+        too many."""
+        if len(self.accepting) >= 2 * len(self.book) * len(self.own_nics) + _HALF_OPEN_SPARE:
+            self._refuse(next(iter(self.accepting)))
+        listener = Listener(self.secret, nonce=self.draw(NONCE_BYTES))
+        accepting = Accepting(nic, listener, self.now_s + self.settings.hello_s)
+        self.accepting[accepting] = None
+        self.look_within(0.0)
+        return accepting
+
+    def received_hello(self, connection: Dialing | Accepting, data: bytes) -> tuple[bytes, Established | None]:
+        """Bytes of a handshake, at most `connection.wanted`: what to send, and the connection that takes its place once
+        the handshake is over."""
+        if connection.is_closed:
+            return b"", None
+        try:
+            if isinstance(connection, Dialing):
+                proof = connection.take(data)
+                if proof is None:
+                    return b"", None
+                return b"", self._joined(connection, proof)
+            reply, is_over = connection.take(data, lambda hello: self._check_hello(connection.nic, hello))
+            return reply, self._join(connection) if is_over else None
+        except WireError as error:
+            self.broken(connection, str(error))
+            return b"", None
+
+    def _joined(self, dialing: Dialing, proof: bytes) -> SendConnection:
+        """The peer has proved who it is, and the rail is up."""
+        peer = dialing.peer
+        connection = self.outbounds[peer].joined(dialing, proof)
+        if peer in self.inbounds:
+            self.inbounds[peer].repeat_gone(connection)
+        self.rates.tell(peer)
+        return connection
+
+    def _join(self, accepting: Accepting) -> RecvConnection:
+        """The caller is a rank of this job, and its rail is up."""
+        hello = accepting.hello
+        assert hello is not None
+        del self.accepting[accepting]
+        inbound = self.inbound(hello.src)
+        count = self.rail_counts[accepting.nic]
+        connection = RecvConnection(hello.src, hello.rail, accepting.session, count, self.checksum, inbound)
+        connection.wire = accepting.wire
+        inbound.joined(connection)
+        return connection
+
+    def _check_hello(self, nic: int, hello: Hello) -> None:
+        """Raises WireError for a caller that belongs elsewhere."""
+        if hello.job != self.job or hello.dst != self.rank or hello.src == self.rank:
+            raise WireError("hello: for another job or rank")
+        if hello.src >= len(self.book):
+            raise WireError(f"hello: from rank {hello.src} of {len(self.book)}")
+        pairs = self.pairs(hello.src, self.rank)
+        if hello.rail >= len(pairs) or pairs[hello.rail][1] != nic:
+            raise WireError(f"hello: rail {hello.rail} does not end here")
+
+    def _refuse(self, accepting: Accepting) -> None:
+        self.counts.refused += 1
+        self.accepting.pop(accepting, None)
+        self.drop(accepting)
+
+    def received(self, connection: SendConnection, data: bytes) -> None:
+        """Bytes that were read from a connection to a receiver."""
+        if connection.is_closed:
+            return
+        try:
+            self.outbounds[connection.peer].received(connection, data)
+        except Broken as error:
+            self._note_controls(connection)
+            self.outbounds[connection.peer].lose(connection, error)
+        else:
+            self._note_controls(connection)
+
+    def filled(self, connection: RecvConnection, n_bytes: int) -> None:
+        """So many bytes of `connection.buffers()` were read."""
+        try:
+            connection.received(n_bytes)
+        except Broken as error:
+            self._note_controls(connection)
+            self.inbounds[connection.peer].lose(connection, error)
+        else:
+            if connection.words or connection.left is not None:
+                self._note_controls(connection)
+
+    def broken(self, connection: Connection, why: str) -> None:
+        """A connection was closed or reset, in whatever state."""
+        if connection.is_closed:
+            return
+        if isinstance(connection, (SendConnection, RecvConnection)):
+            self._lose(connection, Broken(why))
+        elif isinstance(connection, Dialing):
+            self.dial_failed(connection, refused=False)
+        else:
+            assert isinstance(connection, Accepting)
+            self._refuse(connection)
+
+    def _note_controls(self, connection: Established) -> None:
+        if connection.left is not None:
+            self.left[connection.peer] = connection.left
+        if connection.words:
+            words, connection.words = connection.words, []
+            for kind, number in words:
+                self._hear(connection.peer, kind, number)
+
+    # --- control frames
+
+    def _hear(self, peer: int, kind: int, number: int) -> None:
+        """Carries out a peer's control frame."""
+        if kind == GONE_FRAME:
+            self._lose_session(peer, number)
+        elif kind == BACK_FRAME and peer in self.outbounds:
+            self.outbounds[peer].dial_now(theirs=number)
+        elif kind == RATE_FRAME:
+            self.rates.hear(peer, number)
+        elif kind == DOUBT_FRAME:
+            for connection in self._of_session(peer, number & 0xFFFFFFFF):
+                if self.suspicion.hear(connection, number >> 32):
+                    self._direction(connection).update_avoided()
+
+    def _lose_session(self, peer: int, session: int) -> None:
+        for connection in self._of_session(peer, session):
+            self._lose(connection, Broken("given up at the other end"), is_known=True)
+            self.suspicion.suspect_nic(connection.nic)
+
+    def _lose(self, connection: Established, error: Broken, *, is_known: bool = False) -> None:
+        if isinstance(connection, SendConnection):
+            self.outbounds[connection.peer].lose(connection, error, is_known=is_known)
+        else:
+            self.inbounds[connection.peer].lose(connection, error, is_known=is_known)
+
+    def _of_session(self, peer: int, session: int) -> list[Established]:
+        return [each for each in self.up_to(peer) if each.session == session]
+
+    def _direction(self, connection: Established) -> Outbound | Inbound:
+        if isinstance(connection, SendConnection):
+            return self.outbounds[connection.peer]
+        return self.inbounds[connection.peer]
+
+    # --- NICs
+
+    def nic_changed(self, nic: int, is_up: bool) -> None:
+        """The kernel says that a NIC of this rank has gone down or come back."""
+        self.nic_up[nic] = is_up
+        for outbound in list(self.outbounds.values()):
+            if is_up:
+                outbound.dial_now(mine=nic)
+            else:
+                outbound.lose_nic(nic)
+        for peer, inbound in list(self.inbounds.items()):
+            if is_up:
+                self.say(peer, BACK_FRAME, nic)
+            else:
+                inbound.lose_nic(nic)
+        self.rates.note_nic(nic, is_up)
+
+    # --- time
+
+    def tick(self) -> None:
+        """All that depends on time: silent connections, late handshakes, redials, rates, and lost ranks."""
+        now_s = self.now_s
+        # Time that nobody has watched does not count: outside of the driver's loop, or while the process was stopped.
+        elapsed_s = min(now_s - self._ticked_s, TICK_S)
+        watched_s = min(elapsed_s, 2 * self._tick_s)
+        self._ticked_s = now_s
+        self.watch_s = WATCH_S if self.accepting else TICK_S
+        for accepting in [each for each in self.accepting if now_s >= each.deadline_s]:
+            self._refuse(accepting)
+        for outbound in list(self.outbounds.values()):
+            outbound.tick(elapsed_s, watched_s)
+        for inbound in list(self.inbounds.values()):
+            inbound.tick(watched_s)
+        if self.rates.is_on:
+            self.rates.look(now_s, elapsed_s)
+        failure = find_failure(self, self.outbounds, self.inbounds)
+        if failure is not None:
+            self.fail(failure)
+
+    def ticked(self, spent_s: float) -> None:
+        """A tick and its samples took so long: the next one follows accordingly."""
+        self._tick_s = min(TICK_S, max(min(self.watch_s, WATCH_S), spent_s / _TICK_SHARE))
+        self.next_tick_s = self._ticked_s + (self._tick_s if self.watch_s < TICK_S else TICK_S)
+
+    # --- pairs of ranks
+
+    def outbound(self, peer: int) -> Outbound:
+        """The direction to a peer; a new one is dialled at the next tick."""
+        if peer not in self.outbounds:
+            self.outbounds[peer] = Outbound(self, peer, self.reports, self.suspicion, self.inbounds)
+            self.rates.divide_anew()
+            self.look_within(0.0)
+        return self.outbounds[peer]
+
+    def inbound(self, peer: int) -> Inbound:
+        """The direction from a peer, which dials it."""
+        if peer not in self.inbounds:
+            self.inbounds[peer] = Inbound(self, peer, self.reports, self.suspicion, self.outbound)
+        return self.inbounds[peer]
+
+    def _stripings_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Striping]:
+        """The stripings for a plan in which pairs carry so many bytes; pairs that keep their own are left out."""
+        self.rates.carried = dict(carried)
+        self.rates.divide_anew()
+        parts = divide_plan(
+            carried,
+            {pair: self.pairs(*pair) for pair in carried},
+            [[(out, in_) for *_, out, in_ in nics] for nics in self.book],
+        )
+        return {pair: Striping.of(each, self.first_turn(*pair)) for pair, each in parts.items()}

@@ -1,0 +1,162 @@
+"""The frames of a connection: their layout, encoding and checks. No I/O.
+
+A connection carries the data of one direction of one pair of ranks over one rail. Towards the receiver go
+
+    data    chunk `number` of a channel, in an epoch, and its bytes
+    change  the proposal of an epoch
+    state   (only before short data frames) the state of a channel of the opposite direction
+
+and towards the sender
+
+    state   how many chunks of a channel were delivered, in which epoch, and how many slots were posted
+
+and in both directions control frames about connections, NICs and ranks:
+
+    gone    the connection with session `number` was given up
+    back    the sender's NIC `number` can be reached again
+    probe   no content; its TCP acknowledgement is the answer
+    doubt   the connection with session `number` (low 32 bits; a count above) is suspected, or no longer
+    rate    the measured rate of a NIC of the sender (see `rate_word`)
+    bye     the last frame of a rank that closes
+
+A header is 36 bytes, big-endian:
+
+    data, change, ...   kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
+                        checksum of the chunk u32, crc of the header u32
+    state               kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, slots u64,
+                        crc of the header u32
+
+crc is CRC-32, of a chunk as of a header; that of a chunk is 0 unless the flag CHECKED is set. A length is compared with
+that of the posted slot and never used to allocate more than an eager message. A checksum protects against errors, not
+against an attacker; the handshake (`hello`) authenticates the peer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+try:
+    # The same sums as zlib's, by wider instructions: 57 GB/s from the cache instead of 4.
+    from isal.isal_zlib import crc32 as _crc32
+except ImportError:
+    from zlib import crc32 as _crc32
+
+Checksum = Callable[[bytes | bytearray | memoryview, int], int]
+"""(bytes, checksum of the bytes before them or 0) -> checksum of both."""
+crc32: Checksum = _crc32
+
+VERSION = 5
+DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME = range(
+    1, 10
+)
+CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME)
+"""Frames about connections, NICs and ranks rather than about a channel."""
+CHECKED = 1
+"""Flag of a data frame: the chunk has a checksum."""
+FAILED = 1
+"""Flag of a bye: the rank closes because of a failure."""
+CHANNELS_MAX = 1 << 20
+"""Channels of one direction of a pair; a frame with a larger number is refused as damaged."""
+EXCHANGE = 1 << 31
+"""The channel of `allgather` and `barrier`; plans have the channels below."""
+
+EAGER_BYTES = 1 << 14
+"""Eager messages: up to this size they are sent from a copy and reported as sent once they are out and have a slot."""
+EARLY_CHUNKS_MAX = 4
+"""Eager messages of a channel that may be out before their slots are posted; the receiver buffers them."""
+
+RATE_NICS_MAX = 1 << 16
+"""NICs of a rank whose rates can be reported."""
+
+_DATA = struct.Struct("!BBHIIIQII")
+_STATE = struct.Struct("!BBHIIIQQ")
+_CRC = struct.Struct("!I")
+_RATE_PARTS = 10_000
+_SEALED_DATA = struct.Struct("!BBHIIIQIII")
+_SEALED_STATE = struct.Struct("!BBHIIIQQI")
+_BODY_BYTES = _DATA.size
+HEADER_BYTES = _SEALED_DATA.size
+
+
+class WireError(Exception):
+    """Received bytes violate the protocol; the connection must be closed."""
+
+
+def data_header(session: int, epoch: int, channel: int, number: int, length: int, crc: int | None) -> bytes:
+    """The header of a chunk; with its checksum unless that is None.
+
+    >>> decode(data_header(7, 1, 2, 3, 5, None), 7)
+    (1, 0, 1, 2, 3, 5, 0)
+    """
+    flags, crc = (0, 0) if crc is None else (CHECKED, crc)
+    body = _DATA.pack(DATA_FRAME, flags, 0, session, epoch, channel, number, length, crc)
+    return body + _CRC.pack(crc32(body, 0))
+
+
+def change_header(session: int, epoch: int, channel: int) -> bytes:
+    """The proposal of an epoch."""
+    return _sealed(_DATA.pack(CHANGE_FRAME, 0, 0, session, epoch, channel, 0, 0, 0))
+
+
+def bye_header(session: int, failed: bool) -> bytes:
+    """The last frame of this connection and of all others from this rank."""
+    return _sealed(_DATA.pack(BYE_FRAME, FAILED if failed else 0, 0, session, 0, 0, 0, 0, 0))
+
+
+def control_header(session: int, kind: int, number: int) -> bytes:
+    """One of `CONTROL_FRAMES`: the connection `number` is gone, the NIC `number` is back, a probe, a doubt, or a rate.
+
+    >>> decode(control_header(7, GONE_FRAME, 99), 7)[:5]
+    (5, 0, 0, 0, 99)
+    """
+    return _sealed(_DATA.pack(kind, 0, 0, session, 0, 0, number, 0, 0))
+
+
+def rate_word(count: int, nic: int, share: float) -> int:
+    """The number of a `RATE_FRAME`: the `count`-th word of a rank about rates says which share of its declared rate, at
+    most 1, a NIC below `RATE_NICS_MAX` sends; 0 if it is down.
+
+    >>> read_rate_word(rate_word(3, 1, 0.25))
+    (3, 1, 0.25)
+    """
+    return count << 32 | nic << 16 | (max(1, round(share * _RATE_PARTS)) if share else 0)
+
+
+def read_rate_word(number: int) -> tuple[int, int, float]:
+    """What `rate_word` was given."""
+    return number >> 32, number >> 16 & RATE_NICS_MAX - 1, (number & 0xFFFF) / _RATE_PARTS
+
+
+def state_header(session: int, epoch: int, channel: int, number: int, slots: int) -> bytes:
+    """What a receiver has delivered, and how many slots it has posted.
+
+    >>> decode(state_header(7, 1, 2, 3, 9), 7)
+    (3, 0, 1, 2, 3, 9, 0)
+    """
+    body = _STATE.pack(STATE_FRAME, 0, 0, session, epoch, channel, number, slots)
+    return body + _CRC.pack(crc32(body, 0))
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + _CRC.pack(crc32(body, 0))
+
+
+Header = tuple[int, int, int, int, int, int, int]
+"""(kind, flags, epoch, channel, number, length or slots, crc of the chunk)."""
+
+
+def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> Header:
+    """Decodes the header at byte `at`; raises WireError if it is damaged or of another connection."""
+    if data[at] == STATE_FRAME:
+        kind, flags, zero, its_session, epoch, channel, number, last, seal = _SEALED_STATE.unpack_from(data, at)
+        crc = 0
+    else:
+        kind, flags, zero, its_session, epoch, channel, number, last, crc, seal = _SEALED_DATA.unpack_from(data, at)
+    if seal != crc32(data[at : at + _BODY_BYTES], 0):
+        raise WireError("header: wrong checksum")
+    if its_session != session:
+        raise WireError("header: of another connection")
+    if not DATA_FRAME <= kind <= RATE_FRAME or zero or flags > 1:
+        raise WireError(f"header: kind {kind}, flags {flags}: unknown")
+    return kind, flags, epoch, channel, number, last, crc

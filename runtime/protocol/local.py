@@ -1,0 +1,142 @@
+"""`LocalRank`: what all parts of one rank's protocol share, and what they ask of the driver. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from optcc.errors import RuntimeFault
+from optcc.runtime.protocol.connection import RecvConnection, SendConnection
+from optcc.runtime.protocol.frames import EAGER_BYTES, Checksum
+from optcc.runtime.protocol.handshake import Dialing
+from optcc.runtime.protocol.liveness import Connection
+from optcc.runtime.protocol.settings import RATE_MIN, Counts, NicEntry, RailCount, Settings
+from optcc.runtime.protocol.striping import Striping
+from optcc.runtime.transport import Event
+
+NEVER_S = float("inf")
+_QUEUE_BYTES = 1 << 20
+"""What a full socket's buffers hold."""
+
+Established = SendConnection | RecvConnection
+
+
+class LocalRank:
+    """One rank of a job: who it is, its connections, and what is to be done.
+
+    `book` has every rank's NICs, by rank; `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
+    `events` are those of the transport that have not been polled. `up` has the connections that are established. `left`
+    has the ranks that said bye, and whether because of a failure. `nic_up` is what the kernel says of this rank's NICs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        rank: int,
+        book: Sequence[Sequence[NicEntry]],
+        *,
+        job: bytes,
+        secret: bytes,
+        draw: Callable[[int], bytes],
+        checksum: Checksum | None = None,
+        now_s: float = 0.0,
+    ) -> None:
+        self.settings, self.rank, self.book = settings, rank, book
+        self.job, self.secret, self.draw, self.checksum = job, secret, draw, checksum
+        self.now_s = now_s
+        self.own_nics = book[rank]
+        self.counts = Counts()
+        self.rail_counts = [RailCount(nic[0]) for nic in self.own_nics]
+        self.events: list[Event] = []
+        self.up: dict[Established, None] = {}
+        self.left: dict[int, bool] = {}
+        self.failure: RuntimeFault | None = None
+        self.nic_up = [True] * len(self.own_nics)
+        self.eager_bytes = min(EAGER_BYTES, settings.chunk_bytes)
+        self.to_dial: list[Dialing] = []
+        self.to_close: list[Connection] = []
+        self.to_limit: list[SendConnection] = []
+        self.to_send: dict[SendConnection, None] = {}
+        self.to_report: dict[RecvConnection, None] = {}
+        self.next_tick_s = 0.0
+        self.watch_s = NEVER_S
+
+    def fail(self, failure: RuntimeFault) -> None:
+        """Ends every wait of this rank; the first failure counts."""
+        if self.failure is None:
+            self.failure = failure
+
+    # --- connections
+
+    def wake(self, connection: Established) -> None:
+        """Something waits on a connection to be written.
+
+        Nothing is written to a peer that has left in good order. It has all that it waited for; and its kernel would
+        reset the connection, and with it lose what the peer sent last.
+        """
+        if self.left.get(connection.peer) is False:
+            return
+        if isinstance(connection, SendConnection):
+            self.to_send[connection] = None
+        else:
+            self.to_report[connection] = None
+
+    def drop(self, connection: Connection) -> None:
+        """A connection is of no more use, in whatever state."""
+        if connection.is_closed:
+            return
+        connection.is_closed = True
+        if isinstance(connection, SendConnection):
+            self.up.pop(connection, None)
+            self.to_send.pop(connection, None)
+        elif isinstance(connection, RecvConnection):
+            self.up.pop(connection, None)
+            self.to_report.pop(connection, None)
+        self.to_close.append(connection)
+
+    def up_to(self, peer: int) -> list[Established]:
+        """The connections that are up between this rank and a peer, both directions."""
+        return [connection for connection in self.up if connection.peer == peer]
+
+    def up_over(self, nic: int) -> list[Established]:
+        """The connections that are up over a NIC of this rank."""
+        return [connection for connection in self.up if connection.nic == nic]
+
+    def say(self, peer: int, kind: int, number: int) -> None:
+        """Sends a control frame over every connection to a peer: receiving it twice does no harm."""
+        for connection in self.up_to(peer):
+            connection.say(kind, number)
+            self.wake(connection)
+
+    # --- time
+
+    def look_within(self, seconds: float) -> None:
+        """The next tick is due within this time."""
+        self.next_tick_s = min(self.next_tick_s, self.now_s + seconds)
+
+    def watch_within(self, seconds: float) -> None:
+        """During a tick: the next sample is due within this time."""
+        self.watch_s = min(self.watch_s, seconds)
+
+    # --- pairs of ranks
+
+    def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
+        """The NICs of `src` and `dst`, by number, that are joined by a rail: those of one name, or in their order."""
+        names = {nic[0]: number for number, nic in enumerate(self.book[dst])}
+        pairs = [(number, names[nic[0]]) for number, nic in enumerate(self.book[src]) if nic[0] in names]
+        if not pairs:
+            pairs = [(number, number) for number in range(min(len(self.book[src]), len(self.book[dst])))]
+        return sorted(pairs, key=lambda pair: self.book[min(src, dst)][pair[src > dst]][0])
+
+    def queue_s(self, mine: int, peer: int, theirs: int) -> float:
+        """Seconds that a full socket's bytes take between a NIC of this rank and a peer's; 0 if rates are unknown."""
+        rate = min(min(self.book[rank][nic][3:]) for rank, nic in ((self.rank, mine), (peer, theirs)))
+        return _QUEUE_BYTES / rate if rate >= RATE_MIN else 0.0
+
+    def striping(self, src: int, dst: int) -> Striping:
+        """How messages from `src` to `dst` are striped: by what the NICs of each rail send and receive at most."""
+        parts = [min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in self.pairs(src, dst)]
+        return Striping.of(parts, self.first_turn(src, dst))
+
+    def first_turn(self, src: int, dst: int) -> int:
+        """Staggers the first rails: what a rank sends to all others at once does not all start on the same NIC."""
+        return (dst - src) % len(self.book)

@@ -1,0 +1,568 @@
+"""All data from this rank to one peer: the rails, which this rank dials, and the sending ends of the channels. No I/O.
+
+Each channel executes the sender's rows of the failover table (`optcc.failover`). The rails of the table are *virtual*:
+with several rails there are `RAILS_MAX` of them, and when a chunk goes out its virtual rail is mapped to the rail that
+is to carry it (`SendChannel.rails`). That is how stripes of unequal rails, rates that change and avoided connections
+leave the table as it was proved: it only hears which virtual rails are up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from optcc.failover import (
+    ACK,
+    DATA,
+    DOWN,
+    FREE,
+    NOWHERE,
+    OFFER,
+    REPLAN,
+    SEND,
+    SENDER_ROWS,
+    TIMEOUT,
+    UP,
+    Event,
+    Link,
+    SenderCache,
+    step,
+)
+from optcc.runtime.protocol.channel import TIMEOUT_S, TIMEOUT_S_MAX, SendChannel, is_eager
+from optcc.runtime.protocol.connection import Broken, Owner, SendConnection
+from optcc.runtime.protocol.frames import CHANNELS_MAX, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME
+from optcc.runtime.protocol.handshake import Dialing
+from optcc.runtime.protocol.hello import NONCE_BYTES, Caller, Hello
+from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
+from optcc.runtime.protocol.local import LocalRank
+from optcc.runtime.protocol.reports import Reports
+from optcc.runtime.protocol.striping import cut
+from optcc.runtime.protocol.suspicion import Suspicion, avoid
+from optcc.runtime.transport import SENT
+
+_CONNECT_S = 2.0
+_DIAL_SILENT_S = 0.5
+REDIAL_S_MIN = 0.01
+REDIAL_S_MAX = 0.25
+_TIMEOUT_LOOK_S = 0.1
+
+
+class Rail:
+    """One rail of a pair: the NICs at both ends, by number, and the connection that this rank opens over it.
+
+    `next_s` is when it is dialled next, `wait_s` the interval after that, `since_s` when the last dialling began.
+    `connected_in_s` is how long the quickest connect took, which waits for no process; before the first, a guess on the
+    safe side.
+    """
+
+    __slots__ = (
+        *(
+            "address",
+            "connected_in_s",
+            "connection",
+            "dialing",
+            "mine",
+            "name",
+            "next_s",
+            "refused",
+            "since_s",
+            "theirs",
+        ),
+        "wait_s",
+    )
+
+    def __init__(self, name: str, mine: int, theirs: int, address: tuple[str, int]) -> None:
+        self.name, self.mine, self.theirs, self.address = name, mine, theirs, address
+        self.connection: SendConnection | None = None
+        self.dialing: Dialing | None = None
+        self.next_s, self.wait_s, self.since_s = 0.0, REDIAL_S_MIN, 0.0
+        self.connected_in_s = _DIAL_SILENT_S
+        self.refused = False
+
+
+class Opposite(Protocol):
+    """The opposite direction of a pair (`Inbound`)."""
+
+    def repeat_states(self) -> None:
+        """Some states went over a connection of this direction, and were lost with it."""
+        ...
+
+
+class Outbound:
+    """The data of one direction of a pair, at its source.
+
+    `dark_s` is for how long no rail has been joined, in time that this rank has watched; `was_joined`: one has been.
+    """
+
+    def __init__(
+        self, local: LocalRank, peer: int, reports: Reports, suspicion: Suspicion, opposites: Mapping[int, Opposite]
+    ) -> None:
+        self._local, self.peer = local, peer
+        self._reports, self._suspicion, self._opposites = reports, suspicion, opposites
+        me, book = local.rank, local.book
+        self.rails = [
+            Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
+            for mine, theirs in local.pairs(me, peer)
+        ]
+        self._striping = local.striping(me, peer)
+        # The parts of the rails by measured rates; None: as declared, and as the messages are cut.
+        self._parts: tuple[float, ...] | None = None
+        self._credit = [0.0] * len(self.rails)
+        self._link = Link(self._striping.n_turns, local.settings.window)
+        self._cache = SenderCache(self._link)
+        self._channels: dict[int, SendChannel] = {}
+        self.dark_s = self._looked_s = 0.0
+        self.was_joined = False
+
+    def channel(self, k: int) -> SendChannel:
+        """The k-th channel to the peer; a new one is told which rails are down."""
+        if k not in self._channels:
+            channel = self._channels[k] = SendChannel(k, self._link, self._striping)
+            for virtual, rail in enumerate(channel.rails):
+                if not self._is_used(rail):
+                    self._at_sender(channel, Event(DOWN, virtual))
+        return self._channels[k]
+
+    @property
+    def connections(self) -> list[SendConnection]:
+        """The connections that are up."""
+        return [rail.connection for rail in self.rails if rail.connection is not None]
+
+    def has_work(self) -> bool:
+        """True if something is posted and not acknowledged."""
+        return any(channel.chunks for channel in self._channels.values())
+
+    def is_waited_for(self) -> bool:
+        """True if something is posted that is not reported as sent.
+
+        An eager message that is reported and only not acknowledged is delivered if the peer has left in good order: the
+        acknowledgement was lost with a connection.
+        """
+        return any(
+            is_last or not is_copy for channel in self._channels.values() for _, is_last, is_copy, _ in channel.chunks
+        )
+
+    def is_joined(self) -> bool:
+        """True if the peer's kernel has answered on some rail and has not been given up since."""
+        return any(
+            rail.connection is not None or (rail.dialing is not None and rail.dialing.established)
+            for rail in self.rails
+        )
+
+    # --- messages
+
+    def post(self, channel: SendChannel, view: memoryview) -> None:
+        """Queues a message."""
+        pieces = cut(channel, len(view), self._local.settings.chunk_bytes)
+        if is_eager(channel, view, pieces):
+            channel.chunks.append((memoryview(bytes(view)), True, True, pieces[0].rail))
+            channel.has_copies = True
+        else:
+            last = len(pieces) - 1
+            for i, (start, end, rail) in enumerate(pieces):
+                channel.chunks.append((view[start:end], i == last, False, rail))
+        channel.posted += len(pieces)
+        self._offer(channel)
+
+    def post_eager(self, channel: SendChannel, view: memoryview) -> SendConnection | None:
+        """`post` of an eager message on a channel and a connection where nothing waits.
+
+        Returns the connection to write; or None, and nothing is changed.
+        """
+        sender, local = channel.sender, self._local
+        number, n_bytes, turns = sender.offered, len(view), channel.striping.turns
+        rail = turns[channel.n_whole % len(turns)]
+        connection = self.rails[rail].connection
+        if n_bytes > local.eager_bytes or connection is None or not connection.is_idle() or channel.k == EXCHANGE:
+            return None
+        if channel.rails[number % len(turns)] != rail or self._parts is not None:
+            return None
+        if number != channel.posted or number < channel.highest:
+            return None
+        has_slot = number < channel.slots
+        if not (has_slot or (channel.slots and number - sender.acked < EARLY_CHUNKS_MAX)):
+            return None
+        found = self._cache.offer(sender)
+        if found is None or channel.rails[found[1]] != rail:
+            return None
+        now_s = local.now_s
+        if not sender.out:
+            channel.since_s, channel.timeout_s = now_s, TIMEOUT_S
+        channel.sender, channel.has_copies = found[0], True
+        channel.n_whole += 1
+        channel.posted = channel.highest = number + 1
+        copy, chunks = bytes(view), channel.chunks
+        # Messages are reported in order: this one now if all before it are, else after them.
+        in_order = not chunks or (chunks[-1][2] and not chunks[-1][1])
+        chunks.append((memoryview(copy), not (has_slot and in_order), True, rail))
+        if has_slot and in_order:
+            self._report(channel)
+        self._reports.attach(connection, now_s)
+        local.look_within(WATCH_S)
+        connection.put_eager(channel.k, number, sender.epoch, copy)
+        return connection
+
+    def received(self, connection: SendConnection, data: bytes) -> None:
+        """Bytes that have come on a connection. Raises Broken."""
+        for k, epoch, number, slots in connection.received(data):
+            self.take_state(k, epoch, number, slots)
+
+    def take_state(self, k: int, epoch: int, number: int, slots: int) -> None:
+        """The receiver's state of a channel. Raises Broken for one that cannot be."""
+        channel = self._channels.get(k)
+        if channel is not None and channel.sender.offered == channel.posted:
+            after = self._cache.acknowledge(channel.sender, epoch, number)
+            if after is not None:
+                self._acknowledged(channel, after.acked - channel.sender.acked, slots)
+                channel.sender = after
+                if after.out and channel.has_copies:
+                    self._report_copies(channel)
+                return
+        if k != EXCHANGE and k >= CHANNELS_MAX:
+            raise Broken(f"state of channel {k}", is_damage=True)
+        channel = self.channel(k)
+        channel.slots = max(channel.slots, slots)
+        # The table does not depend on the rail of an acknowledgement.
+        self._at_sender(channel, Event(ACK, 0, epoch, number))
+        self._offer(channel)
+
+    def _acknowledged(self, channel: SendChannel, n_freed: int, slots: int) -> None:
+        """A state of a channel on which nothing waits, and which frees so many chunks."""
+        if slots > channel.slots:
+            channel.slots = slots
+        if n_freed:
+            channel.since_s, channel.timeout_s = self._local.now_s, TIMEOUT_S
+            for _ in range(n_freed):
+                if channel.chunks.popleft()[1]:
+                    self._report(channel)
+
+    # --- the table
+
+    def _offer(self, channel: SendChannel) -> None:
+        """Offers the table the chunks that have slots, and a few eager ones ahead of their slots."""
+        while True:
+            offered, acked = channel.sender.offered, channel.sender.acked
+            if offered >= channel.posted:
+                return
+            if offered >= channel.slots:
+                # A peer that has reported slots has opened the channel.
+                may_be_early = channel.has_copies and channel.slots and channel.chunks[offered - acked][2]
+                if not may_be_early or offered - acked >= min(EARLY_CHUNKS_MAX, self._link.window):
+                    return
+            if len(self.rails) > 1 and not self._map_rail(channel, channel.chunks[offered - acked][3]):
+                return
+            self._at_sender(channel, Event(OFFER))
+
+    def _map_rail(self, channel: SendChannel, rail: int) -> bool:
+        """Maps the virtual rail of the next chunk to `rail`, or to another one if that is not used.
+
+        False if a chunk, or the proposal of a plan, is out on that virtual rail over another rail: its answer calls
+        `_offer` again.
+        """
+        sender = channel.sender
+        virtual = sender.offered % self._link.n_rails
+        is_taken = virtual in sender.out or (sender.changing and virtual == sender.asked)
+        if self._parts is not None:
+            if is_taken:
+                return False
+            rail = self._choose(len(channel.chunks[channel.sender.offered - channel.sender.acked][0]))
+        if not self._is_used(rail):
+            used = [number for number in range(len(self.rails)) if self._is_used(number)]
+            rail = used[channel.sender.offered % len(used)] if used else rail
+        if channel.rails[virtual] == rail:
+            return True
+        if is_taken:
+            return False
+        channel.rails[virtual] = rail
+        self._at_sender(channel, Event(UP if self._is_used(rail) else DOWN, virtual))
+        return True
+
+    def _at_sender(self, channel: SendChannel, event: Event) -> None:
+        """Takes a step of the table and carries out its actions."""
+        local = self._local
+        # The retransmission timer runs from when something goes out, or is acknowledged.
+        restarts = not channel.sender.out
+        channel.sender, actions = step(SENDER_ROWS, self._link, channel.sender, event)
+        sender = channel.sender
+        for action in actions:
+            if action.kind == FREE:
+                restarts = True
+                if channel.chunks.popleft()[1]:
+                    self._report(channel)
+            elif action.kind == SEND:
+                connection = self.rails[channel.rails[action.rail]].connection
+                if connection is None or connection.is_avoided:
+                    # Another virtual rail of a lost connection, whose DOWN event comes next.
+                    continue
+                if action.message == DATA:
+                    view = channel.chunks[action.number - sender.acked][0]
+                    connection.put(channel, action.number, action.epoch, view)
+                    if action.number < channel.highest:
+                        local.counts.resent += 1
+                    else:
+                        channel.highest = action.number + 1
+                else:
+                    connection.put(channel, 0, action.epoch, None)
+                local.wake(connection)
+        if channel.has_copies:
+            self._report_copies(channel)
+        if restarts:
+            channel.since_s, channel.timeout_s = local.now_s, TIMEOUT_S
+
+    def _report(self, channel: SendChannel) -> None:
+        channel.n_sent += 1
+        if channel.handle >= 0:
+            self._local.events.append((SENT, channel.handle))
+
+    def _report_copies(self, channel: SendChannel) -> None:
+        """Reports eager messages as sent, in order, once they have a slot and are out."""
+        chunks, acked = channel.chunks, channel.sender.acked
+        for i, virtual in enumerate(channel.sender.out):
+            chunk, is_last, is_copy, rail = chunks[i]
+            if is_last:
+                if not is_copy or virtual == NOWHERE or acked + i >= channel.slots:
+                    return
+                chunks[i] = (chunk, False, True, rail)
+                self._report(channel)
+
+    def _tell(self, channel: SendChannel, rail: int, kind: str) -> None:
+        """Tells the table of all virtual rails that a rail stands for."""
+        for virtual, its_rail in enumerate(channel.rails):
+            if its_rail == rail:
+                self._at_sender(channel, Event(kind, virtual))
+        if channel.sender.stalled:
+            self._remap(channel)
+
+    def _remap(self, channel: SendChannel) -> None:
+        """Maps the virtual rails of a stalled channel to rails that are used, if there are any.
+
+        All virtual rails of a channel may stand for one rail, after the others were down or slow. When that one is lost
+        nothing is out on them, and the chunks that wait would wait for that rail alone.
+        """
+        used = [number for number in range(len(self.rails)) if self._is_used(number)]
+        if used:
+            self._map_all(channel, [used[virtual % len(used)] for virtual in range(len(channel.rails))])
+
+    def _shift_rails(self, channel: SendChannel) -> None:
+        """Maps each virtual rail to the used rail behind that of the virtual rail before it.
+
+        What the table sends again on its next virtual rail then goes over another rail.
+        """
+        used = [number for number in range(len(self.rails)) if self._is_used(number)]
+        if used:
+            before = channel.rails[-1:] + channel.rails[:-1]
+            self._map_all(channel, [next((each for each in used if each > rail), used[0]) for rail in before])
+
+    def _map_all(self, channel: SendChannel, rails: list[int]) -> None:
+        """Maps the virtual rails, and tells the table which of them are up."""
+        channel.rails = rails
+        for virtual, rail in enumerate(rails):
+            self._at_sender(channel, Event(UP if self._is_used(rail) else DOWN, virtual))
+
+    # --- which rail
+
+    def _is_used(self, rail: int) -> bool:
+        """True if new chunks may go over a rail."""
+        connection = self.rails[rail].connection
+        return connection is not None and not connection.is_avoided
+
+    def update_avoided(self) -> None:
+        """Chunks that are out on a suspected connection go out elsewhere too; the second copy that comes is dropped."""
+        for connection in avoid(self.connections):
+            if connection.is_avoided:
+                connection.take_back()
+            for channel in list(self._channels.values()):
+                self._tell(channel, connection.rail, DOWN if connection.is_avoided else UP)
+
+    def _choose(self, n_bytes: int) -> int:
+        """The rail for so many bytes: the one that is most behind with its part."""
+        assert self._parts is not None
+        self._credit = [credit + part * n_bytes for credit, part in zip(self._credit, self._parts, strict=True)]
+        rail = self._credit.index(max(self._credit))
+        self._credit[rail] -= n_bytes
+        return rail
+
+    def take_parts(self, parts: Sequence[float] | None) -> None:
+        """From now on the rails carry these parts of the data, or None: those that are declared.
+
+        Chunks that wait for a socket are divided anew at once.
+        """
+        if parts is None and self._parts is None:
+            return
+        total = sum(parts or ())
+        self._parts = None if parts is None else tuple(part / total for part in parts)
+        self._credit = [0.0] * len(self.rails)
+        connections = self.connections
+        for connection in connections:
+            self._hold_little(connection)
+        if self._parts is None:
+            return
+        for connection in connections:
+            for owner, number, epoch, view in connection.take_back():
+                to = connection
+                if view is not None:
+                    to = self._move(owner, number, connection, self._choose(len(view)))
+                to.put(owner, number, epoch, view)
+                self._local.wake(to)
+
+    def _hold_little(self, connection: SendConnection) -> None:
+        """On slow rails the kernel buffers little, so that chunks can still be moved to another rail."""
+        holds_little = self._parts is not None and self._parts[connection.rail] < max(self._parts)
+        if holds_little != connection.holds_little:
+            connection.holds_little = holds_little
+            self._local.to_limit.append(connection)
+
+    def _move(self, owner: Owner, number: int, connection: SendConnection, rail: int) -> SendConnection:
+        """Where a chunk waits that waits on `connection`: on `rail` if its virtual rail can be mapped there."""
+        assert isinstance(owner, SendChannel)
+        sender, other = owner.sender, self.rails[rail].connection
+        is_out = 0 <= number - sender.acked < len(sender.out)
+        if other is None or other is connection or not self._is_used(rail) or not is_out:
+            return connection
+        virtual = sender.out[number - sender.acked]
+        if virtual == NOWHERE or owner.rails[virtual] != connection.rail or sender.out.count(virtual) > 1:
+            return connection
+        owner.rails[virtual] = rail
+        return other
+
+    # --- connections
+
+    def lose(self, connection: SendConnection, error: Broken, *, is_known: bool = False) -> None:
+        """A connection is given up: what was out on it goes out elsewhere, and the rail is dialled again.
+
+        The peer is told over the other connections, unless it `is_known` there.
+        """
+        local = self._local
+        rail = self.rails[connection.rail]
+        local.drop(connection)
+        if rail.connection is not connection:
+            return
+        rail.connection = None
+        local.counts.damaged += error.is_damage
+        local.rail_counts[rail.mine].failures += self.peer not in local.left
+        self._dial_later(rail, refused=False)
+        self.update_avoided()
+        for channel in list(self._channels.values()):
+            self._tell(channel, connection.rail, DOWN)
+            if local.settings.replan:
+                self._at_sender(channel, Event(REPLAN))
+        opposite = self._opposites.get(self.peer)
+        if opposite is not None:
+            opposite.repeat_states()
+        if not is_known:
+            local.say(self.peer, GONE_FRAME, connection.session)
+
+    def lose_nic(self, nic: int) -> None:
+        """A NIC of this rank is down, and with it all connections over it."""
+        for rail in self.rails:
+            if rail.mine == nic and rail.connection is not None:
+                self.lose(rail.connection, Broken("its NIC is down"))
+            elif rail.mine == nic and rail.dialing is not None:
+                self.hang_up(rail.dialing, refused=False)
+
+    def dial_now(self, *, mine: int | None = None, theirs: int | None = None) -> None:
+        """Dials rails that are down, over a NIC of this rank or of the peer that may be up again."""
+        for rail in self.rails:
+            if rail.connection is None and (rail.mine == mine or rail.theirs == theirs):
+                if rail.dialing is not None and not rail.dialing.established:
+                    self.hang_up(rail.dialing, refused=False)
+                rail.next_s, rail.wait_s = 0.0, REDIAL_S_MIN
+                self._local.look_within(0.0)
+
+    def _dial_later(self, rail: Rail, *, refused: bool) -> None:
+        """After a failure: the next try, at growing intervals."""
+        rail.refused = refused
+        rail.next_s = self._local.now_s + rail.wait_s
+        rail.wait_s = min(2 * rail.wait_s, REDIAL_S_MAX)
+        self._local.look_within(0.0)
+
+    def _dial(self, rail: Rail, number: int) -> None:
+        local = self._local
+        rail.since_s = local.now_s
+        hello = Hello(local.rank, self.peer, number, local.job)
+        caller = Caller(local.secret, hello, nonce=local.draw(NONCE_BYTES))
+        rail.dialing = Dialing(self.peer, number, rail.mine, rail.address, caller)
+        local.to_dial.append(rail.dialing)
+
+    def connected(self, dialing: Dialing) -> None:
+        """The peer's kernel has answered."""
+        rail = self.rails[dialing.rail]
+        dialing.established = True
+        rail.connected_in_s = min(rail.connected_in_s, self._local.now_s - rail.since_s)
+
+    def hang_up(self, dialing: Dialing, *, refused: bool) -> None:
+        """A connection that is being opened is given up."""
+        rail = self.rails[dialing.rail]
+        self._local.drop(dialing)
+        if rail.dialing is dialing:
+            rail.dialing = None
+            self._dial_later(rail, refused=refused)
+
+    def joined(self, dialing: Dialing, proof: bytes) -> SendConnection:
+        """The handshake is over, but for sending the proof: the rail is up."""
+        local, rail = self._local, self.rails[dialing.rail]
+        count = local.rail_counts[rail.mine]
+        connection = SendConnection(self.peer, dialing.rail, dialing.session, count, local.checksum)
+        connection.wire, connection.nic = dialing.wire, rail.mine
+        local.up[connection] = None
+        connection.queue_s = local.queue_s(rail.mine, self.peer, rail.theirs)
+        connection.put_frame(proof)
+        rail.dialing, rail.connection, rail.refused, rail.wait_s = None, connection, False, REDIAL_S_MIN
+        self.was_joined = True
+        self._hold_little(connection)
+        for channel in list(self._channels.values()):
+            # Also remaps a channel all of whose virtual rails stand for others that are lost.
+            self._tell(channel, dialing.rail, UP)
+        self.update_avoided()
+        local.wake(connection)
+        return connection
+
+    # --- time
+
+    def tick(self, elapsed_s: float, watched_s: float) -> None:
+        """Dials, gives up what is silent, and sends again what has waited long.
+
+        `elapsed_s` since the last call, `watched_s` of it without a break.
+        """
+        local = self._local
+        is_gone = self.peer in local.left
+        is_joined = False
+        for number, rail in enumerate(self.rails):
+            connection, dialing = rail.connection, rail.dialing
+            if connection is not None:
+                is_joined = True
+                if not connection.awaits:
+                    continue
+                if self._suspicion.is_silent(connection, watched_s, rail.mine):
+                    self.lose(connection, Broken("no answer"))
+                elif connection.suspect != connection.doubts_said & 1:
+                    self._suspicion.tell(connection)
+                    self.update_avoided()
+                self._suspicion.watch(connection)
+            elif dialing is not None:
+                is_late = not dialing.established and local.now_s - rail.since_s > _CONNECT_S
+                limit_s = max(local.settings.silent_s, 2 * rail.connected_in_s, 2 * rail.wait_s)
+                is_joined |= dialing.established
+                if is_late or dialing.is_silent(watched_s, limit_s):
+                    self.hang_up(dialing, refused=False)
+                local.watch_within(CLOSE_WATCH_S)
+            elif not is_gone and local.nic_up[rail.mine]:
+                if local.now_s >= rail.next_s:
+                    self._dial(rail, number)
+                local.watch_within(CLOSE_WATCH_S)
+        self.dark_s = 0.0 if is_joined else self.dark_s + elapsed_s
+        if local.now_s >= self._looked_s + _TIMEOUT_LOOK_S:
+            self._looked_s = local.now_s
+            self._send_late_again()
+
+    def _send_late_again(self) -> None:
+        """Chunks that have waited long for their acknowledgement go out again."""
+        now_s = self._local.now_s
+        for channel in self._channels.values():
+            if (channel.sender.out or channel.sender.changing) and now_s - channel.since_s >= channel.timeout_s:
+                channel.since_s = now_s
+                # A chunk that still waits for a full socket is not lost, and must not be queued twice.
+                if not any(connection.holds(channel) for connection in self.connections):
+                    channel.timeout_s = min(2 * channel.timeout_s, TIMEOUT_S_MAX)
+                    self._shift_rails(channel)
+                    self._at_sender(channel, Event(TIMEOUT))

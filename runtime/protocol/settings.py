@@ -1,0 +1,65 @@
+"""How a rank is set up, and what has happened to it. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optcc.errors import InputError
+from optcc.failover import Link
+
+CHUNK_BYTES_MAX = 1 << 30
+RATE_MIN = 125_000
+"""Declared rates below this, in bytes/s, are proportions; above it they also bound how long a queue drains."""
+
+NicEntry = tuple[str, str, int, int, int]
+"""A NIC as the ranks exchange it: name, address, port, rate out, rate in (bytes/s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a rank is set up; see `optcc.runtime.transports.tcp.TcpTransport`.
+
+    Raises InputError for numbers out of range.
+    """
+
+    chunk_bytes: int
+    window: int
+    crc: bool
+    replan: bool
+    learn_rates: bool
+    silent_s: float
+    stall_s: float
+    hello_s: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chunk_bytes <= CHUNK_BYTES_MAX:
+            raise InputError(f"chunks of {self.chunk_bytes} B: must be from 1 B to 1 GiB")
+        Link(1, self.window)
+        for name in ("silent_s", "stall_s", "hello_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} {getattr(self, name)}: must be above 0")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Chunks sent again, chunks that came twice or too late, damaged connections, refused callers, changes of plan."""
+
+    resent: int = 0
+    suppressed: int = 0
+    damaged: int = 0
+    refused: int = 0
+    changes: int = 0
+
+
+@dataclass(slots=True)
+class RailCount:
+    """Traffic of one NIC of this rank: bytes with headers, failed connections, and its measured rate.
+
+    `out_share` is the measured share of its declared rate, 1 unless it is slower.
+    """
+
+    name: str
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    failures: int = 0
+    out_share: float = 1.0

@@ -1,0 +1,147 @@
+"""What the drivers of `optcc.runtime.protocol` share: all of a `Transport` but the wire, the wait and the clock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from optcc.errors import DeadlineExceeded, RuntimeFault
+from optcc.plan import Channel
+from optcc.runtime.protocol.endpoint import Endpoint
+from optcc.runtime.protocol.exchange import Exchange
+from optcc.runtime.protocol.local import Established
+from optcc.runtime.protocol.settings import Counts, RailCount
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Event
+
+CLOSE_S = 1.0
+"""A rank that closes waits so long for its peers to have all that they need of it."""
+
+
+class EndpointTransport(ABC):
+    """One rank's end of a network whose protocol is `self._endpoint`; see `Transport` for its promises."""
+
+    _endpoint: Endpoint
+    _is_closed = False
+
+    @property
+    def rank(self) -> int:
+        """The rank whose end this is."""
+        return self._endpoint.rank
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks of the job."""
+        return len(self._endpoint.book)
+
+    @property
+    def rails(self) -> tuple[RailCount, ...]:
+        """The traffic of each NIC of this rank so far, in the order in which they were given."""
+        return tuple(replace(rail) for rail in self._endpoint.rail_counts)
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened so far."""
+        return replace(self._endpoint.counts)
+
+    # --- the driver
+
+    @abstractmethod
+    def _now_s(self) -> float:
+        """The driver's clock."""
+
+    @abstractmethod
+    def _write(self, connection: Established) -> None:
+        """Writes what the wire takes."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Writes everything that waits, and carries out what the endpoint asks for."""
+
+    @abstractmethod
+    def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once if it must."""
+
+    @abstractmethod
+    def _hang_up(self) -> None:
+        """Says bye on every connection and gives everything back."""
+
+    # --- Transport
+
+    def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
+        """See `Transport`. Connections to the destinations are begun, not waited for."""
+        return self._endpoint.open(channels, group, carried)
+
+    def post_send(self, channel: int, view: Bytes) -> None:
+        """See `Transport`."""
+        endpoint = self._endpoint
+        endpoint.now_s = self._now_s()
+        connection = endpoint.post_send(channel, view.data)
+        if connection is not None:
+            self._write(connection)
+        if endpoint.has_to_write():
+            self._flush()
+
+    def post_recv(self, channel: int, view: Bytes) -> None:
+        """See `Transport`. The slots of long messages are reported at once, of eager ones when this rank waits."""
+        if self._endpoint.post_recv(channel, view.data):
+            self._flush()
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Transport`; raises AllRailsFailed and MismatchError too."""
+        endpoint = self._endpoint
+        if not endpoint.events:
+            self._progress(lambda: bool(endpoint.events), timeout_s)
+        if not endpoint.events:
+            endpoint.reports.release_all()
+            self._flush()
+            if endpoint.failure is not None:
+                raise endpoint.failure
+        events = endpoint.poll_events()
+        if endpoint.has_to_write():
+            self._flush()
+        return events
+
+    def defer_reports(self) -> Callable[[], None]:
+        """See `optcc.runtime.transport.Defers`."""
+        self._endpoint.settle_later()
+        return self._settle
+
+    def _settle(self) -> None:
+        if self._endpoint.reports.is_owed and not self._is_closed:
+            self._endpoint.reports.release_owed()
+            self._flush()
+
+    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
+        """See `Transport`; raises AllRailsFailed too, and MismatchError if the payloads differ in length."""
+        endpoint = self._endpoint
+        endpoint.now_s = self._now_s()
+        exchange = Exchange(endpoint, payload)
+        self._flush()
+        self._progress(exchange.step, timeout_s)
+        if not exchange.step():
+            waited = f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to agree"
+            endpoint.fail(DeadlineExceeded(waited))
+            assert endpoint.failure is not None
+            raise endpoint.failure
+        return exchange.parts
+
+    def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        """See `Transport`."""
+        self.allgather(b"", timeout_s)
+
+    def abort(self, cause: str) -> None:
+        """See `Transport`. The peers learn that this rank has failed, and not why."""
+        self._endpoint.fail(RuntimeFault(f"rank {self.rank}: {cause}"))
+        self.close()
+
+    def close(self) -> None:
+        """See `Transport`. Peers that still wait for this rank learn that it has left."""
+        if self._is_closed:
+            return
+        endpoint = self._endpoint
+        endpoint.reports.release_all()
+        self._flush()
+        self._progress(endpoint.may_leave, 0.0 if endpoint.failure is not None else CLOSE_S)
+        self._is_closed = True
+        self._hang_up()

@@ -1,0 +1,59 @@
+"""The frames of a connection: every damaged bit is noticed, and checksums are zlib's."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from optcc.runtime.protocol.frames import (
+    BYE_FRAME,
+    CONTROL_FRAMES,
+    HEADER_BYTES,
+    RATE_FRAME,
+    WireError,
+    bye_header,
+    change_header,
+    control_header,
+    crc32,
+    data_header,
+    decode,
+    rate_word,
+    read_rate_word,
+    state_header,
+)
+
+
+def test_a_damaged_header_is_no_header() -> None:
+    headers = (data_header(9, 1, 2, 3, 4, 5), change_header(9, 1, 2), bye_header(9, True), state_header(9, 1, 2, 3, 4))
+    for header in headers:
+        assert len(header) == HEADER_BYTES
+        decode(header, 9)
+        with pytest.raises(WireError, match="of another connection"):
+            decode(header, 8)
+        for bit in range(8 * len(header)):
+            damaged = bytearray(header)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(WireError):
+                decode(damaged, 9)
+    assert decode(headers[2], 9)[:2] == (BYE_FRAME, 1)
+
+
+def test_control_frames_are_of_the_size_of_the_others_and_keep_their_numbers() -> None:
+    for kind in CONTROL_FRAMES:
+        for number in (0, 1, (1 << 64) - 1):
+            header = control_header(9, kind, number)
+            assert len(header) == HEADER_BYTES
+            assert decode(header, 9) == (kind, 0, 0, 0, number, 0, 0)
+    for count, nic, share in ((1, 0, 0.0), (2**31, 2**16 - 1, 1.0), (7, 3, 0.25), (8, 3, 1e-9)):
+        kind, _, _, _, number, _, _ = decode(control_header(9, RATE_FRAME, rate_word(count, nic, share)), 9)
+        assert (kind, read_rate_word(number)) == (RATE_FRAME, (count, nic, max(share, 1e-4) if share else 0.0))
+
+
+def test_wide_checksums_are_those_of_zlib() -> None:
+    data = np.random.default_rng(5).integers(0, 256, 100_003, np.uint8)
+    for n_bytes in (0, 1, 32, 1000, 100_003):
+        view = data[:n_bytes].data
+        assert crc32(view, 0) == zlib.crc32(view)
+        assert crc32(view[n_bytes // 3 :], crc32(view[: n_bytes // 3], 0)) == zlib.crc32(view)

@@ -1,0 +1,137 @@
+"""When a rank is lost, when no rail is left, and when neither is the case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optcc.errors import AllRailsFailed, RankLost
+from optcc.runtime.protocol.membership import find_failure
+from optcc.runtime.transport import RECEIVED, SENT
+from tests.unit.runtime.protocol.network import Network, endpoint_of
+
+
+def joined(*channels: tuple[int, int], n_ranks: int = 2, **changes: Any) -> tuple[Network, list[list[int]]]:
+    network = Network(n_ranks, **changes)
+    handles = network.open(*channels)
+    network.barrier()
+    network.until(network.all_up)
+    return network, handles
+
+
+@pytest.mark.parametrize(
+    ("counts_as_sent", "is_copy", "is_lost"), [(True, True, False), (False, True, True), (True, False, True)]
+)
+def test_who_has_left_in_good_order_owes_no_report_of_what_counts_as_sent(
+    counts_as_sent: bool, is_copy: bool, is_lost: bool
+) -> None:
+    """Its last report of a short message may go with a connection that breaks just before it leaves."""
+    endpoint = endpoint_of(0, 2, 1)
+    channel = endpoint.outbound(1).channel(0)
+    channel.chunks.append((memoryview(b"kept"), not counts_as_sent, is_copy, 0))
+    endpoint.left[1] = False
+    assert isinstance(find_failure(endpoint, endpoint.outbounds, endpoint.inbounds), RankLost) == is_lost
+
+
+def test_a_rank_that_leaves_early_is_named() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    network.leave(1)
+    network.post_send(0, handle, np.zeros(4, np.uint8))
+    network.run(0.5)
+    with pytest.raises(RankLost, match="rank 0: rank 1 is lost: it has left before it had taken and sent all"):
+        network.poll(0)
+
+
+def test_a_rank_that_leaves_while_it_is_waited_for_is_named() -> None:
+    network, (_, (handle,)) = joined((0, 1))
+    network.post_recv(1, handle, np.zeros(4, np.uint8))
+    network.leave(0)
+    network.run(0.5)
+    with pytest.raises(RankLost, match="rank 1: rank 0 is lost: it has left before it had taken and sent all"):
+        network.poll(1)
+
+
+def test_a_rank_that_has_left_and_owes_nothing_is_no_error() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    view, into = np.full(4, 7, np.uint8), np.zeros(4, np.uint8)
+    network.post_recv(1, handle, into)
+    network.post_send(0, handle, view)
+    assert network.poll(1) == [(RECEIVED, handle)] and into.tolist() == [7] * 4
+    network.leave(1)
+    assert network.poll(0) == [(SENT, handle)]
+    network.run(2.0)
+    assert network.poll(0) == []
+    assert network.endpoints[0].left == {1: False} and network.endpoints[0].failure is None
+    assert [rail.failures for rail in network.endpoints[0].rail_counts] == [0, 0]
+    assert all(rail.dialing is None for rail in network.endpoints[0].outbounds[1].rails), "nobody dials it"
+
+
+def test_a_rank_that_has_left_after_a_failure_is_lost() -> None:
+    network, _ = joined((0, 1), (1, 2), n_ranks=3)
+    network.leave(1, failed=True)
+    network.run(0.2)
+    with pytest.raises(RankLost, match="rank 0: rank 1 is lost: it has left after a failure"):
+        network.poll(0)
+    with pytest.raises(RankLost, match="rank 2: rank 1 is lost: it has left after a failure"):
+        network.poll(2)
+
+
+def test_a_rank_that_is_gone_without_a_word_refuses_connections() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    network.post_send(0, handle, np.zeros(1 << 20, np.uint8))
+    network.leave(1, silently=True)
+    began_s = network.now_s
+    network.until(lambda: network.endpoints[0].failure is not None)
+    assert network.now_s - began_s < 0.2
+    with pytest.raises(RankLost, match="rank 0: rank 1 is lost: it refuses connections"):
+        network.poll(0)
+
+
+def test_one_nic_that_refuses_may_be_the_nics_trouble_for_a_second() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    network.post_send(0, handle, np.zeros(1 << 20, np.uint8))
+    network.unreachable.add((1, 1))
+    network.leave(1, silently=True)
+    began_s = network.now_s
+    network.until(lambda: network.endpoints[0].failure is not None)
+    assert 0.9 < network.now_s - began_s < 1.3
+    assert "it refuses connections" in str(network.endpoints[0].failure)
+
+
+def test_a_rank_that_nobody_reaches_is_a_named_error_within_the_stall() -> None:
+    network, ((handle,), _) = joined((0, 1), stall_s=0.6)
+    # No way leads there: nothing answers, and nothing refuses.
+    network.unreachable |= {(1, 0), (1, 1)}
+    for rail in range(2):
+        network.cut(network.outbound(0, 1, rail))
+    network.post_send(0, handle, np.zeros(4, np.uint8))
+    began_s = network.now_s
+    network.until(lambda: network.endpoints[0].failure is not None)
+    with pytest.raises(AllRailsFailed, match=r"rank 0: no rail to rank 1 up for 0\.\d s \(r0, r1\)"):
+        network.poll(0)
+    assert network.now_s - began_s < 1.5
+
+
+def test_a_rank_that_nobody_reaches_is_no_error_while_nothing_is_to_be_done() -> None:
+    network, _ = joined((0, 1), stall_s=0.6)
+    network.unreachable |= {(1, 0), (1, 1)}
+    for rail in range(2):
+        network.cut(network.outbound(0, 1, rail))
+    network.run(2.0)
+    assert network.endpoints[0].failure is None and network.endpoints[0].outbounds[1].dark_s >= 0.6
+
+
+def test_a_rank_that_is_busy_elsewhere_is_not_lost() -> None:
+    """Longer than every limit: its kernel answers for it."""
+    network, ((handle,), _) = joined((0, 1), silent_s=0.3, stall_s=0.5)
+    network.asleep.add(1)
+    view = np.zeros(8 << 20, np.uint8)
+    network.post_recv(1, handle, view)
+    network.post_send(0, handle, view)
+    network.run(3.0)
+    assert network.poll(0) == []
+    network.asleep.clear()
+    assert network.poll(1) == [(RECEIVED, handle)] and network.poll(0) == [(SENT, handle)]
+    assert [rail.failures for endpoint in network.endpoints for rail in endpoint.rail_counts] == [0] * 4

@@ -1,0 +1,252 @@
+"""The sending end of a direction: what is sent when, over which rail, and when it is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optcc.runtime.protocol import outbound as module
+from optcc.runtime.protocol.connection import Broken, SendConnection
+from optcc.runtime.transport import RECEIVED, SENT
+from tests.unit.runtime.protocol.network import SESSION, Network, TwoRails
+
+
+def joined(*channels: tuple[int, int], n_ranks: int = 2, **changes: Any) -> tuple[Network, list[list[int]]]:
+    """A network with these channels, every rail of which is up; the handles by rank."""
+    network = Network(n_ranks, **changes)
+    handles = network.open(*channels)
+    network.barrier()
+    network.until(network.all_up)
+    return network, handles
+
+
+def test_what_nobody_has_a_slot_for_is_not_sent() -> None:
+    """A sender far ahead of its receiver: nothing but the small exchanges goes over the wire, and nothing is kept."""
+    network, ((handle,), _) = joined((0, 1))
+    views = [np.full(1 << 16, i, np.uint8) for i in range(100)]
+    for view in views:
+        network.post_send(0, handle, view)
+    network.barrier()
+    network.run(0.5)
+    assert sum(rail.sent_bytes for rail in network.endpoints[0].rail_counts) < 10_000
+    into = [np.zeros_like(view) for view in views]
+    for view in into:
+        network.post_recv(1, handle, view)
+    assert network.poll(1) == [(RECEIVED, handle)] * 100 and network.poll(0) == [(SENT, handle)] * 100
+    assert all(np.array_equal(*pair) for pair in zip(views, into, strict=True))
+
+
+def test_what_goes_to_several_ranks_at_once_goes_over_different_rails() -> None:
+    """Messages too short to be cut: the first ones of a rank, and those to a rank, do not all meet at one NIC."""
+    pairs = [(src, dst) for src in range(4) for dst in range(4) if src != dst]
+    network, handles = joined(*pairs, n_ranks=4)
+    counts = [rail for endpoint in network.endpoints for rail in endpoint.rail_counts]
+    before = [(rail.sent_bytes, rail.received_bytes) for rail in counts]
+    data = np.zeros(12_000, np.uint8)
+    for number, (_, dst) in enumerate(pairs):
+        network.post_recv(dst, handles[dst][number], np.empty_like(data))
+    for number, (src, _) in enumerate(pairs):
+        network.post_send(src, handles[src][number], data)
+    for rank in range(4):
+        wanted = {
+            (SENT if rank == src else RECEIVED, handles[rank][i])
+            for i, (src, dst) in enumerate(pairs)
+            if rank in (src, dst)
+        }
+        assert set(network.poll(rank)) == wanted
+    for rail, (sent, received) in zip(counts, before, strict=True):
+        assert rail.sent_bytes - sent >= 12_000 and rail.received_bytes - received >= 12_000
+
+
+@pytest.mark.parametrize("rates", [(300, 100), (100, 90)])
+@pytest.mark.parametrize("size", [1 << 14, 1 << 18, 3 << 20])
+def test_bytes_go_over_the_rails_in_proportion_to_their_rates(rates: tuple[int, int], size: int) -> None:
+    network, ((handle,), _) = joined((0, 1), rates=rates)
+    counts = network.endpoints[0].rail_counts
+    before = [rail.sent_bytes for rail in counts]
+    view = np.zeros(size, np.uint8)
+    for _ in range(max(24, (16 << 20) // size)):
+        network.post_send(0, handle, view)
+        network.post_recv(1, handle, view)
+        assert (network.poll(0), network.poll(1)) == ([(SENT, handle)], [(RECEIVED, handle)])
+    sent = [rail.sent_bytes - at for rail, at in zip(counts, before, strict=True)]
+    assert sent[0] / sum(sent) == pytest.approx(rates[0] / sum(rates), rel=0.1), sent
+
+
+@pytest.mark.parametrize(("rates", "seconds"), [((2**27, 2**22), [2**-7, 2**-2]), ((2, 1), [0.0, 0.0])])
+def test_the_queue_in_the_way_follows_from_the_rates_unless_they_are_proportions(
+    rates: tuple[int, int], seconds: list[float]
+) -> None:
+    network, _ = joined((0, 1), (1, 0), rates=rates)
+    for src, dst in ((0, 1), (1, 0)):
+        assert [network.outbound(src, dst, rail).queue_s for rail in range(2)] == seconds
+        assert [network.inbound(src, dst, rail).queue_s for rail in range(2)] == seconds
+
+
+@pytest.mark.parametrize("size", [0, 1, 16384])
+def test_a_short_message_is_sent_from_a_copy_once_there_is_a_slot(size: int) -> None:
+    """The receiver has posted, and does not poll: no acknowledgement can have come."""
+    network, ((handle,), _) = joined((0, 1))
+    view, into, other = np.full(size, 7, np.uint8), np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    network.post_recv(1, handle, into)
+    network.barrier()
+    network.post_recv(1, handle, other)
+    network.asleep.add(1)
+    network.post_send(0, handle, view)
+    assert network.poll(0) == [(SENT, handle)], "before the receiver has looked"
+    # The second has no slot that this end knows of: it goes out, and is not reported.
+    view[:] = 9
+    network.post_send(0, handle, view)
+    assert network.poll(0) == []
+    view[:] = 0
+    network.asleep.clear()
+    assert network.poll(1) == [(RECEIVED, handle)] * 2
+    assert into.tolist() == [7] * size and other.tolist() == [9] * size
+    assert network.poll(0) == [(SENT, handle)]
+
+
+def test_a_long_message_before_a_short_one_is_reported_first() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    sizes = (4, 3 << 20, 4, 4, 1 << 20, 4)
+    views = [np.full(size, 1 + i, np.uint8) for i, size in enumerate(sizes)]
+    into = [np.zeros_like(view) for view in views]
+    for view in into:
+        network.post_recv(1, handle, view)
+    network.barrier()
+    for view in views:
+        network.post_send(0, handle, view)
+    assert network.poll(1) == [(RECEIVED, handle)] * 6 and network.poll(0) == [(SENT, handle)] * 6
+    assert [int(view[0]) for view in into] == [1, 2, 3, 4, 5, 6]
+    assert all(np.array_equal(*pair) for pair in zip(views, into, strict=True))
+
+
+def test_a_short_message_is_not_reported_before_a_longer_one_in_front_of_it() -> None:
+    """The longer one is on its way as a whole, and its receiver has slots for both, but does not look."""
+    network, ((handle,), _) = joined((0, 1), n_rails=1)
+    for size in (64, 60_000, 64):
+        network.post_recv(1, handle, np.zeros(size, np.uint8))
+    network.barrier()
+    network.post_send(0, handle, np.zeros(64, np.uint8))
+    assert network.poll(0) == [(SENT, handle)] and network.poll(1) == [(RECEIVED, handle)]
+    network.asleep.add(1)
+    for size in (60_000, 64):
+        network.post_send(0, handle, np.zeros(size, np.uint8))
+    network.run(0.2)
+    assert network.poll(0) == []
+    network.asleep.clear()
+    assert network.poll(1) == [(RECEIVED, handle)] * 2 and network.poll(0) == [(SENT, handle)] * 2
+
+
+def test_an_eager_message_goes_out_at_once_only_where_nothing_waits() -> None:
+    network, ((handle,), _) = joined((0, 1), n_rails=1)
+    endpoint, data = network.endpoints[0], np.arange(64, dtype=np.uint8)
+    assert endpoint.post_send(handle, data.data) is None, "the peer has told of no slot"
+    into = [np.zeros_like(data) for _ in range(4)]
+    for each in into:
+        network.post_recv(1, handle, each)
+    assert network.poll(0) == [(SENT, handle)] and network.poll(1) == [(RECEIVED, handle)]
+    connection = endpoint.post_send(handle, data.data)
+    assert connection is network.outbound(0, 1, 0)
+    assert endpoint.poll_events() == [(SENT, handle)]
+    written = b"".join(connection.views())
+    assert not connection.written(10)
+    assert endpoint.post_send(handle, data.data) is None, "the socket is full"
+    connection.wire.put(written[:10])
+    network.settle()
+    assert endpoint.poll_events() == [(SENT, handle)]
+    assert endpoint.post_send(handle, data.data) is connection
+    network.settle()
+    long = np.zeros((1 << 14) + 1, np.uint8)
+    network.post_recv(1, handle, long)
+    assert endpoint.post_send(handle, long.data) is None, "it is too long"
+    assert network.poll(1) == [(RECEIVED, handle)] * 4 and network.poll(0) == [(SENT, handle)] * 2
+    assert [each.tolist() for each in into] == [data.tolist()] * 4
+
+
+def test_who_gives_a_connection_up_tells_the_other_end() -> None:
+    """Nothing is cut here: only a control frame over the other rail can have told."""
+    network, _ = joined((0, 1), (1, 0))
+    sender, receiver = network.endpoints
+    outbound, inbound = sender.outbounds[1], receiver.inbounds[0]
+    outbound.lose(network.outbound(0, 1, 1), Broken("a test"))
+    # The wire stays, so that the other end gets no end of file; and nothing is dialled until it has heard.
+    sender.to_close.clear()
+    outbound.rails[1].next_s = float("inf")
+    network.settle()
+    assert inbound.connections[1] is None and inbound.connections[0] is not None
+    assert [rail.failures for rail in sender.rail_counts] == [0, 1]
+    network.run(1.0)
+    assert outbound.rails[1].connection is None
+    outbound.dial_now(mine=1)
+    network.until(network.all_up, 0.1)
+
+
+def test_reports_that_are_lost_with_a_message_of_the_opposite_direction_are_repeated() -> None:
+    rails = TwoRails()
+    outbound = rails.endpoint.outbound(0)
+    channel = outbound.channel(0)
+    connection = SendConnection(0, 0, 9, rails.endpoint.rail_counts[0], None)
+    outbound.rails[0].connection = connection
+    connection.put(channel, 0, 0, memoryview(b"abc"))
+    assert connection.can_carry_reports()
+    rails.endpoint.reports.release_all()
+    rails.written()
+    outbound.lose(connection, Broken("a test"))
+    states = [list(each._states) for each in rails.connections if each in rails.endpoint.to_report]
+    assert [0] in states
+
+
+def test_what_is_out_on_a_lost_connection_goes_out_over_the_other_one() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    data = np.random.default_rng(3).integers(0, 256, 4 << 20, np.uint8)
+    into = np.zeros_like(data)
+    network.post_recv(1, handle, into)
+    network.settle()
+    network.freeze(network.outbound(0, 1, 1))
+    network.post_send(0, handle, data)
+    assert network.poll(1) == [] and network.poll(0) == []
+    network.cut(network.outbound(0, 1, 1))
+    assert network.poll(1) == [(RECEIVED, handle)] and network.poll(0) == [(SENT, handle)]
+    assert np.array_equal(data, into) and network.endpoints[0].counts.resent > 0
+
+
+def test_a_chunk_that_is_lost_without_a_trace_goes_out_again_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that loses bytes is none of TCP's; only the table's timer can notice."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    network, ((handle,), _) = joined((0, 1))
+    into, data = np.zeros(64, np.uint8), np.arange(64, dtype=np.uint8)
+    network.post_recv(1, handle, into)
+    network.settle()
+    network.run(0.01)
+    channel = network.endpoints[0].outbounds[1].channel(0)
+    network.asleep.add(1)
+    network.post_send(0, handle, data)
+    for end in network._ends[1]:
+        end.inbox.clear()
+    network.asleep.clear()
+    assert network.poll(1) == []
+    network.run(0.2)
+    assert network.poll(1) == [] and channel.sender.out == (0,) and channel.timeout_s == 0.3
+    network.run(0.3)
+    assert network.poll(1) == [(RECEIVED, handle)] and np.array_equal(into, data)
+    assert network.endpoints[0].counts.resent >= 1 and network.endpoints[1].counts.suppressed == 0
+
+
+def test_a_rail_is_dialled_again_at_growing_intervals() -> None:
+    network, _ = joined((0, 1))
+    rail = network.endpoints[0].outbounds[1].rails[1]
+    network.unreachable.add((1, 1))
+    network.cut(network.outbound(0, 1, 1))
+    waits = []
+    for _ in range(8):
+        waits.append(rail.wait_s)
+        network.until(lambda: rail.dialing is not None)
+        dialing = rail.dialing
+        assert dialing is not None
+        network.endpoints[0].dial_failed(dialing, refused=False)
+    assert waits == [min(module.REDIAL_S_MAX, module.REDIAL_S_MIN * 2 ** (1 + i)) for i in range(8)]
+    network.unreachable.clear()
+    network.until(network.all_up, 1.0)
+    assert rail.wait_s == module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION

@@ -1,0 +1,145 @@
+"""What a rank makes of the rates of NICs: what it tells, what it hears, and how it divides what it sends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optcc.runtime.protocol.frames import RATE_FRAME, control_header, rate_word
+from optcc.runtime.protocol.nic_meter import LOADED_BYTES
+from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.transport import RECEIVED, SENT
+from tests.unit.runtime.protocol.network import Network
+
+RATE = 25_000_000
+
+
+@pytest.mark.parametrize("other_bytes", [0, LOADED_BYTES])
+def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: int) -> None:
+    connections = [SimpleNamespace(awaits=True, suspect=False, waiting_bytes=n) for n in (LOADED_BYTES, other_bytes)]
+    rails = [SimpleNamespace(mine=nic, theirs=nic, connection=each) for nic, each in enumerate(connections)]
+    book = [[("", "", 0, RATE, RATE)] * 2] * 2
+    local: Any = SimpleNamespace(
+        rank=0,
+        own_nics=book[0],
+        book=book,
+        settings=SimpleNamespace(learn_rates=True),
+    )
+    outbounds: Any = {1: SimpleNamespace(peer=1, rails=rails)}
+    rates = Rates(local, outbounds)
+    rates.look(0.01, 0.01)
+    assert [(meter._loaded, meter._alone) for meter in rates._meters] == (
+        [(1, 1), (0, 0)] if other_bytes == 0 else [(1, 0), (1, 0)]
+    )
+
+
+def test_rails_carry_what_their_nics_turn_out_to_be_good_for() -> None:
+    """The rates are not declared; then a rank finds that its second NIC sends a third of what the first one does, and
+    later that it does not: the others hear of it, and what goes out from then on is divided so, or as before."""
+    network = Network(2, learn_rates=True)
+    handles = network.open((0, 1), (1, 0))
+    network.barrier()
+    network.until(network.all_up)
+    views = [np.zeros(4 << 20, np.uint8) for _ in range(2)]
+    seen: list[list[list[float]]] = [[], []]
+    for share in (1 / 3, 1.0):
+        network.endpoints[0].rates.know([1.0, share])
+        network.barrier()
+        before = [[rail.sent_bytes for rail in endpoint.rail_counts] for endpoint in network.endpoints]
+        for _ in range(12):
+            for rank in range(2):
+                network.post_send(rank, handles[rank][rank], views[0])
+                network.post_recv(rank, handles[rank][1 - rank], views[1])
+            for rank in range(2):
+                events = network.poll(rank)
+                assert sorted(events) == sorted([(SENT, handles[rank][rank]), (RECEIVED, handles[rank][1 - rank])])
+        for rank, endpoint in enumerate(network.endpoints):
+            sent = [rail.sent_bytes - at for rail, at in zip(endpoint.rail_counts, before[rank], strict=True)]
+            seen[rank].append([sent[0] / sum(sent), endpoint.rates.share(0, 1), endpoint.rail_counts[1].out_share])
+    first, second = seen
+    assert [each[0] for each in first] == pytest.approx([0.75, 0.5], abs=0.03), first
+    assert [each[0] for each in second] == pytest.approx([0.5, 0.5], abs=0.03), "its own NICs are as declared"
+    for rank, each_seen in enumerate((first, second)):
+        assert [each[1] for each in each_seen] == pytest.approx([1 / 3, 1.0], abs=1e-3), "both know"
+        assert [each[2] for each in each_seen] == ([1 / 3, 1.0] if rank == 0 else [1.0, 1.0])
+
+
+def test_ranks_learn_that_a_nic_is_down_and_divide_by_it() -> None:
+    """Three ranks that all send to each other: rank 2 has one NIC left, so that the others go round it."""
+    pairs = [(src, dst) for src in range(3) for dst in range(3) if src != dst]
+    network = Network(3, learn_rates=True)
+    network.open(*pairs, carried=[1 << 20] * len(pairs))
+    network.barrier()
+    network.until(network.all_up)
+    parts: list[list[list[float]]] = [[], [], []]
+    for is_up in (False, True):
+        network.endpoints[2].rates.note_nic(0, is_up)
+        network.barrier()
+        for rank, endpoint in enumerate(network.endpoints):
+            parts[rank] += [list(endpoint.outbounds[peer]._parts or ()) for peer in range(3) if peer != rank]
+    assert parts[0][0] == pytest.approx([1.0, 0.0], abs=0.05), "to rank 1, past the NIC that is busy with rank 2"
+    assert parts[0][1] == parts[1][1] == parts[2][0] == pytest.approx([0.0, 1.0], abs=0.01), "all that rank 2 has left"
+    assert parts[0][2:] == parts[1][2:] == parts[2][2:] == [[], []], "as declared"
+
+
+def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
+    network = Network(3, learn_rates=True)
+    network.open((0, 1))
+    network.until(network.all_up)
+    network.endpoints[0].rates.know([1.0, 0.25])
+    network.open((0, 2))
+    network.until(network.all_up)
+    for endpoint in network.endpoints:
+        assert endpoint.rates.share(0, 1) == pytest.approx(0.25, abs=1e-4)
+
+
+def test_a_rate_that_has_been_overtaken_says_nothing() -> None:
+    network = Network(2, learn_rates=True)
+    network.open((0, 1), (1, 0))
+    network.until(network.all_up)
+    endpoint, connection = network.endpoints[0], network.outbound(0, 1, 0)
+
+    def hear(count: int, nic: int, share: float) -> None:
+        endpoint.received(connection, control_header(connection.session, RATE_FRAME, rate_word(count, nic, share)))
+
+    hear(2, 1, 0.5)
+    hear(1, 1, 0.25)
+    assert endpoint.rates.share(1, 1) == 0.5
+    hear(3, 1, 0.0)
+    assert endpoint.rates._down == {(1, 1)} and endpoint.rates.share(1, 1) == 0.5
+    hear(4, 7, 0.25)
+    assert endpoint.rates.share(1, 7) == 1.0, "it has no such NIC"
+
+
+def test_the_kernel_buffers_little_for_slow_rails() -> None:
+    network = Network(2, learn_rates=True)
+    network.open((0, 1))
+    network.until(network.all_up)
+    endpoint = network.endpoints[0]
+    for share, wanted in ((0.25, [False, True]), (1.0, [False, False])):
+        endpoint.rates.know([1.0, share])
+        assert [network.outbound(0, 1, rail).holds_little for rail in range(2)] == wanted
+        assert endpoint.to_limit == [network.outbound(0, 1, 1)]
+        endpoint.to_limit.clear()
+
+
+def test_chunks_that_wait_for_a_socket_are_divided_anew() -> None:
+    """Nothing was written yet when the rank learns that a NIC is down: the other one carries all."""
+    network = Network(2, learn_rates=True, chunk_bytes=1 << 16)
+    (handle,), _ = network.open((0, 1))
+    network.until(network.all_up)
+    data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
+    into = np.zeros_like(data)
+    network.post_recv(1, handle, into)
+    network.settle()
+    endpoint = network.endpoints[0]
+    before = [rail.sent_bytes for rail in endpoint.rail_counts]
+    assert endpoint.post_send(handle, data.data) is None
+    endpoint.rates.note_nic(1, False)
+    assert network.poll(0) == [(SENT, handle)] and network.poll(1) == [(RECEIVED, handle)]
+    assert np.array_equal(data, into)
+    sent = [rail.sent_bytes - at for rail, at in zip(endpoint.rail_counts, before, strict=True)]
+    assert sent[0] > 0.9 * sum(sent), sent
