@@ -1,0 +1,69 @@
+"""Events in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+
+class Timer:
+    """An event that is to come, unless it is cancelled."""
+
+    __slots__ = ("_action", "at_s")
+
+    def __init__(self, at_s: float, action: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self._action: Callable[[], None] | None = action
+
+    def cancel(self) -> None:
+        """It does not happen."""
+        self._action = None
+
+    def fire(self) -> None:
+        """It happens."""
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+
+class SimulatedClock:
+    """The time, and what happens when; what is planned for one moment happens in the order in which it was planned.
+
+    >>> clock, log = SimulatedClock(), []
+    >>> _ = clock.after(2.0, lambda: log.append("later"))
+    >>> clock.after(3.0, lambda: log.append("never")).cancel()
+    >>> _ = clock.after(1.0, lambda: log.append("sooner"))
+    >>> clock.run(10.0), log, clock.now_s
+    (3, ['sooner', 'later'], 10.0)
+    """
+
+    __slots__ = ("_events", "_n_planned", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Timer]] = []
+        self._n_planned = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Plans an event."""
+        timer = Timer(self.now_s + seconds, action)
+        self._n_planned += 1
+        heappush(self._events, (timer.at_s, self._n_planned, timer))
+        return timer
+
+    def step(self, until_s: float) -> bool:
+        """Lets the next event happen, if there is one by then."""
+        if not self._events or self._events[0][0] > until_s:
+            self.now_s = max(self.now_s, until_s)
+            return False
+        at_s, _, timer = heappop(self._events)
+        self.now_s = at_s
+        timer.fire()
+        return True
+
+    def run(self, until_s: float, done: Callable[[], bool] = lambda: False) -> int:
+        """Lets everything happen until then, or until `done()`; how many events."""
+        n_events = 0
+        while not done() and self.step(until_s):
+            n_events += 1
+        return n_events

@@ -1,0 +1,271 @@
+"""The driver of one rank in simulated time: the `Endpoint` that TCP runs, on simulated connections.
+
+It does what `optcc.runtime.transports.tcp` does around the same object, with `SimulatedNetwork` in place of the kernel.
+A host that is *busy* computes: its kernel goes on, and its process does not look. A *stopped* one has been killed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from optcc.runtime.protocol.connection import RecvConnection, SendConnection
+from optcc.runtime.protocol.endpoint import Endpoint
+from optcc.runtime.protocol.frames import Checksum
+from optcc.runtime.protocol.handshake import Accepting, Dialing
+from optcc.runtime.protocol.liveness import WATCH_S, Connection
+from optcc.runtime.protocol.local import Established
+from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.sim.clock import Timer
+from optcc.runtime.sim.network import End, SimulatedNetwork
+
+_CONTROL_BYTES = 1 << 14
+
+
+class SimulatedHost:
+    """Rank `rank` of a network; `wakes` is called whenever it has looked and something may have happened."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        settings: Settings,
+        rank: int,
+        book: Sequence[Sequence[NicEntry]],
+        *,
+        secret: bytes,
+        job: bytes,
+        rng: random.Random,
+        checksum: Checksum | None = None,
+    ) -> None:
+        self.network, self.rank = network, rank
+        self.endpoint = Endpoint(
+            *(settings, rank, book), job=job, secret=secret, draw=rng.randbytes, checksum=checksum, now_s=self.now_s
+        )
+        self.wakes: Callable[[], None] = lambda: None
+        self.is_stopped = self.is_closing = False
+        self.busy_to_s = 0.0
+        self._ready: dict[Connection, None] = {}
+        self._dials: dict[Dialing, Callable[[], None]] = {}
+        self._look: Timer | None = None
+        self._pending_nics: list[tuple[int, bool]] = []
+        network.accept[rank] = self._accept
+        network.told[rank] = self._hear_of_nic
+        self.look_at(0.0)
+
+    @property
+    def now_s(self) -> float:
+        """The simulated time."""
+        return self.network.clock.now_s
+
+    # --- the loop
+
+    def look_at(self, at_s: float) -> None:
+        """The process looks at its connections at this time, or as soon as it is not busy."""
+        at_s = max(at_s, self.now_s, self.busy_to_s)
+        if self._look is None or at_s < self._look.at_s:
+            if self._look is not None:
+                self._look.cancel()
+            self._look = self.network.clock.after(at_s - self.now_s, self._turn)
+
+    def compute(self, seconds: float) -> None:
+        """The process does not look for some time."""
+        self.busy_to_s = max(self.busy_to_s, self.now_s + seconds)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        self.look_at(self.busy_to_s)
+
+    def _turn(self) -> None:
+        """Reads, writes, and does what the time asks for; then the program."""
+        self._look = None
+        if self.is_stopped:
+            return
+        if self.now_s < self.busy_to_s:
+            self.look_at(self.busy_to_s)
+            return
+        endpoint = self.endpoint
+        endpoint.now_s = self.now_s
+        for nic, is_up in self._pending_nics:
+            endpoint.nic_changed(nic, is_up)
+        self._pending_nics.clear()
+        ready, self._ready = list(self._ready), {}
+        for connection in ready:
+            self._attend(connection)
+        self.flush()
+        if self.now_s >= endpoint.next_tick_s:
+            for connection in endpoint.watched():
+                end: End | None = connection.wire
+                connection.kernel = end.outgoing.report() if end is not None else None
+            endpoint.tick()
+            self.flush()
+            endpoint.ticked(0.0)
+        self.wakes()
+        if not self.is_stopped:
+            endpoint.reports.release_late(self.now_s)
+            self.flush()
+            self.look_at(min(endpoint.next_tick_s, endpoint.reports.hold_to_s))
+
+    def flush(self) -> None:
+        """Writes what waits, and carries out what the protocol asks for."""
+        endpoint = self.endpoint
+        endpoint.now_s = self.now_s
+        if endpoint.has_to_write():
+            endpoint.look_within(WATCH_S)
+        while (connection := endpoint.next_to_write()) is not None:
+            self.write(connection)
+        while endpoint.to_close or endpoint.to_dial:
+            while endpoint.to_close:
+                self._close(endpoint.to_close.pop())
+            while endpoint.to_dial:
+                self._dial(endpoint.to_dial.pop())
+        endpoint.to_limit.clear()
+
+    def write(self, connection: Established) -> None:
+        """Writes what the kernel takes."""
+        end: End = connection.wire
+        while views := connection.views():
+            if not connection.written(end.outgoing.write(views)):
+                break
+
+    def _attend(self, connection: Connection) -> None:
+        """A connection can be read or written, or is over."""
+        if connection.is_closed:
+            return
+        end: End = connection.wire
+        if isinstance(connection, RecvConnection):
+            while not connection.is_closed and end.incoming.available():
+                buffers = connection.buffers()
+                offered = connection.offered_bytes
+                n_bytes = end.incoming.take(buffers)
+                self.endpoint.filled(connection, n_bytes)
+                if n_bytes < offered:
+                    break
+        elif isinstance(connection, SendConnection):
+            if end.incoming.available():
+                self.endpoint.received(connection, _read(end, _CONTROL_BYTES))
+        else:
+            assert isinstance(connection, (Dialing, Accepting))
+            if end.incoming.available():
+                self._greet(connection, _read(end, connection.wanted))
+        if connection.is_closed or connection.wire is not end:
+            return
+        if end.incoming.available():
+            self._mark(connection)
+        elif end.has_ended():
+            self.endpoint.broken(connection, "closed by the other end")
+        elif isinstance(connection, (SendConnection, RecvConnection)) and _may_write(connection):
+            self.endpoint.wake(connection)
+
+    def _mark(self, connection: Connection) -> None:
+        self._ready[connection] = None
+        self.look_at(self.now_s)
+
+    # --- connections
+
+    def _adopt(self, connection: Connection, end: End) -> None:
+        connection.wire = end
+        end.watch(
+            lambda: self._mark(connection),
+            lambda: self._mark(connection),
+            lambda: self._was_reset(connection),
+        )
+        self._mark(connection)
+
+    def _was_reset(self, connection: Connection) -> None:
+        if not self.is_stopped:
+            self.endpoint.now_s = self.now_s
+            self.endpoint.broken(connection, "reset by the other end")
+            self.look_at(self.now_s)
+
+    def _dial(self, dialing: Dialing) -> None:
+        network = self.network
+        src = network.nics[self.rank, dialing.nic]
+        address, number = dialing.address
+        dst = network.nics[int(address), number]
+
+        def connected(end: End) -> None:
+            self._dials.pop(dialing, None)
+            if dialing.is_closed or self.is_stopped:
+                end.close()
+                return
+            self._adopt(dialing, end)
+            end.outgoing.write([self.endpoint.connected(dialing)])
+
+        def refused() -> None:
+            self._dials.pop(dialing, None)
+            if not (dialing.is_closed or self.is_stopped):
+                self.endpoint.now_s = self.now_s
+                self.endpoint.dial_failed(dialing, refused=True)
+                self.look_at(self.now_s)
+
+        name = f"{self.rank}.{src.number}-{dst.rank}.{dst.number}"
+        self._dials[dialing] = network.connect(src, dst, name, connected, refused)
+
+    def _accept(self, nic: int, end: End) -> None:
+        self.endpoint.now_s = self.now_s
+        self._adopt(self.endpoint.accepted(nic), end)
+
+    def _greet(self, connection: Dialing | Accepting, data: bytes) -> None:
+        end: End = connection.wire
+        reply, successor = self.endpoint.received_hello(connection, data)
+        if reply:
+            end.outgoing.write([reply])
+        if successor is not None:
+            connection.wire = None
+            self._adopt(successor, end)
+
+    def _close(self, connection: Connection) -> None:
+        self._ready.pop(connection, None)
+        if isinstance(connection, Dialing) and connection in self._dials:
+            self._dials.pop(connection)()
+        if connection.wire is not None:
+            connection.wire.close()
+
+    def _hear_of_nic(self, nic: int, is_up: bool) -> None:
+        self._pending_nics.append((nic, is_up))
+        self.look_at(self.now_s)
+
+    # --- the end
+
+    def leave(self) -> None:
+        """Says bye and closes."""
+        endpoint = self.endpoint
+        endpoint.reports.release_all()
+        self.flush()
+        for connection in list(endpoint.up):
+            frame = endpoint.bye(connection)
+            if frame:
+                connection.wire.outgoing.write([frame])
+                # As the driver does: what can be read is discarded, so that closing is no reset.
+                connection.wire.incoming.take([memoryview(bytearray(connection.wire.incoming.available()))])
+        self._stop()
+        for each in endpoint.connections():
+            if each.wire is not None:
+                each.wire.close()
+
+    def crash(self) -> None:
+        """The process is killed."""
+        self._stop()
+        for connection in self.endpoint.connections():
+            if connection.wire is not None:
+                connection.wire.abandon()
+
+    def _stop(self) -> None:
+        self.is_stopped = True
+        self.network.accept.pop(self.rank, None)
+        self.network.told.pop(self.rank, None)
+        for give_up in self._dials.values():
+            give_up()
+        if self._look is not None:
+            self._look.cancel()
+
+
+def _may_write(connection: Established) -> bool:
+    """True if something waits that the kernel has room for."""
+    return connection.blocked and bool(connection.wire.outgoing.has_room())
+
+
+def _read(end: End, n_bytes: int) -> bytes:
+    data = bytearray(min(n_bytes, end.incoming.available()))
+    end.incoming.take([memoryview(data)])
+    return bytes(data)

@@ -1,0 +1,209 @@
+"""Hosts' NICs in simulated time: their rates, what befalls them, and the connections between them.
+
+A NIC serves one segment at a time each way, in order. What can befall it: its link goes down, which its host's kernel
+reports; a *blackhole*, one way or both, which nobody reports; loss of segments at random; another rate; a reset of the
+connections over it. What is on its way over a NIC that fails is lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+
+from optcc.runtime.sim.clock import SimulatedClock
+from optcc.runtime.sim.nic import SimulatedNic
+from optcc.runtime.sim.stream import SYN_RTO_S, Flow, Stream
+
+REPORT_S = 1e-3
+"""The kernel reports a link within this time."""
+_HEADER_BYTES = 66
+_SYN_TRIES = 6
+
+
+class End:
+    """One end of a stream, for a host's driver: what it writes to, reads from, and is called for."""
+
+    __slots__ = ("_network", "incoming", "is_closed", "outgoing", "stream")
+
+    def __init__(self, network: SimulatedNetwork, stream: Stream, side: int) -> None:
+        self._network, self.stream = network, stream
+        self.outgoing, self.incoming = stream.flows[side], stream.flows[1 - side]
+        self.is_closed = False
+
+    def watch(self, readable: Callable[[], None], writable: Callable[[], None], reset: Callable[[], None]) -> None:
+        """Who is to be called; `reset` if the peer resets the connection."""
+        self.incoming.on_readable, self.outgoing.on_writable, self.incoming.on_reset = readable, writable, reset
+
+    def has_ended(self) -> bool:
+        """True if the peer has closed and everything was read."""
+        return self.incoming.fin_arrived and not self.incoming.available()
+
+    def close(self) -> None:
+        """As a process closes a socket: what was written is delivered, unless something was not read."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.watch(lambda: None, lambda: None, lambda: None)
+        if self.incoming.available():
+            self._reset()
+        else:
+            self.incoming.refuses = True
+            self.outgoing.close()
+
+    def abandon(self) -> None:
+        """As the kernel closes the sockets of a process that was killed."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.watch(lambda: None, lambda: None, lambda: None)
+            self._reset()
+
+    def _reset(self) -> None:
+        self.outgoing.kill()
+        self.incoming.refuses = True
+        self._network.reset(self.outgoing)
+
+
+class SimulatedNetwork:
+    """The NICs of all hosts, joined by a core that never limits. All that is drawn comes from `rng`."""
+
+    def __init__(
+        self, rng: random.Random, *, latency_s: float, segment_bytes: int, buffer_bytes: tuple[int, int]
+    ) -> None:
+        self.clock = SimulatedClock()
+        self.rng, self.latency_s, self.segment_bytes = rng, latency_s, segment_bytes
+        self._buffer_bytes = buffer_bytes
+        self.nics: dict[tuple[int, int], SimulatedNic] = {}
+        self._streams: defaultdict[SimulatedNic, dict[Stream, None]] = defaultdict(dict)
+        self.corrupt = 0.0
+        self.n_corrupted = self.n_lost = 0
+        self.accept: dict[int, Callable[[int, End], None]] = {}
+        self.told: dict[int, Callable[[int, bool], None]] = {}
+
+    def draw_buffer(self) -> int:
+        """The size of a send or receive buffer."""
+        return self.rng.randint(*self._buffer_bytes)
+
+    # --- connections
+
+    def connect(
+        self,
+        src: SimulatedNic,
+        dst: SimulatedNic,
+        name: str,
+        connected: Callable[[End], None],
+        refused: Callable[[], None],
+    ) -> Callable[[], None]:
+        """Opens a connection: calls one of the two, or neither while nothing gets through. Returns how to give up."""
+        given_up = [False]
+
+        def knock(tries: int) -> None:
+            if given_up[0]:
+                return
+            if self._passes(src, dst) and self._passes(dst, src):
+                self.clock.after(2 * self.latency_s, answer)
+            elif tries < _SYN_TRIES:
+                self.clock.after(SYN_RTO_S * 2**tries, lambda: knock(tries + 1))
+
+        def answer() -> None:
+            if given_up[0]:
+                return
+            if not (self._passes(src, dst) and self._passes(dst, src)):
+                self.clock.after(SYN_RTO_S, lambda: knock(1))
+            elif dst.rank not in self.accept:
+                refused()
+            else:
+                stream = Stream(self, src, dst, name)
+                self._streams[src][stream] = self._streams[dst][stream] = None
+                connected(End(self, stream, 0))
+                self.accept[dst.rank](dst.number, End(self, stream, 1))
+
+        def give_up() -> None:
+            given_up[0] = True
+
+        self.clock.after(0.0, lambda: knock(0))
+        return give_up
+
+    def reset(self, flow: Flow) -> None:
+        """The receiver of a flow finds its connection reset, if that gets through now; else when it sends next."""
+        if self._passes(flow.src, flow.dst):
+            self.clock.after(self.latency_s, lambda: self._come_reset(flow))
+
+    def _come_reset(self, flow: Flow) -> None:
+        if self._passes(flow.src, flow.dst):
+            flow.partner.kill()
+            flow.on_reset()
+
+    def reset_over(self, nic: SimulatedNic) -> None:
+        """Both ends of all connections over a NIC find them reset."""
+        streams = self._streams[nic]
+        for stream in list(streams):
+            stream.kill()
+            for flow in stream.flows:
+                self.clock.after(self.latency_s, flow.on_reset)
+        streams.clear()
+
+    # --- segments
+
+    def carry(self, flow: Flow, start: int, data: bytes, *, is_fin: bool = False) -> None:
+        """A segment leaves, and arrives unless something befalls it."""
+        src, dst, now_s = flow.src, flow.dst, self.clock.now_s
+        if not src.sends():
+            return
+        size = len(data) + _HEADER_BYTES
+        left_s = max(now_s, src.out_free_s) + size / src.out_rate
+        src.out_free_s = left_s
+        came_s = max(left_s, dst.in_free_s + size / dst.in_rate)
+        dst.in_free_s = came_s
+        if self.rng.random() < src.loss + dst.loss:
+            self.n_lost += 1
+            return
+        if self.corrupt and data and self.rng.random() < self.corrupt:
+            damaged = bytearray(data)
+            damaged[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+            data = bytes(damaged)
+            self.n_corrupted += 1
+        fails = src.fails + dst.fails
+
+        def arrives() -> None:
+            if fails != src.fails + dst.fails or not (src.sends() and dst.receives()):
+                self.n_lost += 1
+            else:
+                flow.arrive(start, data, is_fin)
+
+        self.clock.after(came_s + self.latency_s - now_s, arrives)
+
+    def acknowledge(self, flow: Flow) -> None:
+        """The receiver's kernel says what it has."""
+        if not self._passes(flow.dst, flow.src):
+            return
+        arrived = flow.arrived
+
+        def comes() -> None:
+            if self._passes(flow.dst, flow.src):
+                flow.take_ack(arrived)
+
+        self.clock.after(self.latency_s, comes)
+
+    def _passes(self, src: SimulatedNic, dst: SimulatedNic) -> bool:
+        return src.sends() and dst.receives()
+
+    # --- faults
+
+    def set_link(self, nic: SimulatedNic, is_up: bool) -> None:
+        """The link of a NIC goes down or comes up, and its host is told."""
+        if nic.is_up == is_up:
+            return
+        nic.is_up = is_up
+        nic.fails += 1
+
+        def report() -> None:
+            if nic.is_up == is_up and nic.rank in self.told:
+                self.told[nic.rank](nic.number, is_up)
+
+        self.clock.after(self.rng.random() * REPORT_S, report)
+
+    def set_open(self, nic: SimulatedNic, *, out: bool, in_: bool) -> None:
+        """A blackhole begins or ends; nobody is told."""
+        nic.fails += (nic.out_open, nic.in_open) != (out, in_)
+        nic.out_open, nic.in_open = out, in_

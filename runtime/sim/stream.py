@@ -1,0 +1,266 @@
+"""A connection as two kernels keep it, in simulated time.
+
+A `Stream` is two `Flow`s, one each way. A flow has a send buffer, segments on their way, and a receive buffer. Segments
+are lost while the path is down; what is not acknowledged is sent again from the start (go-back-N) when the
+retransmission timer fires, whose time doubles each time, as Linux does (RFC 6298). Acknowledgements are cumulative and
+may be lost as well. The receive window is what the receiver's buffer has room for.
+
+What the model leaves out: congestion control, selective acknowledgements, and segments that arrive out of order. None
+of them can change what an endpoint sees: bytes in order, late or never, and the counters of `KernelReport`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from optcc.runtime.protocol.liveness import KernelReport
+from optcc.runtime.sim.clock import SimulatedClock, Timer
+from optcc.runtime.sim.nic import SimulatedNic
+
+RTO_S_MIN = 0.2
+"""Linux's least retransmission timeout."""
+RTO_S_MAX = 120.0
+SYN_RTO_S = 1.0
+
+
+class Carrier(Protocol):
+    """What carries segments and answers (`SimulatedNetwork`)."""
+
+    clock: SimulatedClock
+    latency_s: float
+    segment_bytes: int
+
+    def draw_buffer(self) -> int:
+        """The size of a send or receive buffer."""
+        ...
+
+    def carry(self, flow: Flow, start: int, data: bytes, *, is_fin: bool = False) -> None:
+        """A segment leaves, and arrives unless something befalls it."""
+        ...
+
+    def acknowledge(self, flow: Flow) -> None:
+        """The receiver's kernel says what it has."""
+        ...
+
+    def reset(self, flow: Flow) -> None:
+        """The receiver of a flow finds its connection reset."""
+        ...
+
+
+class Flow:
+    """One direction of a stream, from the NIC `src` to the NIC `dst`.
+
+    `sent`, `arrived`, `acked` and `read` count bytes from the start: handed to the network, in the receiver's kernel,
+    acknowledged to the sender's, taken by the receiver. `data` holds the bytes from `acked` on that were written.
+    `fin`: the sender closes after what was written. `refuses`: the receiver has closed, and resets who sends more.
+    `on_readable`, `on_reset` and `on_writable` are the drivers' (the receiver's, the receiver's, the sender's).
+    `partner` is the other direction.
+    """
+
+    __slots__ = (
+        *("_ack_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked", "arrived", "busy_s", "busy_since_s"),
+        *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "name", "on_readable", "on_reset", "on_writable"),
+        *("partner", "read", "refuses", "room_bytes", "send_bytes", "sent", "src", "timeouts", "written"),
+    )
+
+    def __init__(
+        self, network: Carrier, src: SimulatedNic, dst: SimulatedNic, name: str, send_bytes: int, room_bytes: int
+    ) -> None:
+        self._network, self.src, self.dst, self.name = network, src, dst, name
+        self.send_bytes, self.room_bytes = send_bytes, room_bytes
+        self.data: bytearray = bytearray()
+        self.inbox: deque[bytes] = deque()
+        self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = 0
+        self.fin = self.fin_arrived = self.is_dead = self.refuses = self._waits_for_window = False
+        self.partner: Flow = self
+        self.busy_s = self.busy_since_s = self._ack_s = 0.0
+        self._rto_s = RTO_S_MIN
+        self._timer: Timer | None = None
+        self.on_readable: Callable[[], None] = lambda: None
+        self.on_writable: Callable[[], None] = lambda: None
+        self.on_reset: Callable[[], None] = lambda: None
+
+    # --- the sender's kernel
+
+    def write(self, views: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Takes what there is room for; how many bytes."""
+        room = self.send_bytes - (self.written - self.acked)
+        n_bytes = 0
+        for view in views:
+            if room <= 0:
+                break
+            part = view[:room]
+            self.data += part
+            room -= len(part)
+            n_bytes += len(part)
+        if n_bytes and self.written == self.acked:
+            self.busy_since_s = self._network.clock.now_s
+        self.written += n_bytes
+        self._push()
+        return n_bytes
+
+    def has_room(self) -> bool:
+        """True if `write` would take something."""
+        return self.written - self.acked < self.send_bytes
+
+    def report(self) -> KernelReport:
+        """The counters of the sender's kernel."""
+        busy_s = self.busy_s
+        if self.written > self.acked:
+            busy_s += self._network.clock.now_s - self.busy_since_s
+        return KernelReport(
+            timeouts=self.timeouts,
+            in_flight_bytes=self.sent - self.acked,
+            unsent_bytes=self.written - self.sent,
+            segment_bytes=self._network.segment_bytes,
+            window_bytes=max(0, self._window()),
+            acked_bytes=self.acked,
+            round_trip_s=2 * self._network.latency_s,
+            busy_s=busy_s,
+            open_s=busy_s,
+        )
+
+    def close(self) -> None:
+        """No more is written; what was is still delivered, and then the end of the stream."""
+        self.fin = True
+        self._push()
+
+    def kill(self) -> None:
+        """Nothing of it is sent or delivered any more."""
+        self.is_dead = True
+        self._stop_timer()
+
+    def _window(self) -> int:
+        return self.room_bytes - (self.arrived - self.read)
+
+    def _push(self) -> None:
+        """Sends segments as far as the window goes."""
+        if self.is_dead:
+            return
+        network = self._network
+        while self.sent < self.written:
+            n_bytes = min(self.written - self.sent, network.segment_bytes, self.read + self.room_bytes - self.sent)
+            if n_bytes <= 0:
+                self._waits_for_window = True
+                break
+            start = self.sent
+            self.sent += n_bytes
+            network.carry(self, start, bytes(self.data[start - self.acked : self.sent - self.acked]))
+        if self.fin and self.sent == self.written and not self.fin_arrived:
+            network.carry(self, self.written, b"", is_fin=True)
+        if self._timer is None and (self._is_unanswered() or self._waits_for_window):
+            self._set_timer()
+
+    def _is_unanswered(self) -> bool:
+        """True if something was sent, or is to be, that the receiver's kernel has not answered."""
+        return self.written > self.acked or (self.fin and not self.fin_arrived)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self._network.clock.after(self._rto_s, self._timer_fires)
+
+    def _timer_fires(self) -> None:
+        """Nothing was acknowledged for the whole timeout: everything that is not acknowledged is sent again."""
+        self._timer = None
+        if self.is_dead or not self._is_unanswered():
+            return
+        if self.sent > self.acked:
+            self.timeouts += 1
+        self._rto_s = min(2 * self._rto_s, RTO_S_MAX)
+        self.sent = self.acked
+        self._set_timer()
+        self._push()
+
+    def take_ack(self, acked: int) -> None:
+        """An acknowledgement has come."""
+        if self.is_dead:
+            return
+        if acked > self.acked:
+            had_room = self.has_room()
+            del self.data[: acked - self.acked]
+            self.acked = acked
+            self.sent = max(self.sent, acked)
+            self.timeouts, self._rto_s = 0, RTO_S_MIN
+            self._stop_timer()
+            if self.acked == self.written:
+                self.busy_s += self._network.clock.now_s - self.busy_since_s
+            if not had_room:
+                self.on_writable()
+        self._waits_for_window = False
+        self._push()
+
+    # --- the receiver's kernel
+
+    def arrive(self, start: int, data: bytes, is_fin: bool) -> None:
+        """A segment has come: taken if it is next, and acknowledged in any case."""
+        if self.is_dead:
+            return
+        if self.refuses and start + len(data) > self.arrived:
+            self.kill()
+            self._network.reset(self.partner)
+            return
+        if start <= self.arrived < start + len(data):
+            fresh = data[self.arrived - start :]
+            self.arrived += len(fresh)
+            self.inbox.append(fresh)
+            self._network.acknowledge(self)
+            self.on_readable()
+        elif is_fin and start == self.arrived and not self.fin_arrived:
+            self.fin_arrived = True
+            self.on_readable()
+        else:
+            self._network.acknowledge(self)
+
+    def available(self) -> int:
+        """Bytes that can be read."""
+        return self.arrived - self.read
+
+    def take(self, into: Sequence[memoryview]) -> int:
+        """Reads into some views; how many bytes."""
+        was_full = self._window() < self._network.segment_bytes
+        n_bytes = 0
+        for view in into:
+            at = 0
+            while at < len(view) and self.inbox:
+                part = self.inbox[0]
+                n_part = min(len(part), len(view) - at)
+                view[at : at + n_part] = part[:n_part]
+                at += n_part
+                if n_part == len(part):
+                    self.inbox.popleft()
+                else:
+                    self.inbox[0] = part[n_part:]
+            n_bytes += at
+            if at < len(view):
+                break
+        self.read += n_bytes
+        if was_full and n_bytes:
+            # The window is open again: the sender is told.
+            self._network.acknowledge(self)
+        return n_bytes
+
+
+class Stream:
+    """A connection between two hosts: `flows[0]` from the end that opened it, `flows[1]` back."""
+
+    __slots__ = ("flows",)
+
+    def __init__(self, network: Carrier, caller: SimulatedNic, listener: SimulatedNic, name: str) -> None:
+        draw = network.draw_buffer
+        self.flows = (
+            Flow(network, caller, listener, f"{name}>", draw(), draw()),
+            Flow(network, listener, caller, f"{name}<", draw(), draw()),
+        )
+        self.flows[0].partner, self.flows[1].partner = self.flows[1], self.flows[0]
+
+    def kill(self) -> None:
+        """Both directions are dead."""
+        for flow in self.flows:
+            flow.kill()

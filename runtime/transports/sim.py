@@ -1,0 +1,272 @@
+"""Sim: the protocol of the TCP transport in simulated time, for programs; its ranks are threads that take turns.
+
+Every rank is a `SimulatedHost` (`optcc.runtime.sim`) around the `Endpoint` that TCP runs, joined by NICs of the rates
+of a topology, which a `FaultPlan` may slow down or cut. Bytes are real, time is not: it goes on only while every rank
+waits, computing takes none of it, and each run of a seed is the same as the last.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import TypeVar
+
+from optcc.errors import DeadlineExceeded, InputError, RankLost, TopologyError
+from optcc.faults import FaultPlan
+from optcc.runtime.protocol.frames import crc32
+from optcc.runtime.protocol.local import Established
+from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.sim.host import SimulatedHost
+from optcc.runtime.sim.network import SimulatedNetwork
+from optcc.runtime.sim.nic import SimulatedNic
+from optcc.runtime.transports.endpoint_transport import EndpointTransport
+from optcc.topology import Topology
+
+N_RAILS = 2
+RUN_DEADLINE_S = 120.0
+"""Seconds of real time that a run of all ranks may take."""
+_RATE = 125_000_000
+_SEGMENT_BYTES = 8948
+_BUFFER_BYTES = 1 << 18
+_LATENCY_S = 50e-6
+T = TypeVar("T")
+
+
+class SimNetwork:
+    """The network between the ranks of a topology of one GPU a server, and their simulated clock; used by `run_sim`.
+
+    Instead of a topology, a number of ranks with `N_RAILS` NICs of 1 Gbit/s each. `chunk_bytes`, `window`, `crc`,
+    `replan`, `learn_rates`, `silent_s` and `stall_s` are those of `TcpTransport`; `nic_faults` happen at their
+    simulated times, and NICs lose segments with probability `loss`, or damage them with `corrupt` (which wants `crc`).
+
+    Raises InputError for numbers that cannot be, TopologyError for a fault of a NIC that is not there.
+    """
+
+    def __init__(
+        self,
+        topology: int | Topology,
+        *,
+        chunk_bytes: int = 1 << 20,
+        window: int = 32,
+        crc: bool = False,
+        replan: bool = False,
+        learn_rates: bool = True,
+        silent_s: float = 0.1,
+        stall_s: float = 5.0,
+        nic_faults: FaultPlan | None = None,
+        loss: float = 0.0,
+        corrupt: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        for label, value in (("loss", loss), ("corrupt", corrupt)):
+            if not 0 <= value < 1:
+                raise InputError(f"{label} {value}: must be from 0 to below 1")
+        if corrupt and not crc:
+            raise InputError("corrupt: must come with crc, or damaged bytes are not noticed")
+        rates = _rates_of(topology)
+        self.n_ranks = len(rates)
+        rng = random.Random(seed)
+        latency_s = float(topology.latency_s) if isinstance(topology, Topology) and topology.latency_s else _LATENCY_S
+        self.network = SimulatedNetwork(
+            rng, latency_s=latency_s, segment_bytes=_SEGMENT_BYTES, buffer_bytes=(_BUFFER_BYTES, _BUFFER_BYTES)
+        )
+        self.network.corrupt = corrupt
+        book: list[tuple[NicEntry, ...]] = []
+        for rank, nics in enumerate(rates):
+            for number, (out, in_) in enumerate(nics):
+                nic = self.network.nics[rank, number] = SimulatedNic(rank, number, float(out), float(in_))
+                nic.loss = loss
+            book.append(tuple((f"eth{number}", str(rank), number, *nic) for number, nic in enumerate(nics)))
+        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, 5.0)
+        secret, job = rng.randbytes(32), rng.randbytes(16)
+        self.hosts = [
+            SimulatedHost(
+                *(self.network, settings, rank, book),
+                secret=secret,
+                job=job,
+                rng=random.Random(seed * 1009 + rank),
+                checksum=crc32 if crc else None,
+            )
+            for rank in range(self.n_ranks)
+        ]
+        self._plan_faults(nic_faults, rates)
+        # A rank that waits: what for, and until when. One rank at a time runs: from when its gate opens until it waits.
+        self._waits: dict[int, tuple[Callable[[], bool], float]] = {}
+        self._gates = [threading.Event() for _ in range(self.n_ranks)]
+        self._n_left = self.n_ranks
+        self._lost: str | None = None
+
+    @property
+    def now_s(self) -> float:
+        """Simulated seconds since the start."""
+        return self.network.clock.now_s
+
+    def _plan_faults(self, faults: FaultPlan | None, rates: Sequence[Sequence[tuple[int, int]]]) -> None:
+        for fault in faults.faults if faults is not None else ():
+            if fault.server >= self.n_ranks or fault.nic >= len(rates[fault.server]):
+                raise TopologyError(f"fault {fault}: NIC {fault.server}/{fault.nic}: must be one that a rank has")
+            nic, declared = self.network.nics[fault.server, fault.nic], rates[fault.server][fault.nic]
+            ways = fault.goes("out"), fault.goes("in")
+            self.network.clock.after(float(fault.at_s), partial(self._change, nic, fault.share, ways, declared))
+            if fault.until_s is not None:
+                self.network.clock.after(float(fault.until_s), partial(self._change, nic, Fraction(1), ways, declared))
+
+    def _change(self, nic: SimulatedNic, share: Fraction, ways: tuple[bool, bool], declared: tuple[int, int]) -> None:
+        """A NIC has this share of its declared rates; none: its link is down, or one way of it is a blackhole."""
+        if share in (0, 1) and all(ways):
+            self.network.set_link(nic, share == 1)
+        elif share in (0, 1):
+            out, in_ = (
+                bool(share) if way else is_open for way, is_open in zip(ways, (nic.out_open, nic.in_open), strict=True)
+            )
+            self.network.set_open(nic, out=out, in_=in_)
+        if share:
+            nic.out_rate = float(declared[0] * share) if ways[0] else nic.out_rate
+            nic.in_rate = float(declared[1] * share) if ways[1] else nic.in_rate
+
+    # --- the turn
+
+    def start(self) -> None:
+        """All ranks have begun to wait: one of them goes on."""
+        self._pass_on()
+
+    def wait(self, rank: int, holds: Callable[[], bool], seconds: float) -> None:
+        """Gives the turn away until `holds()`, or for this long. Raises RankLost if another rank has failed."""
+        self._waits[rank] = holds, self.now_s + seconds
+        self._pass_on()
+        self._gates[rank].wait(RUN_DEADLINE_S)
+        self._gates[rank].clear()
+        if self._lost is not None:
+            raise RankLost(f"rank {rank}: {self._lost}")
+
+    def begin(self, rank: int) -> None:
+        """The rank's program may begin once it has the turn."""
+        self._gates[rank].wait(RUN_DEADLINE_S)
+        self._gates[rank].clear()
+
+    def finish(self, rank: int, failure: str | None) -> None:
+        """The rank's program has ended; a failure ends the waits of all others."""
+        self._n_left -= 1
+        self._waits.pop(rank, None)
+        if not self.hosts[rank].is_stopped:
+            self.hosts[rank].crash()
+        if failure is not None and self._lost is None:
+            self._lost = failure
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Opens the gate of the next rank that need not wait; time goes on until there is one."""
+        clock = self.network.clock
+        while self._waits:
+            for rank, (holds, until_s) in self._waits.items():
+                if self._lost is not None or holds() or clock.now_s >= until_s:
+                    del self._waits[rank]
+                    self._gates[rank].set()
+                    return
+            clock.step(min(until_s for _, until_s in self._waits.values()))
+
+
+class SimClock:
+    """The simulated clock, for one rank: a rank that sleeps does not look at its connections."""
+
+    __slots__ = ("_network", "_rank")
+
+    def __init__(self, network: SimNetwork, rank: int) -> None:
+        self._network, self._rank = network, rank
+
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return self._network.now_s
+
+    def sleep_s(self, seconds: float) -> None:
+        """See `Clock`."""
+        self._network.hosts[self._rank].compute(seconds)
+        self._network.wait(self._rank, lambda: False, seconds)
+
+
+class SimTransport(EndpointTransport):
+    """One rank's end of a `SimNetwork`; its `clock` is the simulated one, which an executor must be given."""
+
+    def __init__(self, network: SimNetwork, rank: int) -> None:
+        self._network, self._host = network, network.hosts[rank]
+        self._endpoint = self._host.endpoint
+        self.clock = SimClock(network, rank)
+
+    def _now_s(self) -> float:
+        return self._network.now_s
+
+    def _write(self, connection: Established) -> None:
+        self._host.write(connection)
+
+    def _flush(self) -> None:
+        self._host.flush()
+
+    def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        endpoint = self._endpoint
+        if not holds():
+            self._host.look_at(self._network.now_s)
+            self._network.wait(self.rank, lambda: holds() or endpoint.failure is not None, timeout_s)
+
+    def _hang_up(self) -> None:
+        self._host.leave()
+
+
+def _rates_of(topology: int | Topology) -> list[list[tuple[int, int]]]:
+    """The rates of each rank's NICs, out and in, bytes/s."""
+    if isinstance(topology, int):
+        if topology < 1:
+            raise InputError(f"{topology} ranks: must be at least one")
+        return [[(_RATE, _RATE)] * N_RAILS for _ in range(topology)]
+    if any(server.gpus != 1 for server in topology.servers):
+        raise InputError("a topology for the simulated network: every server must have one GPU")
+    return [
+        [(max(1, int(nic.out)), max(1, int(nic.in_))) for nic in server.nics if not nic.failed]
+        for server in topology.servers
+    ]
+
+
+def run_sim(network: SimNetwork, function: Callable[[int, SimTransport], T]) -> list[T]:
+    """Calls `function(rank, transport)` once per rank of a network that nobody has used yet; the results by rank.
+
+    The first exception of a rank ends the waits of all others and is raised here. Raises DeadlineExceeded if the ranks
+    are not done after `RUN_DEADLINE_S` seconds of real time.
+
+    >>> run_sim(SimNetwork(2), lambda rank, transport: transport.allgather(bytes([rank])))[1]
+    [b'\\x00', b'\\x01']
+    """
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def body(rank: int) -> None:
+        failure: str | None = None
+        try:
+            network.begin(rank)
+            transport = SimTransport(network, rank)
+            try:
+                results[rank] = function(rank, transport)
+            finally:
+                if network._lost is None:
+                    transport.close()
+        except BaseException as error:
+            failures.append(error)
+            failure = f"{type(error).__name__}: {error}"
+        network.finish(rank, failure)
+
+    threads = [
+        threading.Thread(target=body, args=(rank,), name=f"optcc-sim-{rank}", daemon=True)
+        for rank in range(network.n_ranks)
+    ]
+    for rank, thread in enumerate(threads):
+        network._waits[rank] = lambda: True, 0.0
+        thread.start()
+    network.start()
+    for thread in threads:
+        thread.join(RUN_DEADLINE_S)
+    if failures:
+        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
+    if any(thread.is_alive() for thread in threads):
+        raise DeadlineExceeded(f"ranks not done after {RUN_DEADLINE_S:g} s")
+    return [results[rank] for rank in range(network.n_ranks)]

@@ -1,0 +1,145 @@
+"""The protocol in simulated time: a transport's promises, and AllReduces through failures, bit for bit."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import optcc.runtime.sim
+from optcc.errors import AllRailsFailed, InputError, OptccError, RankLost, TopologyError
+from optcc.faults import FaultPlan
+from optcc.plan import Channel, Plan
+from optcc.runtime.conformance import check_transport
+from optcc.runtime.engine import Executor
+from optcc.runtime.transports import sim, tcp
+from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
+from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
+from optcc.topology import Topology
+from optcc.verdict import Verdict
+from tests.unit.runtime.transports.tcp_ranks import input_of, plan_of
+
+RATE = "4@50MB/s"
+
+
+def reduce_over(transport: SimTransport | LoopbackTransport, plan: Plan, verdict: Verdict, n_runs: int) -> list[bytes]:
+    clock = transport.clock if isinstance(transport, SimTransport) else None
+    executor = Executor(plan, transport.rank, transport, verdict, clock=clock)
+    results: list[bytes] = []
+    for run in range(n_runs):
+        recv = np.empty(plan.size_bytes // 4, np.float32)
+        executor.all_reduce(input_of(plan, transport.rank, run), recv)
+        results.append(recv.tobytes())
+    return results
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("faulty", [False, True])
+def test_keeps_the_promises_of_a_transport(n_ranks: int, faulty: bool) -> None:
+    faults = FaultPlan.parse("0/0@1ms..40ms, 0/1@300ms..350ms") if faulty else None
+    loss = 0.01 if faulty else 0.0
+    network = SimNetwork(n_ranks, crc=True, corrupt=loss, loss=loss, nic_faults=faults, chunk_bytes=4096, seed=n_ranks)
+    names = run_sim(network, lambda _, transport: check_transport(lambda: transport, clock=transport.clock))
+    assert len(names[0]) == 14
+
+
+@pytest.mark.parametrize("name", ["ring", "optcc"])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "",
+        "1/0@2ms",
+        "1/0@2ms..60ms, 1/1@90ms..200ms",
+        "0/0@1ms:out, 2/0@3ms:in",
+        "0/0@1ms=1/10, 2/0@2ms..4ms=1/3:out, 2/0@3ms..50ms",
+    ],
+)
+def test_failures_of_nics_change_no_bit(name: str, faults: str) -> None:
+    plan, verdict = plan_of(name, 10_001, "float32")
+    wanted = run_ranks(4, lambda _, transport: reduce_over(transport, plan, verdict, 2))
+    network = SimNetwork(4, nic_faults=FaultPlan.parse(faults), chunk_bytes=8192, seed=3)
+    assert run_sim(network, lambda _, transport: reduce_over(transport, plan, verdict, 2)) == wanted
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    plan, verdict = plan_of("ring", 10_001, "float32")
+
+    def run(seed: int) -> tuple[float, int]:
+        network = SimNetwork(4, loss=0.02, nic_faults=FaultPlan.parse("2/0@1ms..30ms"), seed=seed)
+        run_sim(network, lambda _, transport: reduce_over(transport, plan, verdict, 2))
+        return network.now_s, network.network.n_lost
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_ring_takes_about_the_time_of_its_bytes() -> None:
+    """Headers, acknowledgements and the handshakes come on top."""
+    plan, verdict = plan_of("ring", 1_000_000, "float32")
+    network = SimNetwork(Topology.parse(RATE))
+
+    def body(_: int, transport: SimTransport) -> float:
+        transport.barrier()
+        began_s = transport.clock.now_s()
+        reduce_over(transport, plan, verdict, 1)
+        return transport.clock.now_s() - began_s
+
+    least_s = 2 * 3 / 4 * plan.size_bytes / 50e6
+    assert least_s < max(run_sim(network, body)) < 1.1 * least_s
+
+
+def test_no_rail_left_is_a_named_error_and_a_failure_ends_the_others() -> None:
+    def body(rank: int, transport: SimTransport) -> None:
+        (handle,) = transport.open([Channel(0, 1, 1)])
+        view = np.zeros(1 << 20, np.uint8)
+        (transport.post_send if rank == 0 else transport.post_recv)(handle, view)
+        while not transport.poll(30.0):
+            pass
+
+    for faults in ("1/0@1ms, 1/1@2ms", "1/0@1ms:in, 1/1@1ms:in"):
+        network = SimNetwork(2, nic_faults=FaultPlan.parse(faults), seed=1)
+        with pytest.raises(AllRailsFailed, match=r"no rail to rank [01] up"):
+            run_sim(network, body)
+
+    def fails(rank: int, transport: SimTransport) -> None:
+        transport.barrier()
+        if rank == 1:
+            raise ZeroDivisionError("a test")
+        with pytest.raises(RankLost, match="ZeroDivisionError"):
+            transport.barrier()
+        raise RankLost("known")
+
+    with pytest.raises(ZeroDivisionError):
+        run_sim(SimNetwork(3), fails)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "rule"),
+    [
+        ({"topology": 0}, InputError, "must be at least one"),
+        ({"topology": 2, "loss": 1.0}, InputError, "loss 1.0"),
+        ({"topology": 2, "corrupt": 0.1}, InputError, "with crc"),
+        ({"topology": 2, "window": 0}, InputError, "window 0"),
+        ({"topology": 2, "nic_faults": FaultPlan.parse("0/2@1s")}, TopologyError, "must be one that a rank has"),
+        ({"topology": Topology.parse("2x2@1GB/s")}, InputError, "one GPU"),
+    ],
+)
+def test_wrong_networks_are_refused(arguments: dict[str, object], kind: type[OptccError], rule: str) -> None:
+    with pytest.raises(kind, match=rule):
+        SimNetwork(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_simulation_has_no_protocol_of_its_own() -> None:
+    """Both drivers run the same `Endpoint`; neither knows the failover table or an end of a channel."""
+    assert sim.SimTransport.__mro__[1] is tcp.TcpTransport.__mro__[1]
+    folder = Path(optcc.runtime.sim.__file__).parent
+    texts = [*folder.glob("*.py"), Path(sim.__file__), Path(tcp.__file__)]
+    imported: set[str] = set()
+    for path in texts:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    assert "optcc.runtime.protocol.endpoint.Endpoint" in imported
+    forbidden = ("optcc.failover", "optcc.runtime.protocol.channel", "optcc.runtime.protocol.outbound")
+    assert not [name for name in imported if name.startswith((*forbidden, "optcc.runtime.protocol.inbound"))]
