@@ -10,6 +10,7 @@ with the package is made by
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,10 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-import click
 import msgspec
 
-from optcc.cli import main
 from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, text_of
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.predictions import optimum, ring
@@ -155,13 +154,12 @@ def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
     return BoundCurve(ranks, count, tuple(points))
 
 
-@click.command()
-@click.argument("output", required=False, type=click.Path(path_type=Path, dir_okay=False))
-def command(output: Path | None) -> None:
-    """Evaluate all curves and write the record to OUTPUT, or over the one that comes with the package."""
+def make(path: Path) -> BoundCurves:
+    """Evaluates all curves and writes the record."""
     record = BoundCurves(TITLE, ("python", "-m", "optcc.experiments.bound_record"), curves())
-    record.write(output or BoundCurves.own_path)
+    record.write(path)
+    return record
 
 
 if __name__ == "__main__":
-    main(command=command)
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else BoundCurves.own_path)

@@ -21,10 +21,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import IO, Any
 
-import click
 import numpy as np
 
-from optcc.cli import main
 from optcc.errors import OptccError
 from optcc.experiments.bench import Array, Ours, Reducer
 from optcc.experiments.peers import Peer, make_peer
@@ -161,13 +159,11 @@ def _watch(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-@click.command()
-@click.argument("path", metavar="SOCKET", type=click.Path(exists=True))
-def command(path: str) -> None:
-    """One rank of a comparison, which is told over the Unix socket SOCKET what to do."""
+def main() -> None:
+    """One rank, from its command line."""
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(CONNECT_S)
-        wire.connect(path)
+        wire.connect(sys.argv[1])
         wire.settimeout(None)
         with wire.makefile("r", encoding="utf-8") as channel, wire.makefile("w", encoding="utf-8") as say:
             try:
@@ -180,4 +176,4 @@ def command(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(command=command)
+    main()
