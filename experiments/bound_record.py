@@ -10,7 +10,6 @@ with the package is made by
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,8 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
+import click
 import msgspec
 
+from optcc.cli import main
 from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, text_of
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.predictions import optimum, ring
@@ -154,12 +155,13 @@ def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
     return BoundCurve(ranks, count, tuple(points))
 
 
-def make(path: Path) -> BoundCurves:
-    """Evaluates all curves and writes the record."""
+@click.command()
+@click.argument("output", required=False, type=click.Path(path_type=Path, dir_okay=False))
+def command(output: Path | None) -> None:
+    """Evaluate all curves and write the record to OUTPUT, or over the one that comes with the package."""
     record = BoundCurves(TITLE, ("python", "-m", "optcc.experiments.bound_record"), curves())
-    record.write(path)
-    return record
+    record.write(output or BoundCurves.own_path)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else BoundCurves.own_path)
+    main(command=command)

@@ -59,6 +59,7 @@ from optcc.experiments.fabric import (
     shaper_line,
 )
 from optcc.experiments.fabric.programs import system_path
+from optcc.experiments.rank_lines import RankLines
 from optcc.experiments.record import RECORDS, STEAL_MAX, Check, stolen_jiffies, stolen_share
 from optcc.experiments.recorder import Measured, head, record_command, run_command
 from optcc.plan import Plan
@@ -307,21 +308,21 @@ class _Job:
         spec = fabric.state().spec
         self.wrong = 0
         self._stack = contextlib.ExitStack()
-        self._wires: list[tuple[socket.socket, IO[str]]] = []
+        self._lines = RankLines()
+        self._stack.callback(self._lines.close)
         secret = secrets.token_hex(32)
         try:
             for rank in range(spec.hosts):
                 config = {"rank": rank, "hosts": spec.hosts, "nics": spec.nics, "size_bytes": size_bytes}
                 self._start(fabric, rank, config, secret)
-            self._hear(_READY_S)
+            self._lines.hear(_READY_S)
         except BaseException:
             self.end()
             raise
 
     def _start(self, fabric: Fabric, rank: int, config: Mapping[str, Any], secret: str) -> None:
         own, its = socket.socketpair()
-        self._stack.callback(own.close)
-        file = self._stack.enter_context(own.makefile("r", encoding="utf-8"))
+        self._lines.add(own)
         with its:
             argv = [sys.executable, "-m", "optcc.experiments.failover_speed", "--rank"]
             process = subprocess.Popen(
@@ -332,32 +333,16 @@ class _Job:
             )
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
-        self._wires.append((own, file))
         # Over the socket: a command line is visible to every user of the machine.
         own.sendall(json.dumps({**config, "secret": secret}).encode() + b"\n")
-
-    def _hear(self, limit_s: float) -> list[dict[str, Any]]:
-        deadline_s = time.monotonic() + limit_s
-        heard = []
-        for rank, (wire, file) in enumerate(self._wires):
-            wire.settimeout(max(0.01, deadline_s - time.monotonic()))
-            try:
-                line = file.readline()
-            except TimeoutError:
-                raise RuntimeFault(f"rank {rank}: no answer within {limit_s:g} s") from None
-            if not line:
-                raise RuntimeFault(f"rank {rank}: ended")
-            heard.append(json.loads(line))
-        return heard
 
     def run(self, during: Callable[[float], object] | None = None) -> float:
         """Seconds of one run, of the slowest rank; `during` is called with the moment at which it begins."""
         start_s = time.monotonic() + _START_S
-        for wire, _ in self._wires:
-            wire.sendall(f"{start_s!r}\n".encode())
+        self._lines.tell(start_s)
         if during is not None:
             during(start_s)
-        said = self._hear(_RUN_S + 5)
+        said = self._lines.hear(_RUN_S + 5)
         failed = [each["error"] for each in said if "error" in each]
         if failed:
             raise RuntimeFault(failed[0])

@@ -1,4 +1,4 @@
-"""What failed NICs cost: an AllReduce under every pattern of failures, drawn many times, as a record.
+"""The overhead of failed NICs: an AllReduce under every pattern of failures, drawn many times, as a record.
 
 How long a case takes is in `failure_times`; thousands of trials give a handful of cases, and each is timed once.
 
@@ -192,7 +192,7 @@ class FailureStudy(Recorded, Shown):
         return Card(f"One server: overhead in %, {self.nics} NICs a server", ("servers", "lost", *names), rows)
 
     def finite(self) -> Card:
-        """What was simulated, weighed by how often it was drawn with so many failed NICs: means of overheads in %."""
+        """Mean overheads in % of the simulated cases, weighted by how often each was drawn."""
         names = tuple(SEGMENTS)
         rows = []
         for servers, size_bytes in sorted({(run.servers, run.size_bytes) for run in self.runs}):
@@ -439,7 +439,7 @@ def make(
 ) -> FailureStudy:
     """Draws and simulates everything in `study`; the result depends on `trials` and `seed`, and on nothing else.
 
-    Raises InputError for options that cannot be, CodecError if `partial` holds what this study did not write.
+    Raises InputError for options out of range, CodecError if `partial` is not of this study.
     """
     check_numbers(trials, seed, jobs)
     draws = {
@@ -471,7 +471,7 @@ def make(
         for servers, size_bytes, left in cases
         for name, segments in study.segments.items()
     }
-    # The largest first, so that no worker is left alone with one at the end.
+    # Largest first, so that no single worker is left with a long unit at the end.
     first = dict(sorted(units.items(), key=lambda each: (-each[1].cluster.servers, each[0])))
     simulated = complete(first, _simulate, jobs=jobs, partial=partial, report=report)
     runs = tuple(msgspec.convert(simulated[name], SimulatedRun) for name in units)

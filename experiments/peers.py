@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from optcc.errors import EnvironmentMissing, InputError
+from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.runtime.kernels import Array, divide
 from optcc.runtime.launch import Meet, Nic, nics_of, over_mpi
 
@@ -67,7 +67,7 @@ class MpiPeer:
         from mpi4py import MPI
 
         if dtype in ("float16", "bfloat16"):
-            raise InputError(f"--peer mpi: MPI has no {dtype}: leave the peer out, or choose another -d")
+            raise ArgumentError(f"peer mpi: MPI has no {dtype}: leave the peer out, or choose another -d")
         self._comm, self._in_place = comm, MPI.IN_PLACE
         sums = {"sum": MPI.SUM, "avg": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
         self._op = {**sums, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}[reduction]
@@ -102,7 +102,7 @@ class GlooPeer:
         known = {"sum": ops.SUM, "avg": ops.SUM, "prod": ops.PRODUCT, "min": ops.MIN, "max": ops.MAX}
         if dtype == "bfloat16" or reduction not in known:
             what = dtype if reduction in known else reduction
-            raise InputError(f"--peer gloo: it has no {what}: leave the peer out, or choose another -d or -o")
+            raise ArgumentError(f"peer gloo: it has no {what}: leave the peer out, or choose another -d or -o")
         self._op, self._average = known[reduction], reduction == "avg"
         self._torch, self._group, self._size = torch, group, comm.Get_size()
         meet = over_mpi(comm)

@@ -38,7 +38,8 @@ from optcc.experiments.peers_contenders import (
 )
 from optcc.experiments.peers_rank import plan_of, wires_of
 from optcc.experiments.peers_record import AFTER_LOSS, Loss, PeerRun, shown_state
-from optcc.experiments.peers_team import START_S, Hung, Team, Turn
+from optcc.experiments.peers_team import START_S, Team, Turn
+from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import STEAL_MAX
 from optcc.planner import prove, verdict_cache
 from optcc.runtime.check import expected_output, make_input

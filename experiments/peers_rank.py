@@ -21,8 +21,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import IO, Any
 
+import click
 import numpy as np
 
+from optcc.cli import main
 from optcc.errors import OptccError
 from optcc.experiments.bench import Array, Ours, Reducer
 from optcc.experiments.peers import Peer, make_peer
@@ -159,11 +161,13 @@ def _watch(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-def main() -> None:
-    """One rank, from its command line."""
+@click.command()
+@click.argument("path", metavar="SOCKET", type=click.Path(exists=True))
+def command(path: str) -> None:
+    """One rank of a comparison, which is told over the Unix socket SOCKET what to do."""
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(CONNECT_S)
-        wire.connect(sys.argv[1])
+        wire.connect(path)
         wire.settimeout(None)
         with wire.makefile("r", encoding="utf-8") as channel, wire.makefile("w", encoding="utf-8") as say:
             try:
@@ -176,4 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(command=command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -12,12 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optcc
 from optcc.errors import OptccError, RuntimeFault
 from optcc.experiments.fabric import Fabric, find_mpirun
 from optcc.experiments.peers_contenders import READY_S, PeerJob
+from optcc.experiments.rank_lines import Exited, Hung, RankLines
 from optcc.experiments.record import busy_jiffies, stolen_jiffies, stolen_share
 
 END_S = 10.0
@@ -36,10 +36,6 @@ class Turn:
     wrong: int
 
 
-class Hung(RuntimeFault):
-    """A contender that exceeded its time limit, or whose process exited."""
-
-
 class Team:
     """The ranks of one job, launched and connected; each `turn` runs one of its cases on all of them."""
 
@@ -51,8 +47,7 @@ class Team:
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(str(path))
         self._door.listen(self.n_ranks)
-        self._wires: list[socket.socket] = []
-        self._files: list[IO[str]] = []
+        self._lines = RankLines()
         self._said = ""
         environment = {
             "PYTHONPATH": str(Path(optcc.__file__).resolve().parents[1]),
@@ -67,7 +62,7 @@ class Team:
         self._thread.start()
         try:
             self._accept()
-            everyone = self._ask(json.dumps({**config, "cases": [case.config for case in job.cases]}), READY_S)
+            everyone = self._ask({**config, "cases": [case.config for case in job.cases]}, READY_S)
             self._limit_s = float(config["deadline_s"])
         except BaseException:
             self.end()
@@ -95,42 +90,26 @@ class Team:
     def _accept(self) -> None:
         deadline_s = time.monotonic() + READY_S
         self._door.settimeout(0.2)
-        while len(self._wires) < self.n_ranks:
+        while len(self._lines) < self.n_ranks:
             try:
                 wire = self._door.accept()[0]
             except TimeoutError:
                 if not self._thread.is_alive() or time.monotonic() > deadline_s:
                     raise Hung(f"did not start: {last_words(self._said)}") from None
                 continue
-            wire.setblocking(True)
-            self._wires.append(wire)
-            self._files.append(wire.makefile("r", encoding="utf-8"))
-
-    def _tell(self, line: str) -> None:
-        for wire in self._wires:
-            wire.sendall(line.encode() + b"\n")
+            self._lines.add(wire)
 
     def _hear(self, limit_s: float) -> list[dict[str, Any]]:
-        """One line from each rank; raises Hung if one does not arrive in time."""
-        deadline_s = time.monotonic() + limit_s
-        heard = []
-        for wire, file in zip(self._wires, self._files, strict=True):
-            wire.settimeout(max(0.01, deadline_s - time.monotonic()))
-            try:
-                line = file.readline()
-            except TimeoutError:
-                raise Hung(f"no answer within {limit_s:g} s") from None
-            except OSError:
-                line = ""
-            if not line:
-                self._thread.join(END_S)
-                raise Hung(f"ended: {last_words(self._said)}")
-            heard.append(json.loads(line))
-        return heard
+        """One line from each rank; raises Hung if one does not arrive in time, with the job's output if it exited."""
+        try:
+            return self._lines.hear(limit_s)
+        except Exited:
+            self._thread.join(END_S)
+            raise Hung(f"ended: {last_words(self._said)}") from None
 
-    def _ask(self, line: str, limit_s: float) -> list[dict[str, Any]]:
+    def _ask(self, value: Any, limit_s: float) -> list[dict[str, Any]]:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._tell(line)
+            self._lines.tell(value)
         return self._hear(limit_s)
 
     def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
@@ -140,10 +119,10 @@ class Team:
         of a rank that failed.
         """
         limit_s = self._limit_s if limit_s is None else limit_s
-        self._ask(json.dumps({"prepare": number}), READY_S)
+        self._ask({"prepare": number}, READY_S)
         stolen, busy = stolen_jiffies(), busy_jiffies()
         start_s = time.perf_counter() + START_S
-        self._tell(json.dumps({"turn": number, "start_s": start_s, "deadline_s": limit_s + 1}))
+        self._lines.tell({"turn": number, "start_s": start_s, "deadline_s": limit_s + 1})
         if during is not None:
             next(during, None)
         said = self._hear(limit_s)
@@ -159,12 +138,9 @@ class Team:
     def end(self) -> None:
         """Ends the ranks. A rank that hangs is killed by its watchdog, or when the run is torn down."""
         with contextlib.suppress(OSError):
-            self._tell(json.dumps({"end": True}))
+            self._lines.tell({"end": True})
         self._thread.join(END_S)
-        for file in self._files:
-            file.close()
-        for wire in self._wires:
-            wire.close()
+        self._lines.close()
         self._door.close()
 
 

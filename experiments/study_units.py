@@ -1,4 +1,4 @@
-"""Studies as units of work, on several processes; what is done is kept in a file, with which a second start goes on."""
+"""Studies as units of work on several processes; finished units are kept in a file, for a restart to continue from."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from optcc.files import read_file, replace_file
 PARTIAL_FORMAT = "optcc-study-partial/1"
 TRIALS_MAX, JOBS_MAX = 10**5, 256
 Report = Callable[[int, int, str], None]
-"""Told after every unit: how many are done, of how many, and which one it was."""
+"""Called after every unit with (units done, units in all, name of the unit)."""
 
 
 @dataclass
 class Partial:
-    """Units that are done, in a file that is replaced whole after each of them; `study` names what is being made.
+    """Finished units, in a file that is replaced atomically after each; `study` names the study and its options.
 
     Raises InputError or CodecError from `open` if the file is not such a file, or one of another study.
     """
@@ -38,7 +38,7 @@ class Partial:
 
     @classmethod
     def open(cls, path: Path, study: str, *, resume: bool) -> Partial:
-        """What is done so far: nothing if there is no file."""
+        """The units finished so far; none if there is no file."""
         if not path.exists():
             return cls(path, study)
         if not resume:
@@ -60,13 +60,13 @@ class Partial:
         return cls(path, study, file.done)
 
     def add(self, name: str, result: Any) -> None:
-        """A unit is done."""
+        """Adds a finished unit."""
         self.done[name] = result
         file = _PartialFile(PARTIAL_FORMAT, self.study, _digest(self.done), self.done)
         replace_file(self.path, msgspec.json.encode(file) + b"\n")
 
     def close(self) -> None:
-        """The record is there: the file is not needed any more."""
+        """Removes the file, once the record is written."""
         self.path.unlink(missing_ok=True)
 
 
@@ -102,7 +102,7 @@ def complete(
         for name, unit in open_:
             take(name, work(unit))
     else:
-        # Fresh processes: a fork would copy whatever threads the parent has started.
+        # Spawned: a fork would copy the locks of threads that the parent has started.
         context = multiprocessing.get_context("spawn")
         with context.Pool(min(jobs, len(open_)), initializer=_leave_interrupts) as pool:
             for name, result in pool.imap_unordered(bound_to(_named, work), open_):
@@ -111,7 +111,7 @@ def complete(
 
 
 def _leave_interrupts() -> None:
-    """Ctrl-C reaches the whole group; only the parent reacts, and ends its workers."""
+    """Ignores Ctrl-C, which reaches the whole process group: the parent handles it and ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -120,7 +120,7 @@ def _named(work: Callable[[Any], Any], unit: tuple[str, Any]) -> tuple[str, Any]
 
 
 def check_numbers(trials: int, seed: int, jobs: int) -> None:
-    """Raises InputError if one of the options of a study cannot be."""
+    """Raises InputError if an option of a study is out of range."""
     for name, value, least, most in (("trials", trials, 1, TRIALS_MAX), ("jobs", jobs, 1, JOBS_MAX)):
         if not least <= value <= most:
             raise InputError(f"--{name} {value}: must be from {least} to {most}")
@@ -129,7 +129,7 @@ def check_numbers(trials: int, seed: int, jobs: int) -> None:
 
 
 def study_name(study: str, trials: int, seed: int, *, quick: bool) -> str:
-    """A name for a study with its options, under which its unfinished part is kept."""
+    """The name of a study with its options, as the partial file has it."""
     return f"{study}, {trials} trials, seed {seed}{', quick' if quick else ''}"
 
 

@@ -1,4 +1,4 @@
-"""What failed NICs cost a training step or an answer of a language model: a model of time, trials, and a record.
+"""The overhead of failed NICs for a training step or an answer of a language model: trials of a model, as a record.
 
 `training_model` is the model, `training_jobs` what it is applied to.
 
@@ -218,7 +218,7 @@ class TrainingStudy(Recorded, Shown):
         return Card("Inference", ("model", "schedule", "failed NICs", "first token", "each token"), rows)
 
     def explained(self) -> Card:
-        """How much of a step the AllReduce must be for what papers state."""
+        """The share of a step that the AllReduce must be for published overheads."""
         rows = tuple(
             (
                 f"{100 * each.claimed:.1f} %",
@@ -350,7 +350,7 @@ def serve(serving: Serving) -> Iterator[ServingCase]:
 
 
 def explain(claim: OverheadClaim, seed: int, trials: int) -> Iterator[Explained]:
-    """What each schedule would need to be as `claim` says."""
+    """The share of the AllReduce with which each schedule would have the overhead of `claim`."""
     cluster = Cluster(claim.servers, NICS)
     lefts = Counter(Left.of(failure_model.draw(claim.pattern, cluster, seed, trial)) for trial in range(trials))
     for place, name in enumerate(COLUMNS):
@@ -375,7 +375,7 @@ def make(
 ) -> TrainingStudy:
     """Draws every cell of `plan`; the result depends on `trials` and `seed`, and on nothing else.
 
-    Raises InputError for options that cannot be, CodecError if `partial` holds what this study did not write.
+    Raises InputError for options out of range, CodecError if `partial` is not of this study.
     """
     check_numbers(trials, seed, jobs)
     units = {f"{job.name}, {pattern}": _Unit(job, pattern, seed, trials) for job, pattern in plan.cells}

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import accumulate
 
 CONFIDENCE = Fraction(95, 100)
-"""Of every interval: so many of a hundred such intervals cover what they are about."""
+"""The confidence level of every interval."""
 _NORMAL = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 MEDIAN, P95 = Fraction(1, 2), Fraction(95, 100)

@@ -7,15 +7,22 @@ and how an error becomes one line on stderr and an exit code.
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from optcc.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ArgumentError, InputError, OptccError
+from optcc.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_REFUTED, ArgumentError, InputError, OptccError
 from optcc.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -70,7 +77,32 @@ def optcc(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None, command: click.Command | None = None) -> None:
     """Runs the command line, or that of a command of its own, and exits with the code that says how it ended."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(words, command))
+    with _interrupts() as interrupted:
+        code = run(words, command)
+    if interrupted and code != EXIT_INTERRUPTED:
+        code = _complain("interrupted", EXIT_INTERRUPTED, debug=False)
+    sys.exit(code)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The interrupts so far, those included whose KeyboardInterrupt is lost: C code that calls back into Python, such
+    as numba's while it compiles, has no way to pass an exception on.
+    """
+    seen: list[int] = []
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(words: list[str], command: click.Command | None = None) -> int:
@@ -82,6 +114,7 @@ def run(words: list[str], command: click.Command | None = None) -> int:
             result = optcc.main(words, prog_name="optcc", standalone_mode=False)
         else:
             result = command.main(words, standalone_mode=False)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED, debug)
     except click.Abort:
@@ -95,7 +128,19 @@ def run(words: list[str], command: click.Command | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away: nothing is left to say, and nobody to say it to
         return 0
+    except MemoryError as error:
+        return _complain(f"out of memory: {error}", EXIT_BAD_INPUT, debug)
+    except OSError as error:
+        _discard_stdout()
+        where = "output" if error.filename is None else f"file {str(error.filename)!r}"
+        return _complain(f"{where}: {error.strerror or error}", EXIT_REFUTED, debug)
     return result if isinstance(result, int) else 0
+
+
+def _discard_stdout() -> None:
+    """What could not be written is not to be written again when Python ends."""
+    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _complain(message: str, code: int, debug: bool) -> int:
@@ -138,6 +183,53 @@ class SegmentsType(click.ParamType["int | str"]):
         return int(value)
 
 
+class SecondsType(click.ParamType[float]):
+    """A number of seconds above zero."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ARG002
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InputError(f"{_option(param)} {value!r}: must be a number of seconds above zero")
+        return seconds
+
+
+class NumberType(click.ParamType[Fraction]):
+    """An exact number that is not negative: 2, 1.5 or 8/7."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:  # noqa: ARG002
+        if isinstance(value, Fraction):
+            return value
+        try:
+            number = Fraction(value)
+        except (ValueError, ZeroDivisionError):
+            raise InputError(f"{_option(param)} {value!r}: must be a number such as 2, 1.5 or 8/7") from None
+        if number < 0:
+            raise InputError(f"{_option(param)} {value!r}: must not be negative")
+        return number
+
+
+class IntervalType(click.ParamType[tuple[Fraction, Fraction]]):
+    """LOW:HIGH, or one number for both."""
+
+    name = "interval"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Fraction, Fraction]:
+        if isinstance(value, tuple):
+            return value
+        low, colon, high = value.partition(":")
+        number = NumberType()
+        return number.convert(low, param, ctx), number.convert(high if colon else low, param, ctx)
+
+
 class OneOf(click.ParamType[str]):
     """One of several names."""
 
@@ -149,8 +241,11 @@ class OneOf(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
         if value in self.allowed:
             return value  # type: ignore[no-any-return]
-        field = param.opts[0] if param is not None else "value"
-        raise InputError(f"{field} {value!r}: must be one of {', '.join(self.allowed)}")
+        raise InputError(f"{_option(param)} {value!r}: must be one of {', '.join(self.allowed)}")
+
+
+def _option(param: click.Parameter | None) -> str:
+    return "value" if param is None else param.opts[0]
 
 
 Command = Callable[..., Any]

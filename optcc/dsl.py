@@ -394,17 +394,22 @@ class Definition:
             return self.configure(topology)
         except TopologyError as error:
             raise TopologyError(f"schedule {self.name} accepts {self.accepts}: {error}") from None
+        except OptccError:
+            raise
+        except (Exception, SystemExit) as error:
+            place = _place(error, self.function.__code__.co_filename)
+            raise ScheduleError(f"{place}configure: {type(error).__name__}: {error}") from error
 
     def _write(self, program: Program, parameters: Mapping[str, Any]) -> None:
         try:
             self.function(program, **parameters)
         except OptccError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScheduleError(f"{_place(error, program.source)}{type(error).__name__}: {error}") from error
 
 
-def _place(error: Exception, source: str) -> str:
+def _place(error: BaseException, source: str) -> str:
     """`my.py:12: ` for the deepest line of the author's file that the error went through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
     return f"{Path(source).name}:{lines[-1]}: " if lines else ""

@@ -28,6 +28,8 @@ def read_file(path: Path, size_max: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # to open one waits for a writer, perhaps for ever
+            raise InputError(f"file {str(path)!r}: must be a file, not a pipe")
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 pieces.append(piece)

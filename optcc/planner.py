@@ -116,7 +116,7 @@ def _load_file(path: Path) -> object:
         spec.loader.exec_module(module)
     except OptccError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"schedule file {str(path)!r}: cannot be imported: {type(error).__name__}: {error}") from error
     return module
 

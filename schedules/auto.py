@@ -1,10 +1,10 @@
-"""`auto`: which schedule of the library, in how many segments, for this topology and this size.
+"""`auto`: chooses a schedule of the library and its number of segments for a topology and a message size.
 
-Every candidate has an estimate from latency and bandwidth (alpha-beta), which is cheap; the most promising ones are
-compiled and simulated as far as time allows, and the fastest is taken. What one of them takes in simulation corrects
-the estimates of its like. Small messages want few steps, large ones want every port busy. A runtime replans while its
-ranks wait, so what a candidate costs to plan counts too (`COSTS`): 20 ms for 8 ranks, 0.4 s for 64 and of that 0.17 s
-to choose, or as long as the message itself takes.
+Every candidate gets a cheap alpha-beta estimate (latency and bandwidth). The most promising ones are compiled and
+simulated within a time budget, and the fastest is chosen; each simulated time corrects the estimates of the same
+schedule. Small messages need few steps, large ones need every port busy. Ranks wait while a plan is made, so planning
+time is budgeted by a cost model (`COSTS`): 20 ms for 8 ranks, 0.4 s for 64 of which 0.17 s to choose, or the duration
+of the message if that is longer.
 """
 
 from __future__ import annotations
@@ -34,56 +34,57 @@ from optcc.units import show_time
 
 CHUNK_BYTES_MIN = 512
 IN_FLIGHT_MIN = 16
-"""So many segments at least, or two for each slot of a receiver, are on their way at once and share a latency."""
+"""Segments in flight at once that share a latency: at least this many, or two per slot of a receiver."""
 TRIES_MAX = 16
-"""So many candidates are compiled at most."""
+"""Limit on the candidates that are compiled."""
 TRANSFERS_MAX = 2**20
-"""Of a plan, however long planning may take."""
+"""Limit on the transfers of a plan, for any time budget."""
 PER_NAME = 5
-"""So many candidates of one schedule, at least, are among those that are listed."""
+"""Limit on the untried candidates of one schedule in the list."""
 WORTH_A_TRY, WORTH_ANOTHER = 1.25, 1.1
-"""Estimates are wrong by such factors, and by these once the same schedule was tried in other segments: a candidate is
-tried if it may be better than the best by so much."""
+"""Error factors of an estimate, before and after the same schedule was tried with other segments: a candidate is tried
+if it may be faster than the best within this error."""
 FEW_RANKS, FEW_RANKS_S = 8, 20e-3
-"""A plan for so few ranks may take so long to choose and to verify."""
+"""Planning budget, choosing and verifying, for up to this many ranks."""
 PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 16e-3, 0.4, 6e-3
-"""For more ranks, each adds `PER_RANK_S` up to `MORE_RANKS_S`, and at least `PER_RANK_S_MIN`."""
+"""Planning budget for more ranks: `PER_RANK_S` per rank up to `MORE_RANKS_S`, and at least `PER_RANK_S_MIN` per
+rank."""
 CHOOSING_S = 0.17
-"""To choose it may take so long, or half of all."""
+"""Budget for choosing, or half of the planning budget if that is more."""
 SPENT = 0.97
-"""Candidates are chosen so that planning takes about this share of what it may."""
+"""Share of the budget that is planned for."""
 FAIR_PAIRS = {
     (0, 3): (((1.0, 0.0), 0.5), ((0.9, 0.7), 0.37)),
     (0, 2): (((1.0, 0.0), 0.5), ((0.9, 0.7), 0.47)),
     (3, 2): (((2.0, 0.0), 0.38), ((1.6, 1.9), 0.20)),
     (4, 2): (((2.0, 0.0), 0.27), ((2.3, 3.0), 0.18)),
 }
-"""Of the compiler's `PEER_LANES` those of which one is always near the best, and what `shares` takes with them, with
-out and in alike, and apart: with k segments a/(k + b) of the bound to fill them, for each (a, b), and how many
-latencies a message of the busiest pair takes where latency decides. Fitted to simulations of 2 to 16 ranks."""
+"""Those of the compiler's `PEER_LANES` of which one is always near the best, with the parameters of the estimate of
+`shares`, for equal and for different out and in rates: fill time a/(k + b) of the bound with k segments, for each (a,
+b), and latencies per message of the busiest pair where latency dominates. Fitted to simulations of 2 to 16 ranks."""
 DRIFT, DRIFTS_FROM = 0.03, 12
-"""With one lane a pair and different rates, pairs drift apart by this share of the bound, from so many segments on."""
+"""Loss as a share of the bound with one lane per pair and different rates, from this number of segments on."""
 ROWS_RATES = 48
-"""Simulating rows of servers costs what it costs with so many different rates."""
+"""Simulation cost of rows of servers, as an equivalent number of different rates."""
 ROWS_FILL = 30
-"""So many segments fill the rows that `shares` takes with many servers."""
+"""Segments that fill the pipeline of rows, which `shares` uses for many servers."""
 
 
 class Cost(NamedTuple):
-    """Seconds of processor time that a step of planning takes: in any case, for each transfer, and for each transfer
-    times the ranks. Of `simulate` under fair ports, times the different rates: what ends together is one event."""
+    """CPU seconds of a planning step: fixed, per transfer, and per transfer and rank. For `simulate` with fair ports,
+    per transfer and different rate, as simultaneous ends are one event."""
 
     fixed_s: float
     transfer_s: float
     many_s: float
 
     def of(self, transfers: int, many: int) -> float:
-        """For so many transfers, and so many ranks or rates."""
+        """CPU seconds for this many transfers, and ranks or rates."""
         return self.fixed_s + transfers * (self.transfer_s + many * self.many_s)
 
 
 class Costs(NamedTuple):
-    """What planning costs where ports are ordered for one port model."""
+    """Planning cost for one port model."""
 
     compile: Cost
     simulate: Cost
@@ -95,34 +96,34 @@ COSTS: dict[Model, Costs] = {
     "exclusive": Costs(Cost(0.7e-3, 1.4e-6, 3e-9), Cost(0.3e-3, 0.35e-6, 0.6e-9), Cost(0.6e-3, 1.1e-6, 2e-9)),
     "fair": Costs(Cost(0.6e-3, 0.7e-6, 8e-9), Cost(0.3e-3, 0.4e-6, 120e-9), Cost(0.6e-3, 0.9e-6, 2e-9)),
 }
-"""Measured for 8 to 1024 ranks, one straggler and random rates, as the least processor time of several runs on one core
-of a virtual machine; on another machine all of them are a little longer or shorter."""
+"""Measured for 8 to 1024 ranks, one straggler and random rates, as the least CPU time of several runs on one core of a
+virtual machine; other machines differ by a common factor."""
 START_S = 1e-3
-"""What the estimates take."""
+"""CPU seconds of the estimates."""
 BUILD_S, STATEMENT_S = 0.3e-3, 5e-6
-"""What building a schedule takes, and each transfer that is a statement of its own."""
+"""CPU seconds to build a schedule: fixed, and per transfer written as a statement of its own."""
 WHOLE_STATEMENT_S, KNOWN_TRANSFER_S = {"shares": 9e-6, "optimal": 18e-6, "ring": 18e-6, "direct": 18e-6}, 0.25e-6
-"""What a statement takes where one is a tree, or a step of all ranks, and each of its transfers."""
+"""CPU seconds per statement that is a whole tree or step of all ranks, and per transfer of it."""
 
 
 def planning_limit_s(ranks: int, message_s: float) -> float:
-    """How long planning may take for a message that takes `message_s`."""
+    """The planning budget for a message that takes `message_s`."""
     if ranks <= FEW_RANKS:
         return max(FEW_RANKS_S, message_s)
     return max(min(PER_RANK_S * ranks, MORE_RANKS_S), PER_RANK_S_MIN * ranks, message_s)
 
 
 def transfers_max(ranks: int, limit_s: float, ports: Model) -> int:
-    """Plans with more transfers are not considered: to compile and to verify them takes longer than `limit_s`."""
+    """The most transfers of a plan that can be compiled and verified within `limit_s`."""
     each_s = [cost.of(1, ranks) - cost.fixed_s for cost in (COSTS[ports].compile, COSTS[ports].verify)]
     return min(TRANSFERS_MAX, int(limit_s / (KNOWN_TRANSFER_S + sum(each_s))))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule in so many segments, with its alpha-beta estimate and, if it was tried, its simulated time.
+    """A schedule with a number of segments, its alpha-beta estimate and, once tried, its simulated time.
 
-    `transfers` is about how many its plan has; `peer_lanes` is the compiler's, where ports are fair.
+    `transfers` estimates the transfers of its plan; `peer_lanes` is that of the compiler, for fair ports.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice(Shown):
-    """The plan that `choose` takes, and what it was compared with: the most promising candidate first."""
+    """The chosen plan, and the candidates that it was compared with, the most promising first."""
 
     plan: Plan
     schedule: Schedule
@@ -175,7 +176,8 @@ def choose(
     slots: int | None = None,
     ports: Model = "exclusive",
 ) -> Choice:
-    """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is taken to have `LATENCY_S`.
+    """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is assumed to have
+    `LATENCY_S`.
 
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
@@ -209,12 +211,12 @@ def choose(
 
 
 def _definition(name: str, ports: Model) -> Definition:
-    """What is built: under fair ports `optimal` itself, since `shares` is a candidate of its own there."""
+    """The schedule to build: for fair ports `optimal` itself, as `shares` is a candidate of its own there."""
     return SCHEDULES[name] if ports == "fair" else SCHEDULES[name].under(ports)
 
 
 def _bound_s(topology: Topology, size_bytes: float) -> float:
-    """What no schedule can beat: the slowest port carries the message once, all ports the message 2(p - 1) times."""
+    """A lower bound: the slowest port carries the message once, all ports together carry it 2(p - 1) times."""
     out, in_ = [float(rate) for rate in topology.out], [float(rate) for rate in topology.in_]
     if len(out) == 1:
         return 0.0
@@ -223,11 +225,10 @@ def _bound_s(topology: Topology, size_bytes: float) -> float:
 
 
 class Search:
-    """Which candidates are tried, one after the other, within `limit_s` of planning; `ranking` has the one with the
-    least estimate first.
+    """Selects the candidates to try within `limit_s` of planning; `ranking` is sorted by estimate.
 
-    What a candidate takes in simulation, over its estimate, corrects the estimates of the same schedule. Time is spent
-    by `COSTS` and not by a clock, so that all ranks that plan come to the same choice.
+    The ratio of simulated time to estimate corrects the estimates of the same schedule. Time is accounted by `COSTS`
+    and not by a clock, so that all ranks choose alike.
     """
 
     def __init__(self, topology: Topology, ports: Model, ranking: Sequence[Candidate], limit_s: float) -> None:
@@ -245,7 +246,7 @@ class Search:
         self._untried = self._untried or [min(ranking, key=lambda each: each.transfers)]
 
     def next(self) -> Candidate | None:
-        """What to compile next; None if nothing more is worth it, or can be afforded."""
+        """The next candidate to compile; None if no other is promising or within budget."""
         if self._tried:
             self._untried = [each for each in self._untried if self._fits(each, self._try_s(each))]
         if not self._untried or len(self._tried) == TRIES_MAX:
@@ -257,7 +258,7 @@ class Search:
         return found
 
     def is_last(self, candidate: Candidate) -> bool:
-        """Whether nothing can be compared with `candidate`, which `next` has just given: no need to simulate it."""
+        """True if the budget allows no other candidate beside this first one, so it need not be simulated."""
         both_s = self._try_s(candidate)
         return not self._tried and not any(
             self._fits(larger, both_s + self._try_s(each))
@@ -266,13 +267,13 @@ class Search:
         )
 
     def took(self, candidate: Candidate, seconds: float) -> None:
-        """`candidate` was tried, and takes so long in simulation."""
+        """Records the simulated time of a candidate."""
         self._spent_s += self._try_s(candidate)
         self._verify_s = max(self._verify_s, self._verifying_s(candidate))
         self._tried[candidate] = seconds
 
     def listed(self) -> tuple[Candidate, ...]:
-        """Those that were tried, then the most promising others: `PER_NAME` of each schedule at most."""
+        """The tried candidates, then the most promising others, at most `PER_NAME` per schedule."""
         count = Counter[str]()
         others = []
         for each in self._ranking:
@@ -282,8 +283,8 @@ class Search:
         return (*(replace(each, seconds=seconds) for each, seconds in self._tried.items()), *others)
 
     def _promises_s(self, candidate: Candidate) -> float:
-        """What it may come down to: the estimate, corrected by the nearest try of the same schedule (of `shares`, with
-        the same lanes), less what estimates are wrong by."""
+        """An optimistic time: the estimate, corrected by the nearest try of the same schedule (for `shares`, with the
+        same lanes), divided by its error factor."""
         alike = [each for each in self._tried if each.name == candidate.name]
         same = [each for each in alike if each.peer_lanes == candidate.peer_lanes or each.name != "shares"]
         if same:
@@ -293,18 +294,18 @@ class Search:
         return candidate.estimate_s * sqrt(over) / WORTH_A_TRY
 
     def _fits(self, candidate: Candidate, more_s: float) -> bool:
-        """Whether `more_s` can be spent on choosing, and whatever is taken then be verified, `candidate` too."""
+        """True if the budget covers `more_s` of choosing and then verifying any tried plan or `candidate`."""
         choose_s = self._spent_s + more_s
         verify_s = max(self._verify_s, self._verifying_s(candidate))
         return choose_s <= self._choosing_s and choose_s + verify_s <= self._limit_s
 
     def _compile_s(self, candidate: Candidate) -> float:
-        """To build and to compile it; to build it only if it is not there in so many segments."""
+        """CPU seconds to compile it, and to build it unless it was built with this number of segments."""
         transfers = candidate.transfers
         compile_s = COSTS[self._ports].compile.of(transfers, self._ranks)
         if self._ports == "fair" and candidate.peer_lanes is None:
             simulate_s = COSTS[self._ports].simulate.of(transfers, self._rates)
-            compile_s += len(STAGE_LANES) * (compile_s + simulate_s)  # the compiler tries them all
+            compile_s += len(STAGE_LANES) * (compile_s + simulate_s)  # the compiler tries each
         if any((each.name, each.segments) == (candidate.name, candidate.segments) for each in self._tried):
             return compile_s
         statement_s = WHOLE_STATEMENT_S.get(candidate.name)
@@ -333,9 +334,9 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
     each = 2 * (p - 1)
     lost, alike = 1.0, topology.out == topology.in_
     if ports == "fair" and p > 4:
-        lost = 1.25  # its stages share ports as they come
+        lost = 1.25  # its stages share ports in order of arrival
     elif not alike:
-        lost = 1.75 if ports == "exclusive" else 1.03  # a port waits for its other end, which has another rate
+        lost = 1.75 if ports == "exclusive" else 1.03  # a port waits for its peer, which has another rate
     for segments in _segments(most // each, n):
         fill = 1 + degree * hops / (2 * segments)
         way = hops * (1 + ceil(degree / slots)) * alpha
@@ -343,7 +344,7 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
         yield Candidate(
             "optimal", segments, lost * bound * fill + late, segments * each, (2, 2) if ports == "fair" else None
         )
-    all_pairs = servers <= ALL_PAIRS_MAX  # to order many messages that may change places takes too long
+    all_pairs = servers <= ALL_PAIRS_MAX  # ordering many independent messages takes too long
     if ports == "fair" or (ports == "fifo" and all_pairs):
         yield from _shares(topology, n, bound, most, slots, ports)
     if not topology.is_flat:
@@ -356,13 +357,13 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
         time = steps * (alpha + pair / segments) + (segments - 1) * pair / segments
         yield Candidate("recursive-doubling", segments, time, p * steps * segments)
     once = 2 * (p - 1) / p * pair
-    for segments in _segments(min(32, most // (p * each)), n / p):  # what follows hides the latency of what went before
+    for segments in _segments(min(32, most // (p * each)), n / p):  # later messages hide the latency of earlier ones
         transfers = p * each * segments
-        waits = (max(0.0, (p - 1) * segments / slots - 1) + segments / 32) * alpha  # a slot: one message in a latency
-        apart = min(1.0, (2 if ports == "fifo" else 1) / segments)  # the share of a half that the other one waits for
+        waits = (max(0.0, (p - 1) * segments / slots - 1) + segments / 32) * alpha  # one message per slot and latency
+        apart = min(1.0, (2 if ports == "fifo" else 1) / segments)  # the share of one half during which the other waits
         halves = max((2 if alike else 1) * alpha + once / 2 * (1 + apart), alpha + once)
         lanes = None
-        if ports == "fair":  # every pair has lanes of its own: one of the compiler's `STAGE_LANES`
+        if ports == "fair":  # every pair has its own lanes: one of the compiler's `STAGE_LANES`
             lanes = (0, 2) if segments <= 2 else (2, 2)
             waits = max(0.0, segments / (max(1, lanes[0]) * lanes[1]) - 1) * alpha
         if all_pairs or ports != "fifo":
@@ -386,9 +387,9 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
 def _shares(
     topology: Topology, size_bytes: float, bound: float, most: int, slots: int, ports: Model
 ) -> Iterator[Candidate]:
-    """Of `shares`. Under fair ports a pair of ranks has m lanes, with as many messages on their way as they have slots:
-    with few lanes the latency counts, with many it takes more segments to fill them. With equal rates all ports are
-    busy in the first segment's reduction already."""
+    """The candidates of `shares`. For fair ports a pair of ranks has m lanes, with as many messages in flight as slots:
+    few lanes expose the latency, many need more segments to fill. With equal rates all ports are busy from the
+    reduction of the first segment on."""
     p, alpha = topology.n_ranks, float(topology.latency_s)
     alike = topology.out == topology.in_
     equal = len({*topology.out, *topology.in_}) == 1
@@ -421,7 +422,7 @@ def _shares(
 
 
 def _optcc(topology: Topology, size_bytes: float, most: int) -> Iterator[Candidate]:
-    """Of `optcc`, where it is for this topology."""
+    """The candidates of `optcc`, if it accepts this topology."""
     try:
         slow = SCHEDULES["optcc"].configure(topology)["stragglers"]
     except TopologyError:
@@ -441,7 +442,7 @@ def _optcc(topology: Topology, size_bytes: float, most: int) -> Iterator[Candida
 
 
 def _segments(most: int, size_bytes: float, *, halfway: bool = False) -> Iterator[int]:
-    """Powers of two up to `most`, as long as chunks do not get too small; `halfway`: and 3, 6, 12, ..."""
+    """Powers of two up to `most` while chunks have at least `CHUNK_BYTES_MIN`; with `halfway` also 3, 6, 12, ..."""
     segments = 1
     while segments <= most and (segments == 1 or size_bytes >= CHUNK_BYTES_MIN * segments):
         yield segments

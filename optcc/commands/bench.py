@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from optcc.cli import OneOf, SegmentsType, SizeType, TopologyType, echo_json, json_option
+from optcc.cli import OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
 from optcc.collective import DTYPE_BYTES, reductions_of
-from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, RuntimeFault
+from optcc.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, RuntimeFault
 from optcc.experiments.bench import MODES, BenchSettings, Progress, default_slots, run_cases, run_on_loopback
 from optcc.experiments.peers import PEERS
 from optcc.experiments.record import (
@@ -93,7 +93,7 @@ SIZES_MAX = 1000
 )
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("--deadline", type=float, default=120.0, show_default=True, help="Seconds a single run may take.")
+@click.option("--deadline", type=SecondsType(), default=120.0, show_default=True, help="Seconds a single run may take.")
 @click.option("-J", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a record to this file.")
 @json_option
 def command(
@@ -179,6 +179,11 @@ def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool, carr
         click.echo(f"optcc: rank {mpi.rank}: {fault}", err=True)
         sys.stderr.flush()
         mpi.comm.Abort(fault.exit_code)
+        raise
+    except MemoryError as error:
+        click.echo(f"optcc: rank {mpi.rank}: out of memory: {error}", err=True)
+        sys.stderr.flush()
+        mpi.comm.Abort(EXIT_BAD_INPUT)
         raise
     except OptccError as error:
         if mpi.rank == 0:

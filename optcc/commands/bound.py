@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import SizeType, TopologyType, echo_card, echo_json, json_option
+from optcc.cli import SecondsType, SizeType, TopologyType, echo_card, echo_json, json_option
 from optcc.collective import COLLECTIVES, Collective
 from optcc.errors import InputError, SolverError, SolverUnknown, TopologyError
 from optcc.files import replace_file
@@ -31,7 +31,13 @@ from optcc.verify.bounds.solvers import DEFAULT_SOLVER, SOLVERS, MakeSolver
 @click.option("--achievable", is_flag=True, help="Also certify a packing of trees that reaches the bound.")
 @click.option("--certificate", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
 @click.option("--solver", "solver_name", help=f"Cross-check by the linear program, solved by {' or '.join(SOLVERS)}.")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds for the linear program, if one is needed.")
+@click.option(
+    "--time-limit",
+    type=SecondsType(),
+    default=60.0,
+    show_default=True,
+    help="Seconds for the linear program, if one is needed.",
+)
 @json_option
 def command(
     topology: Topology,
@@ -52,8 +58,6 @@ def command(
     printed; `optcc replay` checks it again. With --solver the linear program is solved even where there is a closed
     form, and its certificate must support that bound.
     """
-    if not time_limit > 0:
-        raise InputError(f"--time-limit {time_limit:g}: must be above zero")
     if solver_name is not None and solver_name not in SOLVERS:
         raise InputError(f"--solver {solver_name!r}: must be one of {', '.join(SOLVERS)}")
     wanted = Collective(collective, topology.n_ranks, root)

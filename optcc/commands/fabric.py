@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from optcc.cli import SecondsType
 from optcc.errors import InputError
 from optcc.experiments.fabric import (
     FAILURES,
@@ -120,7 +121,7 @@ def heal(target: str, name: str, as_json: bool) -> None:
 
 @command.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "n_ranks", type=int, metavar="P", help="Ranks, one a host from h0 on; all hosts if left out.")
-@click.option("--timeout", "timeout_s", type=float, default=RUN_TIMEOUT_S, show_default=True, help="Seconds.")
+@click.option("--timeout", "timeout_s", type=SecondsType(), default=RUN_TIMEOUT_S, show_default=True, help="Seconds.")
 @click.option("--mpi-arg", "mpi_args", multiple=True, metavar="ARG", help="One more argument for mpirun; repeatable.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @_common

@@ -5,28 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial as bound_to
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeVar
 
 import click
 
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.errors import InputError
 from optcc.experiments import failure_study, training
+from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.study_units import Partial, Report, check_numbers, quiet, study_name
+from optcc.experiments.training import TrainingStudy
 from optcc.show import Card
 
 TRIALS, QUICK_TRIALS, SEED = 10_000, 100, 1
 
 
-class _Record(Protocol):
-    """What both studies return."""
-
-    def to_bytes(self) -> bytes: ...
-
-    def write(self, path: Path) -> None: ...
-
-    def as_json(self) -> dict[str, Any]: ...
+StudyRecord = TypeVar("StudyRecord", FailureStudy, TrainingStudy)
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
@@ -68,14 +64,14 @@ def _progress(wanted: bool) -> Iterator[Report]:
 
 def _study(
     name: str,
-    make: Callable[..., _Record],
+    make: Callable[..., StudyRecord],
     trials: int | None,
     seed: int,
     jobs: int,
     output: Path | None,
     resume: bool,
     quick: bool,
-) -> _Record:
+) -> StudyRecord:
     """Makes the record, and writes it if there is a file for it; what is done is beside that file meanwhile."""
     count = (QUICK_TRIALS if quick else TRIALS) if trials is None else trials
     check_numbers(count, seed, jobs)
@@ -115,13 +111,8 @@ def failures(
 
     Failures are drawn --trials times; the same trials and seed give the same bytes of FILE everywhere.
     """
-    plan = failure_study.QUICK if quick else failure_study.FULL
-
-    def make(**options: Any) -> failure_study.FailureStudy:
-        return failure_study.make(plan, **options)
-
+    make = bound_to(failure_study.make, failure_study.QUICK if quick else failure_study.FULL)
     record = _study("failures", make, trials, seed, jobs, output, resume, quick)
-    assert isinstance(record, failure_study.FailureStudy)
     _tell(record, as_json, (record.card(), record.one_server(), record.patterns(), record.finite()))
 
 
@@ -131,17 +122,12 @@ def train(
     trials: int | None, seed: int, jobs: int, output: Path | None, resume: bool, quick: bool, as_json: bool
 ) -> None:
     """Training steps and inference of named models with failed NICs, over the same with nothing failed."""
-    plan = training.QUICK if quick else training.FULL
-
-    def make(**options: Any) -> training.TrainingStudy:
-        return training.make(plan, **options)
-
+    make = bound_to(training.make, training.QUICK if quick else training.FULL)
     record = _study("training", make, trials, seed, jobs, output, resume, quick)
-    assert isinstance(record, training.TrainingStudy)
     _tell(record, as_json, (record.healthy(), record.card(), record.explained(), record.inference()))
 
 
-def _tell(record: _Record, as_json: bool, cards: tuple[Card, ...]) -> None:
+def _tell(record: FailureStudy | TrainingStudy, as_json: bool, cards: tuple[Card, ...]) -> None:
     if as_json:
         echo_json(record.as_json())
         return

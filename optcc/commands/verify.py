@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import click
 
 from optcc.cli import (
+    IntervalType,
+    NumberType,
     OneOf,
     SizeType,
     TopologyType,
@@ -29,7 +32,7 @@ from optcc.topology import Topology
 from optcc.units import parse_time
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN
 from optcc.verify.plan.limits import TARGETS
-from optcc.verify.plan.ratio import Ratio, judge_ratio, read_number
+from optcc.verify.plan.ratio import Ratio, judge_ratio
 from optcc.verify.plan.report import Questions, Report, judge
 from optcc.verify.plan.shrink import Smallest
 from optcc.verify.plan.slots import least_slots
@@ -52,9 +55,19 @@ _HEAD_BYTES = 256
 @click.option("--all-ranks", is_flag=True, help="Prove NAME for every number of ranks and segments, by induction.")
 @click.option("--failover", is_flag=True, help="Prove the failover protocol: nothing lost, nothing reduced twice.")
 @click.option("--thorough", is_flag=True, help="With --failover: millions of states, a minute or two.")
-@click.option("--eps", default=None, help="Prove that the time on the topology is at most (1 + EPS) times the bound.")
+@click.option(
+    "--eps",
+    type=NumberType(),
+    default=None,
+    help="Prove that the time on the topology is at most (1 + EPS) times the bound.",
+)
 @click.option("--promise", default=None, help="Prove that the time on the topology is at most this, such as 25ms.")
-@click.option("--slowdown", "interval", help="LOW:HIGH, such as 1:8: the slowest endpoint's slowdown, all at once.")
+@click.option(
+    "--slowdown",
+    "interval",
+    type=IntervalType(),
+    help="LOW:HIGH, such as 1:8: the slowest endpoint's slowdown, all at once.",
+)
 @click.option("--target", type=OneOf(TARGETS), default=None, help=f"Also the resource limits of {', '.join(TARGETS)}.")
 @plan_options
 @json_option
@@ -66,9 +79,9 @@ def command(
     all_ranks: bool,
     failover: bool,
     thorough: bool,
-    eps: str | None,
+    eps: Fraction | None,
     promise: str | None,
-    interval: str | None,
+    interval: tuple[Fraction, Fraction] | None,
     target: str | None,
     dtype: str,
     reduction: str,
@@ -125,9 +138,9 @@ def command(
 class _Claims:
     """What is asked beyond the properties, as given on the command line."""
 
-    eps: str | None
+    eps: Fraction | None
     promise: str | None
-    interval: str | None
+    interval: tuple[Fraction, Fraction] | None
     target: str | None
 
     @property
@@ -147,7 +160,7 @@ class _Claims:
             raise InputError("--slowdown with --ports fair: must be exclusive, where the ports' order is fixed")
 
     def questions(self, schedule: Schedule | None, topology: Topology | None, model: Model) -> Questions:
-        within = 1 + read_number("--eps", self.eps) if self.eps is not None and self.interval is None else None
+        within = 1 + self.eps if self.eps is not None and self.interval is None else None
         promise_s = None if self.promise is None else parse_time(self.promise)
         return Questions(schedule, topology, model, within, promise_s, self.target)
 
@@ -225,7 +238,7 @@ def _answer(
         smallest = smallest_failure(built, report.verdict, topology, plan.size_bytes, **options)
     proved = report.verdict.verdict == PROVED
     if claims.interval is not None and topology is not None and proved:
-        ratio = judge_ratio(plan, topology, claims.interval, claims.eps)
+        ratio = judge_ratio(plan, topology, *claims.interval, claims.eps)
     return _Answer(plan, report, seconds, smallest, least_slots(plan) if proved else None, ratio)
 
 

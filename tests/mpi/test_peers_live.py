@@ -20,7 +20,8 @@ from optcc.experiments.peers import MPI_RING
 from optcc.experiments.peers_comparison import Comparison
 from optcc.experiments.peers_contenders import Bed, PeerJob, _library, jobs, our_case
 from optcc.experiments.peers_record import OURS, PEER
-from optcc.experiments.peers_team import Hung, Team
+from optcc.experiments.peers_team import Team
+from optcc.experiments.rank_lines import Hung
 
 pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 SIZE = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from optcc.errors import InputError
+from optcc.errors import ArgumentError
 from optcc.plan import Plan
 from optcc.show import Card, Shown
 from optcc.topology import Topology
@@ -60,28 +60,18 @@ class Ratio(Shown):
         }
 
 
-def judge_ratio(plan: Plan, topology: Topology, interval: str, eps: str | None) -> Ratio:
-    """The ratio of `plan` on `interval` ("1:8"), its straggler the slowest endpoint of `topology`.
+def judge_ratio(plan: Plan, topology: Topology, low: Fraction, high: Fraction, eps: Fraction | None) -> Ratio:
+    """The ratio of `plan` for slowdowns from `low` to `high` of its straggler, the slowest endpoint of `topology`.
 
-    Raises InputError for an interval or eps that cannot be parsed, TopologyError without a single slowest endpoint,
-    SolverUnknown if the question stays open, and what `study_ratio` raises.
+    Raises ArgumentError without a single slowest endpoint, SolverUnknown if the question stays open, and what
+    `study_ratio` raises.
     """
     straggler = straggler_of(topology).index
     if straggler is None:
-        raise InputError("--slowdown: the topology must have one endpoint that is slower than the others")
-    low_text, colon, high_text = interval.partition(":")
-    low, high = read_number("--slowdown", low_text), read_number("--slowdown", high_text if colon else low_text)
+        raise ArgumentError("slowdown: the topology must have one endpoint that is slower than the others")
     if eps is None:
         return Ratio(straggler, low, high, study_ratio([IntervalPart(plan, low, high)], straggler), None)
-    answer = prove_ratio(plan, straggler, low, high, read_number("--eps", eps), solver=SOLVER_LIMIT)
+    answer = prove_ratio(plan, straggler, low, high, eps, solver=SOLVER_LIMIT)
     known = require_known(answer)
     assert isinstance(known, RatioProof | Refutation)
     return Ratio(straggler, low, high, known.study, known)
-
-
-def read_number(flag: str, text: str) -> Fraction:
-    """`text` as an exact number; raises InputError naming `flag` if it cannot be parsed."""
-    try:
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise InputError(f"{flag} {text!r}: must be a number such as 2, 1.5 or 8/7") from None

@@ -48,7 +48,8 @@ from optcc.experiments.peers_record import (
     PeerRun,
     Session,
 )
-from optcc.experiments.peers_team import Hung, Turn, last_words
+from optcc.experiments.peers_team import Turn, last_words
+from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import STEAL_MAX
 from optcc.paper_figures import build, peer_dots
 from optcc.runtime.launch import Meet, Meeting, Nic
