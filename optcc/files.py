@@ -18,6 +18,9 @@ VERDICT_FORMAT = "optcc-verdict/1"
 _PIECE_BYTES = 2**20
 _VERDICT_BYTES_MAX = 2**16
 _TEMPORARY_NAMES = 1000
+_NAME_IN_A_FOLDER = "trace"
+Files = Mapping[str, bytes]
+"""The contents of files by the endings of their names."""
 
 
 def read_file(path: Path, size_max: int) -> bytes:
@@ -60,6 +63,33 @@ def replace_file(path: Path, data: bytes) -> None:
                 _write(file.fileno(), data)
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"file {str(path)!r}: cannot be written: {_cause(error)}") from None
+
+
+def replace_files(path: Path, files: Files) -> None:
+    """Replaces the files whose names start with `path`, which may be a folder; none before all of them are written.
+
+    Raises InputError, naming the path and the cause, if that fails; no temporary file is left.
+    """
+    if list(files) == [""]:
+        replace_file(path, files[""])
+        return
+    prefix = path / _NAME_IN_A_FOLDER if path.is_dir() else path
+    targets = [prefix.parent / f"{prefix.name}{ending}" for ending in files]
+    for target in targets:
+        if target.is_dir():
+            raise InputError(f"file {str(target)!r}: cannot be written: Is a directory")
+    written = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
+    try:
+        for temporary, data in zip(written, files.values(), strict=True):
+            replace_file(temporary, data)
+        for temporary, target in zip(written, targets, strict=True):
+            temporary.replace(target)
+    except OSError as error:
+        raise InputError(f"file {str(path)!r}: cannot be written: {error.strerror}") from None
+    finally:
+        for temporary in written:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path | None:

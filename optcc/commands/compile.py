@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -14,17 +12,12 @@ from optcc.codec import write_plan, write_transfers
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
-from optcc.files import replace_file
+from optcc.files import Files, replace_files
 from optcc.plan import Plan
 from optcc.planner import AUTO, build
 from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
-
-Files = Mapping[str, bytes]
-"""Files by what their names have behind the one that the user gave."""
-_IN_A_FOLDER = "trace"
-"""How the names of several files start if the user named a folder."""
 
 
 def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Model], Files]:
@@ -84,7 +77,7 @@ def command(
     model: Model = ports or "exclusive"
     built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=model)
     plan = built.plan
-    _replace_files(output, FORMATS[form](plan, topology, model))
+    replace_files(output, FORMATS[form](plan, topology, model))
     if explain:
         assert built.choice is not None
         echo_card(built.choice)
@@ -103,30 +96,3 @@ def command(
     else:
         echo_card(plan)
         click.echo(f"for {model} ports")
-
-
-def _replace_files(output: Path, files: Files) -> None:
-    """Writes the files whose names start with `output`; none of them is replaced before all of them are written.
-
-    Raises InputError, naming the path and the cause, if that fails; no temporary file is left.
-    """
-    if list(files) == [""]:
-        replace_file(output, files[""])
-        return
-    prefix = output / _IN_A_FOLDER if output.is_dir() else output
-    targets = [prefix.parent / f"{prefix.name}{ending}" for ending in files]
-    for target in targets:
-        if target.is_dir():
-            raise InputError(f"file {str(target)!r}: cannot be written: Is a directory")
-    written = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
-    try:
-        for path, data in zip(written, files.values(), strict=True):
-            replace_file(path, data)
-        for path, target in zip(written, targets, strict=True):
-            path.replace(target)
-    except OSError as error:
-        raise InputError(f"file {str(output)!r}: cannot be written: {error.strerror}") from None
-    finally:
-        for path in written:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)

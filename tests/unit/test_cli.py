@@ -13,7 +13,6 @@ import pytest
 
 from optcc import cli
 from optcc.codec import read_plan, write_plan
-from optcc.commands import bound as bound_command
 from optcc.errors import EXIT_REFUTED
 from optcc.topology import Topology
 from optcc.verdict import LINES_MAX, PROPERTIES
@@ -161,7 +160,7 @@ def test_a_solver_must_support_the_closed_form(
 ) -> None:
     """Less than the closed form proves is an error, not an answer."""
     half = lp_bound(Topology.parse("4@50MB/s"), "allreduce", 500_000)
-    monkeypatch.setattr(bound_command, "lp_bound", lambda *_, **__: half)
+    monkeypatch.setattr("optcc.verify.bounds.certified.lp_bound", lambda *_, **__: half)
     assert cli.run(["bound", "4@50MB/s", "--size", "1MB", "--solver", "cbc"]) == EXIT_REFUTED
     assert "must not be less than the closed form" in capsys.readouterr().err
 

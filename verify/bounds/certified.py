@@ -1,0 +1,78 @@
+"""A bound with a certificate, whichever way it is found: a closed form, or a linear program."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from optcc.collective import Collective
+from optcc.errors import SolverError, SolverUnknown, TopologyError
+from optcc.topology import Topology
+from optcc.verify.bounds.certificate import Certificate
+from optcc.verify.bounds.closed_form_certificates import certify
+from optcc.verify.bounds.closed_forms import FABRIC, collective_bound, require_pooled
+from optcc.verify.bounds.explain import Explanation, explain
+from optcc.verify.bounds.lp import lp_bound
+from optcc.verify.bounds.packing import pack
+from optcc.verify.bounds.solvers import DEFAULT_SOLVER, SOLVERS, MakeSolver
+
+
+def explain_if_pooled(
+    topology: Topology, size_bytes: int, wanted: Collective, segments: int | None = None
+) -> Explanation | None:
+    """What the closed forms say; None where servers cannot be treated as pooled endpoints.
+
+    Raises InputError for a size that cannot be.
+    """
+    collective_bound(topology.healthy(), size_bytes, wanted.name, wanted.root)
+    try:
+        require_pooled(topology)
+    except TopologyError:
+        return None
+    return explain(topology, size_bytes, wanted.name, wanted.root, segments=segments)
+
+
+def certified_bound(
+    topology: Topology,
+    size_bytes: int,
+    wanted: Collective,
+    told: Explanation | None,
+    *,
+    solver_name: str | None = None,
+    time_limit_s: float = 60.0,
+    achievable: bool = False,
+) -> tuple[Certificate, str | None]:
+    """The certified bound, and which solver solved a linear program for it, if one did.
+
+    The closed form `told` has a certificate of its own, except where fabrics decide. With `solver_name`, one of
+    `optcc.verify.bounds.solvers.SOLVERS`, the linear program is solved in any case: it must not certify less than the
+    closed form. With `achievable` the certificate has a packing of trees, too, if one is found.
+
+    Raises `BoundUnknown`, with the best bound so far, if the time is over; SolverError if the two contradict.
+    """
+    if told is not None and not achievable and solver_name is None:
+        with suppress(SolverError):
+            return certify(told.bound, topology, wanted.root), None
+    name = solver_name or DEFAULT_SOLVER
+    certificate = lp_bound(
+        topology,
+        wanted,
+        size_bytes,
+        time_limit_s=time_limit_s,
+        primal=achievable or told is None,
+        fabric=told is not None and told.bound.model.startswith(FABRIC),
+        solver=SOLVERS[name],
+    ).certificate
+    if told is not None and (solver_name or not achievable) and certificate.seconds < told.bound.seconds:
+        raise SolverError(
+            f"linear program: {name} and its certificate say {certificate.seconds} s: "
+            f"must not be less than the closed form, {told.bound.seconds} s"
+        )
+    return (_with_trees(certificate, SOLVERS[name]) if achievable else certificate), name
+
+
+def _with_trees(certificate: Certificate, solver: MakeSolver) -> Certificate:
+    """The certificate with every tree of its packing, where they can be listed; else with the loads alone."""
+    try:
+        return pack(certificate, solver=solver)
+    except SolverUnknown:
+        return certificate
