@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optcc.errors import RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
@@ -200,13 +201,15 @@ class Network:
         self.until(lambda: sum(exchange.step() for exchange in exchanges) == len(exchanges))
 
     def leave(self, rank: int, *, failed: bool = False, silently: bool = False) -> None:
-        """A rank closes: it says bye, unless `silently`, and refuses connections from then on."""
+        """A rank closes without waiting: it says bye, unless `silently`, and refuses connections from then on."""
         endpoint = self.endpoints[rank]
+        if failed:
+            endpoint.fail(RuntimeFault("a test"))
         if not silently:
             endpoint.reports.release_all()
             self._write(rank)
             for connection in list(endpoint.up):
-                connection.wire.put(connection.bye(failed))
+                connection.wire.put(endpoint.bye(connection))
         self.gone.add(rank)
         for end in list(self._ends[rank]):
             self._shut(end)

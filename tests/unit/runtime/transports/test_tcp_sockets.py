@@ -43,6 +43,7 @@ def test_the_counters_are_where_the_kernel_puts_them() -> None:
     fields = {"timeouts": 2, "unacked": 3, "rtt": 100_000, "variation": 25_000, "acked": 77, "unsent": 5, "window": 9}
     report = KernelReport(2, 3000, 5, 1000, 9, 77, 0.2, 0.5, 0.25)
     assert sample_of(**fields, busy=500_000, full=250_000) == report
+    assert sample_of(rtt=0, variation=250_000) == KernelReport(0, 0, 0, 1000, 0, 0, 0.0), "a guess, not a measurement"
     assert sample_of(unacked=3, segment=0) == KernelReport(0, 3, 0, 0, 0, 0, 0.0), "in flight all the same"
 
 

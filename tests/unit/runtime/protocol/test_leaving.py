@@ -1,0 +1,152 @@
+"""How a rank leaves: what it waits for before it closes, its last words, and what is not said to one that has left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optcc.errors import RuntimeFault
+from optcc.runtime.protocol.connection import Broken
+from optcc.runtime.protocol.frames import BYE_FRAME, HEADER_BYTES, STATE_FRAME, bye_header, decode
+from optcc.runtime.transport import RECEIVED, SENT
+from tests.unit.runtime.protocol.network import SESSION, Network, TwoRails, fill
+
+
+def joined(*channels: tuple[int, int], **changes: Any) -> tuple[Network, list[list[int]]]:
+    """Two ranks, and the connections of these channels alone."""
+    network = Network(2, **changes)
+    handles = network.open(*channels)
+    network.until(network.all_up)
+    return network, handles
+
+
+def test_a_rank_may_leave_once_its_eager_messages_are_acknowledged() -> None:
+    """A connection that is reset takes with it what was not read, though it counts as sent."""
+    network, ((handle,), _) = joined((0, 1))
+    view = np.arange(64, dtype=np.uint8)
+    network.post_recv(1, handle, into := np.zeros_like(view))
+    network.settle()
+    network.asleep.add(1)
+    assert network.endpoints[0].may_leave()
+    network.post_send(0, handle, view)
+    assert network.poll(0) == [(SENT, handle)] and not network.endpoints[0].may_leave()
+    network.asleep.clear()
+    assert network.poll(1) == [(RECEIVED, handle)] and np.array_equal(into, view)
+    network.settle()
+    network.until(network.endpoints[0].may_leave, 0.1)
+    assert network.endpoints[1].may_leave()
+
+
+def test_a_rank_waits_for_a_full_socket_before_it_leaves() -> None:
+    network, ((handle,), _) = joined((0, 1), n_rails=1)
+    endpoint = network.endpoints[0]
+    network.post_recv(1, handle, np.zeros(64, np.uint8))
+    network.settle()
+    connection = endpoint.post_send(handle, np.zeros(64, np.uint8).data)
+    assert connection is not None
+    written = b"".join(connection.views())
+    connection.written(10)
+    assert connection.blocked and not endpoint.may_leave() and endpoint.bye(connection) == b""
+    connection.wire.put(written[:10])
+    endpoint.wake(connection)
+    assert network.poll(1) == [(RECEIVED, handle)]
+    network.until(endpoint.may_leave, 0.1)
+    rails = TwoRails()
+    rails.connections[0].tell(0)
+    rails.connections[0].views()
+    assert rails.endpoint.may_leave()
+    rails.connections[0].written(10)
+    assert not rails.endpoint.may_leave(), "a report is half written"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_has_lost_its_peer_waits_for_it_to_be_back(rank: int) -> None:
+    """Either end: the last states must reach whoever still waits."""
+    network, _ = joined((0, 1), n_rails=1)
+    assert network.endpoints[rank].may_leave()
+    network.cut(network.outbound(0, 1, 0))
+    assert not network.endpoints[rank].may_leave()
+    network.until(network.endpoints[rank].may_leave, 0.5)
+
+
+def test_a_rank_waits_for_nobody_that_has_left_or_was_never_there() -> None:
+    network, _ = joined((0, 1), n_rails=1)
+    network.endpoints[0].open([])
+    network.leave(1)
+    network.run(0.1)
+    assert network.endpoints[0].left == {1: False} and network.endpoints[0].may_leave()
+    alone = Network(2)
+    alone.unreachable |= {(1, 0), (1, 1)}
+    alone.open((0, 1))
+    alone.run(0.1)
+    assert alone.endpoints[0].may_leave(), "it never had a connection, and nothing is posted"
+
+
+def test_the_last_words_are_the_states_of_all_channels_and_then_bye() -> None:
+    rails = TwoRails()
+    second = rails.inbound.channel(1)
+    rails.send(0, rails.frame(bytes(100)))
+    for failed in (False, True):
+        if failed:
+            rails.endpoint.fail(RuntimeFault("a test"))
+        words = rails.endpoint.bye(rails.connections[1])
+        headers = [decode(words, SESSION, at) for at in range(0, len(words), HEADER_BYTES)]
+        assert headers == [
+            (STATE_FRAME, 0, 0, rails.channel.k, 1, 1, 0),
+            (STATE_FRAME, 0, 0, second.k, 0, 0, 0),
+            (BYE_FRAME, int(failed), 0, 0, 0, 0, 0),
+        ]
+
+
+def test_an_acknowledgement_that_was_lost_with_a_rail_comes_with_the_last_words() -> None:
+    """Not eager, so the message counts as sent only once it is acknowledged."""
+    network, ((handle,), _) = joined((0, 1))
+    view = np.zeros(1 << 16, np.uint8)
+    network.post_recv(1, handle, view)
+    network.settle()
+    network.asleep.add(0)
+    network.post_send(0, handle, view)
+    for rail in range(2):
+        network.inbound(0, 1, rail).wire.is_frozen = True
+    assert network.poll(1) == [(RECEIVED, handle)]
+    for rail in range(2):
+        # What rank 1 has written so far never arrives; what it says now does.
+        network.inbound(0, 1, rail).wire.on_its_way.clear()
+        network.inbound(0, 1, rail).wire.is_frozen = False
+    network.leave(1)
+    network.asleep.clear()
+    assert network.poll(0) == [(SENT, handle)]
+    network.run(0.5)
+    assert network.poll(0) == [] and network.endpoints[0].failure is None
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_nothing_is_written_to_a_rank_that_has_left_in_good_order(failed: bool) -> None:
+    """Its kernel would answer with a reset, and what it sent last would be lost."""
+    rails = TwoRails()
+    rails.endpoint.reports.release_all()
+    rails.written()
+    fill(rails.endpoint, rails.connections[0], bye_header(SESSION, failed))
+    rails.inbound.post(rails.channel, np.zeros(1 << 15, np.uint8).data)
+    assert bool(rails.written()) == failed
+
+
+def test_what_was_given_up_while_nothing_else_was_up_is_told_once_a_rail_is_back() -> None:
+    """The receiver gives up both connections of a sender that has nothing to send: no bytes of its own tell it."""
+    network, _ = joined((0, 1))
+    receiver = network.endpoints[1]
+    lost = [network.outbound(0, 1, rail) for rail in range(2)]
+    for rail in range(2):
+        inbound = network.inbound(0, 1, rail)
+        network.freeze(inbound)
+        receiver.inbounds[0].lose(inbound, Broken("a test"))
+        # The wires stay, as over a NIC that swallows the end of file.
+    receiver.to_close.clear()
+    network.settle()
+    assert not any(each.is_closed for each in lost), "nothing is up that could tell it"
+    network.until(lambda: all(each.is_closed for each in lost), 0.1)
+    assert receiver.outbounds[0].connections, "the receiver has dialled"
+    network.until(network.all_up, 0.5)
+    assert not receiver.inbounds[0]._gone, "all rails are replaced"
