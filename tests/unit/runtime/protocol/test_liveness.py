@@ -90,3 +90,22 @@ def test_what_a_connection_has_carried_is_counted_from_one_question_to_the_next(
     )
     assert connection.take_carried() == (50, 0.25, 0.0) and connection.waiting_bytes == 12
     assert connection.take_carried() == (0, 0.0, 0.0)
+
+
+def test_bytes_have_not_been_unanswered_since_before_they_were_sent() -> None:
+    connection = Connection()
+    judge(connection, IDLE, 0.1, 0.3)
+    sent = IDLE._replace(in_flight_bytes=1000)
+    assert not judge(connection, sent, 5.0, 0.3) and not connection.suspect, "sent since the last sample"
+    assert [judge(connection, sent, 0.1, 0.3) for _ in range(3)] == [False, False, True]
+
+
+def test_a_suspicion_ends_with_an_acknowledgement_and_not_with_a_longer_round_trip() -> None:
+    connection, report = Connection(), IDLE._replace(in_flight_bytes=1000)
+    for _ in range(4):
+        judge(connection, report, 0.1, 0.5)
+    assert connection.suspect
+    judge(connection, report._replace(round_trip_s=2.0), 0.1, 0.5)
+    assert connection.suspect
+    judge(connection, report._replace(round_trip_s=2.0, acked_bytes=1), 0.1, 0.5)
+    assert not connection.suspect and connection.answers

@@ -135,3 +135,18 @@ def test_a_rank_that_is_busy_elsewhere_is_not_lost() -> None:
     network.asleep.clear()
     assert network.poll(1) == [(RECEIVED, handle)] and network.poll(0) == [(SENT, handle)]
     assert [rail.failures for endpoint in network.endpoints for rail in endpoint.rail_counts] == [0] * 4
+
+
+def test_time_that_nobody_has_watched_is_no_stall() -> None:
+    """The process was stopped for a minute while no rail was up."""
+    network, ((handle,), _) = joined((0, 1), stall_s=0.6)
+    network.unreachable |= {(1, 0), (1, 1)}
+    for rail in range(2):
+        network.cut(network.outbound(0, 1, rail))
+    network.post_send(0, handle, np.zeros(4, np.uint8))
+    network.run(0.1)
+    network.now_s += 60.0
+    network.run(0.1)
+    assert network.endpoints[0].failure is None
+    network.run(0.6)
+    assert isinstance(network.endpoints[0].failure, AllRailsFailed)

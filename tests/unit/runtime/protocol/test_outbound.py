@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from optcc.runtime.protocol import outbound as module
+from optcc.runtime.protocol.channel import TIMEOUT_S
 from optcc.runtime.protocol.connection import Broken, SendConnection
+from optcc.runtime.protocol.frames import EARLY_CHUNKS_MAX, PROBE_FRAME
 from optcc.runtime.transport import RECEIVED, SENT
-from tests.unit.runtime.protocol.network import SESSION, Network, TwoRails
+from tests.unit.runtime.protocol.network import SESSION, Array, Network, TwoRails, write_all
 
 
 def joined(*channels: tuple[int, int], n_ranks: int = 2, **changes: Any) -> tuple[Network, list[list[int]]]:
@@ -250,3 +252,79 @@ def test_a_rail_is_dialled_again_at_growing_intervals() -> None:
     network.unreachable.clear()
     network.until(network.all_up, 1.0)
     assert rail.wait_s == module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION
+
+
+def test_an_early_message_is_not_reported_when_the_one_before_it_is_acknowledged() -> None:
+    """The receiver has a slot for the first of two short messages only."""
+    network, ((handle,), _) = joined((0, 1))
+    view = np.zeros(64, np.uint8)
+    network.post_recv(1, handle, view)
+    network.settle()
+    network.asleep.add(1)
+    for _ in range(2):
+        network.post_send(0, handle, view)
+    assert network.poll(0) == [(SENT, handle)]
+    network.asleep.clear()
+    assert network.poll(1) == [(RECEIVED, handle)]
+    network.run(0.1)
+    assert network.poll(0) == [] and network.endpoints[0].outbounds[1].channel(0).sender.acked == 1
+    network.post_recv(1, handle, view)
+    assert network.poll(1) == [(RECEIVED, handle)] and network.poll(0) == [(SENT, handle)]
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_a_few_short_messages_go_out_before_their_slots_and_no_more(is_idle: bool) -> None:
+    network, ((handle,), _) = joined((0, 1))
+    views = [np.full(64, i, np.uint8) for i in range(12)]
+    network.post_recv(1, handle, np.zeros(64, np.uint8))
+    network.settle()
+    if not is_idle:
+        # Then they are not written within `post_send`.
+        for rail in range(2):
+            network.outbound(0, 1, rail).say(PROBE_FRAME, 0)
+    for view in views:
+        network.endpoints[0].post_send(handle, view.data)
+    for connection in network.endpoints[0].outbounds[1].connections:
+        network.endpoints[0].wake(connection)
+    assert network.poll(1) == [(RECEIVED, handle)]
+    network.run(0.1)
+    channel = network.endpoints[1].inbounds[0].channel(0)
+    assert sorted(channel.early) == list(range(1, 1 + EARLY_CHUNKS_MAX))
+    into = [np.zeros(64, np.uint8) for _ in views[1:]]
+    for view in into:
+        network.post_recv(1, handle, view)
+    network.settle()
+    assert network.poll(0) == [(SENT, handle)] * 12
+    assert [view.tolist() for view in into] == [view.tolist() for view in views[1:]]
+    assert network.endpoints[1].counts.damaged == 0
+
+
+def full(network: Network, rail: int, handle: int, data: Array) -> SendConnection:
+    """Rank 0's connection to rank 1 on a rail, whose socket is full, with chunks of this message that wait for it."""
+    network.post_recv(1, handle, np.zeros_like(data))
+    network.settle()
+    endpoint, connection = network.endpoints[0], network.outbound(0, 1, rail)
+    assert endpoint.post_send(handle, data.data) is None
+    for each, written in write_all(endpoint, lambda each, n_bytes: 100 if each is connection else n_bytes).items():
+        each.wire.put(written)
+    assert connection.blocked and connection.holds(endpoint.outbounds[1].channel(0))
+    return connection
+
+
+def test_what_waits_for_the_socket_of_a_suspected_connection_goes_elsewhere_alone() -> None:
+    network, ((handle,), _) = joined((0, 1), chunk_bytes=1 << 16)
+    connection = full(network, 1, handle, np.zeros(4 << 20, np.uint8))
+    connection.doubt = 1
+    network.endpoints[0].outbounds[1].update_avoided()
+    assert connection.is_avoided and not connection.holds(network.endpoints[0].outbounds[1].channel(0))
+    assert network.outbound(0, 1, 0).holds(network.endpoints[0].outbounds[1].channel(0))
+
+
+def test_what_waits_for_a_full_socket_is_not_lost_and_not_queued_twice() -> None:
+    network, ((handle,), _) = joined((0, 1), chunk_bytes=1 << 16)
+    connection, endpoint = full(network, 1, handle, np.zeros(4 << 20, np.uint8)), network.endpoints[0]
+    n_waiting = len(connection._queue)
+    endpoint.now_s += 2 * TIMEOUT_S
+    endpoint.tick()
+    assert len(connection._queue) == n_waiting and endpoint.counts.resent == 0
+    assert endpoint.outbounds[1].channel(0).timeout_s == TIMEOUT_S

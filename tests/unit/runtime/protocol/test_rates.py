@@ -17,11 +17,11 @@ from tests.unit.runtime.protocol.network import Network
 RATE = 25_000_000
 
 
-@pytest.mark.parametrize("other_bytes", [0, LOADED_BYTES])
-def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: int) -> None:
-    connections = [SimpleNamespace(awaits=True, suspect=False, waiting_bytes=n) for n in (LOADED_BYTES, other_bytes)]
+def looked(waiting: tuple[int, int], theirs: int = RATE) -> list[tuple[int, int]]:
+    """(loaded, alone) of both NICs after a look at which so much waits on them; the peer's first NIC takes `theirs`."""
+    connections = [SimpleNamespace(awaits=True, suspect=False, waiting_bytes=n) for n in waiting]
     rails = [SimpleNamespace(mine=nic, theirs=nic, connection=each) for nic, each in enumerate(connections)]
-    book = [[("", "", 0, RATE, RATE)] * 2] * 2
+    book = [[("", "", 0, RATE, RATE)] * 2, [("", "", 0, RATE, theirs), ("", "", 0, RATE, RATE)]]
     local: Any = SimpleNamespace(
         rank=0,
         own_nics=book[0],
@@ -31,9 +31,18 @@ def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: 
     outbounds: Any = {1: SimpleNamespace(peer=1, rails=rails)}
     rates = Rates(local, outbounds)
     rates.look(0.01, 0.01)
-    assert [(meter._loaded, meter._alone) for meter in rates._meters] == (
-        [(1, 1), (0, 0)] if other_bytes == 0 else [(1, 0), (1, 0)]
-    )
+    return [(meter._loaded, meter._alone) for meter in rates._meters]
+
+
+@pytest.mark.parametrize("other_bytes", [0, LOADED_BYTES])
+def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: int) -> None:
+    wanted = [(1, 1), (0, 0)] if other_bytes == 0 else [(1, 0), (1, 0)]
+    assert looked((LOADED_BYTES, other_bytes)) == wanted
+
+
+@pytest.mark.parametrize(("theirs", "is_loaded"), [(RATE, True), (RATE * 9 // 10, True), (RATE // 2, False)])
+def test_a_nic_that_waits_for_a_slower_one_at_the_other_end_is_not_loaded(theirs: int, is_loaded: bool) -> None:
+    assert looked((LOADED_BYTES, 0), theirs) == [(is_loaded, is_loaded), (0, 0)]
 
 
 def test_rails_carry_what_their_nics_turn_out_to_be_good_for() -> None:

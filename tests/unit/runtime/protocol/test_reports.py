@@ -8,7 +8,7 @@ import pytest
 from optcc.runtime.protocol.frames import HEADER_BYTES
 from optcc.runtime.protocol.reports import HOLD_S
 from optcc.runtime.transport import RECEIVED, SENT
-from tests.unit.runtime.protocol.network import Network, TwoRails
+from tests.unit.runtime.protocol.network import Network, TwoRails, write_all
 
 
 def test_a_short_message_takes_the_reports_for_its_peer_along() -> None:
@@ -124,3 +124,24 @@ def test_a_report_of_a_connection_that_is_lost_goes_over_another_one() -> None:
     rails.endpoint.reports.release_all()
     assert len(rails.written()) % HEADER_BYTES == 0
     assert rails.channel.told == 1
+
+
+def test_only_what_a_peer_waits_for_is_written_before_the_program_goes_away() -> None:
+    """Three ranks: one peer's message has come before its slot, the other's slot is only posted."""
+    network = Network(3)
+    handles = network.open((0, 2), (1, 2))
+    network.until(network.all_up)
+    view, receiver = np.zeros(64, np.uint8), network.endpoints[2]
+    for src in range(2):
+        network.post_recv(2, handles[2][src], view)
+        network.post_send(src, handles[src][src], view)
+    assert set(network.poll(2)) == {(RECEIVED, handles[2][0]), (RECEIVED, handles[2][1])}
+    network.post_send(0, handles[0][0], view)
+    network.settle()
+    for src in range(2):
+        receiver.inbounds[src].history.chances = 64
+        network.post_recv(2, handles[2][src], view)
+    assert receiver.events == [(RECEIVED, handles[2][0])]
+    receiver.reports.release_owed()
+    assert {connection.peer for connection in write_all(receiver)} == {0}
+    assert {connection.peer for connection in receiver.reports._deferred} == {1}
