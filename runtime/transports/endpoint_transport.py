@@ -142,6 +142,9 @@ class EndpointTransport(ABC):
         endpoint = self._endpoint
         endpoint.reports.release_all()
         self._flush()
-        self._progress(endpoint.may_leave, 0.0 if endpoint.failure is not None else CLOSE_S)
+        failure = endpoint.failure
+        self._progress(endpoint.may_leave, 0.0 if failure is not None else CLOSE_S)
+        # Another rank that is found lost while this one waits to leave is no failure of this one, nor of its peers.
+        endpoint.failure = failure
         self._is_closed = True
         self._hang_up()
