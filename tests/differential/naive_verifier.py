@@ -541,7 +541,8 @@ def _walk(
     while True:
         if arrived:
             for pair in range(len(suspects)):
-                one, other, one_done, other_done = suspects[pair]
+                one, other = suspects[pair, 0], suspects[pair, 1]
+                one_done, other_done = suspects[pair, 2], suspects[pair, 3]
                 if (
                     state[one // WORD_BITS] >> (one % WORD_BITS) & 1
                     and state[other // WORD_BITS] >> (other % WORD_BITS) & 1
