@@ -22,28 +22,30 @@ from optcc.verdict import PROVED
 from optcc.verify.bounds.closed_forms import allreduce_bound
 from optcc.verify.plan import verify_plan
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown
-from tests.differential import small_cases as small
-from tests.differential.small_cases import (
+from tests.differential import fewest_steps, fewest_transfers
+from tests.differential.fewest_steps import (
     Instance,
     LeastSteps,
     Memory,
-    Move,
     Send,
-    ask_sequence,
     ask_steps,
-    completes,
     count_refutes,
-    enumerate_sequences,
     enumerate_steps,
     least_steps,
+    sends_complete,
+    steps_query,
+    steps_schedule,
+)
+from tests.differential.fewest_transfers import (
+    Move,
+    ask_sequence,
+    completes,
+    enumerate_sequences,
     move,
     own_inputs,
     prove_schedule,
-    sends_complete,
     sequence_query,
     sequence_schedule,
-    steps_query,
-    steps_schedule,
 )
 
 GENEROUS = Limit(seconds=300)
@@ -204,7 +206,7 @@ def test_a_witness_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch
         query._constraints = [each for each in query._constraints if each[0] not in ("end once", "nobody else")]
         return query
 
-    monkeypatch.setattr(small, "sequence_query", forgetful)
+    monkeypatch.setattr(fewest_transfers, "sequence_query", forgetful)
     with pytest.raises(SolverError, match="does not compute AllReduce over 4 ranks"):
         ask_sequence(4, 5)
 
@@ -499,7 +501,7 @@ def test_sends_that_do_not_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         return query
 
     original: Callable[..., Query] = steps_query
-    monkeypatch.setattr(small, "steps_query", forgetful)
+    monkeypatch.setattr(fewest_steps, "steps_query", forgetful)
     with pytest.raises(SolverError, match="do not do it"):
         ask_steps(Instance((1, 1, 1), (2, 2, 2), 2), 2, "any memory")
 

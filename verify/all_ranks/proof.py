@@ -181,41 +181,10 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
     `gpus`, a number, ranges over GPUs per server; `stragglers` over single servers; `order`, and `rates` with `gpus`,
     are arbitrary. A parameter of another name has its default value, if it has one.
     """
-    p, q, g, n, s = (Term.var(name) for name in "pqgNs")
-    one = Term.of(1)
     names = set(list(inspect.signature(definition.function).parameters)[1:])
     if "stragglers" in names:
-        flat = tuple(({"stragglers": [s]} | ({"gpus": one} if "gpus" in names else {})).items())
-        covered = [
-            Covered(
-                ParameterCase("2 servers of one GPU, any one straggler", (), Term.of(2), flat, None, "s"),
-                lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q == 1, "s"),
-            ),
-            Covered(
-                ParameterCase("p >= 3 servers of one GPU, any one straggler", (("q", 2),), q + 1, flat, None, "s"),
-                lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q >= 2, "qs"),
-            ),
-        ]
-        if "gpus" in names:
-            several = (("stragglers", [s]), ("gpus", g))
-            covered += [
-                Covered(
-                    ParameterCase("2 servers of g >= 2 GPUs, any one straggler", (("g", 2),), g * 2, several, g, "s"),
-                    lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q == 1, "gs"),
-                ),
-                Covered(
-                    ParameterCase(
-                        "p/g >= 3 servers of g >= 2 GPUs, any one straggler",
-                        (("q", 2), ("g", 2)),
-                        (q + 1) * g,
-                        several,
-                        g,
-                        "s",
-                    ),
-                    lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q >= 2, "qgs"),
-                ),
-            ]
-        return tuple(covered)
+        return _straggler_cases("gpus" in names)
+    p = Term.var("p")
     if "rates" in names or "order" in names:
         opaque = tuple((name, Opaque(name)) for name in sorted(names & {"rates", "order", "gpus"}))
         what = " and ".join(name for name, _ in opaque)
@@ -223,24 +192,60 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
             Covered(ParameterCase(f"p >= 2, any {what}", (("p", 2),), p, opaque), lambda ranks, given: {"p": ranks}),
         )
     if "gpus" in names:
-        return (
-            Covered(
-                ParameterCase("p >= 2 servers of one GPU", (("N", 2),), n, (("gpus", one),)),
-                lambda ranks, given: {"N": ranks} if given["gpus"] == 1 and ranks >= 2 else None,
-            ),
-            Covered(
-                ParameterCase("one server of p >= 2 GPUs", (("g", 2),), g, (("gpus", g),)),
-                lambda ranks, given: {"g": ranks} if given["gpus"] == ranks >= 2 else None,
-            ),
-            Covered(
-                ParameterCase("p/g >= 2 servers of g >= 2 GPUs", (("N", 2), ("g", 2)), n * g, (("gpus", g),), g),
-                lambda ranks, given: (
-                    {"N": ranks // given["gpus"], "g": given["gpus"]} if 2 <= given["gpus"] < ranks else None
-                ),
-            ),
-        )
+        return _gpu_cases()
     plain = ParameterCase("p >= 2", (("p", 2),), p)
     return (Covered(plain, lambda ranks, given: {"p": ranks} if not given else None),)
+
+
+def _straggler_cases(with_gpus: bool) -> tuple[Covered, ...]:
+    """One straggler s among q + 1 servers of one GPU and, `with_gpus`, among servers of g GPUs."""
+    q, g, s = (Term.var(name) for name in "qgs")
+    flat = (("stragglers", [s]), *((("gpus", Term.of(1)),) if with_gpus else ()))
+    covered = (
+        Covered(
+            ParameterCase("2 servers of one GPU, any one straggler", (), Term.of(2), flat, None, "s"),
+            lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q == 1, "s"),
+        ),
+        Covered(
+            ParameterCase("p >= 3 servers of one GPU, any one straggler", (("q", 2),), q + 1, flat, None, "s"),
+            lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus == 1 and q >= 2, "qs"),
+        ),
+    )
+    if not with_gpus:
+        return covered
+    several, any_one = (("stragglers", [s]), ("gpus", g)), "servers of g >= 2 GPUs, any one straggler"
+    return (
+        *covered,
+        Covered(
+            ParameterCase(f"2 {any_one}", (("g", 2),), g * 2, several, g, "s"),
+            lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q == 1, "gs"),
+        ),
+        Covered(
+            ParameterCase(f"p/g >= 3 {any_one}", (("q", 2), ("g", 2)), (q + 1) * g, several, g, "s"),
+            lambda ranks, given: _straggler_sizes(ranks, given, lambda gpus, q: gpus >= 2 and q >= 2, "qgs"),
+        ),
+    )
+
+
+def _gpu_cases() -> tuple[Covered, ...]:
+    """N servers of g GPUs, either of them being one or more."""
+    g, n = Term.var("g"), Term.var("N")
+    return (
+        Covered(
+            ParameterCase("p >= 2 servers of one GPU", (("N", 2),), n, (("gpus", Term.of(1)),)),
+            lambda ranks, given: {"N": ranks} if given["gpus"] == 1 and ranks >= 2 else None,
+        ),
+        Covered(
+            ParameterCase("one server of p >= 2 GPUs", (("g", 2),), g, (("gpus", g),)),
+            lambda ranks, given: {"g": ranks} if given["gpus"] == ranks >= 2 else None,
+        ),
+        Covered(
+            ParameterCase("p/g >= 2 servers of g >= 2 GPUs", (("N", 2), ("g", 2)), n * g, (("gpus", g),), g),
+            lambda ranks, given: (
+                {"N": ranks // given["gpus"], "g": given["gpus"]} if 2 <= given["gpus"] < ranks else None
+            ),
+        ),
+    )
 
 
 def _straggler_sizes(
