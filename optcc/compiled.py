@@ -80,8 +80,9 @@ def fetch(array: Any, row: int) -> None:
 def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -> Any:
     """The functions `kernels` by their names without the leading underscore; each may call those before it.
 
-    Each runs in plain Python until `tier` says otherwise. `namespace` is the module's `globals()`. Keep the result
-    (functools.cache), and look kernels up in it for every call: compiling replaces them.
+    Each runs in plain Python until `tier` says otherwise. There arrays are memoryviews, so kernels index them item by
+    item, get rows by `row`, and write `np.asarray` where they need NumPy's functions. `namespace` is the module's
+    `globals()`. Keep the result (functools.cache), and look kernels up in it for every call: compiling replaces them.
     """
     made = SimpleNamespace()
     compiled_once = cache(lambda: compiled_at_once(kernels, namespace))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,10 +17,16 @@ import pytest
 
 from optcc.arrays import Column
 from optcc.compiled import Tier, _is_cached, compiled, compiled_at_once, row
+from optcc.compiler import compile_schedule, plan_transfers
+from optcc.faults import FaultPlan
 from optcc.planner import build
+from optcc.schedules.ring import ring
 from optcc.simulate import MODELS, simulate
 from optcc.topology import Topology
 from optcc.verify.plan.report import Questions, judge
+from optcc.verify.plan.timing import exact_makespan
+from optcc.verify.plan.translation import check_translation
+from tests.negative.edits import Draft
 
 PLAIN, COMPILED = (math.inf, math.inf), (-1.0, -1.0)
 
@@ -93,6 +100,58 @@ def test_plain_python_and_numba_give_the_same_bytes(name: str, tiers: Callable[[
             found.append((built.plan.digest, verdict.properties, timing.critical, [each.tobytes() for each in times]))
         seen.append(found)
     assert seen[0] == seen[1]
+
+
+def _everything() -> list[object]:
+    """What every kernel is called for: plans that are made, verified, simulated on all ports, with faults, timed."""
+    slow, pods = Topology.parse("4@50GB/s,3=25GB/s"), Topology.parse("8@1GB/s/4:2")
+    rails = Topology.parse("4x2@50GB/s,3=1/2")
+    found: list[object] = []
+    for name, topology in (("optimal", slow), ("ring", pods), ("ring", slow), ("hierarchical", rails)):
+        for ports in MODELS:
+            built = build(name, topology, 100_000, segments=2, ports=ports)
+            plan = built.plan
+            faults = FaultPlan.parse("1/0@1us..3us=1/2") if topology is not pods else None
+            for timing in (
+                simulate(plan, topology, model=ports),
+                simulate(plan_transfers(plan), topology, model=ports),
+                simulate(plan, topology, model=ports, faults=faults),
+            ):
+                found += [timing.end_s.tobytes(), timing.start_s.tobytes(), timing.critical]
+            found += [plan.digest, judge(plan, Questions(built.schedule)).verdict.properties]
+            if ports != "fair" and topology is slow:
+                found.append(exact_makespan(plan, topology, model=ports).seconds)
+    draft = Draft.of(compile_schedule(ring(n_ranks=4), size_bytes=400, fused=False))
+    next(instruction for instruction in draft.rows if instruction.after).after.clear()
+    found.append(str(check_translation(ring(n_ranks=4), draft.build())))
+    return found
+
+
+def test_every_kernel_runs_in_plain_python(
+    tiers: Callable[[tuple[float, float]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On memoryviews, which lack what arrays can do as a whole; and gives what the compiled ones give."""
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("optcc", "schedules", "verify")
+        for path in (Path(__file__).parents[2] / folder).rglob("*.py")
+        if path.name != "static_order.py"  # it compiles at once
+    )
+    called = set(re.findall(r"kernels\(\)\.(\w+)\(", source))
+    assert len(called) > 25
+    tiers(PLAIN)
+    ran: set[str] = set()
+    run = Tier.run
+
+    def record(tier: Tier, kernel: Any, rows: int, arguments: tuple[Any, ...]) -> Any:
+        ran.add(kernel.__name__.removeprefix("_"))
+        return run(tier, kernel, rows, arguments)
+
+    monkeypatch.setattr(Tier, "run", record)
+    plain = _everything()
+    assert called - ran == set()
+    tiers(COMPILED)
+    assert _everything() == plain
 
 
 @pytest.mark.parametrize("limits", [PLAIN, COMPILED])
