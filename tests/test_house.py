@@ -81,6 +81,34 @@ def test_imports_of_a_file(path: Path) -> None:
     assert OBJECT_CALLS.search(text) is None, "objects travel pickled: use the upper-case calls, on buffers"
 
 
+OPTION = re.compile(r"(^|[\s(])--[a-z]")
+
+
+def options_in_errors(tree: ast.Module) -> list[str]:
+    """Texts of raised errors that name an option of the command line."""
+    return [
+        f"line {text.lineno}: {text.value}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for text in ast.walk(node.exc)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and OPTION.search(text.value)
+    ]
+
+
+def test_options_in_errors_are_recognised() -> None:
+    text = 'raise InputError(f"--ports {ports!r}: no")\nraise InputError("a -- b")\nprint("--ports")\n'
+    assert options_in_errors(ast.parse(text)) == ["line 1: --ports "]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_commands_know_options(path: Path) -> None:
+    """A program that calls the library has no command line: `ArgumentError` names the argument, commands its option."""
+    top = path.relative_to(ROOT).parts[0]
+    if top in ("experiments", "paper_figures") or "commands" in path.parts or path.name == "cli.py":
+        return
+    assert options_in_errors(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
 def test_floors_hold() -> None:
     lint = Path(sys.executable).with_name("lint-imports")
     assert lint.is_file(), "import-linter is part of optcc[dev]"
