@@ -31,6 +31,7 @@ from optcc.simulate.ports import FIRST_PAIR, N_PAIRS, Pairs, link, unlink
 
 Floats = npt.NDArray[np.float64]
 _TOLERANCE = 4e-15
+_TOUCHED, _DIRTY = range(2)
 _RELAXED_SHARE = 4
 """If something changed at more than one in so many ports, all rates are found anew."""
 
@@ -118,10 +119,10 @@ def lose(flows: Flows, pair: int, lost: float, now: float) -> None:
 class Scratch(NamedTuple):
     """Working space of the fair model.
 
-    Of the `touched` pairs (marked in `is_touched`) transfers began or ended, or go at another rate. At `dirty` ports
-    (marked in `is_dirty`) something changed. `reached` (marked in `seen`) are the ports that have been looked at for
-    it, `pairs` what flows through them, `level` its new rate. `free` is what a port has left for those `weight`
-    transfers whose rate is not fixed yet.
+    `touched` pairs (marked in `is_touched`) are those in which transfers began or ended, or changed their rate; `dirty`
+    ports (marked in `is_dirty`) are those at which anything changed; `filled` are the lengths of these two lists.
+    `reached` (marked in `seen`) are the ports that have been looked at for it, `pairs` those that flow through them,
+    `level` their new rate. `free` is what a port has left for those `weight` transfers whose rate is not fixed yet.
 
     `height` is for each port the rate of the transfers that it holds back, infinite where it has rate to spare: a
     transfer has the least of the heights of its ports. `line` are the ports whose height is to be found again, a heap
@@ -133,6 +134,7 @@ class Scratch(NamedTuple):
     is_touched: npt.NDArray[np.bool_]
     dirty: Column
     is_dirty: npt.NDArray[np.bool_]
+    filled: Column
     reached: Column
     seen: npt.NDArray[np.bool_]
     free: Floats
@@ -147,22 +149,20 @@ class Scratch(NamedTuple):
     number: Column
 
 
-def mark(scratch: Scratch, n_dirty: int, port: int) -> int:
+def mark(scratch: Scratch, port: int) -> None:
     """Something changed at `port`."""
     if not scratch.is_dirty[port]:
         scratch.is_dirty[port] = True
-        scratch.dirty[n_dirty] = port
-        n_dirty += 1
-    return n_dirty
+        scratch.dirty[scratch.filled[_DIRTY]] = port
+        scratch.filled[_DIRTY] += 1
 
 
-def touch(scratch: Scratch, n_touched: int, pair: int) -> int:
-    """A transfer of `pair` began or ended."""
+def touch(scratch: Scratch, pair: int) -> None:
+    """A transfer of `pair` began or ended, or changed its rate."""
     if not scratch.is_touched[pair]:
         scratch.is_touched[pair] = True
-        scratch.touched[n_touched] = pair
-        n_touched += 1
-    return n_touched
+        scratch.touched[scratch.filled[_TOUCHED]] = pair
+        scratch.filled[_TOUCHED] += 1
 
 
 def reach(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, begin: int, n_pairs: int) -> tuple[int, int]:
@@ -352,9 +352,10 @@ def relax(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: 
     return end
 
 
-def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: int) -> int:
-    """New rates in `level` for the pairs in `pairs`, whose number is returned."""
-    end = -1
+def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats) -> int:
+    """New rates in `level` for the pairs in `pairs`, whose number is returned; no port is dirty afterwards."""
+    n_dirty, end = scratch.filled[_DIRTY], -1
+    scratch.filled[_DIRTY] = 0
     n_pairs = 0
     if n_dirty * _RELAXED_SHARE <= len(rates):
         end = relax(flows, pairs, scratch, rates, n_dirty)
@@ -391,6 +392,169 @@ def share(flows: Flows, pairs: Pairs, scratch: Scratch, rates: Floats, n_dirty: 
     return n_pairs
 
 
+class Ends(NamedTuple):
+    """When the first transfer of each flowing pair is sent, in a heap of pairs: `position[pair]` in it is -1 if none
+    flows, `key` is the time."""
+
+    heap: Column
+    position: Column
+    key: Floats
+    size: Column
+
+
+def make_ends(n_pairs: int) -> Ends:
+    """Nothing flows."""
+    return Ends(
+        np.zeros(n_pairs, dtype=np.int64),
+        np.full(n_pairs, -1, dtype=np.int64),
+        np.zeros(n_pairs),
+        np.zeros(1, dtype=np.int64),
+    )
+
+
+def begin_flow(net: Net, flows: Flows, pairs: Pairs, scratch: Scratch, transfer: int, now: float) -> None:
+    """The first byte of `transfer` leaves."""
+    pair = net.rows[transfer, PAIR]
+    join(flows, pairs, pair, transfer, now)
+    touch(scratch, pair)
+
+
+def start_fresh(net: Net, flows: Flows, pairs: Pairs, scratch: Scratch, now: float, overhead: float) -> None:
+    """Ready transfers begin to flow, or their overhead begins."""
+    if net.tail[FRESH] > 1:
+        sort_part(row(net.queues, FRESH), 0, net.tail[FRESH])
+    for at in range(net.tail[FRESH]):
+        transfer = net.queues[FRESH, at]
+        if overhead > 0:
+            net.queues[LEAVING, net.tail[LEAVING]] = transfer
+            net.tail[LEAVING] += 1
+        else:
+            begin_flow(net, flows, pairs, scratch, transfer, now)
+    net.tail[FRESH] = 0
+
+
+def count_flows(flows: Flows, pairs: Pairs, scratch: Scratch) -> None:
+    """Marks the ports of touched pairs in which another number of transfers flows; a pair without any is unlinked."""
+    for at in range(scratch.filled[_TOUCHED]):
+        pair = scratch.touched[at]
+        if flows.active[pair] != flows.counted[pair]:
+            for side in range(pairs.ends.shape[1] >> 1):
+                if pairs.ends[pair, side] >= 0:
+                    mark(scratch, pairs.ends[pair, side])
+            flows.counted[pair] = flows.active[pair]
+            if flows.active[pair] == 0:
+                unlink(pairs, pair)
+                flows.rate[pair] = 0.0
+                scratch.level[pair] = 0.0
+
+
+def set_rates(flows: Flows, scratch: Scratch, n_changed: int, now: float) -> None:
+    """The pairs found by `share` flow at their new rates."""
+    for at in range(n_changed):
+        pair = scratch.pairs[at]
+        if flows.rate[pair] != scratch.level[pair]:
+            flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
+            flows.since[pair] = now
+            flows.rate[pair] = scratch.level[pair]
+            touch(scratch, pair)
+
+
+def plan_ends(flows: Flows, scratch: Scratch, ends: Ends) -> None:
+    """When the first transfer of each touched pair ends; no pair is touched afterwards."""
+    size = ends.size[0]
+    for at in range(scratch.filled[_TOUCHED]):
+        pair = scratch.touched[at]
+        scratch.is_touched[pair] = False
+        if flows.rate[pair] > 0.0:
+            rest = flows.target[flows.head[pair]] - flows.served[pair]
+            ends.key[pair] = flows.since[pair] + rest / flows.rate[pair]
+            if ends.position[pair] < 0:
+                ends.heap[size] = pair
+                ends.position[pair] = size
+                size += 1
+            sift(ends.heap, ends.position, ends.key, size, ends.position[pair])
+        elif ends.position[pair] >= 0:
+            size = remove(ends.heap, ends.position, ends.key, size, pair)
+    ends.size[0] = size
+    scratch.filled[_TOUCHED] = 0
+
+
+def next_fair_moment(
+    net: Net, times: Floats, ends: Ends, changes_at: float, now: float, latency: float, overhead: float
+) -> float:
+    """When something happens next, the next change of rates being at `changes_at`; infinite: nothing does."""
+    later = changes_at
+    if ends.size[0]:
+        later = min(later, max(ends.key[ends.heap[0]], now))
+    arrival = next_arrival(net, times, latency)
+    if arrival >= 0:
+        later = min(later, arrival)
+    left = next_leaving(net, times, overhead)
+    if left >= 0:
+        later = min(later, left)
+    return later
+
+
+def end_overheads(
+    net: Net,
+    times: Floats,
+    flows: Flows,
+    pairs: Pairs,
+    scratch: Scratch,
+    now: float,
+    latency: float,
+    overhead: float,
+    depth: int,
+) -> int:
+    """Transfers whose overhead is over begin to flow, or have left if they use no port."""
+    while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) <= now:
+        transfer = net.queues[LEAVING, net.tail[LEFT]]
+        net.tail[LEFT] += 1
+        if net.rows[transfer, OUT] >= 0:
+            begin_flow(net, flows, pairs, scratch, transfer, now)
+        else:
+            times[transfer, TAKEN] = times[transfer, START]
+            depth = leave(net, times, transfer, now, latency, depth)
+    return depth
+
+
+def end_flows(
+    net: Net, times: Floats, flows: Flows, scratch: Scratch, ends: Ends, now: float, latency: float, depth: int
+) -> int:
+    """Transfers that have been served are sent."""
+    while ends.size[0] and ends.key[ends.heap[0]] <= now * (1 + _TOLERANCE):
+        pair = ends.heap[0]
+        touch(scratch, pair)
+        flows.served[pair] = flows.target[flows.head[pair]]
+        flows.since[pair] = now
+        reached = flows.served[pair] * (1 + _TOLERANCE)
+        while flows.head[pair] >= 0 and flows.target[flows.head[pair]] <= reached:
+            transfer = flows.head[pair]
+            flows.head[pair] = flows.behind[transfer]
+            flows.active[pair] -= 1
+            times[transfer, TAKEN] = times[transfer, START]
+            depth = leave(net, times, transfer, now, latency, depth)
+        if flows.head[pair] < 0:
+            flows.back[pair] = -1
+        else:
+            flows.ahead[flows.head[pair]] = -1
+        ends.size[0] = remove(ends.heap, ends.position, ends.key, ends.size[0], pair)
+    return depth
+
+
+def change_fair(flows: Flows, pairs: Pairs, scratch: Scratch, port_rates: PortRates, index: int, now: float) -> None:
+    """Change `index` of the rates."""
+    port = port_rates.port[index]
+    port_rates.rates[port] = port_rates.new[index]
+    mark(scratch, port)
+    if port_rates.lost[index] > 0:
+        first = pairs.lists[port, FIRST_PAIR]
+        for place in range(first, first + pairs.lists[port, N_PAIRS]):
+            if flows.active[pairs.members[place]] > 0:
+                lose(flows, pairs.members[place], port_rates.lost[index], now)
+                touch(scratch, pairs.members[place])
+
+
 def run_fair(
     net: Net,
     times: Floats,
@@ -398,121 +562,36 @@ def run_fair(
     pairs: Pairs,
     flows: Flows,
     scratch: Scratch,
-    heap: Column,
-    position: Column,
-    key: Floats,
+    ends: Ends,
     latency: float,
     overhead: float,
 ) -> None:
     """Transfers flow as soon as they are ready, at max-min fair rates, which change when one begins or ends.
 
-    Only the rates of those pairs change that share a port, be it through others, with the one that began or ended; and
-    none where as many began as ended.
+    Rates change only in pairs that share a port, possibly through others, with the one that began or ended; and none
+    where as many began as ended.
     """
-    size, changes, now = 0, 0, 0.0
-    n_dirty, n_touched = 0, 0
+    happened, now = 0, 0.0
     depth = seed(net)
     while True:
         settle(net, times, now, latency, overhead, depth)
         depth = 0
-        if net.tail[FRESH] > 1:
-            sort_part(row(net.queues, FRESH), 0, net.tail[FRESH])
-        for at in range(net.tail[FRESH]):
-            transfer = net.queues[FRESH, at]
-            if overhead > 0:
-                net.queues[LEAVING, net.tail[LEAVING]] = transfer
-                net.tail[LEAVING] += 1
-            else:
-                join(flows, pairs, net.rows[transfer, PAIR], transfer, now)
-                n_touched = touch(scratch, n_touched, net.rows[transfer, PAIR])
-        net.tail[FRESH] = 0
-        for at in range(n_touched):
-            pair = scratch.touched[at]
-            if flows.active[pair] != flows.counted[pair]:
-                for side in range(pairs.ends.shape[1] >> 1):
-                    if pairs.ends[pair, side] >= 0:
-                        n_dirty = mark(scratch, n_dirty, pairs.ends[pair, side])
-                flows.counted[pair] = flows.active[pair]
-                if flows.active[pair] == 0:
-                    unlink(pairs, pair)
-                    flows.rate[pair] = 0.0
-                    scratch.level[pair] = 0.0
-        n_changed = share(flows, pairs, scratch, port_rates.rates, n_dirty)
-        n_dirty = 0
-        for at in range(n_changed):
-            pair = scratch.pairs[at]
-            if flows.rate[pair] != scratch.level[pair]:
-                flows.served[pair] += flows.rate[pair] * (now - flows.since[pair])
-                flows.since[pair] = now
-                flows.rate[pair] = scratch.level[pair]
-                n_touched = touch(scratch, n_touched, pair)
-        for at in range(n_touched):
-            pair = scratch.touched[at]
-            scratch.is_touched[pair] = False
-            if flows.rate[pair] > 0.0:
-                key[pair] = flows.since[pair] + (flows.target[flows.head[pair]] - flows.served[pair]) / flows.rate[pair]
-                if position[pair] < 0:
-                    heap[size] = pair
-                    position[pair] = size
-                    size += 1
-                sift(heap, position, key, size, position[pair])
-            elif position[pair] >= 0:
-                size = remove(heap, position, key, size, pair)
-        n_touched = 0
-        later = np.inf
-        if size:
-            later = max(key[heap[0]], now)
-        arrival = next_arrival(net, times, latency)
-        if arrival >= 0:
-            later = min(later, arrival)
-        left = next_leaving(net, times, overhead)
-        if left >= 0:
-            later = min(later, left)
-        changing = changes < len(port_rates.at) and net.tail[FINISHED] < len(times)
-        if changing:
-            later = min(later, port_rates.at[changes])
+        start_fresh(net, flows, pairs, scratch, now, overhead)
+        count_flows(flows, pairs, scratch)
+        set_rates(flows, scratch, share(flows, pairs, scratch, port_rates.rates), now)
+        plan_ends(flows, scratch, ends)
+        changing = happened < len(port_rates.at) and net.tail[FINISHED] < len(times)
+        changes_at = port_rates.at[happened] if changing else np.inf
+        later = next_fair_moment(net, times, ends, changes_at, now, latency, overhead)
         if later == np.inf:
             return
         now = later
         depth = arrive(net, times, now, latency, depth)
-        while net.tail[LEFT] < net.tail[LEAVING] and next_leaving(net, times, overhead) <= now:
-            transfer = net.queues[LEAVING, net.tail[LEFT]]
-            net.tail[LEFT] += 1
-            if net.rows[transfer, OUT] >= 0:
-                join(flows, pairs, net.rows[transfer, PAIR], transfer, now)
-                n_touched = touch(scratch, n_touched, net.rows[transfer, PAIR])
-            else:
-                times[transfer, TAKEN] = times[transfer, START]
-                depth = leave(net, times, transfer, now, latency, depth)
-        while size and key[heap[0]] <= now * (1 + _TOLERANCE):
-            pair = heap[0]
-            n_touched = touch(scratch, n_touched, pair)
-            flows.served[pair] = flows.target[flows.head[pair]]
-            flows.since[pair] = now
-            reached = flows.served[pair] * (1 + _TOLERANCE)
-            while flows.head[pair] >= 0 and flows.target[flows.head[pair]] <= reached:
-                transfer = flows.head[pair]
-                flows.head[pair] = flows.behind[transfer]
-                flows.active[pair] -= 1
-                times[transfer, TAKEN] = times[transfer, START]
-                depth = leave(net, times, transfer, now, latency, depth)
-            if flows.head[pair] < 0:
-                flows.back[pair] = -1
-            else:
-                flows.ahead[flows.head[pair]] = -1
-            size = remove(heap, position, key, size, pair)
-        while changing and changes < len(port_rates.at) and port_rates.at[changes] <= now:
-            port = port_rates.port[changes]
-            port_rates.rates[port] = port_rates.new[changes]
-            n_dirty = mark(scratch, n_dirty, port)
-            if port_rates.lost[changes] > 0:
-                for place in range(
-                    pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]
-                ):
-                    if flows.active[pairs.members[place]] > 0:
-                        lose(flows, pairs.members[place], port_rates.lost[changes], now)
-                        n_touched = touch(scratch, n_touched, pairs.members[place])
-            changes += 1
+        depth = end_overheads(net, times, flows, pairs, scratch, now, latency, overhead, depth)
+        depth = end_flows(net, times, flows, scratch, ends, now, latency, depth)
+        while changing and happened < len(port_rates.at) and port_rates.at[happened] <= now:
+            change_fair(flows, pairs, scratch, port_rates, happened, now)
+            happened += 1
 
 
 def make_flows(sizes: Floats, n_pairs: int) -> Flows:
@@ -532,6 +611,7 @@ def make_scratch(n_pairs: int, n_ports: int) -> Scratch:
         np.zeros(n_pairs, dtype=np.bool_),
         np.zeros(n_ports, dtype=np.int64),
         np.zeros(n_ports, dtype=np.bool_),
+        np.zeros(2, dtype=np.int64),
         np.zeros(n_ports, dtype=np.int64),
         np.zeros(n_ports, dtype=np.bool_),
         np.zeros(n_ports),
@@ -562,5 +642,14 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     queue,
     relax,
     share,
+    begin_flow,
+    start_fresh,
+    count_flows,
+    set_rates,
+    plan_ends,
+    next_fair_moment,
+    end_overheads,
+    end_flows,
+    change_fair,
     run_fair,
 )

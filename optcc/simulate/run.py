@@ -30,7 +30,7 @@ from optcc.simulate.dependencies import (
 )
 from optcc.simulate.event_queue import make_event_queue
 from optcc.simulate.exclusive import make_holders
-from optcc.simulate.fair import PortRates, make_flows, make_scratch
+from optcc.simulate.fair import PortRates, make_ends, make_flows, make_scratch
 from optcc.simulate.fifo import make_fifo_state
 from optcc.simulate.kernels import kernels
 from optcc.simulate.ports import PortMap, make_pairs, pair_table
@@ -229,12 +229,13 @@ def _run_fair(
         np.array([float(each.rate * per_tick) for each in changes]),
         np.array([float(each.lost_bytes * per_byte) for each in changes]),
     )
-    heap = np.zeros(n_pairs, dtype=np.int64), np.full(n_pairs, -1, dtype=np.int64), np.zeros(n_pairs)
     flows, scratch = (
         make_flows(graph.sizes.astype(np.float64) * float(per_byte), n_pairs),
         make_scratch(n_pairs, n_ports),
     )
-    kernels().run_fair(net, times, port_rates, pairs, flows, scratch, *heap, *(float(each * per_s) for each in costs_s))
+    kernels().run_fair(
+        net, times, port_rates, pairs, flows, scratch, make_ends(n_pairs), *(float(each * per_s) for each in costs_s)
+    )
     return times, per_s, port_rates.rates == 0, int(net.tail[FINISHED])
 
 

@@ -67,12 +67,11 @@ def test_rates_stay_fair_when_flows_come_and_go_and_ports_change(
 
     monkeypatch.setattr(fair, "relax", spy)
     for step in range(STEPS):
-        n_dirty = 0
         for _ in range(int(rng.integers(1, 4))):
             if step > STEPS // 3 and rng.random() < 0.2:
                 port = int(rng.integers(n_ports))
                 ports[port] = float(rng.choice([0.0, 3.0, 20.5]))
-                n_dirty = fair.mark(scratch, n_dirty, port)
+                fair.mark(scratch, port)
                 continue
             pair = int(rng.integers(n_pairs))
             before = flows.active[pair]
@@ -84,8 +83,8 @@ def test_rates_stay_fair_when_flows_come_and_go_and_ports_change(
                 flows.rate[pair] = scratch.level[pair] = 0.0
             for port in pairs.ends[pair, : pairs.ends.shape[1] // 2]:
                 if port >= 0:
-                    n_dirty = fair.mark(scratch, n_dirty, int(port))
-        for at in range(fair.share(flows, pairs, scratch, ports, n_dirty)):
+                    fair.mark(scratch, int(port))
+        for at in range(fair.share(flows, pairs, scratch, ports)):
             flows.rate[scratch.pairs[at]] = scratch.level[scratch.pairs[at]]
         check_fair(pairs, flows, ports)
     assert sum(kept) > STEPS / 2, f"seed {seed}: nearly all were found anew"
@@ -97,13 +96,12 @@ def test_what_spreads_too_far_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     pairs = make_pairs(rng, False)
     flows, scratch = fair.make_flows(np.zeros(0), len(pairs.ends)), fair.make_scratch(len(pairs.ends), len(pairs.lists))
     ports = rng.integers(5, 50, len(pairs.lists)).astype(np.float64)
-    n_dirty = 0
     for pair in range(len(pairs.ends)):
         flows.active[pair] = 1
         link(pairs, pair)
-        n_dirty = fair.mark(scratch, n_dirty, int(pairs.ends[pair, 0]))
+        fair.mark(scratch, int(pairs.ends[pair, 0]))
     monkeypatch.setattr(fair, "_RELAXED_SHARE", 0)
     few = ports[:1]  # as many tries as there are rates
-    assert fair.relax(flows, pairs, scratch, np.concatenate((few, ports[1:])), n_dirty) == -1
+    assert fair.relax(flows, pairs, scratch, np.concatenate((few, ports[1:])), scratch.filled.max()) == -1
     assert (scratch.rank < 0).all()
     assert not scratch.seen.any()
