@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import TypeVar
@@ -30,6 +31,7 @@ RUN_DEADLINE_S = 120.0
 _JOIN_GRACE_S = 2.0
 _WAIT_S_MAX = 1.0
 T = TypeVar("T")
+R = TypeVar("R", float, Fraction)
 
 
 class _Message:
@@ -366,13 +368,16 @@ class _Ports:
         self._set_end()
 
 
-def max_min_rates(flows: Sequence[tuple[int, ...]], capacity: Sequence[float]) -> list[float]:
+def max_min_rates(flows: Sequence[tuple[int, ...]], capacity: Sequence[R]) -> list[R]:
     """The max-min fair rate of each flow, given the ports it takes and what each port carries.
 
     >>> max_min_rates([(0, 2), (0, 3), (1, 3)], [10.0, 10.0, 2.0, 10.0])
     [2.0, 5.0, 5.0]
     """
-    rates = [0.0] * len(flows)
+    if not flows:
+        return []
+    nothing = 0 * capacity[0]
+    rates = [nothing] * len(flows)
     left = {port: capacity[port] for ports in flows for port in ports}
     users: dict[int, set[int]] = {port: set() for port in left}
     for flow, ports in enumerate(flows):
@@ -385,7 +390,7 @@ def max_min_rates(flows: Sequence[tuple[int, ...]], capacity: Sequence[float]) -
             rates[flow] = rate
             for port in flows[flow]:
                 users[port].discard(flow)
-                left[port] = max(0.0, left[port] - rate)
+                left[port] = max(nothing, left[port] - rate)
     return rates
 
 

@@ -375,6 +375,11 @@ def test_rounding_does_not_part_what_happens_at_one_instant() -> None:
     max-min fairness amplifies, so a clock whose ticks are not whole is off by 2e-7 of the time."""
     instance = draw(76_311_438)
     assert spelled_out(instance.plan, instance.topology, "fair", instance.chunk_bytes) == 0.08195
+    check_exact(instance, "fair")
+
+
+def test_nor_does_it_while_nics_stand_still() -> None:
+    check_exact_with_faults(76_311_438, down=True)
 
 
 # --- with faults ------------------------------------------------------------------------------------------------------

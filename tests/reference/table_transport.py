@@ -324,7 +324,7 @@ class SimNetwork:
         self._is_exact = False
         if isinstance(rails, Topology):
             self._ports = FifoPorts(self._nics.rates) if model == "fifo" else FairPorts(self._nics.rates)
-            self._latency_s, self._is_exact = rails.latency_s, model == "fifo"
+            self._latency_s, self._is_exact = rails.latency_s, True
             faults = faults or PacketFaults(jitter_s=0.0)
         else:
             Link(rails, window)
@@ -568,7 +568,7 @@ class SimNetwork:
             ports.advance(next_s)
 
     def _exactly(self, seconds: Seconds) -> Seconds:
-        """Under fifo time is a fraction."""
+        """With rates time is a fraction."""
         return Fraction(seconds) if self._is_exact else seconds
 
     def _plan(self, seconds: Seconds, happens: Callable[[], None]) -> None:
