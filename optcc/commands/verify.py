@@ -92,10 +92,9 @@ def command(
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
 
-    With --eps or --promise, also how long it takes on --ports (of a file, if left out, those that the plan names, else
-    exclusive ones): exactly on fifo and exclusive ones, simulated and up to
-    rounding on fair ones. With --eps and --slowdown, against the bound for every slowdown of the slowest endpoint in
-    the interval, on exclusive ports.
+    With --eps or --promise, also prove its time with --ports (by default those that a plan file names, else exclusive):
+    exact for fifo and exclusive ports, simulated up to rounding for fair ones. With --eps and --slowdown, prove the
+    ratio to the bound for every slowdown of the slowest endpoint in the interval, with exclusive ports.
     """
     if thorough and not failover:
         raise InputError("--thorough: needs --failover")
