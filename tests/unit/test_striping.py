@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from optcc.plan import Channel
-from optcc.runtime.launch import Nic
 from optcc.runtime.striping import PARTS, Pair, divide
-from optcc.runtime.transports.tcp import TcpTransport
-from tests.unit.rank_threads import Room, run_threads
+from tests.unit.runtime.protocol.network import Network
 
 Rates = list[list[tuple[int, int]]]
 WITHIN = 1.02
@@ -90,34 +86,21 @@ def test_pairs_that_share_fewer_rails_leave_the_others_to_the_rest() -> None:
 @pytest.mark.parametrize(("is_known", "share"), [(True, 1 / 2), (False, 7 / 12)])
 def test_what_a_plan_carries_decides_how_bytes_fall_on_the_nics(is_known: bool, share: float) -> None:
     """Three ranks, one slow NIC, all to all; each pair by itself gives rail 0 of the others too much."""
-    n_ranks, size_bytes = 3, 4 << 20
-    channels = [Channel(src, dst, 1) for src, dst in all_pairs(n_ranks)]
-    room = Room(n_ranks)
-
-    def make(rank: int) -> TcpTransport:
-        rates = [100, 50 if rank == 2 else 100]
-        nics = [Nic(f"r{i}", f"127.0.{i + 1}.{rank + 1}", rate, rate) for i, rate in enumerate(rates)]
-        return TcpTransport(room.meet(rank), nics)
-
-    def exchange(rank: int, transport: TcpTransport) -> float:
-        handles = transport.open(channels, 0, [size_bytes] * len(channels) if is_known else ())
-        ours = [(handle, channel.src == rank) for handle, channel in zip(handles, channels, strict=True) if handle >= 0]
-        view = np.zeros(size_bytes, np.uint8)
-        # What goes out before all rails are joined is not counted.
-        for _ in range(2):
-            transport.barrier()
-            before = [rail.sent_bytes for rail in transport.rails]
-            for handle, is_sent in ours:
-                (transport.post_send if is_sent else transport.post_recv)(handle, view if is_sent else view.copy())
-            left, deadline_s = len(ours), time.monotonic() + 20
-            while left and time.monotonic() < deadline_s:
-                left -= len(transport.poll(1.0))
-            assert not left
-        sent = [rail.sent_bytes - former for rail, former in zip(transport.rails, before, strict=True)]
-        transport.barrier()
-        return sent[0] / sum(sent)
-
-    shares = run_threads(n_ranks, make, exchange)
+    pairs, size_bytes = all_pairs(3), 4 << 20
+    network = Network(3, rates=(100, 100), other={(2, 1): 50})
+    handles = network.open(*pairs, carried=[size_bytes] * len(pairs) if is_known else ())
+    network.barrier()
+    network.until(network.all_up)
+    before = [[rail.sent_bytes for rail in endpoint.rail_counts] for endpoint in network.endpoints]
+    view = np.zeros(size_bytes, np.uint8)
+    for number, (src, dst) in enumerate(pairs):
+        network.post_recv(dst, handles[dst][number], view.copy())
+        network.post_send(src, handles[src][number], view)
+    assert [len(network.poll(rank)) for rank in range(3)] == [4] * 3
+    shares = []
+    for rank, endpoint in enumerate(network.endpoints):
+        sent = [rail.sent_bytes - former for rail, former in zip(endpoint.rail_counts, before[rank], strict=True)]
+        shares.append(sent[0] / sum(sent))
     assert shares[:2] == pytest.approx([share] * 2, abs=0.02)
     assert shares[2] == pytest.approx(2 / 3, abs=0.02)
 

@@ -7,7 +7,7 @@ time. `TwoRails` is the receiving end of one direction, fed by hand with bytes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,24 +36,33 @@ def settings_of(**changes: Any) -> Settings:
     return Settings(**{**given, "silent_s": 0.1, "stall_s": 5.0, "hello_s": 5.0, **changes})
 
 
-def book_of(n_ranks: int, n_rails: int, rates: Sequence[int] = ()) -> list[list[NicEntry]]:
-    """The NICs of all ranks; NIC i of rank r is at 127.0.(i+1).(r+1)."""
-    rates = rates or [1] * n_rails
+def book_of(
+    n_ranks: int, n_rails: int, rates: Sequence[int] = (), other: Mapping[tuple[int, int], int] | None = None
+) -> list[list[NicEntry]]:
+    """The NICs of all ranks; NIC i of rank r is at 127.0.(i+1).(r+1), of `rates[i]` or the `other[r, i]`."""
+    given = {(rank, i): rates[i] if rates else 1 for rank in range(n_ranks) for i in range(n_rails)} | dict(other or {})
     return [
-        [(f"r{i}", f"127.0.{i + 1}.{rank + 1}", 9, rates[i], rates[i]) for i in range(n_rails)]
+        [(f"r{i}", f"127.0.{i + 1}.{rank + 1}", 9, given[rank, i], given[rank, i]) for i in range(n_rails)]
         for rank in range(n_ranks)
     ]
 
 
 def endpoint_of(
-    rank: int, n_ranks: int, n_rails: int = 2, rates: Sequence[int] = (), *, secret: bytes = SECRET, **changes: Any
+    rank: int,
+    n_ranks: int,
+    n_rails: int = 2,
+    rates: Sequence[int] = (),
+    *,
+    other: Mapping[tuple[int, int], int] | None = None,
+    secret: bytes = SECRET,
+    **changes: Any,
 ) -> Endpoint:
     """One end, at time 0."""
     settings = settings_of(**changes)
     checksum = zlib.crc32 if settings.crc else None
     counter = iter(range(1, 1 << 30))
     return Endpoint(
-        *(settings, rank, book_of(n_ranks, n_rails, rates)),
+        *(settings, rank, book_of(n_ranks, n_rails, rates, other)),
         job=JOB,
         secret=secret,
         draw=lambda n_bytes: (rank << 64 | next(counter)).to_bytes(n_bytes, "big"),
