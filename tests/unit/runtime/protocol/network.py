@@ -236,10 +236,8 @@ class Network:
         self.settle()
         while self.now_s < end_s:
             awake = [endpoint for endpoint in self.endpoints if endpoint.rank not in self.asleep | self.gone]
-            due_s = min(
-                [max(each.next_tick_s, self.now_s) for each in awake] + [each.reports.hold_to_s for each in awake]
-            )
-            self.now_s = min(end_s, due_s)
+            due = [max(each.next_tick_s, self.now_s) for each in awake] + [each.reports.hold_to_s for each in awake]
+            self.now_s = min([end_s, *due])
             for endpoint in awake:
                 endpoint.now_s = self.now_s
                 if self.now_s >= endpoint.next_tick_s:
