@@ -519,7 +519,8 @@ class SenderCache:
     """`step` of a sender for the events of a healthy channel, memoised.
 
     The table depends on chunk numbers only through differences and, in `Link.share`, through the number modulo
-    n_rails times the number of rails that are up. `tests/property/test_failover_cache.py` holds this to `step`.
+    n_rails, or n_rails times the number of rails that are up if some are down. `tests/property/test_failover_cache.py`
+    holds this to `step`.
 
     >>> link = Link(n_rails=2, window=2)
     >>> cache = SenderCache(link)
@@ -530,10 +531,10 @@ class SenderCache:
     1
     """
 
-    __slots__ = ("_acks", "_link", "_offers")
+    __slots__ = ("_acks", "_all_up", "_link", "_offers")
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self._link, self._all_up = link, (1 << link.n_rails) - 1
         self._offers: dict[tuple[int, tuple[int, ...], int, int], tuple[tuple[int, ...], int] | None] = {}
         self._acks: dict[tuple[int, tuple[int, ...], int, int, int], tuple[int, tuple[int, ...]] | None] = {}
 
@@ -542,7 +543,8 @@ class SenderCache:
         up, out, acked, offered = state.up, state.out, state.acked, state.offered
         if state.changing or not up:
             return None
-        key = up, out, offered - acked, acked % (self._link.n_rails * up.bit_count())
+        period = self._link.n_rails if up == self._all_up else self._link.n_rails * up.bit_count()
+        key = up, out, offered - acked, acked % period
         try:
             found = self._offers[key]
         except KeyError:
@@ -560,7 +562,8 @@ class SenderCache:
             number = acked
         elif number > offered:
             return None
-        key = up, out, offered - acked, number - acked, acked % (self._link.n_rails * up.bit_count())
+        period = self._link.n_rails if up == self._all_up else self._link.n_rails * up.bit_count()
+        key = up, out, offered - acked, number - acked, acked % period
         try:
             found = self._acks[key]
         except KeyError:

@@ -142,22 +142,28 @@ class SendConnection(Connection):
 
     def views(self) -> Sequence[View]:
         """What to write next; empty if nothing waits."""
-        self._refill()
+        if self._queue or self._urgent:
+            self._refill()
         if not self._pending:
             self.blocked = False
         return self._pending
 
     def written(self, n_bytes: int) -> bool:
-        """So many bytes of `views` were written; True if that was all of them."""
+        """So many bytes of `views` were written; True if that was all of them and more waits."""
         pending = self._pending
         self._count.sent_bytes += n_bytes
         self.awaits = True
-        while pending and n_bytes >= len(pending[0]):
-            n_bytes -= len(pending.popleft())
-        self.blocked = bool(pending)
-        if pending and n_bytes:
-            pending[0] = memoryview(pending[0])[n_bytes:]
-        return not pending
+        while pending:
+            n_first = len(pending[0])
+            if n_bytes < n_first:
+                if n_bytes:
+                    pending[0] = memoryview(pending[0])[n_bytes:]
+                self.blocked = True
+                return False
+            n_bytes -= n_first
+            pending.popleft()
+        self.blocked = False
+        return bool(self._queue or self._urgent)
 
     def _refill(self) -> None:
         """Takes chunks from the queue, as many as one call writes; those that are stale fall away."""
@@ -453,12 +459,12 @@ class RecvConnection(Connection):
         return (self._out,) if self._out else ()
 
     def written(self, n_bytes: int) -> bool:
-        """So many bytes of `views` were written; True if that was all of them."""
+        """So many bytes of `views` were written; True if that was all of them and more waits."""
         self._count.sent_bytes += n_bytes
         self.awaits = True
         del self._out[:n_bytes]
         self.blocked = bool(self._out)
-        return not self._out
+        return not self._out and bool(self._urgent or self._states)
 
     def bye(self, failed: bool) -> bytes:
         """The last frame; empty where it cannot be sent."""

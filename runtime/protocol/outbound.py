@@ -198,7 +198,8 @@ class Outbound:
         if has_slot and in_order:
             self._report(channel)
         self._reports.attach(connection, now_s)
-        local.look_within(WATCH_S)
+        if local.next_tick_s > now_s + WATCH_S:
+            local.next_tick_s = now_s + WATCH_S
         connection.put_eager(channel.k, number, sender.epoch, copy)
         return connection
 
@@ -213,8 +214,15 @@ class Outbound:
         if channel is not None and channel.sender.offered == channel.posted:
             after = self._cache.acknowledge(channel.sender, epoch, number)
             if after is not None:
-                self._acknowledged(channel, after.acked - channel.sender.acked, slots)
-                channel.sender = after
+                if slots > channel.slots:
+                    channel.slots = slots
+                n_freed = after.acked - channel.sender.acked
+                if n_freed:
+                    channel.sender = after
+                    channel.since_s, channel.timeout_s = self._local.now_s, TIMEOUT_S
+                    for _ in range(n_freed):
+                        if channel.chunks.popleft()[1]:
+                            self._report(channel)
                 if after.out and channel.has_copies:
                     self._report_copies(channel)
                 return
@@ -225,16 +233,6 @@ class Outbound:
         # The table does not depend on the rail of an acknowledgement.
         self._at_sender(channel, Event(ACK, 0, epoch, number))
         self._offer(channel)
-
-    def _acknowledged(self, channel: SendChannel, n_freed: int, slots: int) -> None:
-        """A state of a channel on which nothing waits, and which frees so many chunks."""
-        if slots > channel.slots:
-            channel.slots = slots
-        if n_freed:
-            channel.since_s, channel.timeout_s = self._local.now_s, TIMEOUT_S
-            for _ in range(n_freed):
-                if channel.chunks.popleft()[1]:
-                    self._report(channel)
 
     # --- the table
 

@@ -12,7 +12,7 @@ from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import Counts, RailCount
-from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Event
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Clock, Event
 
 CLOSE_S = 1.0
 """A rank that closes waits so long for its peers to have all that they need of it."""
@@ -22,6 +22,7 @@ class EndpointTransport(ABC):
     """One rank's end of a network whose protocol is `self._endpoint`; see `Transport` for its promises."""
 
     _endpoint: Endpoint
+    _clock: Clock
     _is_closed = False
 
     @property
@@ -45,10 +46,6 @@ class EndpointTransport(ABC):
         return replace(self._endpoint.counts)
 
     # --- the driver
-
-    @abstractmethod
-    def _now_s(self) -> float:
-        """The driver's clock."""
 
     @abstractmethod
     def _write(self, connection: Established) -> None:
@@ -75,11 +72,11 @@ class EndpointTransport(ABC):
     def post_send(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
         endpoint = self._endpoint
-        endpoint.now_s = self._now_s()
+        endpoint.now_s = self._clock.now_s()
         connection = endpoint.post_send(channel, view.data)
         if connection is not None:
             self._write(connection)
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             self._flush()
 
     def post_recv(self, channel: int, view: Bytes) -> None:
@@ -98,7 +95,7 @@ class EndpointTransport(ABC):
             if endpoint.failure is not None:
                 raise endpoint.failure
         events = endpoint.poll_events()
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             self._flush()
         return events
 
@@ -115,7 +112,7 @@ class EndpointTransport(ABC):
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
         """See `Transport`; raises AllRailsFailed too, and MismatchError if the payloads differ in length."""
         endpoint = self._endpoint
-        endpoint.now_s = self._now_s()
+        endpoint.now_s = self._clock.now_s()
         exchange = Exchange(endpoint, payload)
         self._flush()
         self._progress(exchange.step, timeout_s)

@@ -193,10 +193,7 @@ class SimTransport(EndpointTransport):
     def __init__(self, network: SimNetwork, rank: int) -> None:
         self._network, self._host = network, network.hosts[rank]
         self._endpoint = self._host.endpoint
-        self.clock = SimClock(network, rank)
-
-    def _now_s(self) -> float:
-        return self._network.now_s
+        self.clock = self._clock = SimClock(network, rank)
 
     def _write(self, connection: Established) -> None:
         self._host.write(connection)

@@ -135,9 +135,6 @@ class TcpTransport(EndpointTransport):
             self._give_back()
             raise
 
-    def _now_s(self) -> float:
-        return self._clock.now_s()
-
     def _hang_up(self) -> None:
         """Says bye on every connection and gives everything back."""
         for connection in list(self._endpoint.up):
@@ -164,7 +161,7 @@ class TcpTransport(EndpointTransport):
         while not holds():
             endpoint.now_s = now_s
             endpoint.reports.release_late(now_s)
-            if endpoint.has_to_write():
+            if endpoint.to_send or endpoint.to_report:
                 self._flush()
             self._turn(max(0.0, min(deadline_s, endpoint.next_tick_s, endpoint.reports.hold_to_s) - now_s))
             if holds():
@@ -180,7 +177,7 @@ class TcpTransport(EndpointTransport):
         now_s = endpoint.now_s = clock.now_s()
         for key, mask in ready:
             key.data(mask)
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             self._flush()
         if endpoint.to_close or endpoint.to_dial:
             self._carry_out()
@@ -197,7 +194,7 @@ class TcpTransport(EndpointTransport):
         """Writes what has been queued, also what a broken connection leaves to others, and carries out the rest."""
         endpoint = self._endpoint
         endpoint.now_s = self._clock.now_s()
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             endpoint.look_within(WATCH_S)
         while (connection := endpoint.next_to_write()) is not None:
             self._write(connection)
@@ -209,12 +206,10 @@ class TcpTransport(EndpointTransport):
         sock = wire.sock
         try:
             while views := connection.views():
-                try:
-                    n_bytes = sock.send(views[0]) if len(views) == 1 else sock.sendmsg(views)
-                except BlockingIOError:
-                    n_bytes = 0
-                if not connection.written(n_bytes):
+                if not connection.written(sock.send(views[0]) if len(views) == 1 else sock.sendmsg(views)):
                     break
+        except BlockingIOError:
+            connection.written(0)
         except OSError as error:
             self._endpoint.broken(connection, error.strerror or str(error))
             return

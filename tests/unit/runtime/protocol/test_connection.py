@@ -78,7 +78,9 @@ def test_what_is_queued_goes_out_in_order_in_whatever_parts_the_socket_takes(see
         data = b"".join(views)
         taken = rng.choice((0, 1, rng.randrange(len(data) + 1), len(data)))
         got += data[:taken]
-        assert connection.written(taken) == (taken == len(data)) == (not connection.blocked)
+        goes_on, is_blocked = connection.written(taken), taken < len(data)
+        assert connection.blocked == is_blocked
+        assert goes_on == (not is_blocked and not connection.is_idle())
         assert connection.bye(False) == (b"" if connection.blocked else bye_header(SESSION, False))
         n_bytes += taken
     assert got == wanted and connection._count.sent_bytes == n_bytes == len(wanted)
@@ -125,7 +127,7 @@ def test_a_state_is_written_as_it_is_when_it_goes_out_and_a_half_written_one_is_
     assert connection.views() == (state_header(SESSION, 0, 0, 0, 5)[10:],)
     assert connection.written(HEADER_BYTES - 10)
     assert connection.views() == (state_header(SESSION, 0, 0, 0, 6),)
-    assert connection.written(HEADER_BYTES) and not connection.views() and not connection.blocked
+    assert not connection.written(HEADER_BYTES) and not connection.views() and not connection.blocked
     assert decode(connection.bye(True), SESSION)[:2] == (BYE_FRAME, FAILED)
 
 
