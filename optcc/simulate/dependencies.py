@@ -1,14 +1,15 @@
-"""What transfers wait for, in the form in which the inner loops of all port models use it.
+"""Dependencies between transfers as counters, in the form that the inner loops of all port models use.
 
-Two things happen to transfer t: it is sent (event 2t) and it is done (event 2t + 1). It has two gates: it may start
-(gate 2t), and it may be done (gate 2t + 1). A gate counts the events that it still waits for and opens with the last.
+Transfer t has two events: it is sent (event 2t) and it is done (event 2t + 1). It has two gates: it may start (gate
+2t), and it may be done (gate 2t + 1). A gate counts the events that it depends on and opens with the last of them.
 
-Each transfer is a row of integers in one line of cache: which gates its events count down, what its own gates wait for,
-and its ports. Most events count down a gate of the next transfer in a lane, and those have columns of their own; the
-rest is a list.
+Each transfer is a row of integers in one cache line: the gates that its events decrement, the counters of its own
+gates, and its ports. Most events decrement a gate of the next transfer in a lane; these have columns of their own, the
+others are in a list.
 
-Names of times: `START`, `SENT`, `TAKEN` and `DONE` are columns of `times`. Until a moment has come, its place holds the
-one before it: `START` when the transfer became ready, `TAKEN` when it came to its in port, `DONE` when it was through.
+Times: `START`, `SENT`, `TAKEN` and `DONE` are columns of `times`. Before an event its entry holds the time of the
+previous step: `START` when the transfer became ready, `TAKEN` when it arrived at its in port, `DONE` when its in port
+had finished.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ LANDED = 2
 
 
 class Net(NamedTuple):
-    """All transfers, and the queues of those that wait for the clock.
+    """All transfers, and the queues of those with an event at a known time.
 
-    `rows[t, column]` as above; `gates` are the lists. `due` is empty, or the latency that transfer t has beyond the
-    others', and once it is on its way the time at which it is there.
+    `rows[t, column]` as above; `gates` are the lists. `due` is empty, or the additional latency of transfer t, and
+    once it is in flight its time of arrival.
     """
 
     rows: Small
@@ -78,7 +79,7 @@ def make_net(rows: Small, gates: Small, due: Times) -> Net:
 
 
 def blank_rows(n: int) -> Small:
-    """Transfers that wait for nothing but their own bytes."""
+    """Transfers without dependencies."""
     rows = np.empty((n, COLUMNS), dtype=np.int32)
     rows[:] = [-1, -1, -1, -1, -1, 0, 0, 0, -1, 1, -1, NO_PORT, NO_PORT, -1, -1, -1]
     return rows
@@ -95,7 +96,7 @@ def index_lanes(
     rows: Small,
     turn: Small,
 ) -> None:
-    """What the lanes of a plan say, all but the lists, for which it leaves room: `AT_SENT` and `AT_DONE`.
+    """The constraints of a plan's lanes, except for the lists, of which it counts the lengths: `AT_SENT`, `AT_DONE`.
 
     The same constraints as in `plan_constraints`, without those that others imply: a fused instruction sends when its
     receive is done, and that has already waited for everything that the instruction is after.
@@ -161,7 +162,7 @@ def list_lanes(
     rows: Small,
     gates: Small,
 ) -> None:
-    """The lists of what `index_lanes` has counted."""
+    """Fills the lists whose lengths `index_lanes` has counted."""
     for lane in range(len(lane_first) - 1):
         since_send, since_receive, since_local = lane_first[lane], lane_first[lane], lane_first[lane]
         for index in range(lane_first[lane], lane_first[lane + 1]):
@@ -183,9 +184,9 @@ def list_lanes(
 
 
 def count_gate(rows: Small, sends: int, receives: int, transfer: int, waits: int) -> None:
-    """One event more that a gate of `transfer` waits for: that an instruction which `sends` and `receives` happens.
+    """A gate of `transfer` depends on one more event: that of an instruction which `sends` and `receives`.
 
-    What sends has happened when its bytes have left: it has received before.
+    An instruction that sends is complete when its bytes have left: it has received before.
     """
     before = sends if sends >= 0 else receives
     rows[before, AT_SENT if sends >= 0 else AT_DONE] += 1
@@ -230,7 +231,7 @@ def count_constraints(before: Column, after: Column, kind: Column, rows: Small) 
 
 
 def list_constraints(before: Column, after: Column, kind: Column, rows: Small, gates: Small) -> None:
-    """The lists of what `count_constraints` has counted."""
+    """Fills the lists whose lengths `count_constraints` has counted."""
     for edge in range(len(kind)):
         which = AT_SENT if kind[edge] & 1 else AT_DONE
         if rows[before[edge], FIRST] >= 0:
@@ -264,7 +265,7 @@ def to_seconds(times: Times, per_s: float, seconds: npt.NDArray[np.float64]) -> 
 
 
 def open_gate(net: Net, gate: int, event: int, depth: int) -> int:
-    """One event fewer that `gate` waits for; an open gate goes on the stack, whose new depth is returned."""
+    """Decrements the counter of `gate`; an open gate is pushed on the stack, whose new depth is returned."""
     at = START_WAITS + 2 * (gate & 1)
     net.rows[gate >> 1, at] -= 1
     net.rows[gate >> 1, at + 1] = event
@@ -275,7 +276,7 @@ def open_gate(net: Net, gate: int, event: int, depth: int) -> int:
 
 
 def fire_sent(net: Net, transfer: int, depth: int) -> int:
-    """Tells every gate that waits for the last byte of `transfer` to leave."""
+    """Decrements every gate that depends on the last byte of `transfer` leaving."""
     following = net.rows[transfer, NEXT_SEND]
     if following >= 0:
         depth = open_gate(net, 2 * following, 2 * transfer, depth)
@@ -288,7 +289,7 @@ def fire_sent(net: Net, transfer: int, depth: int) -> int:
 
 
 def fire_done(net: Net, transfer: int, depth: int) -> int:
-    """Tells every gate that waits for `transfer` to be done."""
+    """Decrements every gate that depends on `transfer` being done."""
     event = 2 * transfer + 1
     following = net.rows[transfer, NEXT_RECEIVE]
     if following >= 0:
@@ -308,7 +309,7 @@ def fire_done(net: Net, transfer: int, depth: int) -> int:
 
 
 def land(net: Net, times: Times, transfer: int, now: Any, latency: Any, depth: int) -> int:
-    """The last byte of `transfer` is through its in port."""
+    """The in port has received the last byte of `transfer`."""
     times[transfer, DONE] = now
     more = 0 * now
     if len(net.due) and net.rows[transfer, OUT] != LOCAL:
@@ -330,9 +331,9 @@ def land(net: Net, times: Times, transfer: int, now: Any, latency: Any, depth: i
 
 
 def look_ahead(net: Net, times: Times, sizes: Column, transfer: int) -> None:
-    """`transfer` starts: what it is going to count down, and what starts after it, is wanted soon, and in no cache yet.
+    """Prefetches the rows that `transfer` will decrement, and that of the next one in its lane, when it starts.
 
-    Where there is none (-1) nothing that matters is fetched.
+    An index of -1 fetches a row that is not needed.
     """
     freed, following = net.rows[transfer, FREED], net.rows[transfer, NEXT_SEND]
     fetch(net.rows, freed)
@@ -348,7 +349,7 @@ def look_ahead(net: Net, times: Times, sizes: Column, transfer: int) -> None:
 
 
 def next_arrival(net: Net, times: Times, latency: Any) -> Any:
-    """When the next transfer that has landed is there; below zero: none is on its way."""
+    """When the next transfer in flight arrives; negative: there is none."""
     if len(net.due):
         return net.due[net.queues[ARRIVING, 0]] if net.tail[ARRIVING] else latency - latency - 1
     if net.tail[ARRIVED] < net.tail[ARRIVING]:
@@ -357,7 +358,7 @@ def next_arrival(net: Net, times: Times, latency: Any) -> Any:
 
 
 def arrive(net: Net, times: Times, now: Any, latency: Any, depth: int) -> int:
-    """Everything that is there at `now` may be done."""
+    """Transfers that have arrived by `now` may be done."""
     landed = LANDED * len(net.rows)
     if len(net.due) == 0:
         while net.tail[ARRIVED] < net.tail[ARRIVING]:
@@ -385,14 +386,14 @@ def arrive(net: Net, times: Times, now: Any, latency: Any, depth: int) -> int:
 
 
 def leave(net: Net, times: Times, transfer: int, now: Any, latency: Any, depth: int) -> int:
-    """The last byte of `transfer` has left, and is through its in port at once."""
+    """The last byte of `transfer` has left, and its in port has received it at the same time."""
     times[transfer, SENT] = now
     depth = fire_sent(net, transfer, depth)
     return land(net, times, transfer, now, latency, depth)
 
 
 def settle(net: Net, times: Times, now: Any, latency: Any, overhead: Any, depth: int) -> None:
-    """All that follows at `now` from the open gates on the stack; transfers that want ports are left in `fresh`."""
+    """All consequences at `now` of the open gates on the stack; transfers that use ports are left in `FRESH`."""
     while depth:
         depth -= 1
         gate = net.stack[depth]
@@ -415,7 +416,7 @@ def settle(net: Net, times: Times, now: Any, latency: Any, overhead: Any, depth:
 
 
 def next_leaving(net: Net, times: Times, overhead: Any) -> Any:
-    """When the overhead of the next transfer without a port is over; below zero: there is none."""
+    """When the overhead of the next transfer without a port is over; negative: there is none."""
     if net.tail[LEFT] < net.tail[LEAVING]:
         return times[net.queues[LEAVING, net.tail[LEFT]], START] + overhead
     return overhead - overhead - 1
@@ -424,9 +425,9 @@ def next_leaving(net: Net, times: Times, overhead: Any) -> Any:
 def next_moment(
     net: Net, times: Times, event: int, changes_at: Column, happened: int, latency: int, overhead: int
 ) -> int:
-    """When something happens next, if ports have their next `event` then; below zero: nothing does.
+    """The time of the next event, that of ports being at `event`; negative: there is none.
 
-    Changes of rates happen while there are transfers left.
+    Rates change as long as transfers are left.
     """
     later: int = next_arrival(net, times, latency)
     if event >= 0 and (later < 0 or event < later):
@@ -441,7 +442,7 @@ def next_moment(
 
 
 def seed(net: Net) -> int:
-    """Puts on the stack what waits for nothing."""
+    """Pushes the gates of transfers without dependencies on the stack."""
     depth = 0
     for transfer in range(len(net.rows)):
         if net.rows[transfer, START_WAITS] == 0:

@@ -1,9 +1,9 @@
-"""What happens next: the pending events of ports, earliest first.
+"""An event queue: the pending events of ports, earliest first.
 
-Ports have few rates and chunks few sizes, so most events lie one of few spans ahead of the moment that makes them, and
-events of one span come in the order of time by themselves. So there are queues, each in order, and a heap of the queues
-by their first events: with a handful of spans it costs next to nothing, with as many as events what a heap of events
-costs. A span has its queue by its bits; where that one ends too late, the next that does not, or is empty.
+Ports have few rates and chunks few sizes, so most events are scheduled one of a few delays ahead, and events with the
+same delay are already in order of time. Each delay hashes to a queue, and a heap orders the queues by their first
+events: with few delays an operation takes constant time, at worst that of a heap of events. If the last event of a
+queue is later than the new one, the next queue that is empty or ends earlier takes it.
 """
 
 from __future__ import annotations

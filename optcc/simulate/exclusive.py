@@ -69,7 +69,7 @@ class Holders(NamedTuple):
 
 
 def make_holders(n: int, n_pairs: int, n_ports: int) -> Holders:
-    """Ports that nothing holds."""
+    """Idle ports."""
     ids = np.full((n_ports, 3), -1, dtype=np.int32)
     ids[:, STILL] = 0
     return Holders(
@@ -84,7 +84,7 @@ def make_holders(n: int, n_pairs: int, n_ports: int) -> Holders:
 
 
 def want(pairs: Pairs, ports: Holders, paces: Paces, pair: int) -> None:
-    """The first transfer of `pair` is looked at if nothing holds its ports."""
+    """The first transfer of `pair` may start if both of its ports are idle."""
     out, in_ = pairs.ends[pair, 0], pairs.ends[pair, 1]
     if ports.ids[out, HOLDER] < 0 and ports.ids[in_, HOLDER] < 0 and not paces.down[out] and not paces.down[in_]:
         ports.lists[_WANTED, ports.filled[_WANTED]] = ports.tickets[ports.queues[pair, PAIR_HEAD], TICKET]
@@ -92,7 +92,7 @@ def want(pairs: Pairs, ports: Holders, paces: Paces, pair: int) -> None:
 
 
 def keep_linked(pairs: Pairs, ports: Holders, pair: int) -> None:
-    """Transfers of `pair` are left waiting: its ports must know it when they become free."""
+    """Transfers of `pair` are left waiting: list it at its ports, to be considered when they become idle."""
     if not ports.queues[pair, IS_LINKED]:
         link(pairs, pair)
         ports.queues[pair, IS_LINKED] = True
@@ -135,7 +135,7 @@ def hold(
     now: int,
     overhead: int,
 ) -> None:
-    """Of those whose ports became free, in the order in which they became ready, each whose two ports still are."""
+    """Starts transfers at ports that became idle, in order of readiness, each if both its ports are still idle."""
     for at in range(ports.filled[_FREED]):
         port = ports.lists[_FREED, at]
         for place in range(pairs.lists[port, FIRST_PAIR], pairs.lists[port, FIRST_PAIR] + pairs.lists[port, N_PAIRS]):
@@ -217,7 +217,7 @@ def change_exclusive(
     stop: int,
     now: int,
 ) -> None:
-    """The changes from `first` to `stop`: what transfers have left to do goes on at the new rates."""
+    """The changes from `first` to `stop`: transfers continue at the new rates."""
     for index in range(first, stop):
         port = changes.port[index]
         change_rate(paces, changes, index)

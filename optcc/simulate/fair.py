@@ -403,7 +403,7 @@ class Ends(NamedTuple):
 
 
 def make_ends(n_pairs: int) -> Ends:
-    """Nothing flows."""
+    """No transfer flows."""
     return Ends(
         np.zeros(n_pairs, dtype=np.int64),
         np.full(n_pairs, -1, dtype=np.int64),
@@ -595,7 +595,7 @@ def run_fair(
 
 
 def make_flows(sizes: Floats, n_pairs: int) -> Flows:
-    """Nothing flows."""
+    """No transfer flows."""
     n = len(sizes)
     behind, ahead = (np.full(n, -1, dtype=np.int64) for _ in range(2))
     head, back = (np.full(n_pairs, -1, dtype=np.int64) for _ in range(2))
@@ -605,7 +605,7 @@ def make_flows(sizes: Floats, n_pairs: int) -> Flows:
 
 
 def make_scratch(n_pairs: int, n_ports: int) -> Scratch:
-    """Nothing has changed."""
+    """An empty working space."""
     return Scratch(
         np.zeros(n_pairs, dtype=np.int64),
         np.zeros(n_pairs, dtype=np.bool_),

@@ -1,4 +1,4 @@
-"""Fifo ports: each serves one transfer at a time at its own rate, and the network between two ports stores."""
+"""Fifo ports: each serves one transfer at a time at its own rate; the network between two ports buffers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FifoState(NamedTuple):
 
 
 def make_fifo_state(n_ports: int) -> FifoState:
-    """Ports that serve nothing."""
+    """Idle ports."""
     ids = np.full((n_ports, 6), -1, dtype=np.int32)
     ids[:, [HAS_COME, HELD]] = 0
     lists = np.zeros((3, 4 * n_ports), dtype=np.int32)
@@ -73,7 +73,7 @@ def note(ports: FifoState, which: int, item: int) -> None:
 
 
 def queue_out(net: Net, ports: FifoState) -> None:
-    """What has become ready queues at its out port; ties by index."""
+    """Ready transfers join the queues of their out ports; ties by index."""
     n_fresh = net.tail[FRESH]
     net.tail[FRESH] = 0
     for at in range(1, n_fresh):
@@ -113,7 +113,7 @@ def start_sending(
     now: int,
     overhead: int,
 ) -> None:
-    """Out ports that have nothing to do take what has waited longest."""
+    """Idle out ports start the first transfer of their queue."""
     for at in range(ports.filled[_IDLE]):
         out = ports.lists[_IDLE, at]
         transfer = ports.ids[out, HEAD]
@@ -133,7 +133,7 @@ def start_sending(
 
 
 def queue_in(net: Net, times: Any, turn: Column, ports: FifoState, now: int) -> None:
-    """What has come queues at its in port, by `turn`."""
+    """Transfers that have arrived join the queues of their in ports, by `turn`."""
     n_coming = ports.filled[_COMING]
     coming = row(ports.lists, _COMING)
     if n_coming > 1:
@@ -161,7 +161,7 @@ def queue_in(net: Net, times: Any, turn: Column, ports: FifoState, now: int) -> 
 def start_taking(
     net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoState, events: EventQueue, now: int
 ) -> None:
-    """In ports that have nothing to do take the first of what has come."""
+    """Idle in ports take the first transfer of their queue."""
     for at in range(ports.filled[_FREE]):
         in_ = ports.lists[_FREE, at]
         transfer = ports.ids[in_, HEAD]
@@ -178,7 +178,7 @@ def start_taking(
 
 
 def be_through(net: Net, times: Any, ports: FifoState, in_: int, now: int, latency: int, depth: int) -> int:
-    """In port `in_` is through with what it serves."""
+    """In port `in_` has received the whole transfer."""
     transfer = ports.ids[in_, SERVES]
     ports.ids[in_, SERVES] = -1
     ports.ids[in_, HELD] = False
@@ -199,9 +199,9 @@ def change_port(
     now: int,
     overhead: int,
 ) -> None:
-    """Change `index` of the rates: what the port has left to do goes on at the new rate.
+    """Change `index` of the rates: the port continues at the new rate.
 
-    Column `held` of `ids` says of an in port that it is through, and waits for what has not come.
+    Column `held` of `ids` marks an in port that has received all that has arrived and waits for the rest.
     """
     port = changes.port[index]
     transfer = ids[port, SERVES]
@@ -245,7 +245,7 @@ def plan_anew(
     now: int,
     overhead: int,
 ) -> None:
-    """All events of ports after rates have changed."""
+    """Reschedules all events of ports after rates have changed."""
     clear(events)
     for port in range(len(ports.ids)):
         transfer = ports.ids[port, SERVES]

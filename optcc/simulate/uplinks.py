@@ -1,14 +1,14 @@
-"""Fifo ports where pods have uplinks: what lies between two ports is up to two more servers, one after the other.
+"""Fifo ports where pods have uplinks: up to two more queues between an out port and an in port.
 
-An out port and an in port serve as in `optcc.simulate.fifo`. An uplink is taken up by each message for its bytes over
-the uplink's rate, one message after the other, in the order in which their first bytes come (ties by index). The first
-byte goes on when the uplink takes the message; the last one has passed when the uplink's time for the message is over
-and the last byte has come. So a fast uplink delays nothing, a slow one spreads the message out, and what comes while it
-is taken up waits in the network. The first byte of a message comes to the uplink when it leaves its server; the way
-down begins when the way up takes it. The in port takes the message from its first byte on, or so late that it never
-pauses: its last byte is through when the last one has passed both uplinks, or later.
+Out ports and in ports serve as in `optcc.simulate.fifo`. Each message occupies an uplink for its bytes over the
+uplink's rate, one message after the other, in the order in which their first bytes arrive (ties by index). The first
+byte is forwarded when the uplink takes the message; the last one has passed when the uplink's time for the message is
+over and the last byte has arrived. So a fast uplink adds no delay, a slow one spreads the message out, and messages
+that arrive while it is occupied are buffered. The first byte of a message reaches the uplink when it leaves its server;
+it reaches the downlink when the uplink takes it. The in port takes the message from its first byte on, or so late that
+it never pauses: it receives the last byte when that has passed both uplinks, or later.
 
-Rates of uplinks do not change. Bytes that are sent again after a fault do not take up an uplink again.
+Rates of uplinks do not change. Bytes that are sent again after a fault do not occupy an uplink again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class UplinkState(NamedTuple):
 
 
 def make_uplink_state(ways: Ids, n_ports: int) -> UplinkState:
-    """Nothing is on its way."""
+    """No transfer is in flight."""
     n = len(ways)
     ids = np.full((n_ports, 5), -1, dtype=np.int32)
     ids[:, WAITS_FOR_REST] = 0
@@ -102,7 +102,7 @@ def make_uplink_state(ways: Ids, n_ports: int) -> UplinkState:
 
 
 def expect(line: UplinkState, item: int, at: int) -> None:
-    """The event of `item` is at `at`; it has no other."""
+    """Schedules the only event of `item` at `at`."""
     place = line.filled[_EVENTS]
     line.filled[_EVENTS] += 1
     while place > 0 and line.when[(place - 1) >> 1] > at:
@@ -114,7 +114,7 @@ def expect(line: UplinkState, item: int, at: int) -> None:
 
 
 def first_event(line: UplinkState) -> int:
-    """Takes the earliest event out and returns whose it is."""
+    """Removes the earliest event and returns its item."""
     found = int(line.what[0])
     line.filled[_EVENTS] -= 1
     size, place = line.filled[_EVENTS], 0
@@ -140,13 +140,13 @@ def list_up(line: UplinkState, which: int, item: int) -> None:
 
 
 def be_there(line: UplinkState, transfer: int) -> None:
-    """`transfer` has come to where it was on its way to."""
+    """`transfer` has arrived at its next queue."""
     list_up(line, line.where[transfer], transfer)
     line.where[transfer] = 0
 
 
 def wait_to_leave(net: Net, line: UplinkState) -> None:
-    """What has become ready queues at its out port; ties by index."""
+    """Ready transfers join the queues of their out ports; ties by index."""
     n_fresh = net.tail[FRESH]
     net.tail[FRESH] = 0
     if n_fresh > 1:
@@ -165,7 +165,7 @@ def wait_to_leave(net: Net, line: UplinkState) -> None:
 def go(
     net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, transfer: int, now: int, overhead: int
 ) -> None:
-    """When `transfer` comes to `where` it is on its way to; not while the port that it must leave first is down."""
+    """Schedules the arrival of `transfer` at its next queue, unless the port that it must leave first is down."""
     out, n_ports = net.rows[transfer, OUT], len(line.ids)
     sent = times[transfer, SENT] >= 0
     stuck = paces.down[out] and not sent
@@ -187,7 +187,7 @@ def go(
 def start_leaving(
     net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, now: int, overhead: int
 ) -> None:
-    """Out ports that have nothing to do take what has waited longest."""
+    """Idle out ports start the first transfer of their queue."""
     for at in range(line.filled[_OUT_IDLE]):
         out = line.lists[_OUT_IDLE, at]
         transfer = line.ids[out, FIRST_WAITING]
@@ -210,7 +210,7 @@ def start_leaving(
 def pass_uplinks(
     net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, side: int, now: int, overhead: int
 ) -> None:
-    """What comes to ways up (`side` 0) or down (1) takes them up in turn; ties by index."""
+    """Transfers that arrive at uplinks (`side` 0) or downlinks (1) occupy them in turn; ties by index."""
     which = TO_UP + side
     n_coming = line.filled[which]
     line.filled[which] = 0
@@ -228,7 +228,7 @@ def pass_uplinks(
 
 
 def wait_to_enter(net: Net, times: Any, turn: Column, line: UplinkState, now: int) -> None:
-    """What has come queues at its in port, by `turn`; ties by time, then index."""
+    """Transfers that have arrived join the queues of their in ports, by `turn`; ties by time, then index."""
     n_coming = line.filled[TO_IN]
     line.filled[TO_IN] = 0
     if n_coming > 1:
@@ -249,7 +249,7 @@ def wait_to_enter(net: Net, times: Any, turn: Column, line: UplinkState, now: in
 
 
 def start_entering(net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, now: int) -> None:
-    """In ports that have nothing to do take the first of what has come."""
+    """Idle in ports take the first transfer of their queue."""
     for at in range(line.filled[_IN_IDLE]):
         in_ = line.lists[_IN_IDLE, at]
         transfer = line.ids[in_, FIRST_WAITING]
@@ -266,7 +266,7 @@ def start_entering(net: Net, times: Any, sizes: Column, paces: Paces, line: Upli
 
 
 def have_entered(net: Net, times: Any, line: UplinkState, in_: int, now: int, latency: int, depth: int) -> int:
-    """In port `in_` is through with its transfer, if everything has passed; else it waits for the rest."""
+    """In port `in_` has received its transfer, if the last byte has passed the uplinks; else it waits for that."""
     transfer = line.ids[in_, ON_PORT]
     line.ids[in_, WAITS_FOR_REST] = times[transfer, SENT] < 0 or line.passed[transfer, LAST_BYTE] > now
     if line.ids[in_, WAITS_FOR_REST]:
@@ -304,8 +304,8 @@ def change_line(
 
 
 def come_anew(times: Any, line: UplinkState, now: int) -> None:
-    """Rates change at the instant at which these messages come: those that come to an uplink, or have left and come to
-    their in port, come at the rates from now on. To an uplink they do not come if their out port is down now.
+    """Where rates change at the instant of an arrival at an uplink, or of a message that has left at its in port, the
+    arrival is computed again with the new rates: no byte reaches an uplink if its out port is down from now on.
     """
     for which in range(TO_UP, TO_IN + 1):
         n_coming = line.filled[which]
@@ -319,7 +319,7 @@ def come_anew(times: Any, line: UplinkState, now: int) -> None:
 
 
 def expect_anew(net: Net, times: Any, sizes: Column, paces: Paces, line: UplinkState, now: int, overhead: int) -> None:
-    """All events after rates have changed."""
+    """Reschedules all events after rates have changed."""
     line.filled[_EVENTS] = 0
     for transfer in range(len(times)):
         if line.where[transfer] > 0:
@@ -345,7 +345,7 @@ def run_uplinks(
     latency: int,
     overhead: int,
 ) -> None:
-    """From instant to instant: what ends, then what can begin, out ports first, then uplinks, then in ports."""
+    """From event to event: what ends, then what can begin, at out ports first, then uplinks, then in ports."""
     now, happened, n_ports = 0, 0, len(line.ids)
     depth = seed(net)
     while True:
