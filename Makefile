@@ -2,7 +2,7 @@
 # ARGS reaches the command: make test ARGS="-k ring", make demo ARGS=--quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench figures docs lock clean moved
+.PHONY: help setup demo test slow lint types bench figures docs lock clean moved
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/sh
 
@@ -37,6 +37,7 @@ endef
 help:
 	@echo 'make demo     one server lost half of its bandwidth: verify, run and compare every schedule'
 	@echo 'make test     the tests (ARGS="-k ring", ARGS=--run-slow)'
+	@echo 'make slow     the long studies that need no real time, on all cores (ARGS="-k pods")'
 	@echo 'make bench    ours and peers on emulated hosts, interleaved: a record (ARGS=--quick)'
 	@echo 'make figures  every figure and number, from records'
 	@echo 'make docs     the manual, in docs/_build'
@@ -71,6 +72,9 @@ figures: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/pytest $(ARGS)
+
+slow: $(STAMP)
+	@$(BIN)/pytest -n auto -m 'slow and not realtime' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet --output-format concise

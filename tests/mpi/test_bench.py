@@ -139,6 +139,7 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["mpi", "tcp"])
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 @TRANSPORTS
 @RANKS
 def test_the_whole_grid_of_small_sizes_is_exact(tmp_path: Path, ranks: int, transport: str) -> None:
@@ -149,6 +150,7 @@ def test_the_whole_grid_of_small_sizes_is_exact(tmp_path: Path, ranks: int, tran
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 @TRANSPORTS
 @RANKS
 def test_long_messages_are_exact(tmp_path: Path, ranks: int, transport: str) -> None:

@@ -99,6 +99,7 @@ def test_what_keeps_a_job_from_starting_is_said(fabric: Fabric, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 def test_each_peer_that_is_installed_reduces_exactly(fabric: Fabric, tmp_path: Path) -> None:
     """MPICH and torch where OPTCC_MPICH_PYTHON and OPTCC_TORCH_PYTHON name their environments."""
     mpich, torch = (os.environ.get(name, "") for name in ("OPTCC_MPICH_PYTHON", "OPTCC_TORCH_PYTHON"))
@@ -110,6 +111,7 @@ def test_each_peer_that_is_installed_reduces_exactly(fabric: Fabric, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 def test_ours_loses_a_nic_in_mid_run_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_comparison, "jobs", lambda *_: ([], {}))
     asked = Comparison(8 * SIZE, 1, "", "", "400Mbit/s")
@@ -128,6 +130,7 @@ def test_ours_loses_a_nic_in_mid_run_and_goes_on(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 def test_a_comparison_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "optcc.experiments.peers_on_fabric", "--quick", "-o", str(tmp_path / "peers.json")]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

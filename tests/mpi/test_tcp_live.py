@@ -281,6 +281,7 @@ def stalls_after(seen: list[dict[str, Any]], start: float, end: float) -> tuple[
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 @netns
 def test_a_hundred_failures_cost_no_bit(name: str, tmp_path: Path) -> None:
     """NICs fail and come back at random moments; what each kind costs is printed."""

@@ -580,6 +580,7 @@ class TestLeaks:
             assert memory < 4 << 20
 
     @pytest.mark.slow
+    @pytest.mark.realtime
     @pytest.mark.parametrize("n_ranks", [2, 4])
     def test_ten_thousand_in_a_row_over_tcp_leave_nothing_behind(self, n_ranks: int, tmp_path: Path) -> None:
         grown = run_tcp(n_ranks, lambda transport: many_small(Communicator(transport, sample), 10_000), tmp_path)

@@ -39,6 +39,7 @@ def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.realtime
 @pytest.mark.mpi
 def test_it_can_be_measured_again() -> None:
     rows = measure(n_jobs=1).rows
