@@ -442,7 +442,8 @@ class Outbound:
         self.update_avoided()
         for channel in list(self._channels.values()):
             self._tell(channel, connection.rail, DOWN)
-            if local.settings.replan:
+            # Before its first slot is known, the peer may not have opened the channel, and nothing was sent.
+            if local.settings.replan and channel.sender.offered:
                 self._at_sender(channel, Event(REPLAN))
         opposite = self._opposites.get(self.peer)
         if opposite is not None:
