@@ -40,7 +40,7 @@ from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.settings import NicEntry, Settings
 from optcc.runtime.protocol.striping import Striping
-from optcc.runtime.protocol.suspicion import Suspicion
+from optcc.runtime.protocol.suspicion import PROBE_S, Suspicion
 from optcc.runtime.striping import divide_plan
 from optcc.runtime.transport import ChannelNumbers
 from optcc.runtime.transport import Event as TransportEvent
@@ -79,7 +79,7 @@ class Endpoint(LocalRank):
         self.suspicion = Suspicion(self)
         self.rates = Rates(self, self.outbounds)
         self.accepting: dict[Accepting, None] = {}
-        self._ticked_s, self._tick_s = now_s, WATCH_S
+        self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._ends: list[Ends] = []
@@ -405,6 +405,12 @@ class Endpoint(LocalRank):
             outbound.tick(elapsed_s, watched_s)
         for inbound in list(self.inbounds.values()):
             inbound.tick(watched_s)
+        if now_s >= self._probed_s + PROBE_S:
+            self._probed_s = now_s
+            for peer in self.outbounds.keys() | self.inbounds.keys():
+                to, from_ = self.outbounds.get(peer), self.inbounds.get(peer)
+                if (to is not None and to.has_work()) or (from_ is not None and from_.has_work()):
+                    self.suspicion.probe_idle(peer)
         if self.rates.is_on:
             self.rates.look(now_s, elapsed_s)
         failure = find_failure(self, self.outbounds, self.inbounds)

@@ -21,6 +21,8 @@ from optcc.runtime.protocol.local import Established, LocalRank
 
 DOUBTED_HERE, DOUBTED_THERE = 1, 2
 _SUSPICION_S = 1.0
+PROBE_S = 1.0
+"""Idle connections to a peer that is waited for get a frame to acknowledge so often."""
 
 C = TypeVar("C", SendConnection, RecvConnection)
 
@@ -81,6 +83,13 @@ class Suspicion:
         """A connection that still waits for acknowledgements is sampled again, and sooner if none comes."""
         if connection.awaits:
             self._local.watch_within(CLOSE_WATCH_S if connection.stalls else WATCH_S)
+
+    def probe_idle(self, peer: int) -> None:
+        """This rank waits for a peer: a connection on which nothing is sent would never be found silent."""
+        for connection in self._local.up_to(peer):
+            if not connection.awaits:
+                connection.say(PROBE_FRAME, 0)
+                self._local.wake(connection)
 
     def _probe(self, nic: int) -> None:
         """Something may be wrong with a NIC: idle connections over it get a frame to acknowledge."""
