@@ -58,7 +58,7 @@ class Striping:
         for part in parts:
             if part < 1:
                 raise InputError(f"rate {part} B/s: must be at least 1")
-        turns = interleave(count_turns(parts, 1 if len(parts) == 1 else RAILS_MAX))
+        turns = _turns(tuple(parts))
         first %= len(turns)
         return cls(tuple(parts), turns[first:] + turns[:first])
 
@@ -116,12 +116,18 @@ def _cut(parts: tuple[int, ...], n_bytes: int, chunk_bytes: int) -> tuple[Piece,
     return tuple(piece for _, piece in sorted(pieces))
 
 
+@lru_cache(maxsize=1024)
+def _turns(parts: tuple[int, ...]) -> tuple[int, ...]:
+    return interleave(count_turns(parts, 1 if len(parts) == 1 else RAILS_MAX))
+
+
 def count_turns(rates: Sequence[int], n_turns: int) -> list[int]:
     """Turns of each rail, at least one, the rest where they are missed most."""
     total = sum(rates)
     counts = [1] * len(rates)
     for _ in range(n_turns - len(rates)):
-        missed = [Fraction(rate * n_turns, total) - count for rate, count in zip(rates, counts, strict=True)]
+        # In units of 1 / total: whole numbers.
+        missed = [rate * n_turns - count * total for rate, count in zip(rates, counts, strict=True)]
         counts[missed.index(max(missed))] += 1
     return counts
 

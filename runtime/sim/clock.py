@@ -9,21 +9,15 @@ from heapq import heappop, heappush
 class Timer:
     """An event that is to come, unless it is cancelled."""
 
-    __slots__ = ("_action", "at_s")
+    __slots__ = ("action", "at_s")
 
     def __init__(self, at_s: float, action: Callable[[], None]) -> None:
         self.at_s = at_s
-        self._action: Callable[[], None] | None = action
+        self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
         """It does not happen."""
-        self._action = None
-
-    def fire(self) -> None:
-        """It happens."""
-        action, self._action = self._action, None
-        if action is not None:
-            action()
+        self.action = None
 
 
 class SimulatedClock:
@@ -56,9 +50,10 @@ class SimulatedClock:
         if not self._events or self._events[0][0] > until_s:
             self.now_s = max(self.now_s, until_s)
             return False
-        at_s, _, timer = heappop(self._events)
-        self.now_s = at_s
-        timer.fire()
+        self.now_s, _, timer = heappop(self._events)
+        action, timer.action = timer.action, None
+        if action is not None:
+            action()
         return True
 
     def run(self, until_s: float, done: Callable[[], bool] = lambda: False) -> int:

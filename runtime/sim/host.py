@@ -23,7 +23,10 @@ _CONTROL_BYTES = 1 << 14
 
 
 class SimulatedHost:
-    """Rank `rank` of a network; `wakes` is called whenever it has looked and something may have happened."""
+    """Rank `rank` of a network; `wakes` is called whenever it has looked and something may have happened.
+
+    It looks at its connections once in `turn_s` at most: so long does a turn of its loop take.
+    """
 
     def __init__(
         self,
@@ -36,17 +39,20 @@ class SimulatedHost:
         job: bytes,
         rng: random.Random,
         checksum: Checksum | None = None,
+        turn_s: float = 0.0,
     ) -> None:
-        self.network, self.rank = network, rank
+        self.network, self.rank, self._turn_s = network, rank, turn_s
         self.endpoint = Endpoint(
             *(settings, rank, book), job=job, secret=secret, draw=rng.randbytes, checksum=checksum, now_s=self.now_s
         )
         self.wakes: Callable[[], None] = lambda: None
-        self.is_stopped = self.is_closing = False
+        self.is_stopped = self.is_killed = False
         self.busy_to_s = 0.0
         self._ready: dict[Connection, None] = {}
         self._dials: dict[Dialing, Callable[[], None]] = {}
         self._look: Timer | None = None
+        self._alarm: Timer | None = None
+        self._wake_s = self._turned_s = 0.0
         self._pending_nics: list[tuple[int, bool]] = []
         network.accept[rank] = self._accept
         network.told[rank] = self._hear_of_nic
@@ -61,11 +67,33 @@ class SimulatedHost:
 
     def look_at(self, at_s: float) -> None:
         """The process looks at its connections at this time, or as soon as it is not busy."""
-        at_s = max(at_s, self.now_s, self.busy_to_s)
+        clock = self.network.clock
+        at_s = max(at_s, clock.now_s, self.busy_to_s, self._turned_s + self._turn_s)
         if self._look is None or at_s < self._look.at_s:
             if self._look is not None:
                 self._look.cancel()
-            self._look = self.network.clock.after(at_s - self.now_s, self._turn)
+            self._look = clock.after(at_s - clock.now_s, self._turn)
+
+    def _wake_at(self, at_s: float) -> None:
+        """The process looks at this time, and not at the one that was asked for before.
+
+        An event that is planned for an earlier time looks again at this one.
+        """
+        self._wake_s = at_s
+        clock = self.network.clock
+        if self._alarm is None or at_s < self._alarm.at_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = clock.after(max(0.0, at_s - clock.now_s), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self.is_stopped:
+            return
+        if self.network.clock.now_s < self._wake_s:
+            self._wake_at(self._wake_s)
+        else:
+            self.look_at(self._wake_s)
 
     def compute(self, seconds: float) -> None:
         """The process does not look for some time."""
@@ -78,17 +106,19 @@ class SimulatedHost:
     def _turn(self) -> None:
         """Reads, writes, and does what the time asks for; then the program."""
         self._look = None
+        now_s = self.network.clock.now_s
         if self.is_stopped:
             return
-        if self.now_s < self.busy_to_s:
+        if now_s < self.busy_to_s:
             self.look_at(self.busy_to_s)
             return
+        self._turned_s = now_s
         endpoint = self.endpoint
         endpoint.now_s = self.now_s
         for nic, is_up in self._pending_nics:
             endpoint.nic_changed(nic, is_up)
         self._pending_nics.clear()
-        ready, self._ready = list(self._ready), {}
+        ready, self._ready = self._ready, {}
         for connection in ready:
             self._attend(connection)
         self.flush()
@@ -103,16 +133,16 @@ class SimulatedHost:
         if not self.is_stopped:
             endpoint.reports.release_late(self.now_s)
             self.flush()
-            self.look_at(min(endpoint.next_tick_s, endpoint.reports.hold_to_s))
+            self._wake_at(min(endpoint.next_tick_s, endpoint.reports.hold_to_s))
 
     def flush(self) -> None:
         """Writes what waits, and carries out what the protocol asks for."""
         endpoint = self.endpoint
-        endpoint.now_s = self.now_s
+        endpoint.now_s = self.network.clock.now_s
         if endpoint.has_to_write():
             endpoint.look_within(WATCH_S)
-        while (connection := endpoint.next_to_write()) is not None:
-            self.write(connection)
+            while (connection := endpoint.next_to_write()) is not None:
+                self.write(connection)
         while endpoint.to_close or endpoint.to_dial:
             while endpoint.to_close:
                 self._close(endpoint.to_close.pop())
@@ -140,6 +170,7 @@ class SimulatedHost:
                 self.endpoint.filled(connection, n_bytes)
                 if n_bytes < offered:
                     break
+            end.incoming.low_water = connection.low_water
         elif isinstance(connection, SendConnection):
             if end.incoming.available():
                 self.endpoint.received(connection, _read(end, _CONTROL_BYTES))
@@ -149,7 +180,7 @@ class SimulatedHost:
                 self._greet(connection, _read(end, connection.wanted))
         if connection.is_closed or connection.wire is not end:
             return
-        if end.incoming.available():
+        if end.incoming.is_readable():
             self._mark(connection)
         elif end.has_ended():
             self.endpoint.broken(connection, "closed by the other end")
@@ -245,6 +276,7 @@ class SimulatedHost:
 
     def crash(self) -> None:
         """The process is killed."""
+        self.is_killed = True
         self._stop()
         for connection in self.endpoint.connections():
             if connection.wire is not None:

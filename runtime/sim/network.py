@@ -110,7 +110,7 @@ class SimulatedNetwork:
                 return
             if not (self._passes(src, dst) and self._passes(dst, src)):
                 self.clock.after(SYN_RTO_S, lambda: knock(1))
-            elif dst.rank not in self.accept:
+            elif dst.refuses or dst.rank not in self.accept:
                 refused()
             else:
                 stream = Stream(self, src, dst, name)

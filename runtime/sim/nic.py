@@ -17,6 +17,7 @@ class SimulatedNic:
     out_open: bool = True
     in_open: bool = True
     loss: float = 0.0
+    refuses: bool = False
     fails: int = 0
     out_free_s: float = 0.0
     in_free_s: float = 0.0

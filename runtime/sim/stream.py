@@ -55,13 +55,15 @@ class Flow:
     `sent`, `arrived`, `acked` and `read` count bytes from the start: handed to the network, in the receiver's kernel,
     acknowledged to the sender's, taken by the receiver. `data` holds the bytes from `acked` on that were written.
     `fin`: the sender closes after what was written. `refuses`: the receiver has closed, and resets who sends more.
+    `low_water`: how many bytes must have come before the receiver is called (SO_RCVLOWAT).
     `on_readable`, `on_reset` and `on_writable` are the drivers' (the receiver's, the receiver's, the sender's).
     `partner` is the other direction.
     """
 
     __slots__ = (
-        *("_ack_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked", "arrived", "busy_s", "busy_since_s"),
-        *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "name", "on_readable", "on_reset", "on_writable"),
+        *("_due_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked", "arrived", "busy_s", "busy_since_s"),
+        *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "low_water", "name", "on_readable", "on_reset"),
+        "on_writable",
         *("partner", "read", "refuses", "room_bytes", "send_bytes", "sent", "src", "timeouts", "written"),
     )
 
@@ -75,8 +77,8 @@ class Flow:
         self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = 0
         self.fin = self.fin_arrived = self.is_dead = self.refuses = self._waits_for_window = False
         self.partner: Flow = self
-        self.busy_s = self.busy_since_s = self._ack_s = 0.0
-        self._rto_s = RTO_S_MIN
+        self.busy_s = self.busy_since_s = self._due_s = 0.0
+        self._rto_s, self.low_water = RTO_S_MIN, 1
         self._timer: Timer | None = None
         self.on_readable: Callable[[], None] = lambda: None
         self.on_writable: Callable[[], None] = lambda: None
@@ -130,7 +132,6 @@ class Flow:
     def kill(self) -> None:
         """Nothing of it is sent or delivered any more."""
         self.is_dead = True
-        self._stop_timer()
 
     def _window(self) -> int:
         return self.room_bytes - (self.arrived - self.read)
@@ -150,26 +151,30 @@ class Flow:
             network.carry(self, start, bytes(self.data[start - self.acked : self.sent - self.acked]))
         if self.fin and self.sent == self.written and not self.fin_arrived:
             network.carry(self, self.written, b"", is_fin=True)
-        if self._timer is None and (self._is_unanswered() or self._waits_for_window):
+        if not self._due_s and (self._is_unanswered() or self._waits_for_window):
             self._set_timer()
 
     def _is_unanswered(self) -> bool:
         """True if something was sent, or is to be, that the receiver's kernel has not answered."""
         return self.written > self.acked or (self.fin and not self.fin_arrived)
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _set_timer(self) -> None:
-        self._stop_timer()
-        self._timer = self._network.clock.after(self._rto_s, self._timer_fires)
+        """Sets the retransmission timer. An event that is planned for an earlier time looks again at this one."""
+        self._due_s = self._network.clock.now_s + self._rto_s
+        if self._timer is None:
+            self._timer = self._network.clock.after(self._rto_s, self._timer_fires)
 
     def _timer_fires(self) -> None:
         """Nothing was acknowledged for the whole timeout: everything that is not acknowledged is sent again."""
         self._timer = None
-        if self.is_dead or not self._is_unanswered():
+        if self.is_dead or not self._due_s:
+            return
+        clock = self._network.clock
+        if clock.now_s < self._due_s:
+            self._timer = clock.after(self._due_s - clock.now_s, self._timer_fires)
+            return
+        self._due_s = 0.0
+        if not self._is_unanswered():
             return
         if self.sent > self.acked:
             self.timeouts += 1
@@ -188,7 +193,7 @@ class Flow:
             self.acked = acked
             self.sent = max(self.sent, acked)
             self.timeouts, self._rto_s = 0, RTO_S_MIN
-            self._stop_timer()
+            self._due_s = 0.0
             if self.acked == self.written:
                 self.busy_s += self._network.clock.now_s - self.busy_since_s
             if not had_room:
@@ -211,7 +216,8 @@ class Flow:
             self.arrived += len(fresh)
             self.inbox.append(fresh)
             self._network.acknowledge(self)
-            self.on_readable()
+            if self.is_readable():
+                self.on_readable()
         elif is_fin and start == self.arrived and not self.fin_arrived:
             self.fin_arrived = True
             self.on_readable()
@@ -221,6 +227,14 @@ class Flow:
     def available(self) -> int:
         """Bytes that can be read."""
         return self.arrived - self.read
+
+    def is_readable(self) -> bool:
+        """True if the receiver is to be called: enough has come, or there is no room for more, or no more will come."""
+        n_bytes = self.arrived - self.read
+        if not n_bytes:
+            return False
+        is_full = self.room_bytes - n_bytes < self._network.segment_bytes
+        return n_bytes >= self.low_water or self.fin_arrived or is_full
 
     def take(self, into: Sequence[memoryview]) -> int:
         """Reads into some views; how many bytes."""

@@ -11,178 +11,33 @@ if a rank was killed or some pair has no rail left for good, every rank ends in 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from optcc.errors import OptccError
 from optcc.plan import Channel
 from optcc.runtime.protocol.exchange import Exchange
-from optcc.runtime.protocol.frames import EARLY_CHUNKS_MAX, crc32
-from optcc.runtime.protocol.settings import Settings
+from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, crc32
 from optcc.runtime.sim.host import SimulatedHost
 from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
+from optcc.runtime.sim.recorder import Recorder
+from optcc.runtime.sim.scenario import INFINITY, STALL_S, Scenario, SwarmChannel, SwarmFault, make_scenario
 from optcc.runtime.transport import RECEIVED
 
 GRACE_S = 4.0
-"""Less than the sender's timer: nothing that stands still may count on that."""
+_NEARLY_S, _CHECK_S = 4.8, 0.1
+"""Nothing that stands still may count on the sender's timer, which rings after 5 s."""
+FREEZE_S_MAX = 0.09
+HOLES = ("down", "hole", "hole-out", "hole-in")
 _LEAVE_S = 1.0
-_STALL_S = 5.0
 _BLOB = random.Random(0).randbytes(1 << 19)
 _GARBAGE = 0xEE
 
 
 class Violation(AssertionError):
     """A promise was broken; the message says which."""
-
-
-@dataclass(frozen=True)
-class SwarmFault:
-    """What befalls NIC `nic` of `rank` from `at_s`, for `for_s` seconds (infinity: for good).
-
-    Kinds: `down` (link), `hole`, `hole-out`, `hole-in` (blackholes), `loss`, `slow`, `reset`; and of a whole rank,
-    `nic` being -1: `busy` (the process does not look), `crash`.
-    """
-
-    at_s: float
-    kind: str
-    rank: int
-    nic: int
-    for_s: float
-
-    def __str__(self) -> str:
-        where = f"rank {self.rank}" if self.nic < 0 else f"rank {self.rank} NIC {self.nic}"
-        return f"{self.at_s:.4f} s: {where} {self.kind} for {self.for_s:.3f} s"
-
-
-@dataclass(frozen=True)
-class SwarmChannel:
-    """The messages of one channel: their sizes, and how many are posted ahead at each end."""
-
-    src: int
-    dst: int
-    group: int
-    sizes: tuple[int, ...]
-    ahead_send: int
-    ahead_recv: int
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """All that a seed makes."""
-
-    seed: int
-    rates: tuple[tuple[tuple[int, int], ...], ...]
-    settings: Settings
-    lanes: tuple[SwarmChannel, ...]
-    faults: tuple[SwarmFault, ...]
-    latency_s: float
-    segment_bytes: int
-    buffer_bytes: tuple[int, int]
-    corrupt: float
-    ends_with_barrier: bool
-    pauses: float
-
-    def describe(self) -> str:
-        """A few lines."""
-        lines = [
-            f"seed {self.seed}: {len(self.rates)} ranks, NICs {'+'.join(str(len(nics)) for nics in self.rates)}, "
-            f"{len(self.lanes)} channels, {sum(len(lane.sizes) for lane in self.lanes)} messages of "
-            f"{sum(sum(lane.sizes) for lane in self.lanes)} B, chunks of {self.settings.chunk_bytes} B, window "
-            f"{self.settings.window}{', crc' if self.settings.crc else ''}{', replan' if self.settings.replan else ''}",
-        ]
-        return "\n".join([*lines, *(f"  {fault}" for fault in self.faults)])
-
-
-def make_scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
-    rng = random.Random(seed)
-    n_ranks, n_nics = rng.choice((2, 2, 3, 3, 4, 5, 6)), rng.choice((1, 2, 2, 2, 3, 4))
-    base = rng.choice((12_500_000, 25_000_000, 125_000_000))
-    uneven = rng.random() < 0.4
-
-    def rate() -> int:
-        return int(base * rng.choice((1, 1, 0.5, 0.25))) if uneven else base
-
-    rates = tuple(tuple((rate(), rate()) for _ in range(n_nics)) for _ in range(n_ranks))
-    crc = rng.random() < 0.3
-    settings = Settings(
-        *(rng.choice((1024, 8192, 32768, 1 << 20)), rng.choice((1, 2, 8, 32)), crc, rng.random() < 0.3),
-        *(rng.random() < 0.5, 0.1, _STALL_S, 5.0),
-    )
-    lanes = _make_lanes(rng, n_ranks)
-    size_bytes = sum(sum(lane.sizes) for lane in lanes)
-    lasts_s = 0.01 + size_bytes / (base * n_nics)
-    faults = _make_faults(rng, n_ranks, n_nics, max(0.05, 2 * lasts_s))
-    return Scenario(
-        *(seed, rates, settings, lanes, faults),
-        latency_s=rng.choice((10e-6, 50e-6, 1e-3)),
-        segment_bytes=rng.choice((1448, 8948, 65536)),
-        buffer_bytes=rng.choice(((4096, 16384), (65536, 262144), (1 << 20, 1 << 20))),
-        corrupt=rng.choice((0.0, 0.0, 0.01)) if crc else 0.0,
-        ends_with_barrier=rng.random() < 0.7,
-        pauses=rng.choice((0.0, 0.0, 0.05)),
-    )
-
-
-def _make_lanes(rng: random.Random, n_ranks: int) -> tuple[SwarmChannel, ...]:
-    """A few channels, of a ring, of all pairs, or any; short, long and mixed messages."""
-    shape = rng.choice(("ring", "pairs", "any"))
-    if shape == "ring":
-        pairs = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
-    elif shape == "pairs":
-        pairs = [(src, dst) for src in range(n_ranks) for dst in range(n_ranks) if src != dst]
-        pairs = rng.sample(pairs, min(len(pairs), 8))
-    else:
-        pairs = [tuple(rng.sample(range(n_ranks), 2)) for _ in range(rng.randint(1, 4))]  # type: ignore[misc]
-    kind = rng.choice(("short", "long", "mixed", "cut"))
-    largest = {"short": 2000, "long": 200_000, "mixed": 60_000, "cut": 90_000}[kind]
-    lanes: list[SwarmChannel] = []
-    for src, dst in pairs:
-        for group in range(rng.choice((1, 1, 2))):
-            n_messages = rng.randint(1, 20 if kind == "short" else 6)
-            least = {"short": 0, "long": 20_000, "mixed": 0, "cut": 40_000}[kind]
-            sizes = tuple(
-                rng.randint(0, 500) if kind == "mixed" and rng.random() < 0.5 else rng.randint(least, largest)
-                for _ in range(n_messages)
-            )
-            lanes.append(SwarmChannel(src, dst, group, sizes, rng.choice((1, 1, 4)), rng.choice((1, 2, 4))))
-    return tuple(lanes)
-
-
-def _make_faults(rng: random.Random, n_ranks: int, n_nics: int, within_s: float) -> tuple[SwarmFault, ...]:
-    """Faults that end, now and then one that does not, and seldom a rank that is killed."""
-    faults: list[SwarmFault] = []
-    kinds = ("down", "hole", "hole", "hole-out", "hole-in", "loss", "slow", "reset")
-    style = rng.choice(("none", "few", "few", "same", "storm", "storm"))
-    count = {"none": 0, "few": rng.randint(1, 3), "same": rng.randint(2, 6), "storm": rng.randint(4, 12)}[style]
-    first = rng.choice(kinds), rng.randrange(n_ranks), rng.randrange(n_nics)
-    at_s = 0.0
-    for _ in range(count):
-        if style == "same":
-            # One NIC fails, is healed, and fails again; or another one next.
-            kind, rank, nic = first[0], first[1], rng.choice((first[2], rng.randrange(n_nics)))
-            at_s += rng.expovariate(4 / within_s) + rng.choice((0.0, 0.05, 0.12))
-            for_s = rng.choice((0.03, 0.08, 0.15, 0.3))
-            faults.append(SwarmFault(at_s, kind, rank, nic, for_s))
-            at_s += for_s
-        else:
-            for_s = rng.choice((0.002, 0.03, 0.06, 0.15, 0.4, 1.0))
-            rank = rng.randrange(n_ranks)
-            faults.append(SwarmFault(rng.uniform(0, within_s), rng.choice(kinds), rank, rng.randrange(n_nics), for_s))
-    if n_nics > 1 and rng.random() < 0.15:
-        # For good, on one rail: no pair is cut off.
-        kind = rng.choice(("down", "hole", "hole-out", "hole-in"))
-        rail = rng.randrange(n_nics)
-        victims = rng.sample(range(n_ranks), rng.randint(1, n_ranks))
-        faults += [SwarmFault(rng.uniform(0, within_s), kind, rank, rail, float("inf")) for rank in victims]
-    if rng.random() < 0.3:
-        faults.append(
-            SwarmFault(rng.uniform(0, within_s), "busy", rng.randrange(n_ranks), -1, rng.choice((0.01, 0.2, 0.7)))
-        )
-    if rng.random() < 0.05:
-        faults.append(SwarmFault(rng.uniform(0, within_s), "crash", rng.randrange(n_ranks), -1, float("inf")))
-    return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
 def message(lane: SwarmChannel, number: int) -> bytes:
@@ -212,7 +67,8 @@ class _Program:
         self.ends: dict[int, _End] = {}
         self.failure: OptccError | None = None
         self.is_done = False
-        self.left_at_s = float("inf")
+        self._n_left = self._n_exchanges = 0
+        self.left_at_s = self.done_at_s = INFINITY
         self._exchange: Exchange | None = None
         self._phase = "begin"
         self._leaves_at_s = 0.0
@@ -227,17 +83,20 @@ class _Program:
             self.fail(endpoint.failure)
             return
         if self._phase == "begin":
-            self._exchange = Exchange(endpoint, b"")
+            self._exchange = self._begin_exchange()
             self._phase = "barrier"
         if self._phase == "barrier" and self._steps():
             self._open()
             self._phase = "run"
-        if self._phase == "run":
-            self._take_events()
             self._post()
-            if all(end.reported == len(end.lane.sizes) for end in self.ends.values()):
+        if self._phase == "run":
+            if self._take_events():
+                self._post()
+            if not self._n_left:
                 self._end_run()
         if self._phase == "last barrier" and self._steps():
+            self._stay()
+        if self._phase == "stay" and host.now_s >= self.swarm.stays_to_s:
             self._phase = "leave"
             self._leaves_at_s = host.now_s + _LEAVE_S
         if self._phase == "leave":
@@ -246,15 +105,34 @@ class _Program:
 
     def _steps(self) -> bool:
         assert self._exchange is not None
-        return self._exchange.step()
+        if not self._exchange.step():
+            return False
+        if self._exchange.parts != [self._payload(rank) for rank in range(len(self.swarm.programs))]:
+            raise Violation(f"rank {self.host.rank}: wrong parts of an allgather")
+        return True
+
+    def _begin_exchange(self) -> Exchange:
+        self._n_exchanges += 1
+        return Exchange(self.host.endpoint, self._payload(self.host.rank))
+
+    def _payload(self, rank: int) -> bytes:
+        at = (rank * 7919 + self._n_exchanges * 104_729) % 400_000
+        return _BLOB[at : at + self.swarm.scenario.payload_bytes]
+
+    def _stay(self) -> None:
+        """All is done; it leaves at once, or once nothing excuses a failure."""
+        self._phase, self.done_at_s = "stay", self.host.now_s
+        self.swarm.note(f"rank {self.host.rank} is done")
+        self.host.network.clock.after(
+            max(0.0, self.swarm.stays_to_s - self.host.now_s), lambda: self.host.look_at(self.host.now_s)
+        )
 
     def _end_run(self) -> None:
         if self.swarm.scenario.ends_with_barrier:
-            self._exchange = Exchange(self.host.endpoint, b"")
+            self._exchange = self._begin_exchange()
             self._phase = "last barrier"
         else:
-            self._phase = "leave"
-            self._leaves_at_s = self.host.now_s + _LEAVE_S
+            self._stay()
 
     def _leave(self) -> None:
         """As `TcpTransport.close`: once the last states reach all peers, or a second later."""
@@ -276,6 +154,7 @@ class _Program:
             for lane, handle in zip(of_group, handles, strict=True):
                 if handle >= 0:
                     self.ends[handle] = _End(lane, handle, lane.src == self.host.rank)
+                    self._n_left += len(lane.sizes)
 
     def _post(self) -> None:
         endpoint = self.host.endpoint
@@ -297,8 +176,10 @@ class _Program:
                     endpoint.post_recv(end.handle, memoryview(buffer))
                 self.host.flush()
 
-    def _take_events(self) -> None:
-        for kind, handle in self.host.endpoint.poll_events():
+    def _take_events(self) -> bool:
+        """True if there were any."""
+        events = self.host.endpoint.poll_events()
+        for kind, handle in events:
             end = self.ends[handle]
             number = end.reported
             if number >= end.posted:
@@ -311,8 +192,10 @@ class _Program:
             elif end.buffers[number] != message(end.lane, number):
                 raise Violation(f"{self._name(end, number)}: wrong bytes")
             end.reported += 1
+            self._n_left -= 1
             if self.swarm.rng.random() < self.swarm.scenario.pauses:
                 self.host.compute(self.swarm.rng.choice((0.001, 0.02, 0.15)))
+        return bool(events)
 
     def _name(self, end: _End, number: int) -> str:
         return f"rank {self.host.rank}: message {number} of {end.lane.src}->{end.lane.dst} group {end.lane.group}"
@@ -323,16 +206,43 @@ class _Program:
         self.swarm.note(f"{type(failure).__name__}: {failure}")
         self.host.leave()
 
-    def check_after(self) -> None:
-        """What was received is still there, and memory is bounded."""
+    def check(self, *, is_over: bool) -> None:
+        """Memory is bounded, windows are kept; once all `is_over`, what was received is still there, and nothing that
+        was posted or kept is left."""
+        endpoint = self.host.endpoint
+        window = endpoint.settings.window
+        for inbound in endpoint.inbounds.values():
+            for channel in inbound._channels.values():
+                n_early = sum(map(len, channel.early.values())) if channel.early else 0
+                if len(channel.early) > EARLY_CHUNKS_MAX or n_early > EARLY_CHUNKS_MAX * EAGER_BYTES:
+                    raise Violation(f"rank {self.host.rank}: {len(channel.early)} early chunks of {n_early} B kept")
+        for outbound in endpoint.outbounds.values():
+            for k, out in outbound._channels.items():
+                if len(out.sender.out) > window:
+                    raise Violation(f"rank {self.host.rank}: {len(out.sender.out)} chunks out, window {window}")
+                if (out.sender.out or out.sender.changing) and self._waits_long(out.since_s):
+                    what = f"channel {k} to {outbound.peer} has waited since {out.since_s:.4f} s"
+                    raise Violation(f"rank {self.host.rank}: {what}")
+            for connection in outbound.connections:
+                if len(connection._queue) > 2 * (window + 1) * len(outbound._channels):
+                    raise Violation(f"rank {self.host.rank}: {len(connection._queue)} chunks queued for a connection")
+        if not is_over:
+            return
         for end in self.ends.values():
             for number in range(end.reported):
                 if not end.is_sender and end.buffers[number] != message(end.lane, number):
                     raise Violation(f"{self._name(end, number)}: changed after it was reported")
-        for inbound in self.host.endpoint.inbounds.values():
-            for channel in inbound._channels.values():
-                if len(channel.early) > EARLY_CHUNKS_MAX:
-                    raise Violation(f"rank {self.host.rank}: {len(channel.early)} early chunks kept")
+        if self.failure is None and not self.host.is_killed:
+            for inbound in endpoint.inbounds.values():
+                for channel in inbound._channels.values():
+                    if channel.slots or channel.early or channel.arriving:
+                        kept = f"{len(channel.early)} early chunks, {list(channel.arriving)}"
+                        what = f"{len(channel.slots)} slots, {kept}"
+                        raise Violation(f"rank {self.host.rank}: {what} left on channel {channel.k} of {inbound.peer}")
+
+    def _waits_long(self, since_s: float) -> bool:
+        """True if an acknowledgement is waited for nearly until the sender's timer rings, which must not be needed."""
+        return not self.swarm.is_cut and not self.is_done and self.host.now_s - since_s > _NEARLY_S
 
     def pending(self) -> str:
         """What it waits for."""
@@ -363,10 +273,21 @@ class Swarm:
             entries = []
             for number, (out, in_) in enumerate(nics):
                 self.network.nics[rank, number] = SimulatedNic(rank, number, float(out), float(in_))
-                entries.append((f"eth{number}", str(rank), number, out, in_))
+                entries.append((scenario.names[rank][number], str(rank), number, out, in_))
             book.append(tuple(entries))
         secret, job = self.rng.randbytes(32), self.rng.randbytes(16)
         checksum = crc32 if scenario.settings.crc else None
+        faults = scenario.faults
+        # One rank is killed or cut off; what the faults may last.
+        lasting = {(fault.rank, fault.nic) for fault in faults if fault.kind in HOLES and fault.for_s == INFINITY}
+        cut_off = any(
+            all((rank, nic) in lasting for nic in range(len(nics))) for rank, nics in enumerate(scenario.names)
+        )
+        self.is_cut = cut_off or any(fault.kind == "crash" for fault in faults)
+        self.faults_end_s = max([0.0, *(fault.at_s + fault.for_s for fault in faults if fault.for_s < INFINITY)])
+        self.faults_end_s = max([self.faults_end_s, *(fault.at_s for fault in faults)])
+        self.stays_to_s = self.faults_end_s + 1.5 * _LEAVE_S if scenario.stays and faults else 0.0
+        self.n_events = 0
         self.programs = [
             _Program(
                 self,
@@ -376,6 +297,7 @@ class Swarm:
                     job=job,
                     rng=random.Random(scenario.seed * 64 + rank),
                     checksum=checksum,
+                    turn_s=scenario.turn_s,
                 ),
             )
             for rank in range(len(book))
@@ -391,38 +313,66 @@ class Swarm:
         clock, faults = self.network.clock, self.scenario.faults
         for fault in faults:
             clock.after(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
-        ends = [fault.at_s + (fault.for_s if fault.for_s < 1e9 else 0.0) for fault in faults]
         size_bytes = sum(sum(lane.sizes) for lane in self.scenario.lanes)
+        size_bytes += 2 * len(self.programs) ** 2 * self.scenario.payload_bytes
         slowest = min(rate for nics in self.scenario.rates for nic in nics for rate in nic)
-        until_s = max([0.0, *ends]) + GRACE_S + 8 * size_bytes / slowest + self._allowance_s()
-        clock.run(until_s, self._is_over)
-        for program in self.programs:
-            program.check_after()
+        until_s = self.faults_end_s + GRACE_S + 8 * size_bytes / slowest
+        # Where a rank may be lost, or no rail is left, that takes its time to be found.
+        until_s += 2 * STALL_S + 3.0 if self.is_cut or self._may_refuse() else 0.0
+        while clock.now_s < until_s and not self._is_over():
+            self.n_events += clock.run(min(until_s, clock.now_s + _CHECK_S), self._is_over)
+            for program in self.programs:
+                program.check(is_over=False)
         if not self._is_over():
             waiting = "\n".join(each.pending() for each in self.programs if not each.is_done)
             raise Violation(f"not over {until_s:.2f} s after the start:\n{waiting}")
+        for program in self.programs:
+            program.check(is_over=True)
         if not self._may_fail():
             failed = [each for each in self.programs if each.failure is not None]
             if failed:
                 raise Violation(f"a rank gave up: {min(failed, key=lambda each: each.host.now_s).failure}")
+        self._check_counts()
 
-    def _allowance_s(self) -> float:
-        """Where a rank may be lost, or no rail is left, that takes its time to be found."""
-        return 2 * _STALL_S + 3.0 if self._may_fail() else 0.0
+    def _check_counts(self) -> None:
+        """Nothing is damaged unless bits flip; and where nothing befalls anybody, nothing is done in vain."""
+        counts = [program.host.endpoint.counts for program in self.programs]
+        if not self.scenario.corrupt and any(each.damaged for each in counts):
+            raise Violation("a connection counts as damaged, and no bit was flipped")
+        if not self.scenario.faults and not self.scenario.corrupt:
+            rails = [rail for program in self.programs for rail in program.host.endpoint.rail_counts]
+            if any((each.resent, each.suppressed, each.refused, each.changes) != (0, 0, 0, 0) for each in counts):
+                raise Violation(f"without a fault: {counts}")
+            if any(rail.failures for rail in rails):
+                raise Violation("a connection was given up without a fault")
+
+    def _may_refuse(self) -> bool:
+        return any(fault.kind == "refuse" for fault in self.scenario.faults)
 
     def _may_fail(self) -> bool:
-        """True if an error is a right end: a rank was killed, or has left while a fault was on, so that its last states
-        may not have come through."""
-        faults = self.scenario.faults
+        """True if an error is a right end: a rank was killed, cut off or refused others; or it has left while a fault
+        was on, so that its last states may not have come through."""
+        if self.is_cut or self._may_refuse():
+            return True
         left_s = [program.left_at_s for program in self.programs if program.is_done and program.failure is None]
-        return any(fault.kind == "crash" for fault in faults) or any(
-            fault.kind != "loss" and fault.at_s <= left + _LEAVE_S and left <= fault.at_s + fault.for_s + _LEAVE_S
-            for fault in faults
-            for left in left_s
-        )
+        excuses = [
+            (fault.at_s - _LEAVE_S, fault.at_s + fault.for_s + _LEAVE_S)
+            for fault in self.scenario.faults
+            if fault.kind not in ("loss", "busy", "slow") and fault.for_s < INFINITY
+        ]
+        return any(begin <= left <= end for begin, end in excuses for left in left_s)
 
     def _is_over(self) -> bool:
         return all(program.is_done or program.host.is_stopped for program in self.programs)
+
+    def outcome(self) -> Outcome:
+        """What it took."""
+        counts: Counter[str] = Counter()
+        for program in self.programs:
+            counts.update(asdict(program.host.endpoint.counts))
+            counts["failures"] += program.failure is not None
+        counts.update(lost_segments=self.network.n_lost, corrupted_segments=self.network.n_corrupted)
+        return Outcome(self.n_events, self.network.clock.now_s, dict(counts))
 
     # --- faults
 
@@ -436,8 +386,11 @@ class Swarm:
                 host.compute(fault.for_s)
         else:
             nic = self.network.nics[fault.rank, fault.nic]
+            if fault.kind == "freeze":
+                network = self.network
+                nic.out_free_s = max(nic.out_free_s, network.clock.now_s) + min(fault.for_s, FREEZE_S_MAX)
             self._change(nic, fault.kind, begins=True)
-            if fault.for_s < 1e9 and fault.kind != "reset":
+            if fault.for_s < INFINITY and fault.kind not in ("reset", "freeze"):
                 self.network.clock.after(fault.for_s, lambda: self._heal(nic, fault.kind))
 
     def _heal(self, nic: SimulatedNic, kind: str) -> None:
@@ -460,6 +413,10 @@ class Swarm:
             nic.out_rate = nic.out_rate / 8 if begins else float(self.scenario.rates[nic.rank][nic.number][0])
         elif kind == "reset":
             network.reset_over(nic)
+        elif kind == "refuse":
+            nic.refuses = begins
+        elif kind == "freeze":
+            pass
         else:
             holes = {"hole": (True, True), "hole-out": (True, False), "hole-in": (False, True)}[kind]
             network.set_open(
@@ -469,12 +426,26 @@ class Swarm:
             )
 
 
-def run_seed(seed: int, log: Callable[[str], None] | None = None) -> None:
-    """Runs the scenario of a seed; raises Violation, with the seed, if a promise is broken."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a run took: events, simulated seconds, and the counts of all ranks and of the network."""
+
+    n_events: int
+    simulated_s: float
+    counts: dict[str, int]
+
+
+def run_seed(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
+    """Runs the scenario of a seed; raises Violation, with the seed, if a promise is broken. `log` is told the story."""
     scenario = make_scenario(seed)
-    if log is not None:
-        log(scenario.describe())
+    swarm = Swarm(scenario, log)
     try:
-        Swarm(scenario, log).run()
+        if log is None:
+            swarm.run()
+        else:
+            log(scenario.describe())
+            with Recorder(lambda rank, what: swarm.note(f"rank {rank} {what}")):
+                swarm.run()
     except Violation as violation:
         raise Violation(f"seed {seed}: {violation}") from None
+    return swarm.outcome()
