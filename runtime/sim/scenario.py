@@ -221,6 +221,11 @@ def _make_faults(
         nic = rng.randrange(len(names[rank]))
         faults.append(SwarmFault(at_s, "refuse", rank, nic, rng.choice((0.05, 0.3))))
         faults.append(SwarmFault(at_s, "reset", rank, nic, 0.0))
+    if rng.random() < 0.04:
+        # A process sleeps for longer than a rail may be missing: nobody has watched that time.
+        rank, at_s = rng.randrange(n_ranks), rng.uniform(0, within_s)
+        faults += [SwarmFault(at_s, "hole", rank, nic, 0.6) for nic in range(len(names[rank]))]
+        faults.append(SwarmFault(at_s + rng.uniform(0.05, 0.5), "busy", rng.randrange(n_ranks), -1, 1.2 * STALL_S))
     if rng.random() < 0.07:
         rank, at_s = rng.randrange(n_ranks), rng.uniform(0, within_s)
         if rng.random() < 0.7:

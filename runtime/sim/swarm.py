@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from optcc.errors import OptccError
 from optcc.plan import Channel
 from optcc.runtime.protocol.exchange import Exchange
-from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, crc32
+from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.sim.host import SimulatedHost
+from optcc.runtime.sim.invariants import broken_invariants
 from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.sim.recorder import Recorder
@@ -137,6 +138,10 @@ class _Program:
     def _leave(self) -> None:
         """As `TcpTransport.close`: once the last states reach all peers, or a second later."""
         endpoint = self.host.endpoint
+        if self.swarm.scenario.stays and not self.swarm.lasts:
+            for connection in endpoint.up:
+                if connection.doubt or connection.is_avoided:
+                    raise Violation(f"rank {self.host.rank}: a connection of {connection.peer} is still suspected")
         endpoint.reports.release_all()
         self.host.flush()
         if not endpoint.may_leave() and self.host.now_s < self._leaves_at_s:
@@ -189,13 +194,25 @@ class _Program:
             if end.is_sender:
                 # The program may use its buffer again.
                 end.buffers[number][:] = bytes([_GARBAGE]) * len(end.buffers[number])
+                other = self.swarm.programs[end.lane.dst].posted(end.lane)
+                if number >= other:
+                    raise Violation(f"{self._name(end, number)}: sent, and only {other} slots are posted")
             elif end.buffers[number] != message(end.lane, number):
                 raise Violation(f"{self._name(end, number)}: wrong bytes")
             end.reported += 1
             self._n_left -= 1
             if self.swarm.rng.random() < self.swarm.scenario.pauses:
                 self.host.compute(self.swarm.rng.choice((0.001, 0.02, 0.15)))
+        endpoint = self.host.endpoint
+        if all(end.posted == end.reported for end in self.ends.values()):
+            for inbound in endpoint.reports._deferred.values():
+                if inbound.owes_report:
+                    raise Violation(f"rank {self.host.rank}: waits for nothing, and owes a report")
         return bool(events)
+
+    def posted(self, lane: SwarmChannel) -> int:
+        """How many messages of a channel this rank has posted."""
+        return sum(end.posted for end in self.ends.values() if end.lane is lane)
 
     def _name(self, end: _End, number: int) -> str:
         return f"rank {self.host.rank}: message {number} of {end.lane.src}->{end.lane.dst} group {end.lane.group}"
@@ -207,25 +224,18 @@ class _Program:
         self.host.leave()
 
     def check(self, *, is_over: bool) -> None:
-        """Memory is bounded, windows are kept; once all `is_over`, what was received is still there, and nothing that
-        was posted or kept is left."""
-        endpoint = self.host.endpoint
-        window = endpoint.settings.window
-        for inbound in endpoint.inbounds.values():
-            for channel in inbound._channels.values():
-                n_early = sum(map(len, channel.early.values())) if channel.early else 0
-                if len(channel.early) > EARLY_CHUNKS_MAX or n_early > EARLY_CHUNKS_MAX * EAGER_BYTES:
-                    raise Violation(f"rank {self.host.rank}: {len(channel.early)} early chunks of {n_early} B kept")
-        for outbound in endpoint.outbounds.values():
+        """The invariants hold, and nobody waits for long.
+
+        Once all `is_over`, what was received is still there, and nothing that was posted or kept is left.
+        """
+        endpoint, rank = self.host.endpoint, self.host.rank
+        if not self.host.is_stopped and endpoint.failure is None:
+            for what in broken_invariants(endpoint):
+                raise Violation(f"rank {rank}: {what}")
+        for peer, outbound in endpoint.outbounds.items():
             for k, out in outbound._channels.items():
-                if len(out.sender.out) > window:
-                    raise Violation(f"rank {self.host.rank}: {len(out.sender.out)} chunks out, window {window}")
                 if (out.sender.out or out.sender.changing) and self._waits_long(out.since_s):
-                    what = f"channel {k} to {outbound.peer} has waited since {out.since_s:.4f} s"
-                    raise Violation(f"rank {self.host.rank}: {what}")
-            for connection in outbound.connections:
-                if len(connection._queue) > 2 * (window + 1) * len(outbound._channels):
-                    raise Violation(f"rank {self.host.rank}: {len(connection._queue)} chunks queued for a connection")
+                    raise Violation(f"rank {rank}: channel {k} to {peer} has waited since {out.since_s:.4f} s")
         if not is_over:
             return
         for end in self.ends.values():
@@ -242,7 +252,8 @@ class _Program:
 
     def _waits_long(self, since_s: float) -> bool:
         """True if an acknowledgement is waited for nearly until the sender's timer rings, which must not be needed."""
-        return not self.swarm.is_cut and not self.is_done and self.host.now_s - since_s > _NEARLY_S
+        excused = self.swarm.is_cut or self.swarm.sleeps or self.is_done
+        return not excused and self.host.now_s - since_s > _NEARLY_S
 
     def pending(self) -> str:
         """What it waits for."""
@@ -286,6 +297,8 @@ class Swarm:
         self.is_cut = cut_off or any(fault.kind == "crash" for fault in faults)
         self.faults_end_s = max([0.0, *(fault.at_s + fault.for_s for fault in faults if fault.for_s < INFINITY)])
         self.faults_end_s = max([self.faults_end_s, *(fault.at_s for fault in faults)])
+        self.sleeps = any(fault.kind == "busy" and fault.for_s > GRACE_S for fault in faults)
+        self.lasts = any(fault.for_s == INFINITY for fault in faults)
         self.stays_to_s = self.faults_end_s + 1.5 * _LEAVE_S if scenario.stays and faults else 0.0
         self.n_events = 0
         self.programs = [

@@ -1,0 +1,65 @@
+"""What holds at any time at an endpoint, between two events: `optcc.runtime.protocol` states it, and this checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optcc.runtime.protocol.endpoint import Endpoint
+from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX
+from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.outbound import Outbound
+
+
+def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
+    """Each one that is broken, in words."""
+    held = 0
+    for peer, outbound in endpoint.outbounds.items():
+        held += len(outbound.connections)
+        for what in _of_outbound(outbound, endpoint.settings.window):
+            yield f"to rank {peer}: {what}"
+    for peer, inbound in endpoint.inbounds.items():
+        held += sum(each is not None for each in inbound.connections)
+        for what in _of_inbound(inbound):
+            yield f"from rank {peer}: {what}"
+    if held != len(endpoint.up):
+        yield f"{len(endpoint.up)} connections are up, the rails hold {held}"
+
+
+def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
+    for k, channel in outbound._channels.items():
+        sender = channel.sender
+        if len(sender.out) > window:
+            yield f"channel {k}: {len(sender.out)} chunks are out, window {window}"
+        if len(channel.chunks) != channel.posted - sender.acked:
+            yield f"channel {k}: {len(channel.chunks)} chunks are kept of {sender.acked} to {channel.posted}"
+        used = [outbound._is_used(rail) for rail in channel.rails]
+        if [bool(sender.up >> virtual & 1) for virtual in range(len(used))] != used:
+            yield f"channel {k}: the table has {sender.up:b} up, used are {used}"
+        if sender.stalled and any(outbound._is_used(rail) for rail in range(len(outbound.rails))):
+            yield f"channel {k}: stalled, and a rail is used"
+    for connection in outbound.connections:
+        if connection.is_avoided and connection._queue:
+            yield f"{len(connection._queue)} chunks wait for a connection that is avoided"
+        if len(connection._queue) > 2 * (window + 1) * len(outbound._channels):
+            yield f"{len(connection._queue)} chunks wait for one connection"
+
+
+def _of_inbound(inbound: Inbound) -> Iterator[str]:
+    used = [
+        connection is not None and not connection.is_avoided
+        for connection in (inbound.connections[rail] for rail in inbound._rails)
+    ]
+    for k, channel in inbound._channels.items():
+        receiver = channel.receiver
+        if [bool(receiver.up >> virtual & 1) for virtual in range(len(used))] != used:
+            yield f"channel {k}: the table has {receiver.up:b} up, used are {used}"
+        if len(channel.slots) != channel.posted - receiver.delivered and receiver.delivered <= channel.posted:
+            yield f"channel {k}: {len(channel.slots)} slots of {receiver.delivered} to {channel.posted}"
+        if receiver.delivered > channel.posted:
+            yield f"channel {k}: {receiver.delivered} chunks are delivered into {channel.posted} slots"
+        early = [len(chunk) for chunk in channel.early.values()]
+        if len(early) > EARLY_CHUNKS_MAX or any(n_bytes > EAGER_BYTES for n_bytes in early):
+            yield f"channel {k}: early chunks of {early} B are kept"
+        for number, connection in channel.arriving.items():
+            if connection.is_closed:
+                yield f"channel {k}: chunk {number} counts as coming over a connection that was given up"
