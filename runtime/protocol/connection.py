@@ -247,7 +247,7 @@ class Reader(Protocol):
         """True if the chunk has not come in any other way meanwhile."""
         ...
 
-    def discard(self, connection: RecvConnection, epoch: int, channel: int, number: int) -> None:
+    def discard(self, connection: RecvConnection, channel: int, number: int) -> None:
         """The chunk is whole and damaged, and not wanted any more."""
         ...
 
@@ -433,7 +433,7 @@ class RecvConnection(Connection):
             # The sender's view may change under a second copy once the first has been delivered.
             if self._reader.wants(*self._chunk):
                 raise Broken("chunk: wrong checksum", is_damage=True)
-            self._reader.discard(self, *self._chunk)
+            self._reader.discard(self, *self._chunk[1:])
             return
         self._reader.complete(self, *self._chunk, slot)
 

@@ -284,7 +284,7 @@ class Inbound:
         """See `Reader`."""
         return is_fresh(self._link, self._channels[channel].receiver, Event(DATA, 0, epoch, number))
 
-    def discard(self, connection: RecvConnection, epoch: int, channel: int, number: int) -> None:
+    def discard(self, connection: RecvConnection, channel: int, number: int) -> None:
         """See `Reader`. A copy of a later epoch may come over the same connection, beside the slot."""
         end = self._channels[channel]
         if end.arriving.get(number) is connection:

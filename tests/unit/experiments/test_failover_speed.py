@@ -115,7 +115,9 @@ def test_the_command_says_what_is_missed_and_fails_for_wrong_bits(
 
 
 @pytest.mark.netns
-@pytest.mark.parametrize("kinds", [("down", "reset", "degraded"), pytest.param(KINDS, marks=[pytest.mark.slow, pytest.mark.realtime])])
+@pytest.mark.parametrize(
+    "kinds", [("down", "reset", "degraded"), pytest.param(KINDS, marks=[pytest.mark.slow, pytest.mark.realtime])]
+)
 def test_a_nic_fails_and_every_bit_is_right(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Short messages: how long it takes is not looked at, nor whether runs are as fast as before."""
     monkeypatch.setattr(failover_speed, "BACK_SHARE", 1e9)
