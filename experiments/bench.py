@@ -1,8 +1,8 @@
 """Timing AllReduce: schedules and peers interleaved in one run, every element checked.
 
 Every case runs once in each round, so that a drift of the machine affects all alike. A time is from a barrier until the
-slowest rank is done. Inputs are those of `optcc.runtime.check`: every reduction of them is exact, so a single wrong
-element is found.
+slowest rank is done. Inputs are those of `optcc.runtime.exact_inputs`: every reduction of them is exact, so a single
+wrong element is found.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from optcc.experiments.record import BenchTiming, Samples, stolen_jiffies, stole
 from optcc.files import VerdictCache
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
-from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.engine import Engine
+from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.simulate import simulate

@@ -17,7 +17,8 @@ import msgspec
 
 from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.runtime.kernels import Array, divide
-from optcc.runtime.launch import Meet, Nic, nics_of, over_mpi
+from optcc.runtime.nics import Nic, nics_of
+from optcc.runtime.rendezvous import Meet, over_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI

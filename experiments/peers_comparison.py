@@ -42,7 +42,7 @@ from optcc.experiments.peers_team import START_S, Team, Turn
 from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import STEAL_MAX
 from optcc.planner import prove, verdict_cache
-from optcc.runtime.check import expected_output, make_input
+from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_size

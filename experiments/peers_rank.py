@@ -31,7 +31,8 @@ from optcc.experiments.peers import Peer, make_peer
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.engine import Engine
-from optcc.runtime.launch import nics_of, over_mpi
+from optcc.runtime.nics import nics_of
+from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport

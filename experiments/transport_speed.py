@@ -49,9 +49,10 @@ from optcc.experiments.record import (
     this_machine,
 )
 from optcc.experiments.recorder import Measured, record_command, run_command
-from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Nic, over_mpi
+from optcc.runtime.exact_inputs import expected_output, make_input
+from optcc.runtime.nics import Nic
+from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport

@@ -26,15 +26,7 @@ from typing import Final, Literal, Protocol
 
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.files import cache_directory
-from optcc.runtime.launch import (
-    IFNAME_VARIABLE,
-    RATES_VARIABLE,
-    Interface,
-    Nic,
-    choose_nics,
-    declare_rates,
-    interfaces,
-)
+from optcc.runtime.nics import IFNAME_VARIABLE, RATES_VARIABLE, Interface, Nic, choose_nics, declare_rates, interfaces
 from optcc.units import show_rate, show_size
 
 OK: Final = "ok"

@@ -29,9 +29,9 @@ import numpy as np
 from optcc.collective import check_dtype, split
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, PlanError, RuntimeFault
 from optcc.plan import Channel, Plan
-from optcc.runtime.agree import agree
-from optcc.runtime.first_reads import find_first_reads
+from optcc.runtime.input_aliasing import find_first_reads
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
+from optcc.runtime.plan_handshake import agree
 from optcc.runtime.state import WINDOW, Action, Memory, Place, PostRecv, PostSend, RankMachine, RankProgram
 from optcc.runtime.stored_types import is_stored_as, stored_dtype
 from optcc.runtime.transport import (

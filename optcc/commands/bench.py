@@ -29,7 +29,8 @@ from optcc.experiments.record import (
 )
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
-from optcc.runtime.launch import nics_of, over_mpi
+from optcc.runtime.nics import nics_of
+from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport

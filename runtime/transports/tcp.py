@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError, MismatchError
-from optcc.runtime.launch import Meet, Meeting, Nic
+from optcc.runtime.nics import Nic
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import VERSION, crc32
@@ -30,6 +30,7 @@ from optcc.runtime.protocol.hello import JOB_BYTES, SECRET_BYTES
 from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.rendezvous import Meet, Meeting
 from optcc.runtime.transport import Clock, MonotonicClock
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
 from optcc.runtime.transports.nic_watch import NicWatch
@@ -71,7 +72,7 @@ class Wire:
 class TcpTransport(EndpointTransport):
     """This process's end of a network of `Meeting.n_ranks` ranks; making one is collective.
 
-    `meet` brings the ranks together once (see `optcc.runtime.launch`); `nics` are this rank's NICs, one of each plane:
+    `meet` brings the ranks together once (`optcc.runtime.rendezvous`); `nics` are this rank's NICs, one of each plane:
     two ranks are joined over the NICs that have the same name, or in order if none have. Chunks are of about
     `chunk_bytes`, at most `window` are out at once on a channel, with `crc` each has a checksum: these must be the same
     at every rank. With `replan`, the sender changes to the next epoch after each failure that it learns of. With

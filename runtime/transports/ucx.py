@@ -22,9 +22,10 @@ import msgspec
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
-from optcc.runtime.launch import Meet, Nic
+from optcc.runtime.nics import Nic
 from optcc.runtime.protocol.bruck import Gathering
 from optcc.runtime.protocol.striping import Striping, cut
+from optcc.runtime.rendezvous import Meet
 from optcc.runtime.striping import divide_plan
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
@@ -77,7 +78,7 @@ class _Lane:
 class UcxTransport:
     """This process's end of a network of `Meeting.n_ranks` ranks; making one is collective.
 
-    `meet` brings the ranks together once (see `optcc.runtime.launch`); `nics` are this rank's NICs by the names that
+    `meet` brings the ranks together once (`optcc.runtime.rendezvous`); `nics` are this rank's NICs by the names that
     UCX gives devices ("eth0", "mlx5_0:1"), one of each plane: two ranks are joined over the NICs of one name, or in
     order if they share none. Messages are cut into pieces of about `chunk_bytes`, the same at every rank.
 

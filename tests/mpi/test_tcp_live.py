@@ -40,9 +40,10 @@ PROGRAM = """
 import json, os, sys, time
 import numpy as np
 from optcc.errors import OptccError
-from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Nic, at_address, read_secret
+from optcc.runtime.nics import Nic
+from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.verdict import PROPERTIES, PROVED, Verdict

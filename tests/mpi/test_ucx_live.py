@@ -24,9 +24,10 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Nic, at_address, read_secret
+from optcc.runtime.nics import Nic
+from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.verdict import PROPERTIES, PROVED, Verdict

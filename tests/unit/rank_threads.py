@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from optcc.errors import RankLost
-from optcc.runtime.launch import Meet, Meeting
+from optcc.runtime.rendezvous import Meet, Meeting
 
 DONE_S = 60.0
 
@@ -34,7 +34,7 @@ class Room:
         self._barrier = threading.Barrier(n_ranks)
 
     def meet(self, rank: int) -> Meet:
-        """See `optcc.runtime.launch.Meet`."""
+        """See `optcc.runtime.rendezvous.Meet`."""
 
         def meet(record: bytes) -> Meeting:
             self.records[rank] = record

@@ -24,11 +24,12 @@ from optcc.experiments.executor_speed import ImmediateTransport
 from optcc.plan import Plan
 from optcc.planner import Planner
 from optcc.runtime import communicator
-from optcc.runtime.check import expected_output, make_input
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.engine import COPIED_BYTES_MAX, Engine, Handle
+from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.kernels import NumpyKernels
-from optcc.runtime.launch import in_file, nics_of
+from optcc.runtime.nics import nics_of
+from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import exchange, ring
 from optcc.runtime.transport import Bytes, Transport
 from optcc.runtime.transports.loopback import run_ranks

@@ -12,7 +12,7 @@ import pytest
 from optcc import cli
 from optcc.errors import InputError
 from optcc.runtime.doctor import NOTE, OK, WRONG, Finding, Host, Need, Ran, System, examine
-from optcc.runtime.launch import Interface
+from optcc.runtime.nics import Interface
 
 GBIT = 125_000_000
 OPEN_MPI = "4.1.2\nOpen MPI v5.0.11, package: Open MPI root@host Distribution"

@@ -32,7 +32,6 @@ from optcc.experiments.kernel_bench import (
     round_values,
 )
 from optcc.runtime import cupy_kernels
-from optcc.runtime.check import make_input, wrong_elements
 from optcc.runtime.cupy_kernels import (
     BLOCKS_PER_PROCESSOR,
     EMPTY,
@@ -47,6 +46,7 @@ from optcc.runtime.cupy_kernels import (
     staging_order,
 )
 from optcc.runtime.engine import Engine
+from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.kernels import kernels_for, memory_of
 from optcc.runtime.samples import ring
 from optcc.runtime.stored_types import stored_dtype

@@ -24,11 +24,11 @@ from optcc.errors import (
     TopologyError,
 )
 from optcc.plan import RECV, RECV_REDUCE_SEND, SEND, Channel, Plan
-from optcc.runtime.agree import Terms, explain
-from optcc.runtime.check import expected_output, make_input, wrong_elements
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Executor
+from optcc.runtime.exact_inputs import expected_output, make_input, wrong_elements
 from optcc.runtime.kernels import NumpyKernels
+from optcc.runtime.plan_handshake import Terms, explain
 from optcc.runtime.samples import Draft, exchange, ring
 from optcc.runtime.state import Action, Compute, PostRecv, PostSend, RankMachine, RankProgram
 from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, max_min_rates, run_ranks

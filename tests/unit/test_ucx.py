@@ -13,10 +13,10 @@ import pytest
 from optcc.compiler import compile_schedule
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
-from optcc.runtime.check import make_input, wrong_elements
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Nic
+from optcc.runtime.exact_inputs import make_input, wrong_elements
+from optcc.runtime.nics import Nic
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import Port, load
 from optcc.schedules.optcc import optcc

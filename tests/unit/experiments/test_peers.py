@@ -52,7 +52,8 @@ from optcc.experiments.peers_team import Turn, last_words
 from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import STEAL_MAX
 from optcc.paper_figures import build, peer_dots
-from optcc.runtime.launch import Meet, Meeting, Nic
+from optcc.runtime.nics import Nic
+from optcc.runtime.rendezvous import Meet, Meeting
 
 
 def run(contender: str, side: str, seconds: list[float], *, bed: str = HEALTHY, **fields: Any) -> PeerRun:

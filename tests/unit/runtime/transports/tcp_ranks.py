@@ -12,7 +12,7 @@ import numpy.typing as npt
 from optcc.compiler import compile_schedule
 from optcc.plan import Plan
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Nic
+from optcc.runtime.nics import Nic
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport

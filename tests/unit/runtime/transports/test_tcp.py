@@ -27,8 +27,9 @@ from optcc.errors import (
 from optcc.plan import Channel
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Engine
-from optcc.runtime.launch import Meeting, Nic
+from optcc.runtime.nics import Nic
 from optcc.runtime.protocol.frames import crc32
+from optcc.runtime.rendezvous import Meeting
 from optcc.runtime.transport import RECEIVED, SENT
 from optcc.runtime.transports import tcp
 from optcc.runtime.transports.tcp import TcpTransport, Wire
@@ -361,9 +362,10 @@ import os, sys, time
 import numpy as np
 from optcc.errors import RankLost
 from optcc.runtime.engine import Executor
-from optcc.runtime.launch import Nic, in_file
+from optcc.runtime.nics import Nic
+from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import ring
-from optcc.runtime.check import make_input, wrong_elements
+from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.verdict import PROPERTIES, PROVED, Verdict
 

@@ -9,9 +9,9 @@ from optcc.errors import OptccError
 from optcc.plan import RECV, SEND, Channel, Plan
 from optcc.planner import build_plan
 from optcc.runtime import engine
-from optcc.runtime.check import make_input
 from optcc.runtime.engine import Engine
-from optcc.runtime.first_reads import find_first_reads
+from optcc.runtime.exact_inputs import make_input
+from optcc.runtime.input_aliasing import find_first_reads
 from optcc.runtime.samples import Draft, ring
 from optcc.runtime.state import Compute, PostSend, RankProgram
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks

@@ -12,21 +12,10 @@ from pathlib import Path
 import pytest
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, OptccError
-from optcc.runtime.launch import (
-    Interface,
-    Meet,
-    Meeting,
-    Nic,
-    at_address,
-    choose_nics,
-    declare_rates,
-    in_file,
-    interfaces,
-    nics_of,
-    read_secret,
-)
+from optcc.runtime.nics import Interface, Nic, choose_nics, declare_rates, interfaces, nics_of
 from optcc.runtime.protocol.frames import WireError
 from optcc.runtime.protocol.hello import Hello
+from optcc.runtime.rendezvous import Meet, Meeting, at_address, in_file, read_secret
 from tests.unit.callers import call, enter, is_shut_out
 
 DONE_S = 40.0

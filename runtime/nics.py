@@ -1,0 +1,154 @@
+"""The NICs of this machine: which a rank uses, and at which rates.
+
+`OPTCC_SOCKET_IFNAME` chooses them by name as NCCL_SOCKET_IFNAME does; `OPTCC_NIC_RATES` declares their rates. Linux.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optcc.errors import EnvironmentMissing, InputError
+from optcc.units import parse_rate
+
+IFNAME_VARIABLE = "OPTCC_SOCKET_IFNAME"
+RATES_VARIABLE = "OPTCC_NIC_RATES"
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
+_IFREQ_BYTES = 40
+_EQUAL_RATE = 1
+_MBIT_BYTES = 125_000
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A NIC of this machine: its name, its IPv4 address, and the rates it can send and receive at, bytes/s.
+
+    Only the proportions of the rates matter, among all NICs of the job; above 1 Mbit/s they also say how long a queue
+    may be in the way before a connection is in doubt. Raises InputError for a rate below 1.
+    """
+
+    name: str
+    address: str
+    out_rate: int = _EQUAL_RATE
+    in_rate: int = _EQUAL_RATE
+
+    def __post_init__(self) -> None:
+        if self.out_rate < 1 or self.in_rate < 1:
+            raise InputError(f"NIC {self.name}: {self.out_rate} and {self.in_rate} B/s: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface of this machine that is up and has an IPv4 address; `rate` in bytes/s, 0 if it does not say."""
+
+    name: str
+    address: str
+    is_loopback: bool
+    rate: int = 0
+
+
+def interfaces() -> list[Interface]:
+    """The interfaces of this machine that are up and have an IPv4 address, in the system's order."""
+    found: list[Interface] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_IFREQ_BYTES}s", name.encode()[:15])
+            try:
+                flags: int = struct.unpack_from("=H", fcntl.ioctl(sock, _SIOCGIFFLAGS, request), 16)[0]
+                address = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
+            except OSError:
+                continue
+            if flags & _IFF_UP:
+                found.append(Interface(name, address, bool(flags & _IFF_LOOPBACK), _speed(name)))
+    return found
+
+
+def _speed(name: str) -> int:
+    """What the driver says, bytes/s; 0 if it does not."""
+    try:
+        return max(0, int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))) * _MBIT_BYTES
+    except (OSError, ValueError):
+        return 0
+
+
+def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> list[Nic]:
+    """The NICs to use, in the order of their names, by the grammar of NCCL_SOCKET_IFNAME.
+
+    `wanted` is a list of prefixes ("eth,ib"); after `=` of whole names ("=eth0,eth1"); after `^` what to leave out
+    ("^docker", "^=eth3"). Empty: everything but loopback and docker's bridges, and loopback if that leaves nothing.
+    Rates are taken from the drivers if all NICs have one, else they count as equal.
+
+    Raises InputError if nothing fits, or a list is empty.
+
+    >>> here = [Interface("lo", "127.0.0.1", True), *(Interface(f"eth{i}", f"10.0.{i}.1", False) for i in range(2))]
+    >>> [nic.name for nic in choose_nics("", here)], [nic.name for nic in choose_nics("^=eth0,lo", here)]
+    (['eth0', 'eth1'], ['eth1'])
+    """
+    found = interfaces() if found is None else found
+    if wanted:
+        rule = wanted
+        leave_out, rule = rule.startswith("^"), rule.removeprefix("^")
+        exact, rule = rule.startswith("="), rule.removeprefix("=")
+        names = rule.split(",")
+        if not all(names):
+            raise InputError(f"{IFNAME_VARIABLE} {wanted!r}: must be names between commas, after ^, = or ^= if wanted")
+        fits = (lambda name: name in names) if exact else (lambda name: name.startswith(tuple(names)))
+        chosen = [each for each in found if fits(each.name) != leave_out]
+        if not chosen:
+            here = ", ".join(each.name for each in found) or "none"
+            raise InputError(f"{IFNAME_VARIABLE} {wanted!r}: must leave an interface that is up; there is {here}")
+    else:
+        chosen = [each for each in found if not each.is_loopback and not each.name.startswith("docker")]
+        chosen = chosen or [each for each in found if each.is_loopback]
+        if not chosen:
+            raise EnvironmentMissing("no network interface is up with an IPv4 address")
+    chosen.sort(key=lambda each: each.name)
+    rated = all(each.rate for each in chosen)
+    return [
+        Nic(each.name, each.address, each.rate, each.rate) if rated else Nic(each.name, each.address) for each in chosen
+    ]
+
+
+def nics_of(environment: Mapping[str, str]) -> list[Nic]:
+    """The NICs that OPTCC_SOCKET_IFNAME leaves, with the rates that OPTCC_NIC_RATES declares, if any, for this host.
+
+    See `choose_nics` and `declare_rates`.
+    """
+    nics = choose_nics(environment.get(IFNAME_VARIABLE, ""))
+    rates = environment.get(RATES_VARIABLE, "")
+    return declare_rates(nics, rates, socket.gethostname()) if rates else nics
+
+
+def declare_rates(nics: Sequence[Nic], rates: str, host: str) -> list[Nic]:
+    """The NICs with declared rates: first that of every NIC, then those of some, out and in if they differ.
+
+    All ranks may be given the same text: what is said of another host does not count. Raises InputError for a text
+    that says something else.
+
+    >>> nics = [Nic("eth0", "10.0.0.1"), Nic("eth1", "10.0.1.1")]
+    >>> [nic.out_rate for nic in declare_rates(nics, "200MB/s,eth1=100MB/s,h3.eth0=1MB/s", "h2")]
+    [200000000, 100000000]
+    """
+    first, *others = rates.split(",")
+    everyone = _rate_pair(first)
+    declared = {nic.name: everyone for nic in nics}
+    for other in others:
+        target, equals, rate = other.partition("=")
+        where, _, name = target.rpartition(".")
+        if not equals or not name:
+            raise InputError(f"{RATES_VARIABLE} {other!r}: must be NIC=RATE or HOST.NIC=RATE")
+        pair = _rate_pair(rate)
+        if where in ("", host) and name in declared:
+            declared[name] = pair
+    return [Nic(nic.name, nic.address, *declared[nic.name]) for nic in nics]
+
+
+def _rate_pair(text: str) -> tuple[int, int]:
+    """Rate out and rate in, whole bytes/s."""
+    out, colon, in_ = text.partition(":")
+    return int(parse_rate(out)), int(parse_rate(in_ if colon else out))
