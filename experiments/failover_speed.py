@@ -66,7 +66,7 @@ from optcc.plan import Plan
 from optcc.planner import build_plan
 from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import make_input, wrong_elements
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.show import Card
@@ -264,7 +264,7 @@ def _rank(wire: socket.socket, channel: IO[str]) -> None:
     """
     config = json.loads(channel.readline())
     rank, n_ranks, size_bytes = int(config["rank"]), int(config["hosts"]), int(config["size_bytes"])
-    nics = [Nic(f"eth{nic}", nic_address(rank, nic)) for nic in range(int(config["nics"]))]
+    nics = [HostNic(f"eth{nic}", nic_address(rank, nic)) for nic in range(int(config["nics"]))]
     meet = at_address((control_address(0), _PORT), rank, n_ranks, bytes.fromhex(config["secret"]), timeout_s=_READY_S)
     transport = TcpTransport(meet, nics)
     plan = _plan(n_ranks, size_bytes)

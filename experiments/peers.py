@@ -17,7 +17,7 @@ import msgspec
 
 from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.runtime.kernels import Array, divide
-from optcc.runtime.nics import Nic, nics_of
+from optcc.runtime.nics import HostNic, nics_of
 from optcc.runtime.rendezvous import Meet, over_mpi
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class GlooPeer:
             self._group.destroy_process_group()
 
 
-def common_nics(nics: Sequence[Nic], meet: Meet) -> tuple[list[str], str]:
+def common_nics(nics: Sequence[HostNic], meet: Meet) -> tuple[list[str], str]:
     """The names of this rank's NICs that every rank has, or of its first one; and the address of rank 0's first."""
     mine = msgspec.json.encode([(nic.name, nic.address) for nic in nics])
     everyone = [msgspec.json.decode(record, type=list[tuple[str, str]]) for record in meet(mine).records]

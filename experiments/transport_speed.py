@@ -51,7 +51,7 @@ from optcc.experiments.record import (
 from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import expected_output, make_input
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
@@ -291,13 +291,13 @@ def run_job(route: str) -> list[TransportTiming]:
         plain: PlainSockets | None = None
         if route == "tcp":
             for case, n_rails, crc in zip(OURS, (1, 2, 2), (False, False, True), strict=True):
-                nics = [Nic(f"rail{i}", f"127.0.{i + 2}.{rank + 1}") for i in range(n_rails)]
+                nics = [HostNic(f"rail{i}", f"127.0.{i + 2}.{rank + 1}") for i in range(n_rails)]
                 transports[case] = TcpTransport(over_mpi(comm), nics, crc=crc)
             transports[OVER_MPI] = MpiTransport(comm)
             plain = PlainSockets(comm, 1, lambda peer, _: f"127.0.1.{peer + 1}", stack)
         elif route == _FABRIC_ROUTE:
             n_rails = FabricSpec.parse(FABRIC).nics
-            nics = [Nic(f"eth{i}", nic_address(rank, i)) for i in range(n_rails)]
+            nics = [HostNic(f"eth{i}", nic_address(rank, i)) for i in range(n_rails)]
             transports["TCP, 2 rails"] = TcpTransport(over_mpi(comm), nics)
             plain = PlainSockets(comm, n_rails, nic_address, stack)
         for transport in transports.values():

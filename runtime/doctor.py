@@ -26,7 +26,15 @@ from typing import Final, Literal, Protocol
 
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.files import cache_directory
-from optcc.runtime.nics import IFNAME_VARIABLE, RATES_VARIABLE, Interface, Nic, choose_nics, declare_rates, interfaces
+from optcc.runtime.nics import (
+    IFNAME_VARIABLE,
+    RATES_VARIABLE,
+    HostNic,
+    Interface,
+    choose_nics,
+    declare_rates,
+    interfaces,
+)
 from optcc.units import show_rate, show_size
 
 OK: Final = "ok"
@@ -288,7 +296,7 @@ def check_nics(system: System, _need: Need) -> Iterator[Finding]:
         yield from _rates(system, chosen)
 
 
-def _chosen(system: System) -> tuple[list[Nic], Finding | None]:
+def _chosen(system: System) -> tuple[list[HostNic], Finding | None]:
     """The NICs that a run would use, or what keeps it from having any."""
     wanted = system.environment.get(IFNAME_VARIABLE, "")
     try:
@@ -353,7 +361,7 @@ def _adapter(system: System, name: str) -> Iterator[Finding]:
         yield Finding("nics", f"{name}:{port}", f"{state}, {rate}{where}", OK if active else NOTE, why, do)
 
 
-def _selection(system: System, chosen: Sequence[Nic]) -> Finding:
+def _selection(system: System, chosen: Sequence[HostNic]) -> Finding:
     wanted = system.environment.get(IFNAME_VARIABLE, "")
     value = f"{wanted or 'unset'}: selects {', '.join(nic.name for nic in chosen)}"
     why = "these carry the data of the TCP transport, a connection to each peer over each"
@@ -367,7 +375,7 @@ def _selection(system: System, chosen: Sequence[Nic]) -> Finding:
     return Finding("nics", IFNAME_VARIABLE, value, OK, why)
 
 
-def _rates(system: System, chosen: Sequence[Nic]) -> Iterator[Finding]:
+def _rates(system: System, chosen: Sequence[HostNic]) -> Iterator[Finding]:
     """Declared rates against what the drivers say."""
     text = system.environment.get(RATES_VARIABLE, "")
     speeds = {each.name: each.rate for each in system.interfaces()}

@@ -25,7 +25,7 @@ _MBIT_BYTES = 125_000
 
 
 @dataclass(frozen=True, slots=True)
-class Nic:
+class HostNic:
     """A NIC of this machine: its name, its IPv4 address, and the rates it can send and receive at, bytes/s.
 
     Only the proportions of the rates matter, among all NICs of the job; above 1 Mbit/s they also say how long a queue
@@ -76,7 +76,7 @@ def _speed(name: str) -> int:
         return 0
 
 
-def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> list[Nic]:
+def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> list[HostNic]:
     """The NICs to use, in the order of their names, by the grammar of NCCL_SOCKET_IFNAME.
 
     `wanted` is a list of prefixes ("eth,ib"); after `=` of whole names ("=eth0,eth1"); after `^` what to leave out
@@ -110,11 +110,12 @@ def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> l
     chosen.sort(key=lambda each: each.name)
     rated = all(each.rate for each in chosen)
     return [
-        Nic(each.name, each.address, each.rate, each.rate) if rated else Nic(each.name, each.address) for each in chosen
+        HostNic(each.name, each.address, each.rate, each.rate) if rated else HostNic(each.name, each.address)
+        for each in chosen
     ]
 
 
-def nics_of(environment: Mapping[str, str]) -> list[Nic]:
+def nics_of(environment: Mapping[str, str]) -> list[HostNic]:
     """The NICs that OPTCC_SOCKET_IFNAME leaves, with the rates that OPTCC_NIC_RATES declares, if any, for this host.
 
     See `choose_nics` and `declare_rates`.
@@ -124,13 +125,13 @@ def nics_of(environment: Mapping[str, str]) -> list[Nic]:
     return declare_rates(nics, rates, socket.gethostname()) if rates else nics
 
 
-def declare_rates(nics: Sequence[Nic], rates: str, host: str) -> list[Nic]:
+def declare_rates(nics: Sequence[HostNic], rates: str, host: str) -> list[HostNic]:
     """The NICs with declared rates: first that of every NIC, then those of some, out and in if they differ.
 
     All ranks may be given the same text: what is said of another host does not count. Raises InputError for a text
     that says something else.
 
-    >>> nics = [Nic("eth0", "10.0.0.1"), Nic("eth1", "10.0.1.1")]
+    >>> nics = [HostNic("eth0", "10.0.0.1"), HostNic("eth1", "10.0.1.1")]
     >>> [nic.out_rate for nic in declare_rates(nics, "200MB/s,eth1=100MB/s,h3.eth0=1MB/s", "h2")]
     [200000000, 100000000]
     """
@@ -145,7 +146,7 @@ def declare_rates(nics: Sequence[Nic], rates: str, host: str) -> list[Nic]:
         pair = _rate_pair(rate)
         if where in ("", host) and name in declared:
             declared[name] = pair
-    return [Nic(nic.name, nic.address, *declared[nic.name]) for nic in nics]
+    return [HostNic(nic.name, nic.address, *declared[nic.name]) for nic in nics]
 
 
 def _rate_pair(text: str) -> tuple[int, int]:

@@ -201,10 +201,6 @@ def test_no_module_imports_itself_round_a_circle() -> None:
     assert circles(imports_between(texts)) == []
 
 
-UNDER_RECONSTRUCTION = {"Clock", "Counts", "FifoPorts", "Interface", "Line", "Network", "Nic", "Ports", "Shares"}
-"""Names that the transports and the simulator still share; take one out when it is unique."""
-
-
 def test_no_two_public_classes_share_a_name() -> None:
     named: dict[str, list[str]] = {}
     for module, path in modules().items():
@@ -212,5 +208,4 @@ def test_no_two_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 named.setdefault(node.name, []).append(module)
     assert len(named) > 200
-    shared = {name: found for name, found in named.items() if len(found) > 1}
-    assert set(shared) <= UNDER_RECONSTRUCTION, shared
+    assert {name: found for name, found in named.items() if len(found) > 1} == {}

@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError, MismatchError
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import VERSION, crc32
@@ -87,7 +87,7 @@ class TcpTransport(EndpointTransport):
     def __init__(
         self,
         meet: Meet,
-        nics: Sequence[Nic],
+        nics: Sequence[HostNic],
         *,
         chunk_bytes: int = CHUNK_BYTES,
         window: int = WINDOW,
@@ -397,7 +397,7 @@ class TcpTransport(EndpointTransport):
             self._endpoint.nic_changed(nic, is_up)
 
 
-def _listen_on(nic: Nic, buffer_bytes: int) -> socket.socket:
+def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
     try:
         return listen(nic.address, _BACKLOG, buffer_bytes)
     except OSError as error:

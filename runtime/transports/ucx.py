@@ -22,7 +22,7 @@ import msgspec
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.bruck import Gathering
 from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.rendezvous import Meet
@@ -87,7 +87,7 @@ class UcxTransport:
     """
 
     def __init__(
-        self, meet: Meet, nics: Sequence[Nic], *, chunk_bytes: int = CHUNK_BYTES, clock: Clock | None = None
+        self, meet: Meet, nics: Sequence[HostNic], *, chunk_bytes: int = CHUNK_BYTES, clock: Clock | None = None
     ) -> None:
         if not nics or len({nic.name for nic in nics}) < len(nics):
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")

@@ -42,7 +42,7 @@ import numpy as np
 from optcc.errors import OptccError
 from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.engine import Executor
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.tcp import TcpTransport
@@ -50,7 +50,7 @@ from optcc.verdict import PROPERTIES, PROVED, Verdict
 
 given = json.loads(sys.argv[1])
 rank, n, size = given["rank"], given["n_ranks"], given["size"]
-nics = [Nic(*nic) for nic in given["nics"]]
+nics = [HostNic(*nic) for nic in given["nics"]]
 secret = read_secret(given["secret"])
 gaps, mark, last_s = [], 0, 0.0
 given_up = [[] for _ in nics]

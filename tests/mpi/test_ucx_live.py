@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.engine import Executor
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.ucx import UcxTransport
@@ -36,7 +36,7 @@ given = json.loads(sys.argv[1])
 rank, n, size = given["rank"], given["n_ranks"], given["size"]
 secret = read_secret(given["secret"])
 meet = at_address(tuple(given["at"]), rank, n, secret, timeout_s=20)
-transport = UcxTransport(meet, [Nic(*nic) for nic in given["nics"]], chunk_bytes=1 << 18)
+transport = UcxTransport(meet, [HostNic(*nic) for nic in given["nics"]], chunk_bytes=1 << 18)
 plan = ring(n, size, segments=2)
 executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
 sent = lambda: [int(Path(f"/sys/class/net/{nic[0]}/statistics/tx_bytes").read_text()) for nic in given["nics"]]

@@ -16,7 +16,7 @@ from optcc.plan import Channel
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import make_input, wrong_elements
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import Port, load
 from optcc.schedules.optcc import optcc
@@ -33,11 +33,11 @@ except EnvironmentMissing as missing:
     pytest.skip(f"no UCX: {missing}", allow_module_level=True)
 
 
-LO = (Nic("lo", "127.0.0.1"),)
+LO = (HostNic("lo", "127.0.0.1"),)
 
 
 def run_ucx(
-    n_ranks: int, function: Callable[[int, UcxTransport], T], nics: Sequence[Nic] = LO, **settings: Any
+    n_ranks: int, function: Callable[[int, UcxTransport], T], nics: Sequence[HostNic] = LO, **settings: Any
 ) -> list[T]:
     """`function` once a rank, in threads; raises the first exception that is not a consequence of another's."""
     room = Room(n_ranks)
@@ -51,20 +51,20 @@ def test_conformance(n_ranks: int) -> None:
 
 
 @pytest.fixture
-def two_rails(monkeypatch: pytest.MonkeyPatch) -> list[Nic]:
+def two_rails(monkeypatch: pytest.MonkeyPatch) -> list[HostNic]:
     """Two NICs of rates 2 to 1 where there is one interface."""
     monkeypatch.setattr(
         "optcc.runtime.transports.ucx.Port", lambda device, on_failure: Port("lo" if device else "", on_failure)
     )
-    return [Nic("r0", "127.0.0.1", 2, 2), Nic("r1", "127.0.0.1", 1, 1)]
+    return [HostNic("r0", "127.0.0.1", 2, 2), HostNic("r1", "127.0.0.1", 1, 1)]
 
 
-def test_conformance_over_two_rails(two_rails: list[Nic]) -> None:
+def test_conformance_over_two_rails(two_rails: list[HostNic]) -> None:
     run_ucx(3, lambda _, transport: check_transport(lambda: transport), two_rails, chunk_bytes=5000)
 
 
 @pytest.mark.parametrize("count", [1, 1001, 300_007])
-def test_an_allreduce_over_two_unequal_rails_is_exact_on_every_rank(two_rails: list[Nic], count: int) -> None:
+def test_an_allreduce_over_two_unequal_rails_is_exact_on_every_rank(two_rails: list[HostNic], count: int) -> None:
     topology = Topology.parse("4@1GB/s,3=500MB/s")
     plans = [
         compile_schedule(ring(n_ranks=4), size_bytes=count * 4),
@@ -158,13 +158,13 @@ def test_ranks_that_are_set_up_differently_are_told_who_differs() -> None:
 
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(EnvironmentMissing, match="device eth77"):
-        UcxTransport(Room(1).meet(0), [Nic("eth77", "10.0.0.1")])
+        UcxTransport(Room(1).meet(0), [HostNic("eth77", "10.0.0.1")])
 
 
 @pytest.mark.parametrize(
     ("nics", "chunk_bytes", "what"), [((), 1, "at least one"), (LO * 2, 1, "different names"), (LO, 0, "at least one")]
 )
-def test_settings_that_cannot_be_are_refused(nics: Sequence[Nic], chunk_bytes: int, what: str) -> None:
+def test_settings_that_cannot_be_are_refused(nics: Sequence[HostNic], chunk_bytes: int, what: str) -> None:
     with pytest.raises(InputError, match=what):
         UcxTransport(Room(1).meet(0), nics, chunk_bytes=chunk_bytes)
 

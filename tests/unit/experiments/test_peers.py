@@ -52,7 +52,7 @@ from optcc.experiments.peers_team import Turn, last_words
 from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import STEAL_MAX
 from optcc.paper_figures import build, peer_dots
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import Meet, Meeting
 
 
@@ -182,7 +182,7 @@ def test_every_schedule_that_is_compared_has_settings() -> None:
 
 
 def test_nics_that_not_every_rank_has_are_left_out() -> None:
-    mine = [Nic("eth0", "10.0.0.1"), Nic("eth1", "10.0.1.1")]
+    mine = [HostNic("eth0", "10.0.0.1"), HostNic("eth1", "10.0.1.1")]
     named = [("eth0", "10.0.0.1"), ("eth1", "10.0.1.1")]
 
     def meet(*others: list[tuple[str, str]]) -> Meet:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, OptccError
-from optcc.runtime.nics import Interface, Nic, choose_nics, declare_rates, interfaces, nics_of
+from optcc.runtime.nics import HostNic, Interface, choose_nics, declare_rates, interfaces, nics_of
 from optcc.runtime.protocol.frames import WireError
 from optcc.runtime.protocol.hello import Hello
 from optcc.runtime.rendezvous import Meet, Meeting, at_address, in_file, read_secret
@@ -73,7 +73,7 @@ def test_this_machine_has_a_loopback() -> None:
 
 
 def test_rates_are_those_declared_for_this_host() -> None:
-    nics = [Nic("eth0", "10.0.0.1"), Nic("eth1", "10.0.1.1")]
+    nics = [HostNic("eth0", "10.0.0.1"), HostNic("eth1", "10.0.1.1")]
     text = "200Mbit/s,eth1=100Mbit/s:50Mbit/s,h3.eth0=80Mbit/s"
     rates = [(nic.out_rate, nic.in_rate) for nic in declare_rates(nics, text, "h3")]
     assert rates == [(10_000_000, 10_000_000), (12_500_000, 6_250_000)]
@@ -211,4 +211,4 @@ def test_a_secret_is_read_only_from_a_file_of_this_user_alone(tmp_path: Path) ->
 
 def test_a_nic_sends_and_receives_something() -> None:
     with pytest.raises(InputError, match="at least 1"):
-        Nic("a", "127.0.0.1", 0, 1)
+        HostNic("a", "127.0.0.1", 0, 1)

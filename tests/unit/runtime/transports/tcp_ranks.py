@@ -12,7 +12,7 @@ import numpy.typing as npt
 from optcc.compiler import compile_schedule
 from optcc.plan import Plan
 from optcc.runtime.engine import Executor
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
@@ -30,9 +30,9 @@ SMALL: dict[str, Any] = {"chunk_bytes": 8192, "buffer_bytes": 8192, "window": 8}
 """Small chunks and buffers, so that much is on its way, in parts, at any moment."""
 
 
-def nics_of(rank: int, n_rails: int, rates: Sequence[int] = ()) -> list[Nic]:
+def nics_of(rank: int, n_rails: int, rates: Sequence[int] = ()) -> list[HostNic]:
     rates = rates or [1] * n_rails
-    return [Nic(f"r{i}", f"127.0.{i + 1}.{rank + 1}", rates[i], rates[i]) for i in range(n_rails)]
+    return [HostNic(f"r{i}", f"127.0.{i + 1}.{rank + 1}", rates[i], rates[i]) for i in range(n_rails)]
 
 
 def run_tcp(

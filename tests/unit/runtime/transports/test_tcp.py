@@ -27,7 +27,7 @@ from optcc.errors import (
 from optcc.plan import Channel
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Engine
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.rendezvous import Meeting
 from optcc.runtime.transport import RECEIVED, SENT
@@ -97,7 +97,7 @@ def test_a_network_that_does_not_come_about_leaves_no_file_open() -> None:
     with pytest.raises(DeadlineExceeded, match="nobody came"):
         TcpTransport(refuse, nics_of(0, 3))
     with pytest.raises(OptccError, match=r"cannot listen at 192\.0\.2\.1"):
-        TcpTransport(refuse, [*nics_of(0, 2), Nic("far", "192.0.2.1")])
+        TcpTransport(refuse, [*nics_of(0, 2), HostNic("far", "192.0.2.1")])
     assert open_files() == before
 
 
@@ -105,7 +105,7 @@ def test_wrong_numbers_are_rejected() -> None:
     for settings in ({"chunk_bytes": 0}, {"window": 0}, {"silent_s": 0.0}, {"stall_s": -1.0}, {"buffer_bytes": -1}):
         with pytest.raises(InputError):
             TcpTransport(Room(1).meet(0), nics_of(0, 1), **settings)
-    for nics in ([], [Nic("a", "127.0.0.1"), Nic("a", "127.0.0.2")]):
+    for nics in ([], [HostNic("a", "127.0.0.1"), HostNic("a", "127.0.0.2")]):
         with pytest.raises(InputError, match="NICs"):
             TcpTransport(Room(1).meet(0), nics)
 
@@ -362,7 +362,7 @@ import os, sys, time
 import numpy as np
 from optcc.errors import RankLost
 from optcc.runtime.engine import Executor
-from optcc.runtime.nics import Nic
+from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import ring
 from optcc.runtime.exact_inputs import make_input, wrong_elements
@@ -370,7 +370,7 @@ from optcc.runtime.transports.tcp import TcpTransport
 from optcc.verdict import PROPERTIES, PROVED, Verdict
 
 rank, n, path, dies = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "dies"
-nics = [Nic(f"r{i}", f"127.0.{i + 1}.{rank + 1}") for i in range(2)]
+nics = [HostNic(f"r{i}", f"127.0.{i + 1}.{rank + 1}") for i in range(2)]
 transport = TcpTransport(in_file(path, rank, n, timeout_s=20), nics)
 plan = ring(n, 1 << 20)
 executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=20)
