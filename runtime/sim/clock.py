@@ -56,9 +56,9 @@ class SimulatedClock:
             action()
         return True
 
-    def run(self, until_s: float, done: Callable[[], bool] = lambda: False) -> int:
-        """Lets everything happen until then, or until `done()`; how many events."""
+    def run(self, until_s: float, done: Callable[[], bool] = lambda: False, n_events_max: int | None = None) -> int:
+        """Lets everything happen until then, or until `done()`, or until there were too many events; how many."""
         n_events = 0
-        while not done() and self.step(until_s):
+        while n_events != n_events_max and not done() and self.step(until_s):
             n_events += 1
         return n_events

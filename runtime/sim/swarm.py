@@ -30,6 +30,7 @@ from optcc.runtime.transport import RECEIVED
 GRACE_S = 4.0
 _NEARLY_S, _CHECK_S = 4.8, 0.1
 """Nothing that stands still may count on the sender's timer, which rings after 5 s."""
+_EVENTS_MAX = 500_000
 FREEZE_S_MAX = 0.09
 HOLES = ("down", "hole", "hole-out", "hole-in")
 _LEAVE_S = 1.0
@@ -333,7 +334,9 @@ class Swarm:
         # Where a rank may be lost, or no rail is left, that takes its time to be found.
         until_s += 2 * STALL_S + 3.0 if self.is_cut or self._may_refuse() else 0.0
         while clock.now_s < until_s and not self._is_over():
-            self.n_events += clock.run(min(until_s, clock.now_s + _CHECK_S), self._is_over)
+            self.n_events += clock.run(min(until_s, clock.now_s + _CHECK_S), self._is_over, _EVENTS_MAX)
+            if self.n_events > _EVENTS_MAX:
+                raise Violation(f"{self.n_events} events in {clock.now_s:.3f} s")
             for program in self.programs:
                 program.check(is_over=False)
         if not self._is_over():
