@@ -1,0 +1,39 @@
+"""The swarm finds every fault that is planted: a handful here, all of them in the slow set."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from tests.faults.planted import FAULTS, FIXES, MUTATIONS, SEEDS, first_seed
+
+SOON = (
+    "a bye is ignored",
+    "a chunk goes into the wrong slot",
+    "a part that was written is written again",
+    "an eager message is not copied",
+    "an early message is not copied into its slot",
+    "what was out on a lost rail is not sent again",
+)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_can_still_be_planted(name: str) -> None:
+    with FAULTS[name].planted():
+        pass
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_the_swarm_soon_finds(name: str) -> None:
+    seed, what = first_seed(name, range(60))
+    assert seed is not None, what
+
+
+@pytest.mark.slow
+def test_the_swarm_finds_all_of_them() -> None:
+    assert len(FIXES) >= 13 and len(MUTATIONS) >= 40
+    with ProcessPoolExecutor(2) as pool:
+        found = dict(zip(FAULTS, pool.map(first_seed, FAULTS), strict=True))
+    print("\n".join(f"{seed!s:>5}  {name}" for name, (seed, _) in found.items()))
+    assert [name for name, (seed, _) in found.items() if seed is None] == [], f"not found below seed {SEEDS}"

@@ -1,0 +1,136 @@
+"""Random runs of the protocol in simulated time: no promise is broken, and the scenarios hold all that they should."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from optcc.runtime import sim
+from optcc.runtime.sim.recorder import Recorder
+from optcc.runtime.sim.scenario import Scenario, make_scenario
+from optcc.runtime.sim.swarm import Swarm, run_seed
+
+SEEDS, BLOCK_SEEDS = 2000, 100
+SAMPLE_SEEDS = 200
+
+REGRESSIONS = {
+    "an early chunk that is not the next one is given its slot": 80,
+    "virtual rails that stand for a lost rail are mapped anew": 113,
+    "no plan is proposed on a channel that is not open": 65,
+    "a rank that only receives notices that all its NICs are silent": 33,
+    "time that nobody has watched does not count": 55,
+    "damaged bytes of a former epoch are not delivered": 1370,
+}
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK_SEEDS))
+def test_no_promise_is_broken(first: int) -> None:
+    # A violation names its seed; python -m optcc.experiments.swarm --seed N --trace tells its story.
+    assert sum(run_seed(seed).n_events for seed in range(first, first + BLOCK_SEEDS)) > BLOCK_SEEDS
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS.values(), ids=REGRESSIONS)
+def test_what_a_seed_once_found_stays_mended(seed: int) -> None:
+    assert run_seed(seed).n_events > 0
+
+
+@cache
+def sample() -> tuple[list[Scenario], Counter[str]]:
+    scenarios, counts = [make_scenario(seed) for seed in range(SAMPLE_SEEDS)], Counter[str]()
+    for scenario in scenarios:
+        swarm = Swarm(scenario)
+        with Recorder() as recorder:
+            swarm.run()
+        counts += recorder.counts
+    return scenarios, counts
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "chunks sent again",
+        "chunks suppressed",
+        "dialled after a refusal",
+        "early chunks",
+        "eager messages at once",
+        "epochs begun",
+        "failures: AllRailsFailed",
+        "failures: RankLost",
+        "messages of a barrier",
+        "NIC down",
+        "NIC up",
+        "no longer avoids",
+        "no longer suspected",
+        "outbound connections given up: no answer",
+        "inbound connections given up: chunk: wrong checksum",
+        "parts changed",
+        "rejoined",
+        "reports carried by messages",
+    ],
+)
+def test_it_happens_in_the_sample(kind: str) -> None:
+    assert sample()[1][kind] > 0
+
+
+def test_the_scenarios_differ_in_all_that_they_should() -> None:
+    scenarios = [make_scenario(seed) for seed in range(SEEDS)]
+    kinds = {fault.kind for scenario in scenarios for fault in scenario.faults}
+    assert kinds == {
+        *("busy", "crash", "down", "freeze", "hole", "hole-in", "hole-out", "loss", "refuse", "reset", "slow"),
+    }
+    assert {len(scenario.names) for scenario in scenarios} == {2, 3, 4, 5, 6}
+    assert {len(nics) for scenario in scenarios for nics in scenario.names} == {1, 2, 3, 4}
+    for holds in (
+        lambda each: len({len(nics) for nics in each.names}) > 1,
+        lambda each: not set.intersection(*map(set, each.names)),
+        lambda each: len({rate for nics in each.rates for rate in nics}) > 1,
+        lambda each: len({lane.group for lane in each.lanes}) > 1,
+        lambda each: len({(lane.src, lane.dst, lane.group) for lane in each.lanes}) < len(each.lanes),
+        lambda each: any(size > each.settings.chunk_bytes for lane in each.lanes for size in lane.sizes),
+        lambda each: each.settings.window == 1,
+        lambda each: each.settings.crc and each.corrupt,
+        lambda each: each.settings.replan and each.faults,
+        lambda each: each.settings.learn_rates and any(fault.kind == "slow" for fault in each.faults),
+        lambda each: not each.faults,
+        lambda each: not each.stays,
+    ):
+        assert any(map(holds, scenarios))
+
+
+def test_a_nic_that_is_slow_for_long_is_measured() -> None:
+    with Recorder() as recorder:
+        for seed in range(SEEDS):
+            scenario = make_scenario(seed)
+            if scenario.settings.learn_rates and any(
+                fault.kind == "slow" and fault.for_s > 1 for fault in scenario.faults
+            ):
+                Swarm(scenario).run()
+                if recorder.counts["rates measured"]:
+                    return
+    pytest.fail("no seed has measured a rate")
+
+
+def test_a_trace_tells_what_befalls_whom() -> None:
+    lines: list[str] = []
+    outcome = run_seed(3, lines.append)
+    assert any("NIC" in line and "for" in line for line in lines)
+    assert any("gives up the connection" in line for line in lines)
+    assert any("is delivered" in line for line in lines)
+    assert outcome == run_seed(3)
+
+
+def test_the_simulation_has_no_channel_end_of_its_own() -> None:
+    imported, defined = set[str](), set[str]()
+    for path in Path(sim.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.ClassDef):
+                defined.add(node.name)
+    assert "optcc.runtime.protocol.endpoint.Endpoint" in imported
+    assert "optcc.failover.step" not in imported
+    assert not any(name.endswith(("Sender", "Receiver", "Endpoint", "Outbound", "Inbound")) for name in defined)
