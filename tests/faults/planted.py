@@ -69,7 +69,7 @@ class PlantedFault:
 
 def _compile(function: Any, old: str, new: str) -> Any:
     """The function with its source changed."""
-    inner = function.fget if isinstance(function, property) else function
+    inner: Any = function.fget if isinstance(function, property) else function
     source = textwrap.dedent(inspect.getsource(inner))
     assert source.count(old) == 1, f"{inner.__qualname__}: {source.count(old)} times: {old}"
     code = compile(source.replace(old, new), f"<{inner.__qualname__}>", "exec", __future__.annotations.compiler_flag)

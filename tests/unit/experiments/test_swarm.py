@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments import swarm
 from optcc.experiments.swarm import SwarmRuns, SwarmViolation, command, parse_seeds, repeat_command, run_seeds
+from optcc.runtime.sim.swarm import Violation
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -36,7 +37,7 @@ def test_the_record_is_the_same_however_many_processes_there_are(tmp_path: Path)
 
 def test_a_violation_ends_in_1_and_says_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(seed: int, log: object = None) -> None:
-        raise swarm.Violation(f"seed {seed}: wrong bytes")
+        raise Violation(f"seed {seed}: wrong bytes")
 
     monkeypatch.setattr(swarm, "run_seed", broken)
     for arguments in (("--seed", "7"), ("--seeds", "7:8", "--jobs", "1")):
