@@ -108,12 +108,13 @@ def make_scenario(seed: int) -> Scenario:
     size_bytes = sum(sum(lane.sizes) for lane in lanes)
     lasts_s = 0.01 + size_bytes / (base * n_nics)
     faults = _make_faults(rng, names, max(0.05, 2 * lasts_s), shape)
+    faults += _make_close_faults(random.Random(-1 - seed), names, lasts_s)
     segment_bytes = rng.choice((1448, 8948, 65536))
     buffer_bytes = rng.choice(((4096, 16384), (65536, 262144), (1 << 20, 1 << 20)))
     if shape == "load":
         segment_bytes, buffer_bytes = 65536, (131072, 262144)
     return Scenario(
-        *(seed, names, rates, settings, lanes, faults),
+        *(seed, names, rates, settings, lanes, tuple(sorted(faults, key=lambda fault: fault.at_s))),
         latency_s=rng.choice((10e-6, 50e-6, 1e-3)),
         # Kernels join segments of long transfers.
         segment_bytes=max(segment_bytes, size_bytes // _SEGMENTS_MAX),
@@ -233,6 +234,22 @@ def _make_faults(
         else:
             faults += [SwarmFault(at_s, "hole", rank, nic, INFINITY) for nic in range(len(names[rank]))]
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _make_close_faults(rng: random.Random, names: Sequence[Sequence[str]], lasts_s: float) -> tuple[SwarmFault, ...]:
+    """Now and then a fault while messages are on their way, however short that is, and soon another one."""
+    if rng.random() < 0.7:
+        return ()
+    at_s, kinds = rng.uniform(0.001, 0.004 + 2 * lasts_s), ("down", "hole", "hole-in", "hole-out", "freeze", "reset")
+    faults: list[SwarmFault] = []
+    rank = rng.randrange(len(names))
+    nic = rng.randrange(len(names[rank]))
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        faults.append(SwarmFault(at_s, rng.choice(kinds), rank, nic, rng.choice((0.03, 0.08, 0.15, 0.3))))
+        at_s += rng.choice((rng.uniform(0, 0.004), rng.uniform(0, 0.03), rng.uniform(0.04, 0.12)))
+        if rng.random() < 0.3:
+            nic = rng.randrange(len(names[rank]))
+    return tuple(faults)
 
 
 def _make_lasting_faults(rng: random.Random, names: Sequence[Sequence[str]], within_s: float) -> list[SwarmFault]:

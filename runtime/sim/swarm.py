@@ -30,6 +30,7 @@ from optcc.runtime.transport import RECEIVED
 GRACE_S = 4.0
 _NEARLY_S, _CHECK_S = 4.8, 0.1
 """Nothing that stands still may count on the sender's timer, which rings after 5 s."""
+_HALF_OPEN_S = 0.6
 _EVENTS_MAX = 500_000
 FREEZE_S_MAX = 0.09
 HOLES = ("down", "hole", "hole-out", "hole-in")
@@ -302,6 +303,8 @@ class Swarm:
         self.lasts = any(fault.for_s == INFINITY for fault in faults)
         self.stays_to_s = self.faults_end_s + 1.5 * _LEAVE_S if scenario.stays and faults else 0.0
         self.n_events = 0
+        # By rank, peer and session: since when only the source holds a connection.
+        self._half_open: dict[tuple[int, int, int], float] = {}
         self.programs = [
             _Program(
                 self,
@@ -339,6 +342,7 @@ class Swarm:
                 raise Violation(f"{self.n_events} events in {clock.now_s:.3f} s")
             for program in self.programs:
                 program.check(is_over=False)
+            self._check_half_open()
         if not self._is_over():
             waiting = "\n".join(each.pending() for each in self.programs if not each.is_done)
             raise Violation(f"not over {until_s:.2f} s after the start:\n{waiting}")
@@ -349,6 +353,28 @@ class Swarm:
             if failed:
                 raise Violation(f"a rank gave up: {min(failed, key=lambda each: each.host.now_s).failure}")
         self._check_counts()
+
+    def _check_half_open(self) -> None:
+        """A source hears before long, if nothing is broken, that the destination has given up a connection."""
+        now_s, half_open = self.network.clock.now_s, dict[tuple[int, int, int], float]()
+        for source in self.programs:
+            endpoint = source.host.endpoint
+            for peer, outbound in endpoint.outbounds.items():
+                destination = self.programs[peer]
+                if source.host.is_stopped or destination.host.is_stopped or peer in endpoint.left:
+                    continue
+                inbound = destination.host.endpoint.inbounds.get(endpoint.rank)
+                known = (
+                    [each.session for each in inbound.connections if each is not None] if inbound is not None else []
+                )
+                for connection in outbound.connections:
+                    if connection.session not in known:
+                        key = endpoint.rank, peer, connection.session
+                        half_open[key] = self._half_open.get(key, now_s)
+        self._half_open = half_open
+        for (rank, peer, _), since_s in half_open.items():
+            if now_s - max(since_s, self.faults_end_s) > _HALF_OPEN_S and not self.lasts:
+                raise Violation(f"rank {rank}: a connection to rank {peer} is up there alone since {since_s:.4f} s")
 
     def _check_counts(self) -> None:
         """Nothing is damaged unless bits flip; and where nothing befalls anybody, nothing is done in vain."""

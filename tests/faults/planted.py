@@ -202,7 +202,7 @@ MUTATIONS = (
         "the sender sends early though the channel may not be open",
         *(Outbound, "_offer", "channel.has_copies and channel.slots and", "channel.has_copies and"),
     ),
-    PlantedFault("slots are not taken from a state", *(Outbound, "_acknowledged", "slots > channel.slots", "False")),
+    PlantedFault("slots are not taken from a state", *(Outbound, "take_state", "slots > channel.slots", "False")),
     PlantedFault(
         "a state that was overtaken takes slots back",
         *(Outbound, "take_state", "max(channel.slots, slots)", "slots"),
