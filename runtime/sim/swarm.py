@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-from optcc.errors import OptccError
+from optcc.errors import AllRailsFailed, OptccError
 from optcc.plan import Channel
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.frames import crc32
@@ -300,6 +300,7 @@ class Swarm:
         self.faults_end_s = max([0.0, *(fault.at_s + fault.for_s for fault in faults if fault.for_s < INFINITY)])
         self.faults_end_s = max([self.faults_end_s, *(fault.at_s for fault in faults)])
         self.sleeps = any(fault.kind == "busy" and fault.for_s > GRACE_S for fault in faults)
+        self.lasts_on_nics = bool(lasting)
         self.lasts = any(fault.for_s == INFINITY for fault in faults)
         self.stays_to_s = self.faults_end_s + 1.5 * _LEAVE_S if scenario.stays and faults else 0.0
         self.n_events = 0
@@ -352,6 +353,10 @@ class Swarm:
             failed = [each for each in self.programs if each.failure is not None]
             if failed:
                 raise Violation(f"a rank gave up: {min(failed, key=lambda each: each.host.now_s).failure}")
+        if self.is_cut and not self.lasts_on_nics and not self._may_refuse():
+            for program in self.programs:
+                if isinstance(program.failure, AllRailsFailed):
+                    raise Violation(f"a rank was killed and refuses connections: {program.failure}")
         self._check_counts()
 
     def _check_half_open(self) -> None:
