@@ -98,12 +98,14 @@ def make_scenario(seed: int) -> Scenario:
         return int(base * rng.choice((1, 1, 0.5, 0.25))) if uneven else base
 
     rates = tuple(tuple((rate(), rate()) for _ in nics) for nics in names)
-    crc = rng.random() < 0.3
+    crc = rng.random() < (0.6 if shape == "load" else 0.3)
     chunk_bytes, window = rng.choice((1024, 8192, 32768, 1 << 20)), rng.choice((1, 2, 8, 32))
     if shape == "load":
         chunk_bytes, window = 32768, 32
     learns = rng.random() < (0.9 if shape == "load" else 0.5)
-    settings = Settings(chunk_bytes, window, crc, rng.random() < 0.3, learns, 0.1, STALL_S, 5.0)
+    settings = Settings(
+        chunk_bytes, window, crc, rng.random() < (0.6 if shape == "load" else 0.3), learns, 0.1, STALL_S, 5.0
+    )
     lanes = _make_lanes(rng, n_ranks, shape)
     size_bytes = sum(sum(lane.sizes) for lane in lanes)
     lasts_s = 0.01 + size_bytes / (base * n_nics)
@@ -119,7 +121,7 @@ def make_scenario(seed: int) -> Scenario:
         # Kernels join segments of long transfers.
         segment_bytes=max(segment_bytes, size_bytes // _SEGMENTS_MAX),
         buffer_bytes=buffer_bytes,
-        corrupt=rng.choice((0.0, 0.0, 0.01)) if crc else 0.0,
+        corrupt=rng.choice((0.0, 0.01, 0.04)) if crc else 0.0,
         ends_with_barrier=rng.random() < 0.7,
         pauses=rng.choice((0.0, 0.0, 0.05)),
         payload_bytes=rng.choice((0, 0, 5, 3000, 20_000)),
