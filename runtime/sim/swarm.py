@@ -126,6 +126,8 @@ class _Program:
         """All is done; it leaves at once, or once nothing excuses a failure."""
         self._phase, self.done_at_s = "stay", self.host.now_s
         self.swarm.note(f"rank {self.host.rank} is done")
+        # A bye that is damaged on the only rail cannot be told from a rank that is lost.
+        self.swarm.network.corrupt = 0.0
         self.host.network.clock.after(
             max(0.0, self.swarm.stays_to_s - self.host.now_s), lambda: self.host.look_at(self.host.now_s)
         )
