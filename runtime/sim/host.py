@@ -49,6 +49,7 @@ class SimulatedHost:
         self.is_stopped = self.is_killed = False
         self.busy_to_s = 0.0
         self._ready: dict[Connection, None] = {}
+        self._reset: set[Connection] = set()
         self._dials: dict[Dialing, Callable[[], None]] = {}
         self._look: Timer | None = None
         self._alarm: Timer | None = None
@@ -153,6 +154,9 @@ class SimulatedHost:
     def write(self, connection: Established) -> None:
         """Writes what the kernel takes."""
         end: End = connection.wire
+        if connection in self._reset:
+            self.endpoint.broken(connection, "reset by the other end")
+            return
         while views := connection.views():
             if not connection.written(end.outgoing.write(views)):
                 break
@@ -180,7 +184,9 @@ class SimulatedHost:
                 self._greet(connection, _read(end, connection.wanted))
         if connection.is_closed or connection.wire is not end:
             return
-        if end.incoming.is_readable():
+        if connection in self._reset and not end.incoming.available():
+            self.endpoint.broken(connection, "reset by the other end")
+        elif end.incoming.is_readable() or connection in self._reset:
             self._mark(connection)
         elif end.has_ended():
             self.endpoint.broken(connection, "closed by the other end")
@@ -203,10 +209,10 @@ class SimulatedHost:
         self._mark(connection)
 
     def _was_reset(self, connection: Connection) -> None:
+        """As on Linux: what had come before can still be read, unless something is written first."""
         if not self.is_stopped:
-            self.endpoint.now_s = self.now_s
-            self.endpoint.broken(connection, "reset by the other end")
-            self.look_at(self.now_s)
+            self._reset.add(connection)
+            self._mark(connection)
 
     def _dial(self, dialing: Dialing) -> None:
         network = self.network
@@ -243,10 +249,14 @@ class SimulatedHost:
             end.outgoing.write([reply])
         if successor is not None:
             connection.wire = None
+            if connection in self._reset:
+                self._reset.remove(connection)
+                self._reset.add(successor)
             self._adopt(successor, end)
 
     def _close(self, connection: Connection) -> None:
         self._ready.pop(connection, None)
+        self._reset.discard(connection)
         if isinstance(connection, Dialing) and connection in self._dials:
             self._dials.pop(connection)()
         if connection.wire is not None:
