@@ -539,7 +539,9 @@ class Outbound:
                     self.update_avoided()
                 self._suspicion.watch(connection)
             elif dialing is not None:
-                is_late = not dialing.established and local.now_s - rail.since_s > _CONNECT_S
+                # The answer to a hello may never come, though its bytes were acknowledged before the path broke.
+                limit_s = local.settings.hello_s if dialing.established else _CONNECT_S
+                is_late = local.now_s - rail.since_s > limit_s
                 limit_s = max(local.settings.silent_s, 2 * rail.connected_in_s, 2 * rail.wait_s)
                 is_joined |= dialing.established
                 if is_late or dialing.is_silent(watched_s, limit_s):
