@@ -163,7 +163,7 @@ class SimulatedHost:
 
     def _attend(self, connection: Connection) -> None:
         """A connection can be read or written, or is over."""
-        if connection.is_closed:
+        if connection.is_closed or connection.wire is None:
             return
         end: End = connection.wire
         if isinstance(connection, RecvConnection):

@@ -459,7 +459,8 @@ class Swarm:
         elif kind == "loss":
             nic.loss = 0.05 if begins else 0.0
         elif kind == "slow":
-            nic.out_rate = nic.out_rate / 8 if begins else float(self.scenario.rates[nic.rank][nic.number][0])
+            declared = float(self.scenario.rates[nic.rank][nic.number][0])
+            nic.out_rate = declared / 8 if begins else declared
         elif kind == "reset":
             network.reset_over(nic)
         elif kind == "refuse":
