@@ -407,7 +407,7 @@ class Swarm:
         excuses = [
             (fault.at_s - _LEAVE_S, fault.at_s + fault.for_s + _LEAVE_S)
             for fault in self.scenario.faults
-            if fault.kind not in ("loss", "busy", "slow") and fault.for_s < INFINITY
+            if (fault.kind not in ("loss", "busy", "slow") or fault.for_s > _LEAVE_S) and fault.for_s < INFINITY
         ]
         return any(begin <= left <= end for begin, end in excuses for left in left_s)
 
