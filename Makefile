@@ -74,7 +74,7 @@ test: $(STAMP)
 	@$(BIN)/pytest $(ARGS)
 
 slow: $(STAMP)
-	@$(BIN)/pytest -n auto -m 'slow and not realtime' $(ARGS)
+	@$(BIN)/pytest -n auto -m 'slow and not realtime and not search' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet --output-format concise

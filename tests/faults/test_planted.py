@@ -31,6 +31,7 @@ def test_the_swarm_soon_finds(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.search
 def test_the_swarm_finds_them() -> None:
     assert set(NOT_FOUND) <= FAULTS.keys()
     with ProcessPoolExecutor(2) as pool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from optcc.runtime.protocol.frames import (
     EARLY_CHUNKS_MAX,
     HEADER_BYTES,
     STATE_FRAME,
+    change_header,
     data_header,
     decode,
     state_header,
@@ -39,6 +42,20 @@ def test_a_first_copy_that_breaks_off_leaves_the_slot_to_the_second() -> None:
     assert rails.channel.receiver.delivered == 0
     rails.send(1, frame[50:])
     assert rails.channel.receiver.delivered == 1 and rails.slot.tolist() == list(range(100))
+
+
+def test_a_damaged_chunk_of_a_former_epoch_gives_its_slot_to_the_next_copy() -> None:
+    """Over the same connection: the copy of the new epoch goes into the slot, and not beside it."""
+    rails, data = TwoRails(crc=True), bytes(range(100))
+    frame = rails.frame(data)
+    rails.send(0, frame[:70])
+    rails.send(1, change_header(SESSION, 1, 0))
+    rails.send(0, b"?" * len(frame[70:]))
+    assert rails.inbound.connections == rails.connections and not rails.channel.arriving
+    rails.send(0, (data_header(SESSION, 1, 0, 0, 100, zlib.crc32(data)) + data)[:90])
+    assert list(rails.channel.arriving) == [0]
+    rails.send(0, data[90 - HEADER_BYTES :])
+    assert rails.channel.receiver.delivered == 1 and rails.slot.tobytes() == data
 
 
 @pytest.mark.parametrize("crc", [False, True])
