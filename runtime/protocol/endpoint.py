@@ -177,10 +177,7 @@ class Endpoint(LocalRank):
             if outbound is not None and outbound.has_work():
                 return False
             was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
-            is_joined = (outbound is not None and bool(outbound.connections)) or (
-                inbound is not None and inbound.is_joined()
-            )
-            if was_joined and not is_joined:
+            if was_joined and not self.up_to(peer):
                 return False
         return True
 

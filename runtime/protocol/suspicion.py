@@ -86,14 +86,14 @@ class Suspicion:
 
     def probe_idle(self, peer: int) -> None:
         """This rank waits for a peer: a connection on which nothing is sent would never be found silent."""
-        for connection in self._local.up_to(peer):
-            if not connection.awaits:
-                connection.say(PROBE_FRAME, 0)
-                self._local.wake(connection)
+        self._probe_idle(self._local.up_to(peer))
 
     def _probe(self, nic: int) -> None:
         """Something may be wrong with a NIC: idle connections over it get a frame to acknowledge."""
-        for connection in self._local.up_over(nic):
+        self._probe_idle(self._local.up_over(nic))
+
+    def _probe_idle(self, connections: Sequence[Established]) -> None:
+        for connection in connections:
             if not connection.awaits:
                 connection.say(PROBE_FRAME, 0)
                 self._local.wake(connection)

@@ -1,4 +1,4 @@
-"""One rank's end of a network that is memory of this process: what `loopback` and `sim` have in common."""
+"""One rank's end of a network that is memory of this process (`loopback`)."""
 
 from __future__ import annotations
 
