@@ -172,7 +172,7 @@ FIXES = (
     ),
     PlantedFault(
         "a rank leaves though a peer has lost all connections",
-        *(Endpoint, "may_leave", "was_joined and not is_joined", "False"),
+        *(Endpoint, "may_leave", "was_joined and not self.up_to(peer)", "False"),
     ),
     PlantedFault(
         "a connection given up while there was no other is never mentioned",
@@ -188,7 +188,7 @@ FIXES = (
     ),
     PlantedFault(
         "idle connections to a peer that is waited for are not probed",
-        *(Suspicion, "probe_idle", "not connection.awaits", "False"),
+        *(Suspicion, "probe_idle", "self._probe_idle(self._local.up_to(peer))", "pass"),
     ),
 )
 
