@@ -28,6 +28,7 @@ from optcc.arrays import Column
 from optcc.compiled import compiled_at_once
 from optcc.dsl import Definition, Moves
 from optcc.errors import InputError, TopologyError
+from optcc.fifo_port import delay_at_in_port, occupy
 from optcc.schedule import Layout, SegmentShape
 from optcc.show import Card, Shown
 from optcc.simulate.ports import PortMap
@@ -182,7 +183,7 @@ class StaticOrderClock:
 
 @cache
 def _kernels() -> Any:
-    return compiled_at_once((_move, _let_happen), globals())
+    return compiled_at_once((delay_at_in_port, occupy, _move, _let_happen), globals())
 
 
 def _move(
@@ -208,16 +209,16 @@ def _move(
         left = landed = start
         if out >= 0:
             in_ = (ranks.nic[b] if outside else ranks.gpu_port[b]) + 1
-            leaving, landing = size * lines[out, BYTE_S], size * lines[in_, BYTE_S]
+            out_s, in_s = size * lines[out, BYTE_S], size * lines[in_, BYTE_S]
             carried[out] += size
             carried[in_] += size
             start = max(start, lines[out, THROUGH])
             if exclusive:
                 start = max(start, lines[in_, THROUGH])
-                left = landed = start + max(leaving, landing)
+                left = landed = start + max(out_s, in_s)
             else:
-                left = start + leaving
-                landed = max(start + max(0.0, leaving - landing), lines[in_, THROUGH]) + landing
+                left = start + out_s
+                landed = occupy(lines[in_, THROUGH], start + delay_at_in_port(out_s, in_s), in_s)
             lines[out, THROUGH] = left
             lines[in_, THROUGH] = landed
         ranks.moments[a, BEGUN] = start

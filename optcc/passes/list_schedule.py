@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
 from optcc.compiled import compiled
+from optcc.fifo_port import delay_at_in_port, occupy
 
 Flags = npt.NDArray[np.bool_]
 NEEDS, FOLLOWS, SPARES = range(3)
@@ -336,13 +337,13 @@ def _start(jobs: Jobs, state: FifoListState, transfer: int, slots: int) -> None:
     state.rank[rank, _NEWEST] = transfer
     state.sends[count[_STARTED]] = transfer
     count[_STARTED] += 1
-    ends = count[_NOW] + jobs.out_ticks[transfer]
-    if jobs.out_ticks[transfer] > jobs.in_ticks[transfer]:
-        _push(state.times, state.events, count, ends - jobs.in_ticks[transfer], 4 * transfer + _COMES)
+    delay = delay_at_in_port(jobs.out_ticks[transfer], jobs.in_ticks[transfer])
+    if delay > 0:
+        _push(state.times, state.events, count, count[_NOW] + delay, 4 * transfer + _COMES)
     else:
         state.coming[count[_COMING]] = transfer
         count[_COMING] += 1
-    _push(state.times, state.events, count, ends, 4 * transfer + _LEFT)
+    _push(state.times, state.events, count, count[_NOW] + jobs.out_ticks[transfer], 4 * transfer + _LEFT)
     _release(jobs, state.missing, state.ready, count, 3 * transfer + FOLLOWS)
     _release(jobs, state.missing, state.ready, count, 3 * transfer + SPARES)
 
@@ -370,7 +371,7 @@ def _take(jobs: Jobs, state: FifoListState) -> None:
     for at in range(state.counts[_COMING]):
         transfer = state.coming[at]
         port = jobs.in_[transfer]
-        state.in_free_at[port] = max(state.counts[_NOW], state.in_free_at[port]) + jobs.in_ticks[transfer]
+        state.in_free_at[port] = occupy(state.in_free_at[port], state.counts[_NOW], jobs.in_ticks[transfer])
         _push(state.times, state.events, state.counts, state.in_free_at[port], 4 * transfer + _LANDED)
     state.counts[_COMING] = 0
 
@@ -522,7 +523,7 @@ def _run_exclusive(jobs: Jobs, state: ExclusiveListState, n_ports: int, latency:
 
 
 _KERNELS = (
-    *(sort_part, _push, _pop, _insert, _remove, _release, _seed),
+    *(delay_at_in_port, occupy, sort_part, _push, _pop, _insert, _remove, _release, _seed),
     *(_look, _count_down_held, _queue_ready, _choose, _start, _start_sends, _take, _happen, _finish, _run_fifo),
     *(_look_exclusive, _queue_exclusive, _choose_exclusive, _run_exclusive),
 )

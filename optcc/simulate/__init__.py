@@ -30,6 +30,7 @@ by `optcc.compiled`.
     ports           the ports that a transfer uses         tick_clock     ticks, and changes of rates
     event_queue     pending events, earliest first         kernels        all inner loops, compiled together
     fifo, uplinks, exclusive, fair                         the port models
+    max_min         rates of fair ports
     run             one run                                with_faults    runs with faults, compared
     recovery        policies                               rails          striping over rails
     jitter          seeded noise

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, sort_part
 from optcc.compiled import row
+from optcc.fifo_port import delay_at_in_port
 from optcc.simulate.dependencies import (
     BEHIND,
     FRESH,
@@ -39,7 +40,7 @@ from optcc.simulate.tick_clock import Changes, Paces, change_rate, cost, rescale
 Ids = npt.NDArray[np.int32]
 SERVES, PREVIOUS, HEAD, BACK, HAS_COME, HELD = range(6)
 ENDS, REST = range(2)
-_IDLE, _COMING, _FREE = range(3)
+IDLE, COMING, FREE = range(3)
 
 
 class FifoState(NamedTuple):
@@ -58,11 +59,11 @@ class FifoState(NamedTuple):
     filled: Column
 
 
-def make_fifo_state(n_ports: int) -> FifoState:
-    """Idle ports."""
+def make_fifo_state(n_ports: int, n_buffered: int = 0) -> FifoState:
+    """Idle ports, and `n_buffered` transfers that may come to in ports at one instant after they have left."""
     ids = np.full((n_ports, 6), -1, dtype=np.int32)
     ids[:, [HAS_COME, HELD]] = 0
-    lists = np.zeros((3, 4 * n_ports), dtype=np.int32)
+    lists = np.zeros((3, 4 * n_ports + n_buffered), dtype=np.int32)
     return FifoState(ids, np.zeros((n_ports, 2), dtype=np.int64), lists, np.zeros(3, dtype=np.int64))
 
 
@@ -88,19 +89,48 @@ def queue_out(net: Net, ports: FifoState) -> None:
         else:
             ports.ids[out, HEAD] = transfer
             if ports.ids[out, SERVES] < 0:
-                note(ports, _IDLE, out)
+                note(ports, IDLE, out)
         ports.ids[out, BACK] = transfer
 
 
-def come(net: Net, ports: FifoState, events: EventQueue, transfer: int, comes: int, now: int) -> None:
-    """The next event of the out port of `transfer`: that it comes to its in port at `comes`, or that it ends."""
-    out = net.rows[transfer, OUT]
+def come(
+    net: Net,
+    times: Any,
+    sizes: Column,
+    paces: Paces,
+    ports: FifoState,
+    events: EventQueue,
+    transfer: int,
+    now: int,
+    overhead: int,
+) -> None:
+    """Schedules the next event of the out port of `transfer`: its arrival at its in port, or its end."""
+    out, begins = net.rows[transfer, OUT], times[transfer, START] + overhead
+    landing = cost(paces, sizes[transfer], net.rows[transfer, IN])
+    comes = begins + delay_at_in_port(ports.clock[out, ENDS] - begins, landing)
     ports.ids[out, HAS_COME] = comes <= now
     if ports.ids[out, HAS_COME]:
-        note(ports, _COMING, transfer)
+        note(ports, COMING, transfer)
         put(events, out, ports.clock[out, ENDS], now)
     else:
         put(events, out, comes, now)
+
+
+def send_next(
+    net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoState, out: int, now: int, overhead: int
+) -> int:
+    """Out port `out` starts the first transfer of its queue, if it is idle; returns it, or -1."""
+    transfer: int = ports.ids[out, HEAD]
+    if transfer < 0 or ports.ids[out, SERVES] >= 0 or paces.down[out]:
+        return -1
+    ports.ids[out, HEAD] = net.rows[transfer, BEHIND]
+    ports.ids[out, SERVES] = transfer
+    if times[transfer, START] < now and ports.ids[out, PREVIOUS] >= 0:
+        net.rows[transfer, START_OPENER] = 2 * ports.ids[out, PREVIOUS]
+    times[transfer, START] = now
+    look_ahead(net, times, sizes, transfer)
+    ports.clock[out, ENDS] = now + overhead + cost(paces, sizes[transfer], out)
+    return transfer
 
 
 def start_sending(
@@ -114,28 +144,17 @@ def start_sending(
     overhead: int,
 ) -> None:
     """Idle out ports start the first transfer of their queue."""
-    for at in range(ports.filled[_IDLE]):
-        out = ports.lists[_IDLE, at]
-        transfer = ports.ids[out, HEAD]
-        if transfer < 0 or ports.ids[out, SERVES] >= 0 or paces.down[out]:
-            continue
-        ports.ids[out, HEAD] = net.rows[transfer, BEHIND]
-        ports.ids[out, SERVES] = transfer
-        if times[transfer, START] < now and ports.ids[out, PREVIOUS] >= 0:
-            net.rows[transfer, START_OPENER] = 2 * ports.ids[out, PREVIOUS]
-        times[transfer, START] = now
-        look_ahead(net, times, sizes, transfer)
-        begins = now + overhead
-        ports.clock[out, ENDS] = begins + cost(paces, sizes[transfer], out)
-        landing = cost(paces, sizes[transfer], net.rows[transfer, IN])
-        come(net, ports, events, transfer, max(begins, ports.clock[out, ENDS] - landing), now)
-    ports.filled[_IDLE] = 0
+    for at in range(ports.filled[IDLE]):
+        transfer = send_next(net, times, sizes, paces, ports, ports.lists[IDLE, at], now, overhead)
+        if transfer >= 0:
+            come(net, times, sizes, paces, ports, events, transfer, now, overhead)
+    ports.filled[IDLE] = 0
 
 
 def queue_in(net: Net, times: Any, turn: Column, ports: FifoState, now: int) -> None:
     """Transfers that have arrived join the queues of their in ports, by `turn`."""
-    n_coming = ports.filled[_COMING]
-    coming = row(ports.lists, _COMING)
+    n_coming = ports.filled[COMING]
+    coming = row(ports.lists, COMING)
     if n_coming > 1:
         sort_part(coming, 0, n_coming)
     for at in range(n_coming):
@@ -154,27 +173,33 @@ def queue_in(net: Net, times: Any, turn: Column, ports: FifoState, now: int) -> 
             net.rows[before, BEHIND] = transfer
         if after < 0:
             ports.ids[in_, BACK] = transfer
-        note(ports, _FREE, in_)
-    ports.filled[_COMING] = 0
+        note(ports, FREE, in_)
+    ports.filled[COMING] = 0
+
+
+def take_next(net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoState, in_: int, now: int) -> bool:
+    """In port `in_` takes the first transfer of its queue, if it is idle."""
+    transfer = ports.ids[in_, HEAD]
+    if transfer < 0 or ports.ids[in_, SERVES] >= 0 or paces.down[in_]:
+        return False
+    ports.ids[in_, HEAD] = net.rows[transfer, BEHIND]
+    ports.ids[in_, SERVES] = transfer
+    if times[transfer, TAKEN] < now and ports.ids[in_, PREVIOUS] >= 0:
+        net.rows[transfer, LATE] = 2 * len(times) + ports.ids[in_, PREVIOUS]
+    times[transfer, TAKEN] = now
+    ports.clock[in_, ENDS] = now + cost(paces, sizes[transfer], in_)
+    return True
 
 
 def start_taking(
     net: Net, times: Any, sizes: Column, paces: Paces, ports: FifoState, events: EventQueue, now: int
 ) -> None:
     """Idle in ports take the first transfer of their queue."""
-    for at in range(ports.filled[_FREE]):
-        in_ = ports.lists[_FREE, at]
-        transfer = ports.ids[in_, HEAD]
-        if transfer < 0 or ports.ids[in_, SERVES] >= 0 or paces.down[in_]:
-            continue
-        ports.ids[in_, HEAD] = net.rows[transfer, BEHIND]
-        ports.ids[in_, SERVES] = transfer
-        if times[transfer, TAKEN] < now and ports.ids[in_, PREVIOUS] >= 0:
-            net.rows[transfer, LATE] = 2 * len(times) + ports.ids[in_, PREVIOUS]
-        times[transfer, TAKEN] = now
-        ports.clock[in_, ENDS] = now + cost(paces, sizes[transfer], in_)
-        put(events, in_, ports.clock[in_, ENDS], now)
-    ports.filled[_FREE] = 0
+    for at in range(ports.filled[FREE]):
+        in_ = ports.lists[FREE, at]
+        if take_next(net, times, sizes, paces, ports, in_, now):
+            put(events, in_, ports.clock[in_, ENDS], now)
+    ports.filled[FREE] = 0
 
 
 def be_through(net: Net, times: Any, ports: FifoState, in_: int, now: int, latency: int, depth: int) -> int:
@@ -183,39 +208,8 @@ def be_through(net: Net, times: Any, ports: FifoState, in_: int, now: int, laten
     ports.ids[in_, SERVES] = -1
     ports.ids[in_, HELD] = False
     ports.ids[in_, PREVIOUS] = transfer
-    note(ports, _FREE, in_)
+    note(ports, FREE, in_)
     return land(net, times, transfer, now, latency, depth)
-
-
-def change_port(
-    times: Any,
-    sizes: Column,
-    paces: Paces,
-    changes: Changes,
-    ids: Ids,
-    clock: Column,
-    held: int,
-    index: int,
-    now: int,
-    overhead: int,
-) -> None:
-    """Change `index` of the rates: the port continues at the new rate.
-
-    Column `held` of `ids` marks an in port that has received all that has arrived and waits for the rest.
-    """
-    port = changes.port[index]
-    transfer = ids[port, SERVES]
-    old, old_float, was_down = paces.ticks[port], paces.ticks_float[port], paces.down[port]
-    change_rate(paces, changes, index)
-    if transfer >= 0:
-        begins = now if port & 1 else max(now, times[transfer, START] + overhead)
-        rest = clock[port, REST] if was_down else max(0, clock[port, ENDS] - begins)
-        rest += resent(paces, sizes[transfer], rest, changes.lost[index], old, old_float)
-        if not paces.down[port]:
-            rest = rescale(rest, old, paces.ticks[port], old_float, paces.ticks_float[port], paces.exact)
-        clock[port, REST] = rest
-        clock[port, ENDS] = begins + rest
-        ids[port, held] = ids[port, held] and rest == 0
 
 
 def change_fifo(
@@ -228,11 +222,22 @@ def change_fifo(
     now: int,
     overhead: int,
 ) -> None:
-    """Change `index` of the rates."""
-    change_port(times, sizes, paces, changes, ports.ids, ports.clock, HELD, index, now, overhead)
+    """Change `index` of the rates: the port continues at the new rate."""
     port = changes.port[index]
+    transfer = ports.ids[port, SERVES]
+    old, old_float, was_down = paces.ticks[port], paces.ticks_float[port], paces.down[port]
+    change_rate(paces, changes, index)
+    if transfer >= 0:
+        begins = now if port & 1 else max(now, times[transfer, START] + overhead)
+        rest = ports.clock[port, REST] if was_down else max(0, ports.clock[port, ENDS] - begins)
+        rest += resent(paces, sizes[transfer], rest, changes.lost[index], old, old_float)
+        if not paces.down[port]:
+            rest = rescale(rest, old, paces.ticks[port], old_float, paces.ticks_float[port], paces.exact)
+        ports.clock[port, REST] = rest
+        ports.clock[port, ENDS] = begins + rest
+        ports.ids[port, HELD] = ports.ids[port, HELD] and rest == 0
     if not paces.down[port]:
-        note(ports, _FREE if port & 1 else _IDLE, port)
+        note(ports, FREE if port & 1 else IDLE, port)
 
 
 def plan_anew(
@@ -253,10 +258,8 @@ def plan_anew(
             continue
         if port & 1 or ports.ids[port, HAS_COME]:
             put(events, port, ports.clock[port, ENDS], now)
-            continue
-        landing = cost(paces, sizes[transfer], net.rows[transfer, IN])
-        comes = max(times[transfer, START] + overhead, ports.clock[port, ENDS] - landing)
-        come(net, ports, events, transfer, comes, now)
+        else:
+            come(net, times, sizes, paces, ports, events, transfer, now, overhead)
 
 
 def run_fifo(
@@ -286,11 +289,11 @@ def run_fifo(
         depth = 0
         if net.tail[FRESH]:
             queue_out(net, ports)
-        if ports.filled[_IDLE]:
+        if ports.filled[IDLE]:
             start_sending(net, times, sizes, paces, ports, events, now, overhead)
-        if ports.filled[_COMING]:
+        if ports.filled[COMING]:
             queue_in(net, times, turn, ports, now)
-        if ports.filled[_FREE]:
+        if ports.filled[FREE]:
             start_taking(net, times, sizes, paces, ports, events, now)
         now = next_moment(net, times, next_event(events), changes.at, happened, latency, overhead)
         if now < 0:
@@ -312,13 +315,13 @@ def run_fifo(
                 continue
             if not ports.ids[port, HAS_COME]:
                 ports.ids[port, HAS_COME] = True
-                note(ports, _COMING, transfer)
+                note(ports, COMING, transfer)
                 if ports.clock[port, ENDS] > now:
                     put(events, port, ports.clock[port, ENDS], now)
                     continue
             ports.ids[port, SERVES] = -1
             ports.ids[port, PREVIOUS] = transfer
-            note(ports, _IDLE, port)
+            note(ports, IDLE, port)
             times[transfer, SENT] = now
             depth = fire_sent(net, transfer, depth)
             in_ = net.rows[transfer, IN]
@@ -337,11 +340,12 @@ KERNELS: tuple[Callable[..., Any], ...] = (
     note,
     queue_out,
     come,
+    send_next,
     start_sending,
     queue_in,
+    take_next,
     start_taking,
     be_through,
-    change_port,
     change_fifo,
     plan_anew,
     run_fifo,

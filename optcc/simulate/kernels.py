@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from optcc import fifo_port
 from optcc.compiled import compiled
-from optcc.simulate import dependencies, event_queue, exclusive, fair, fifo, ports, tick_clock, uplinks
+from optcc.simulate import dependencies, event_queue, exclusive, fair, fifo, max_min, ports, tick_clock, uplinks
 
-_MODULES = (dependencies, ports, tick_clock, event_queue, fifo, exclusive, fair, uplinks)
+_MODULES = (fifo_port, dependencies, ports, tick_clock, event_queue, fifo, exclusive, max_min, fair, uplinks)
 
 
 @cache

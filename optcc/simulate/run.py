@@ -30,9 +30,10 @@ from optcc.simulate.dependencies import (
 )
 from optcc.simulate.event_queue import make_event_queue
 from optcc.simulate.exclusive import make_holders
-from optcc.simulate.fair import PortRates, make_ends, make_flows, make_scratch
+from optcc.simulate.fair import PortRates, make_ends
 from optcc.simulate.fifo import make_fifo_state
 from optcc.simulate.kernels import kernels
+from optcc.simulate.max_min import make_flows, make_scratch
 from optcc.simulate.ports import PortMap, make_pairs, pair_table
 from optcc.simulate.tick_clock import Change, at_start, fair_units, make_clock
 from optcc.simulate.uplinks import make_uplink_state

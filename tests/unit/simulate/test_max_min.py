@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optcc.simulate import fair
+from optcc.simulate import max_min
 from optcc.simulate.ports import Pairs, link, unlink
 
 N_PORTS, STEPS = 60, 150
@@ -27,7 +27,7 @@ def make_pairs(rng: np.random.Generator, between: bool) -> Pairs:
     return Pairs(both, np.zeros(len(used), dtype=np.int32), lists)
 
 
-def check_fair(pairs: Pairs, flows: fair.Flows, ports: fair.Floats) -> None:
+def check_fair(pairs: Pairs, flows: max_min.Flows, ports: max_min.Floats) -> None:
     """No port gives more than it has, and every flow has a full port that gives no other flow more: Bertsekas and
     Gallager's criterion."""
     sides = pairs.ends.shape[1] // 2
@@ -55,23 +55,23 @@ def test_rates_stay_fair_when_flows_come_and_go_and_ports_change(
     rng = np.random.default_rng(seed)
     pairs = make_pairs(rng, between)
     n_pairs, n_ports = len(pairs.ends), len(pairs.lists)
-    flows, scratch = fair.make_flows(np.zeros(0), n_pairs), fair.make_scratch(n_pairs, n_ports)
+    flows, scratch = max_min.make_flows(np.zeros(0), n_pairs), max_min.make_scratch(n_pairs, n_ports)
     ports = rng.integers(5, 50, n_ports) * rng.choice([1.0, 0.37], n_ports)
     kept: list[bool] = []
-    relax = fair.relax
+    relax = max_min.relax
 
     def spy(*args: object) -> int:
         found: int = relax(*args)  # type: ignore[arg-type]
         kept.append(found >= 0)
         return found
 
-    monkeypatch.setattr(fair, "relax", spy)
+    monkeypatch.setattr(max_min, "relax", spy)
     for step in range(STEPS):
         for _ in range(int(rng.integers(1, 4))):
             if step > STEPS // 3 and rng.random() < 0.2:
                 port = int(rng.integers(n_ports))
                 ports[port] = float(rng.choice([0.0, 3.0, 20.5]))
-                fair.mark(scratch, port)
+                max_min.mark(scratch, port)
                 continue
             pair = int(rng.integers(n_pairs))
             before = flows.active[pair]
@@ -83,8 +83,8 @@ def test_rates_stay_fair_when_flows_come_and_go_and_ports_change(
                 flows.rate[pair] = scratch.level[pair] = 0.0
             for port in pairs.ends[pair, : pairs.ends.shape[1] // 2]:
                 if port >= 0:
-                    fair.mark(scratch, int(port))
-        for at in range(fair.share(flows, pairs, scratch, ports)):
+                    max_min.mark(scratch, int(port))
+        for at in range(max_min.share(flows, pairs, scratch, ports)):
             flows.rate[scratch.pairs[at]] = scratch.level[scratch.pairs[at]]
         check_fair(pairs, flows, ports)
     assert sum(kept) > STEPS / 2, f"seed {seed}: nearly all were found anew"
@@ -94,14 +94,17 @@ def test_what_spreads_too_far_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     """Then all rates are found anew, and nothing is left in the line."""
     rng = np.random.default_rng(0)
     pairs = make_pairs(rng, False)
-    flows, scratch = fair.make_flows(np.zeros(0), len(pairs.ends)), fair.make_scratch(len(pairs.ends), len(pairs.lists))
+    flows, scratch = (
+        max_min.make_flows(np.zeros(0), len(pairs.ends)),
+        max_min.make_scratch(len(pairs.ends), len(pairs.lists)),
+    )
     ports = rng.integers(5, 50, len(pairs.lists)).astype(np.float64)
     for pair in range(len(pairs.ends)):
         flows.active[pair] = 1
         link(pairs, pair)
-        fair.mark(scratch, int(pairs.ends[pair, 0]))
-    monkeypatch.setattr(fair, "_RELAXED_SHARE", 0)
+        max_min.mark(scratch, int(pairs.ends[pair, 0]))
+    monkeypatch.setattr(max_min, "_RELAXED_SHARE", 0)
     few = ports[:1]  # as many tries as there are rates
-    assert fair.relax(flows, pairs, scratch, np.concatenate((few, ports[1:])), scratch.filled.max()) == -1
+    assert max_min.relax(flows, pairs, scratch, np.concatenate((few, ports[1:])), scratch.filled.max()) == -1
     assert (scratch.rank < 0).all()
     assert not scratch.seen.any()
