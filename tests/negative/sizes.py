@@ -17,7 +17,8 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.topology import Nic, Server, Topology
 from optcc.verdict import Counterexample
 from optcc.verify.plan.limits import check_limits
-from optcc.verify.plan.timing import ExactModel, check_timing
+from optcc.verify.plan.port_graph import ExactModel
+from optcc.verify.plan.timing import check_timing
 from tests.negative.cases import Case, Corpus, change, compiled, hand, library
 from tests.negative.edits import Draft, edit_transfers, transfer_rows
 

@@ -21,7 +21,7 @@ linear in l violates a wait of the plan or ends too late? Its answer is reported
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -29,14 +29,25 @@ from itertools import pairwise
 import numpy as np
 
 from optcc.errors import InputError, PlanError, SolverError
-from optcc.plan import RECEIVES, SENDS, Plan
+from optcc.plan import Plan
 from optcc.show import Card, Shown
-from optcc.simulate import DONE_DONE, plan_constraints
-from optcc.verify.plan.topological_order import pack_edges, topological_order
+from optcc.verify.plan.longest_path import longest_paths
+from optcc.verify.plan.port_graph import (
+    DONE,
+    MOMENTS,
+    START,
+    Chains,
+    Durations,
+    build_port_graph,
+    chain,
+    instructions_of,
+)
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Term, Unknown
 
 TRANSFERS_MAX = 100_000
-"""Limit on the transfers of a proof: its paths are computed in Python."""
+"""Limit on the transfers of a proof: its paths may be computed in Python."""
+LENGTH_MAX = 2**62
+"""Lengths of paths below this are computed in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,98 +124,75 @@ def bound_breakpoint(p: int) -> Fraction:
     return 2 - Fraction(1, p - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """Node `after` is at least `healthy + slowed * l` later than node `before`."""
-
-    before: int
-    after: int
-    healthy: int
-    slowed: int
-
-
 class _Network:
-    """Node 2t: transfer t starts; node 2t + 1: it is done. The waits between nodes, and a topological order."""
+    """The waits of a plan under exclusive ports: an edge weighs (bytes at the healthy rate, bytes at the straggler's).
+
+    Its longest paths at a given l = up/down are computed in whole numbers, in units of 1/down.
+    """
 
     def __init__(self, plan: Plan, straggler: int) -> None:
-        self.plan = plan
         transfers = plan.transfers
-        slow = ((transfers.src == straggler) | (transfers.dst == straggler)).tolist()
-        crosses = (transfers.src != transfers.dst).tolist()
-        size = transfers.bytes.tolist()
-        self.healthy = [size[t] if crosses[t] and not slow[t] else 0 for t in range(len(transfers))]
-        self.slowed = [size[t] if crosses[t] and slow[t] else 0 for t in range(len(transfers))]
-        self.waits = [self._after_sending(t, 2 * t + 1) for t in range(len(transfers))]
-        edges = plan_constraints(plan)
-        for before, after, kind in zip(edges.before.tolist(), edges.after.tolist(), edges.kind.tolist(), strict=True):
-            gate = 2 * after + (1 if kind >= DONE_DONE else 0)
-            sent_is_enough = kind & 1
-            self.waits.append(
-                self._after_sending(before, gate) if sent_is_enough else _Wait(2 * before + 1, gate, 0, 0)
-            )
-        for before, after in port_order(plan):
-            self.waits.append(self._after_sending(before, 2 * after))
-        self.into: list[list[_Wait]] = [[] for _ in range(2 * len(transfers))]
-        for wait in self.waits:
-            self.into[wait.after].append(wait)
-        self.order = self._topological()
-
-    def _after_sending(self, transfer: int, gate: int) -> _Wait:
-        return _Wait(2 * transfer, gate, self.healthy[transfer], self.slowed[transfer])
-
-    def _topological(self) -> list[int]:
-        ends = np.array([(wait.before, wait.after) for wait in self.waits], dtype=np.int64).reshape(-1, 2)
-        order: list[int] = topological_order(*pack_edges(len(self.into), ends[:, 0], ends[:, 1])).tolist()
-        if len(order) < len(self.into):
-            stuck = min(set(range(len(self.into))).difference(order)) // 2
-            raise PlanError(f"{self.plan.transfers.describe(stuck)}: waits for itself once its ports keep their order")
-        return order
+        size = np.where(transfers.src != transfers.dst, transfers.bytes, 0)
+        slow = (transfers.src == straggler) | (transfers.dst == straggler)
+        carried = np.stack((np.where(slow, 0, size), np.where(slow, size, 0)), axis=1)
+        self.total_healthy, self.total_slowed = (sum(each) for each in carried.T.tolist())
+        durations = Durations.of(carried, carried, np.zeros_like(carried), "exclusive")
+        self.graph = build_port_graph(plan, port_order(plan), durations, "exclusive")
 
     def times(self, slowdown: Fraction) -> list[Fraction]:
-        """The earliest time of each node at l, in bytes over a healthy port."""
-        times = [Fraction(0)] * len(self.into)
-        for node in self.order:
-            for wait in self.into[node]:
-                times[node] = max(times[node], times[wait.before] + wait.healthy + wait.slowed * slowdown)
-        return times
+        """When each transfer starts at l (entry 2t) and is done (entry 2t + 1), in bytes over a healthy port."""
+        lengths = self._longest(slowdown.denominator, slowdown.numerator)
+        kept = (node for start in range(0, len(lengths), MOMENTS) for node in (start + START, start + DONE))
+        return [Fraction(lengths[node], slowdown.denominator) for node in kept]
+
+    def waits(self) -> Iterator[tuple[int, int, int, int]]:
+        """(before, after, healthy, slowed): entry `after` of `times` is at least so many bytes later than `before`."""
+        entry = [(0, 0, 1)[node % MOMENTS] + 2 * (node // MOMENTS) for node in range(len(self.graph.first) - 1)]
+        columns = self.graph.before.tolist(), self.graph.after.tolist(), self.graph.weight.tolist()
+        for before, after, (healthy, slowed) in zip(*columns, strict=True):
+            if entry[before] != entry[after]:  # an exclusive port takes a transfer when it starts
+                yield entry[before], entry[after], healthy, slowed
 
     def longest(self, slowdown: Fraction, *, steepest: bool) -> tuple[int, int]:
         """The longest path at l, as (bytes at healthy rate, bytes at the straggler's). Ties go to the steepest path,
         which is critical just above l, or to the least steep, which is critical just below."""
         up, down = slowdown.numerator, slowdown.denominator
+        # The bytes at the straggler's rate are the lower digits of a length: they decide between equal times.
+        digits = self.total_slowed + 1
         tie = 1 if steepest else -1
-        best: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.into)  # (time * down, tie * slowed bytes, healthy)
-        for node in self.order:
-            reached = best[node]
-            for wait in self.into[node]:
-                time, slowed, healthy = best[wait.before]
-                candidate = (
-                    time + wait.healthy * down + wait.slowed * up,
-                    slowed + tie * wait.slowed,
-                    healthy + wait.healthy,
-                )
-                reached = max(reached, candidate)
-            best[node] = reached
-        _, slowed, healthy = max(best, default=(0, 0, 0))
-        return healthy, tie * slowed
+        length = max(self._longest(down * digits, up * digits + tie), default=0)
+        time = tie * (tie * length // digits)  # rounded down, or up where the lower digits were subtracted
+        slowed = tie * (length - time * digits)
+        return (time - slowed * up) // down, slowed
+
+    def _longest(self, healthy: int, slowed: int) -> list[int]:
+        """The longest path to each node if a byte weighs `healthy`, or `slowed` at the straggler's rate."""
+        is_wide = self.total_healthy * healthy + self.total_slowed * slowed >= LENGTH_MAX
+        weight = self.graph.weight.astype(object if is_wide else np.int64)
+        weights = weight[:, 0] * healthy + weight[:, 1] * slowed
+        lengths: list[int] = longest_paths(self.graph.order, self.graph.first, self.graph.after, weights)[0].tolist()
+        return lengths
 
 
-def port_order(plan: Plan) -> list[tuple[int, int]]:
-    """Pairs of consecutive transfers of each port, in the order of the plan's lanes.
+def port_order(plan: Plan) -> Chains:
+    """The transfers of each rank's out port and in port, in the order of the plan's lanes.
 
     Raises PlanError if a rank sends in several lanes, or receives in several: then the plan fixes no order.
     """
-    pairs: list[tuple[int, int]] = []
-    for verb, kinds, owner in (("sends", SENDS, plan.send_transfer), ("receives", RECEIVES, plan.recv_transfer)):
-        owned = owner.tolist()
-        kind = plan.kind.tolist()
-        lane_of: dict[int, int] = {}
-        for lane, (rank, instructions) in enumerate(zip(plan.lane_rank.tolist(), plan.lanes, strict=True)):
-            here = [owned[i] for i in instructions if kind[i] in kinds]
-            if here and lane_of.setdefault(rank, lane) != lane:
-                raise PlanError(f"rank {rank} {verb} in lanes {lane_of[rank]} and {lane}: its port has no fixed order")
-            pairs += pairwise(here)
-    return pairs
+    remote = plan.transfers.src != plan.transfers.dst
+    chains = []
+    for verb, rank, instruction in zip(
+        ("sends", "receives"), (plan.transfers.src, plan.transfers.dst), instructions_of(plan), strict=True
+    ):
+        lanes = np.unique(plan.instruction_lane[instruction[remote & (instruction >= 0)]])
+        first: dict[int, int] = {}
+        for lane in lanes.tolist():
+            owner = int(plan.lane_rank[lane])
+            if first.setdefault(owner, lane) != lane:
+                raise PlanError(f"rank {owner} {verb} in lanes {first[owner]} and {lane}: its port has no fixed order")
+        chains.append(chain(np.where(remote, rank, -1), instruction))
+    out, in_ = chains
+    return out, in_
 
 
 def makespan_of(plan: Plan, straggler: int, low: Fraction, high: Fraction) -> PiecewiseAffine:
@@ -449,13 +437,14 @@ def ratio_query(plan: Plan, straggler: int, timetable: Timetable, eps: Fraction)
         return between(timetable.at_low[node], timetable.at_high[node])
 
     network = _Network(plan, straggler)
-    too_early = [time(node) < query.number(0) for node in range(len(network.into))]
+    n_times = 2 * len(plan.transfers)
+    too_early = [time(node) < query.number(0) for node in range(n_times)]
     too_early += [
-        time(wait.after) < time(wait.before) + query.number(wait.healthy) + query.number(wait.slowed) * slowdown
-        for wait in network.waits
+        time(after) < time(before) + query.number(healthy) + query.number(slowed) * slowdown
+        for before, after, healthy, slowed in network.waits()
     ]
     allowed = between((1 + eps) * bound_at(p, low) * size, (1 + eps) * bound_at(p, high) * size)
-    too_late = [time(node) > allowed for node in range(1, len(network.into), 2)]
+    too_late = [time(node) > allowed for node in range(1, n_times, 2)]
     query.require("interval", slowdown >= query.number(low), slowdown <= query.number(high))
     query.require("too early or too late", query.any_of((*too_early, *too_late)))
     return query

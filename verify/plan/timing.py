@@ -1,19 +1,10 @@
 """The exact makespan of a plan, and claims about it: makespan <= within * T*, makespan <= promise.
 
 **The model.** A plan fixes an order for every port: a port serves the transfers of a lane in the lane's order, each
-after the last byte of the one before. Given the order, every time is a longest path through a fixed graph, over
-rationals. A transfer t of n bytes has three times: it *starts*, its in port *takes* it, it is *done*. With o and i the
-seconds of its n bytes at its out port and at its in port:
-
-    exclusive  it holds both ports for max(o, i): taken = start; left = start + max(o, i); done >= left + latency
-    fifo       each port at its own rate, with buffering in between: left = start + o; taken >= start + max(0, o - i),
-    so that
-               the in port never pauses; done >= taken + i + latency
-
-A port's next transfer starts when the previous one has left it (fifo: an in port takes the next one when the previous
-one is complete). All other dependencies are those of `optcc.simulate.plan_constraints`: on data, on bytes still being
-read, on lane order, on a slot. Ports are assigned as in `optcc.simulate`: the ports of the two servers, their surviving
-NICs pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none, and no latency.
+after the last byte of the one before. Given the order, every time is a longest path through a fixed graph
+(`optcc.verify.plan.port_graph`), over rationals. Ports are assigned as in `optcc.simulate`: the ports of the two
+servers, their surviving NICs pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none,
+and no latency.
 
 **Relation to the simulator.** `optcc.simulate` schedules dynamically: an exclusive port serves in order of readiness,
 and a fifo in port does not idle for a transfer that has not arrived. Where it serves the ports in the lanes' order,
@@ -38,27 +29,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from math import lcm
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column
-from optcc.compiled import compiled
-from optcc.errors import InputError, PlanError, TopologyError
+from optcc.errors import InputError, TopologyError
 from optcc.plan import Plan
-from optcc.simulate import DONE_DONE, plan_constraints, simulate
+from optcc.simulate import simulate
 from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.units import show_rate, show_time
 from optcc.verdict import Counterexample
 from optcc.verify.bounds.closed_forms import collective_bound
-from optcc.verify.plan.topological_order import pack_edges, topological_order
+from optcc.verify.plan.longest_path import longest_paths
+from optcc.verify.plan.port_graph import (
+    BY_IN_PORT,
+    BY_INSTRUCTION,
+    BY_OUT_PORT,
+    BY_SLOT,
+    DONE,
+    MOMENTS,
+    Chains,
+    Durations,
+    ExactModel,
+    PortGraph,
+    build_port_graph,
+    chain,
+    instructions_of,
+)
 
-ExactModel = Literal["exclusive", "fifo"]
 NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
     "nothing",
     "its data",
@@ -75,8 +78,6 @@ TICKS_MAX = 2**62
 TRACE_LINES_MAX = 15
 _STAGES_MAX = 4
 _KEPT = {"lanes": " in the lanes' order", "simulated": " in the simulator's order", "rounded": ""}
-_START, _TAKEN, _DONE = range(3)
-_OWN, _INSTRUCTION, _SLOT, _OUT, _IN = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,10 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: ExactModel) -> Make
     ports = _Ports.of(plan.transfers, topology)
     ticks = _Ticks.of(plan.transfers, ports, topology.latency_s)
     order, chains = _port_order(plan, topology, ports, model)
-    graph = _graph(plan, ticks, chains, model)
-    time, cause = _longest(plan, graph, ticks)
-    return _makespan(plan, graph, model, order, time, cause, ticks.per_s)
+    local = plan.transfers.src == plan.transfers.dst
+    latency = (~local).astype(ticks.out.dtype) * ticks.latency
+    graph = build_port_graph(plan, chains, Durations.of(ticks.out, ticks.in_, latency, model), model)
+    return _makespan(plan, graph, model, order, ticks.per_s)
 
 
 def simulated_makespan(plan: Plan, topology: Topology) -> Makespan:
@@ -324,24 +326,16 @@ class _Ticks:
         return cls(per_s, latency, size * each_byte[ports.out], size * each_byte[ports.in_], wide)
 
 
-_Chains = tuple[tuple[Column, Column], tuple[Column, Column]]
-"""For out ports and for in ports: transfers, and their successors on the same port."""
-
-
-def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: ExactModel) -> tuple[str, _Chains]:
+def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: ExactModel) -> tuple[str, Chains]:
     """The order of the ports, and its name: `lanes` or `simulated`."""
-    n = len(plan.transfers)
-    sender, receiver = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    sends, receives = np.flatnonzero(plan.send_transfer >= 0), np.flatnonzero(plan.recv_transfer >= 0)
-    sender[plan.send_transfer[sends]] = sends
-    receiver[plan.recv_transfer[receives]] = receives
+    sender, receiver = instructions_of(plan)
     lane = plan.instruction_lane
     if not any(_shared(port, lane, by) for port, by in ((ports.out, sender), (ports.in_, receiver))):
-        return "lanes", (_chain(ports.out, sender), _chain(ports.in_, receiver))
+        return "lanes", (chain(ports.out, sender), chain(ports.in_, receiver))
     timing = simulate(plan, topology, model=model)
     return "simulated", (
-        _chain(ports.out, timing.start_s, timing.sent_s),
-        _chain(ports.in_, timing.taken_s, timing.end_s),
+        chain(ports.out, timing.start_s, timing.sent_s),
+        chain(ports.in_, timing.taken_s, timing.end_s),
     )
 
 
@@ -355,109 +349,21 @@ def _shared(port: Column, lane: Column, instruction: Column) -> bool:
     return bool((lane_of[port[used]] != lane[instruction[used]]).any())
 
 
-def _chain(port: Column, *keys: npt.NDArray[Any]) -> tuple[Column, Column]:
-    """Consecutive transfers of each port, sorted by `keys`."""
-    used = np.flatnonzero(port >= 0)
-    order = used[np.lexsort((*(key[used] for key in reversed(keys)), port[used]))]
-    same = port[order[1:]] == port[order[:-1]]
-    return order[:-1][same], order[1:][same]
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """Node 3t + _START, _TAKEN or _DONE is a time of transfer t; edges are sorted by their tail.
-
-    Edge e: node `after[e]` is at least `weight[e]` later than node `before[e]`; `reason[e]` says why.
-    """
-
-    first: Column
-    before: Column
-    after: Column
-    weight: npt.NDArray[Any]
-    reason: Column
-
-
-def _graph(plan: Plan, ticks: _Ticks, chains: _Chains, model: ExactModel) -> _Graph:
-    n = len(plan.transfers)
-    each, none = np.arange(n), np.zeros(n, dtype=np.int64)
-    local = plan.transfers.src == plan.transfers.dst
-    if model == "exclusive":
-        leaves = np.maximum(ticks.out, ticks.in_)
-        comes, taken_for, in_moment = none, leaves, _START
-    else:
-        leaves, taken_for, in_moment = ticks.out, ticks.in_, _TAKEN
-        comes = np.maximum(ticks.out - ticks.in_, 0)
-    lands = taken_for + (~local).astype(taken_for.dtype) * ticks.latency
-    edges = plan_constraints(plan)
-    sent_is_enough = (edges.kind & 1) == 1
-    (out_before, out_after), (in_before, in_after) = chains
-    parts: tuple[tuple[Column, Column, npt.NDArray[Any], Column | int], ...] = (
-        (3 * each + _START, 3 * each + _TAKEN, comes, _OWN),
-        (3 * each + _TAKEN, 3 * each + _DONE, lands, _OWN),
-        (3 * out_before + _START, 3 * out_after + _START, leaves[out_before], _OUT),
-        (3 * in_before + in_moment, 3 * in_after + in_moment, taken_for[in_before], _IN),
-        (
-            3 * edges.before + np.where(sent_is_enough, _START, _DONE),
-            3 * edges.after + np.where(edges.kind >= DONE_DONE, _DONE, _START),
-            np.where(sent_is_enough, leaves[edges.before], 0),
-            np.where(edges.is_credit, _SLOT, _INSTRUCTION),
-        ),
-    )
-    before, after = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-    weight = np.concatenate([np.asarray(part[2], dtype=object if ticks.wide else np.int64) for part in parts])
-    reason = np.concatenate([np.broadcast_to(np.int64(0) + part[3], len(part[0])) for part in parts])
-    first, by_before = pack_edges(3 * n, before, np.arange(len(before)))
-    return _Graph(first, before[by_before], after[by_before], weight[by_before], reason[by_before])
-
-
-def _longest(plan: Plan, graph: _Graph, ticks: _Ticks) -> tuple[npt.NDArray[Any], Column]:
-    """The earliest time of each node in ticks, and the edge that determines it (-1: none)."""
-    nodes = 3 * len(plan.transfers)
-    order = topological_order(graph.first, graph.after)
-    if len(order) < nodes:
-        stuck = int(np.setdiff1d(np.arange(nodes), order)[0]) // 3
-        raise PlanError(f"{plan.transfers.describe(stuck)}: waits for itself once the ports keep their order")
-    time = np.array([0] * nodes, dtype=object) if ticks.wide else np.zeros(nodes, dtype=np.int64)
-    cause = np.full(nodes, -1, dtype=np.int64)
-    longest_paths = _longest_paths if ticks.wide else _kernels().longest_paths
-    longest_paths(order, graph.first, graph.after, graph.weight, time, cause)
-    return time, cause
-
-
-@cache
-def _kernels() -> Any:
-    return compiled((_longest_paths,), globals())
-
-
-def _longest_paths(
-    order: Column, first: Column, after: Column, weight: npt.NDArray[Any], time: npt.NDArray[Any], cause: Column
-) -> None:
-    """Fills in `time` and `cause` in topological `order`."""
-    for node in order:
-        for edge in range(first[node], first[node + 1]):
-            waiter = after[edge]
-            moment = time[node] + weight[edge]
-            if cause[waiter] < 0 or moment > time[waiter]:
-                time[waiter] = moment
-                cause[waiter] = edge
-
-
-def _makespan(
-    plan: Plan, graph: _Graph, model: ExactModel, order: str, time: npt.NDArray[Any], cause: Column, per_s: int
-) -> Makespan:
+def _makespan(plan: Plan, graph: PortGraph, model: ExactModel, order: str, per_s: int) -> Makespan:
     """Follows the critical path back from the end."""
+    time, cause = longest_paths(graph.order, graph.first, graph.after, graph.weight)
     if len(time) == 0:
         return Makespan(model, order, Fraction(0), (), (), ())
-    done = time[_DONE::3]
-    node = 3 * int(np.argmax(done)) + _DONE
+    done = time[DONE::MOMENTS]
+    node = MOMENTS * int(np.argmax(done)) + DONE
     end = int(time[node])
-    path, waits, begins = [node // 3], [], []
+    path, waits, begins = [node // MOMENTS], [], []
     while cause[node] >= 0:
         edge = int(cause[node])
         before = int(graph.before[edge])
-        if before // 3 != node // 3:
-            path.append(before // 3)
-            waits.append(_waited_for(plan.transfers, before // 3, node // 3, int(graph.reason[edge])))
+        if before // MOMENTS != node // MOMENTS:
+            path.append(before // MOMENTS)
+            waits.append(_waited_for(plan.transfers, before // MOMENTS, node // MOMENTS, int(graph.reason[edge])))
             begins.append(Fraction(int(time[node]), per_s))
         node = before
     waits.append(NOTHING)
@@ -466,8 +372,8 @@ def _makespan(
 
 
 def _waited_for(transfers: Transfers, before: int, after: int, reason: int) -> str:
-    if reason != _INSTRUCTION:
-        return {_SLOT: SLOT, _OUT: OUT_PORT, _IN: IN_PORT}[reason]
+    if reason != BY_INSTRUCTION:
+        return {BY_SLOT: SLOT, BY_OUT_PORT: OUT_PORT, BY_IN_PORT: IN_PORT}[reason]
     t = transfers
     if t.dst[before] == t.src[after] and _overlap(t, before, t.dst_offset, after, t.src_offset):
         return DATA

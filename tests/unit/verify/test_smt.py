@@ -8,15 +8,14 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from optcc.arrays import column
 from optcc.compiler import compile_schedule
 from optcc.errors import EXIT_UNKNOWN, EnvironmentMissing, InputError, PlanError, SolverError, SolverUnknown
-from optcc.plan import RECV, Plan
+from optcc.plan import Plan
+from optcc.schedules.fair_optimum import shares
 from optcc.schedules.optcc import optcc
 from optcc.schedules.ring import ring
 from optcc.simulate import simulate
@@ -329,7 +328,8 @@ def test_without_the_order_of_the_in_ports_the_makespan_is_too_small(monkeypatch
     """Two messages would arrive at one port at once."""
     plan = optcc_plan(4, 4, Fraction(2))
     right = makespan_of(plan, 3, ONE, EIGHT)
-    monkeypatch.setattr(parametric, "port_order", lambda _: [])
+    out, (before, after) = parametric.port_order(plan)
+    monkeypatch.setattr(parametric, "port_order", lambda _: (out, (before[:0], after[:0])))
     wrong = makespan_of(plan, 3, ONE, EIGHT)
     slowdowns = [1 + Fraction(7 * i, 99) for i in range(100)]
     assert all(wrong(slowdown) <= right(slowdown) for slowdown in slowdowns)
@@ -362,19 +362,15 @@ def test_parts_that_do_not_fit() -> None:
 
 
 def test_a_port_without_an_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two receive lanes at one rank; and an order in which a transfer would wait for itself."""
-    lanes = SimpleNamespace(
-        lane_rank=column([0, 0]),
-        lanes=[[0], [1]],
-        kind=column([RECV, RECV]),
-        recv_transfer=column([0, 1]),
-        send_transfer=column([-1, -1]),
-    )
-    with pytest.raises(PlanError, match="rank 0 receives in lanes 0 and 1"):
-        parametric.port_order(cast(Plan, lanes))
+    """A lane for each peer; and an order in which a transfer would wait for itself."""
+    topology = Topology.parse("4@1GB/s,3=500MB/s")
+    lanes = compile_schedule(shares.build(topology), size_bytes=4 * 4 * 12, topology=topology, ports="fair")
+    with pytest.raises(PlanError, match="rank 0 sends in lanes 3 and 4"):
+        parametric.port_order(lanes)
     plan = optcc_plan(3, 2, Fraction(2))
-    order = parametric.port_order(plan)
-    monkeypatch.setattr(parametric, "port_order", lambda _: [*order, tuple(reversed(order[0]))])
+    (before, after), in_ = parametric.port_order(plan)
+    back = column([*before, after[0]]), column([*after, before[0]])
+    monkeypatch.setattr(parametric, "port_order", lambda _: (back, in_))
     with pytest.raises(PlanError, match="waits for itself"):
         makespan_of(plan, 2, ONE, EIGHT)
 

@@ -28,6 +28,7 @@ from optcc.transfers import Transfers
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.plan import timing as module
 from optcc.verify.plan.parametric import makespan_of
+from optcc.verify.plan.port_graph import ExactModel
 from optcc.verify.plan.timing import (
     BEFORE,
     DATA,
@@ -38,7 +39,6 @@ from optcc.verify.plan.timing import (
     SLOT,
     TRACE_LINES_MAX,
     TURN,
-    ExactModel,
     Makespan,
     check_timing,
     exact_makespan,
