@@ -1,17 +1,17 @@
-"""Times a schedule while it is being written, in one pass and without keeping its transfers.
+"""Times a schedule while its program runs, in one pass and without storing its transfers.
 
-The order in which a schedule is written is the order of every port: a transfer starts once its data is there and the
-ports are through with those written before it. So nothing has to be decided and nothing looked up again, and what is
-kept is a few numbers for each rank and chunk: 2 * 10^9 transfers take memory for 16,384 ranks, not for themselves.
+Every port serves in the order in which the schedule is written: a transfer starts when its data has arrived and its
+ports have finished the transfers written before it. There are no scheduling decisions and no second look at a transfer,
+so the state is a few numbers for each rank and chunk: 2 * 10^9 transfers over 16,384 ranks need memory for the ranks.
 
-The moments of a transfer are those of `optcc.verify.plan.timing`, of which this is the case of as many slots as
-there are messages: with `o` and `i` the seconds of its bytes at its out and its in port,
+The times are those of `optcc.verify.plan.timing` for a plan with a slot for every message:
 
-    exclusive  starts when both ports are free, leaves them max(o, i) later, and is done `latency` after that
-    fifo       leaves the out port o later; the in port takes it when it is free, not before max(0, o - i) later, and is
-               done with it i later; `latency` later it is done
+    exclusive  a transfer starts when both ports are free and holds both for the time of the slower one
+    fifo       it occupies its two ports as `optcc.fifo_port` says
 
-and it is done in its receiver's turn, after what it adds to was written there and what it overwrites was sent on.
+It is done `latency` after it has left its in port, in the order of its receiver's lane, after the chunk that it adds to
+was written and the chunk that it overwrites was sent. The simulator (`optcc.simulate.fifo`) cannot replace this loop:
+it needs all transfers in memory.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ def time_static_order(
 
 
 BYTE_S, THROUGH = range(2)
-"""Of a port: the seconds of a byte, and when it is through with what it has served."""
+"""Of a port: seconds per byte, and when it has finished the last transfer."""
 WRITTEN, FREE = range(2)
-"""Of a place: when what stands there was done, and when also the last that was sent from there had left."""
+"""Of a place: when its content was written, and when the last transfer sent from it had left."""
 BEGUN, TURN = range(2)
 """Of a rank: when its last transfer started, and when the last that it received was done."""
 
 
 class _Places(NamedTuple):
-    """How many sections each segment has, which of all chunks is its first, and the bytes of each chunk.
+    """For each segment its number of sections and its first chunk; the bytes of each chunk.
 
-    A segment has a place for each section of each rank: in rows of sections, section c of rank r in row r - c modulo
-    the ranks. So a step around a ring walks from place to place, and so does one along ranks if there is one section.
+    A segment has a place for each section of each rank, in rows of sections: section c of rank r is in row r - c modulo
+    the ranks. So a step around a ring accesses memory in order, and so does one along ranks if there is one section.
     """
 
     sections: Column
@@ -108,7 +108,7 @@ class _Places(NamedTuple):
 
 
 class _Ranks(NamedTuple):
-    """For each rank its server, the out port that it leaves it by and the one inside, or -1, and its `moments`."""
+    """For each rank its server, its out port to other servers and the one inside (-1: none), and its `moments`."""
 
     server: Column
     nic: Column
@@ -117,7 +117,7 @@ class _Ranks(NamedTuple):
 
 
 class StaticOrderClock:
-    """The moments that later transfers may have to wait for; `take` is what `Definition.stream` hands transfers to."""
+    """The moments that later transfers may have to wait for; `take` is the callback of `Definition.stream`."""
 
     def __init__(self, topology: Topology, size_bytes: int, dtype: str, model: SerialModel) -> None:
         self.size_bytes, self.dtype, self.model = size_bytes, dtype, model
@@ -135,7 +135,7 @@ class StaticOrderClock:
         self.transfers, self.end_s = 0, 0.0
 
     def take(self, moves: Moves, shapes: Sequence[SegmentShape], scratch_slots: int) -> None:
-        """Lets the transfers of `moves` happen, one after the other."""
+        """Times the transfers of `moves`, one after the other."""
         if len(shapes) > len(self.places.sections):
             self._lay_out(shapes)
         room = scratch_slots + 1, len(self.places.chunk_bytes) * len(self.ranks.server), 2
@@ -158,7 +158,7 @@ class StaticOrderClock:
         self.end_s = max(self.end_s, end_s)
 
     def _lay_out(self, shapes: Sequence[SegmentShape]) -> None:
-        """The chunks of the segments that are known by now; those known before stay where they are."""
+        """Numbers the chunks of the segments known so far; chunks known before keep their numbers."""
         layout = Layout.of(shapes, self.size_bytes, self.dtype)
         lengths = [
             stop - first
@@ -170,13 +170,13 @@ class StaticOrderClock:
         self.places = _Places(sections, first[:-1], np.array(lengths, dtype=np.int64) * layout.itemsize)
 
     def _make_room(self, room: tuple[int, int, int]) -> None:
-        """Moments for every chunk known, in the message and in scratch slots."""
+        """Allocates moments for every known chunk, in the message and in scratch slots."""
         grown = np.zeros(room)
         grown[: self.moments.shape[0], : self.moments.shape[1]] = self.moments
         self.moments = grown
 
     def result(self) -> StaticOrderTiming:
-        """What has come out."""
+        """The timing of the transfers taken so far."""
         busy = (self.carried * self.lines[:, BYTE_S]).tolist()
         return StaticOrderTiming(self.model, self.end_s, self.transfers, dict(zip(self.names, busy, strict=True)))
 
@@ -198,7 +198,10 @@ def _move(
     latency_s: float,
     exclusive: bool,
 ) -> float:
-    """Rank `a` sends `size` bytes to `b`, from the place whose moments are `there` to that of `here`; the end."""
+    """Times a transfer of `size` bytes from rank `a` to `b` and returns when it is done.
+
+    `there` are the moments of the place that it reads, `here` those of the place that it writes.
+    """
     start = there[WRITTEN]
     if a == b:
         left = done = max(start, here[FREE])
@@ -245,7 +248,7 @@ def _let_happen(
     latency_s: float,
     exclusive: bool,
 ) -> tuple[int, float]:
-    """Runs these transfers and returns how many of them carry bytes, and when the last is done.
+    """Times these transfers and returns how many of them carry bytes, and when the last is done.
 
     `carried` are the bytes of each port. The moments of a place in a slot are in `moments[slot + 1, place]`.
     """

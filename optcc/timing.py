@@ -76,6 +76,11 @@ class Timing(Shown):
             return 0.0
         return self.seconds / self.recovery.fault_free_s - 1
 
+    def landed_s(self, which: Column, needed_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """When the transfers `which` leave their in ports, which need `needed_s` for their bytes: not before the last
+        byte was sent, nor faster than the port is."""
+        return np.maximum(self.sent_s[which], self.taken_s[which] + needed_s)
+
     def utilisation(self) -> dict[str, float]:
         """For each port, the share of the makespan in which it carried bytes."""
         total = self.seconds

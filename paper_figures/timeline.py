@@ -84,8 +84,7 @@ class PortIntervals:
 def port_intervals(transfers: Transfers, topology: Topology, timing: Timing) -> PortIntervals:
     """For every transfer its time at the out port of its source and at the in port of its destination.
 
-    It leaves the in port when its last byte is there: no earlier than that byte was sent, nor than the in port needs at
-    its own rate. `share` is a mean, lower than 1 where the other port is slower or several transfers share a port.
+    `share` is a mean, lower than 1 where the other port is slower or several transfers share a port.
     Ports are positions in `timing.port_names`; a transfer that needs no port has no interval.
     """
     number = {name: index for index, name in enumerate(timing.port_names)}
@@ -102,10 +101,9 @@ def port_intervals(transfers: Transfers, topology: Topology, timing: Timing) -> 
     out, in_ = port("out", transfers.src), port("in", transfers.dst)
     used = np.flatnonzero((transfers.src != transfers.dst) & (out >= 0))
     out, in_, size = out[used], in_[used], transfers.bytes[used]
-    sent_s, taken_s = timing.sent_s[used], timing.taken_s[used]
     ports = np.concatenate((out, in_))
-    start_s = np.concatenate((timing.start_s[used], taken_s))
-    end_s = np.concatenate((sent_s, np.maximum(sent_s, taken_s + size / rates[in_])))
+    start_s = np.concatenate((timing.start_s[used], timing.taken_s[used]))
+    end_s = np.concatenate((timing.sent_s[used], timing.landed_s(used, size / rates[in_])))
     share = np.tile(size, 2) / rates[ports] / (end_s - start_s)
     return PortIntervals(column(np.tile(used, 2)), column(ports), start_s, end_s, share)
 

@@ -99,16 +99,13 @@ def _events(plan: Plan, topology: Topology, timing: Timing) -> Iterator[str]:
 
 
 def _intervals(plan: Plan, topology: Topology, timing: Timing, outside: np.ndarray) -> tuple[Column, Column]:
-    """For each transfer from when to when it is at its source and at its destination, in nanoseconds.
-
-    It leaves the in port when its last byte is there: not before that was sent, nor faster than the port is.
-    """
+    """For each transfer from when to when it is at its source and at its destination, in nanoseconds."""
     server_of = np.array(topology.rank_server)[plan.transfers.dst]
     port = np.array([float(server.in_) for server in topology.servers])[server_of]
     fabric = np.array([float(server.fabric or 0) for server in topology.servers])[server_of]
     rate = np.where(outside, port, fabric)
     needed = np.divide(plan.transfers.bytes, rate, out=np.zeros(len(rate)), where=rate > 0)
-    stay_s = np.maximum(timing.sent_s, timing.taken_s + needed)
+    stay_s = timing.landed_s(np.arange(len(needed)), needed)
     local = plan.transfers.src == plan.transfers.dst
     first = np.stack((timing.start_s, timing.taken_s))
     stop = np.stack((timing.sent_s, np.where(local, timing.end_s, stay_s)))

@@ -1,16 +1,16 @@
-"""A receive and the send that passes it on become one instruction.
+"""Fuses a receive with the send that forwards the same bytes into one instruction.
 
     before  receive-reduce from 0; send to 2        after  receive-reduce-send from 0 to 2
 
-Fusing moves a receive into the send lane, so it may come later than before. That is safe when everything that waits
-for it comes later still. Give every instruction a time such that whoever waits has a larger time than what it waits
-for: before fusing, a transfer's place in the order will do. Going through the transfers from the last to the first,
-each receive gets the latest time that its waiters allow, and is fused if its send's time is below that. The other
-receives of its lane join it in the send lane, each at its time. A valid plan stays valid: the times prove that no
-instructions wait in a circle.
+Fusing moves a receive into the send lane, where it may execute later than before. That is safe if all its dependents
+execute later still. The pass assigns every instruction a time greater than the times of its predecessors; before
+fusing, a transfer's position in the order is such a time. It visits the transfers from last to first, gives each
+receive the latest time that its dependents allow, and fuses it if the time of its send is smaller. The other receives
+of the lane move into the send lane too, each at its time. A valid plan stays valid: the times are a topological order,
+so there is no cycle of waits.
 
-Only ranks that receive from a single peer are treated: for the others the receive lane is what keeps the in port in
-order, and giving that up costs more than an instruction saves.
+Only ranks that receive from a single peer are fused. For other ranks the receive lane keeps the in port in order, and
+losing that order costs more than an instruction saves.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from optcc.compiled import compiled
 from optcc.plan import RECV, RECV_COPY_SEND, RECV_REDUCE_SEND, SEND, Plan
 
 SENDS_BETWEEN_MAX = 1
-"""A receive is not put off past more sends of its rank than this: its slot and its reduction would wait for them."""
+"""Delay a receive past at most this many sends of its rank: it would hold its slot and its reduction for longer."""
 
 
 def fuse(plan: Plan, order: Column) -> Plan:
-    """The same plan with receives fused into the sends that pass on exactly what they wrote.
+    """The same plan with receives fused into the sends that forward exactly the bytes that they wrote.
 
-    `order` is the order in which `lower` placed the transfers; `plan` is what `lower` made.
+    `plan` is the result of `lower`, `order` the order in which it placed the transfers.
     """
     peers = np.bincount([channel.dst for channel in plan.channels], minlength=plan.n_ranks)
     if not (peers == 1).any():
@@ -47,7 +47,7 @@ def fuse(plan: Plan, order: Column) -> Plan:
 
 
 class _View(NamedTuple):
-    """What the inner loops see of a plan: columns with an entry for each instruction, unless they say otherwise."""
+    """The columns of a plan that the inner loops use, with an entry for each instruction unless stated otherwise."""
 
     order: Column
     """Transfers."""
@@ -56,9 +56,9 @@ class _View(NamedTuple):
     receiver: Column
     """For each transfer, the instruction that receives it or performs it locally."""
     sent_by: Column
-    """For a receive, the instruction that sends what it receives."""
+    """For a receive, the matching send."""
     slots: Column
-    """For a receive, those of its lane; 0 for other instructions."""
+    """For a receive, the slots of its lane; 0 for other instructions."""
     is_send: npt.NDArray[np.bool_]
     single_peer: npt.NDArray[np.bool_]
     """True where the rank receives from a single peer."""
@@ -99,7 +99,7 @@ class _View(NamedTuple):
 
 
 def _merge(plan: Plan, view: _View, partner: Column, time: Column) -> Plan:
-    """Rewrites the plan: fused receives disappear into their sends, the others of their lanes join the send lane."""
+    """Rewrites the plan: fused receives become part of their sends, the others of their lanes move to the send lane."""
     gone = (partner >= 0) & ~view.is_send
     moved = np.zeros(len(plan.lanes), dtype=np.bool_)
     moved[view.lane[gone]] = True
@@ -138,7 +138,7 @@ def _kernels() -> Any:
 
 
 def _find_passing(view: _View) -> npt.NDArray[np.bool_]:
-    """For each entry of `after`, true if it is a receive and what comes after it sends exactly what that received."""
+    """For each entry of `after`, true if it is a receive whose bytes are exactly those that its dependent sends."""
     passes_on = np.zeros(len(view.after), dtype=np.bool_)
     for index in range(len(view.rank)):
         if view.is_send[index] and view.single_peer[index]:
@@ -153,7 +153,7 @@ def _find_passing(view: _View) -> npt.NDArray[np.bool_]:
 
 
 def _waiters(view: _View, passes_on: npt.NDArray[np.bool_]) -> tuple[Column, Column, npt.NDArray[np.bool_]]:
-    """For each instruction those that come after it, `waiters[first[i]:first[i + 1]]`, ascending; which pass it on."""
+    """For each instruction its dependents, `waiters[first[i]:first[i + 1]]`, ascending; which of them forward it."""
     first = np.zeros(len(view.rank) + 2, dtype=np.int64)
     for earlier in view.after:
         first[earlier + 2] += 1
@@ -164,14 +164,16 @@ def _waiters(view: _View, passes_on: npt.NDArray[np.bool_]) -> tuple[Column, Col
         for at in range(view.after_first[index], view.after_first[index + 1]):
             place = first[view.after[at] + 1]
             waiters[place], passing[place] = index, passes_on[at]
-            first[view.after[at] + 1] = place + 1  # walks up to where the next list begins
+            first[view.after[at] + 1] = place + 1  # ends up where the next list begins
     return first, waiters, passing
 
 
 def _find_partners(view: _View, passes_on: npt.NDArray[np.bool_], partner: Column, time: Column) -> None:
-    """For each receive that is fused, and for its send, `partner` becomes the other; `time` is everyone's.
+    """Sets `partner` of each fused receive to its send and of that send to its receive, and the `time` of every
+    instruction.
 
-    A send's time is its place in the order times `unit`; a receive's is 1 earlier than that of the first that waits.
+    The time of a send is its position in the order times `unit`; that of a receive is 1 less than that of its earliest
+    dependent.
     """
     unit = len(time) + 1
     sent = np.zeros(view.rank[-1] + 1, dtype=np.int64)
@@ -186,7 +188,7 @@ def _find_partners(view: _View, passes_on: npt.NDArray[np.bool_], partner: Colum
     for place in range(len(view.order) - 1, -1, -1):
         receive = view.receiver[view.order[place]]
         lane_stop = view.lane_first[view.lane[receive] + 1]
-        send, latest = -1, len(view.order) * unit  # the first that passes it on; the first of all others that wait
+        send, latest = -1, len(view.order) * unit  # the first send that forwards it; the earliest other dependent
         for at in range(first[receive], first[receive + 1]):
             if send < 0 and passing[at] and partner[waiters[at]] < 0:
                 send = waiters[at]
@@ -209,9 +211,9 @@ def _find_partners(view: _View, passes_on: npt.NDArray[np.bool_], partner: Colum
 def _merge_lanes(
     view: _View, partner: Column, time: Column, moved: npt.NDArray[np.bool_], kept: Column, stops: Column
 ) -> None:
-    """Writes the instructions that are kept, lane by lane, into `kept`, and where each lane ends into `stops`.
+    """Writes the remaining instructions, lane by lane, into `kept`, and the end of each lane into `stops`.
 
-    The receives of a lane that is moved are merged into the send lane behind it, by their time.
+    The receives of a lane that is moved are merged into the send lane that follows it, by their time.
     """
     used = 0
     for lane in range(len(moved)):
@@ -230,7 +232,7 @@ def _merge_lanes(
 
 
 def _merge_after(view: _View, kept: Column, received: Column, number: Column, starts: Column) -> Column:
-    """What each kept instruction comes after, renumbered and each once; `starts[i + 1]` becomes the end of i's."""
+    """The predecessors of each kept instruction, renumbered, without duplicates; `starts[i + 1]` is the end of i's."""
     after = np.empty(len(view.after), dtype=np.int64)
     used = 0
     for index in range(len(kept)):

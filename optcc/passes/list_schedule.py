@@ -1,7 +1,9 @@
 """List schedules: whenever a port falls free, the first transfer in the author's order that can start takes it.
 
 The inner loops of `optcc.passes.timetable`. Times are ticks. `Jobs` are the transfers; `FifoListState` and
-`ExclusiveListState` are the state of a run.
+`ExclusiveListState` are the state of a run. How long a fifo port is occupied is `optcc.fifo_port`. The loop is not that
+of `optcc.simulate.fifo`: that one serves ports in the order of a plan's lanes, this one makes the order, and looks
+past the first transfer of an out port for one whose receiver has a free slot.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
 The order of the ports matters as much as the routes: the same OptCC transfers released all at once, under fair
 sharing, take 1.4 to 1.5 times the bound. There is an order for each of two port models of `optcc.simulate`:
 
-    fifo       a port serves one transfer at a time at its own rate; the network stores what a sender is faster with, up
-               to the slots of the receiver
-    exclusive  a transfer holds both of its ports at the rate of the slower one; also the better order where flows
-               share ports fairly, as TCP's do: OptCC of 64 MiB over four hosts, one at half rate, reaches 98 % of the
-               bound on emulated hosts in this order and 91 % in the other
+    fifo       a port serves one transfer at a time at its own rate (`optcc.fifo_port`); the network buffers up to the
+               slots of the receiver
+    exclusive  a transfer holds both of its ports at the rate of the slower one. This order is also the better one where
+               flows share ports fairly, as with TCP: OptCC of 64 MiB over four emulated hosts, one at half rate,
+               reaches 98 % of the bound in this order and 91 % in the other
 
 A schedule that is written for fair ports needs no order (`optcc.passes.lane_assignment`).
 """
@@ -32,27 +32,27 @@ from optcc.topology import Topology
 from optcc.transfers import Transfers
 
 TICKS = 2**20
-"""Times are whole numbers, this many for the longest transfer: the sections of a ragged size differ by an element, and
-without rounding the one that is ready a nanosecond earlier would overtake the one that should go first."""
+"""Ticks of the longest transfer. Durations are rounded to ticks because the sections of a ragged size differ by an
+element: without rounding, a section that is ready a nanosecond earlier would overtake its predecessor."""
 LOOKAHEAD = 32
-"""So many ready transfers of an out port are looked at for one whose receiver has room."""
+"""Search this many ready transfers of an out port for one whose receiver has a free slot."""
 LEAD = 128
-"""So many segments a transfer may be ahead of the first one that is not done: a port with time to
-spare would fill its receivers with what is not needed for long."""
+"""Start a transfer at most this many segments ahead of the first unfinished one: an underused port would otherwise fill
+the slots of its receivers with data that is not needed for long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """Transfer numbers in the order in which their first byte leaves, and in which their in ports take them.
+    """Transfer numbers in the order in which their first bytes leave, and in which they are done.
 
-    Both respect the dependencies, and no receiver has more on the way to it than its slots.
+    Both respect the dependencies, and no receiver has more transfers in flight to it than its slots.
     """
 
     sends: Column
     receives: Column
 
     def overtakes(self, transfers: Transfers) -> bool:
-        """True if some rank receives in another order than in which its messages were sent."""
+        """True if some rank receives its messages in another order than they were sent in."""
         place = np.empty(len(self.sends), dtype=np.int64)
         place[self.sends] = np.arange(len(self.sends))
         by_rank = self.receives[np.argsort(transfers.dst[self.receives], kind="stable")]
@@ -69,12 +69,12 @@ class Order:
 def timetable(
     transfers: Transfers, topology: Topology, slots: int, ports: Model = "exclusive"
 ) -> tuple[Transfers, Order]:
-    """The order in which a list schedule starts the transfers: whenever a port falls free, the first one in the
-    author's order that can start. Also the transfers, in which (under fifo) sums of siblings are made as they come.
+    """The order in which a list schedule starts the transfers: whenever a port becomes free, the first one in the
+    author's order that can start. Also the transfers, in which (under fifo) siblings are added in order of arrival.
 
-    Under exclusive ports, and fair ones, that is one whose data are there and whose two ports are free. Under fifo only
-    the out port must be free and the receiver must have fewer than `slots` on their way to it; what it must not
-    overtake at the receiver need not be done, only ahead of it.
+    Under exclusive ports, and fair ones, a transfer can start when its data have arrived and both its ports are free.
+    Under fifo its out port must be free and fewer than `slots` transfers in flight to its receiver; the transfers that
+    it must not overtake at the receiver need only have started.
 
     Raises TopologyError if the topology has another number of ranks.
     """
@@ -138,7 +138,7 @@ class _PortTimes:
 
 
 def _waits(transfers: Transfers) -> tuple[Column, Column, Column]:
-    """All dependencies: who comes first, who waits for it, and why: NEEDS, FOLLOWS or SPARES."""
+    """All dependencies: the predecessor, the transfer that waits for it, and why: NEEDS, FOLLOWS or SPARES."""
     src, dst, after = transfers.src, transfers.dst, transfers.after
     before, owner = after.values, np.repeat(np.arange(len(transfers)), np.diff(after.starts))
     wrote = dst[before] == src[owner]
@@ -148,16 +148,16 @@ def _waits(transfers: Transfers) -> tuple[Column, Column, Column]:
     exact = (transfers.dst_offset[last] == transfers.src_offset[owner]) & (
         transfers.bytes[last] == transfers.bytes[owner]
     )
-    # On the way back along an edge: what is read there has been written again since.
+    # An edge in the reverse direction: the bytes read there have been written again since.
     back = wrote & (src[before] == dst[owner]) & (before != last) & exact
     kind = np.where(dst[before] == dst[owner], FOLLOWS, SPARES)
     return before, owner, np.where((wrote & ~back) | (src[owner] == dst[owner]), NEEDS, kind)
 
 
 def _successors(transfers: Transfers, family: Column | None = None) -> tuple[Column, Column, Column]:
-    """For each transfer how many it waits for; then lists of those that need (3t), follow (3t + 1) or spare (3t + 2)
-    transfer t. Without `family` all need what they wait for; with it, siblings do not wait for each other, and who
-    waits for the last of them waits for all."""
+    """For each transfer its number of predecessors; then lists of those that need (3t), follow (3t + 1) or spare
+    (3t + 2) transfer t. Without `family` every wait is a need; with it, siblings do not wait for each other, and a
+    transfer that waits for the last sibling waits for all of them."""
     n = len(transfers)
     before, owner, kind = _waits(transfers)
     if family is None:
@@ -179,10 +179,10 @@ def _successors(transfers: Transfers, family: Column | None = None) -> tuple[Col
 
 
 def families(transfers: Transfers) -> Column:
-    """For each transfer the last of its siblings, itself if it has none.
+    """For each transfer the last of its siblings; itself if it has none.
 
-    Siblings are reductions into the same bytes of a rank, one behind the other. They may come in any order if each
-    rank's part goes in once, along one tree: then all ranks agree on the result whatever the order.
+    Siblings are consecutive reductions into the same bytes of a rank. Their order is free if each rank's contribution
+    is added once, along one tree: then all ranks get the same result whatever the order.
     """
     n = len(transfers)
     family = np.arange(n)
@@ -201,7 +201,7 @@ def families(transfers: Transfers) -> Column:
     one, next_one = before[follows].tolist(), owner[follows].tolist()
     waits = n_at_receiver > 0
     waits[next_one] = False
-    for elder, younger in zip(one, next_one, strict=True):  # the eldest must find its place free, so that any may be it
+    for elder, younger in zip(one, next_one, strict=True):  # any sibling may come first, so none may wait for its place
         waits[younger] = waits[elder]
     for elder, younger in zip(one[::-1], next_one[::-1], strict=True):
         if not waits[younger]:
@@ -210,8 +210,8 @@ def families(transfers: Transfers) -> Column:
 
 
 def seat(transfers: Transfers, family: Column, order: Order) -> Transfers:
-    """The same transfers with siblings one behind the other as `order` receives them: that is the order in which their
-    parts are added."""
+    """The same transfers with siblings chained in the order in which `order` receives them, which is the order of the
+    additions."""
     n = len(transfers)
     before, owner, kind = _waits(transfers)
     kept = family[before] != family[owner]
@@ -223,7 +223,7 @@ def seat(transfers: Transfers, family: Column, order: Order) -> Transfers:
     last[family[line]] = line  # of repeated indices the last one counts
     same = family[line[1:]] == family[line[:-1]]
     others = kind != SPARES
-    own = ~others | (transfers.src[before] == transfers.dst[owner])  # it overwrites what that one sends
+    own = ~others | (transfers.src[before] == transfers.dst[owner])  # a write after a read of the same bytes
     before = np.concatenate((before[own], last[family[before[others]]], line[:-1][same]))
     owner = np.concatenate((owner[own], owner[others], line[1:][same]))
     pair = np.sort(owner * n + before)

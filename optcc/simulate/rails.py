@@ -1,13 +1,14 @@
 """Rail-only networks whose servers kept different rails: every transfer is striped over the rails that both ends share.
 
-A server's NICs on one rail are ports of their own. The stripes of a transfer start together, carry bytes in proportion
-to what each rail gives that pair of servers (the lesser of what one end sends and the other receives there), and the
-transfer is sent, or done, when all its stripes are. So a rail that others keep busy holds up the whole transfer, as it
-does where a channel spreads its chunks over rails by fixed weights. Where all servers keep the same rails, pooling
-their NICs says the same with fewer events, and is what `simulate` does.
+The NICs of a server on one rail form a pair of ports. The stripes of a transfer start together and carry bytes in
+proportion to the rate of each rail between the two servers (the smaller of the sending and the receiving rate there).
+The transfer is sent, or done, when all its stripes are. So a busy rail delays the whole transfer, as it does where a
+channel spreads its chunks over rails by fixed weights. If all servers keep the same rails, `simulate` pools their NICs
+instead: the same times with fewer events.
 
-A stripe is a transfer between ranks of a larger cluster, one for every rank and rail, and `slot` 0 for what stays
-inside a server; that all stripes are sent, or done, is a local operation there, which takes no time.
+Each stripe is modelled as a transfer between ranks of a larger cluster, which has a rank for every rank and rail, and
+`slot` 0 for transfers inside a server. A local operation there, which takes no time, marks that all stripes of a
+transfer are sent, or done.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from optcc.transfers import Transfers
 
 
 def keep_different_rails(topology: Topology) -> bool:
-    """True if rails must be told apart: servers keep different ones, or each has an uplink of its own."""
+    """True if rails need separate ports: servers keep different ones, or each rail has its own uplink."""
     return topology.rail_only and (len(topology.rails_kept) > 1 or bool(topology.pods))
 
 
 def run_rails_with_faults(
     plan: Plan | Transfers, topology: Topology, overhead_s: Fraction, model: Model, faults: FaultPlan, policy: Policy
 ) -> Timing:
-    """The same with `faults`, and what each of them adds to those before it.
+    """`run_striped` with `faults`, and the time that each fault adds to those before it.
 
-    Stripes keep their rails and their shares of the bytes: a rail on which a NIC is slower holds them up, and one on
-    which it is down does so until that is back.
+    Stripes keep their rails and their shares of the bytes: a slower NIC delays the stripes on its rail, and a NIC that
+    is down stops them until it is up again.
 
-    Raises TopologyError for a NIC that is down and whose stripes `policy` would have to move to other rails, while
-    they are under way; and what `run_striped` raises.
+    Raises TopologyError if a NIC is down and `policy` would have to move its stripes to other rails while they are in
+    flight; and what `run_striped` raises.
     """
     for fault in faults:
         if fault.share == 0 and policy.name != "wait":
@@ -76,7 +77,7 @@ def run_rails_with_faults(
 
 
 def _rail_changes(topology: Topology, faults: FaultPlan, policy: Policy) -> list[Change]:
-    """How the rates of the ports of rails change by `faults`, in order of time."""
+    """The rate changes of the rails' ports that `faults` cause, in order of time."""
     ports, slots = _rail_ports(topology)
     changes: list[Change] = []
     for server, slot, rail in (
@@ -93,9 +94,10 @@ def _rail_changes(topology: Topology, faults: FaultPlan, policy: Policy) -> list
 def run_striped(
     plan: Plan | Transfers, topology: Topology, overhead_s: Fraction, model: Model, changes: Sequence[Change] = ()
 ) -> Timing:
-    """The times of all transfers of `plan`, striped over the rails that their servers share, with these `changes`.
+    """The times of all transfers of `plan`, striped over the rails that their servers share, with these rate `changes`.
 
-    Raises TopologyError for a transfer between servers that share none, and what `optcc.simulate.run.run_once` raises.
+    Raises TopologyError for a transfer between servers that share no rail, and what `optcc.simulate.run.run_once`
+    raises.
     """
     transfers = plan.transfers if isinstance(plan, Plan) else plan
     ports, slots = _rail_ports(topology)
@@ -151,18 +153,18 @@ def _rail_ports(topology: Topology) -> tuple[PortMap, dict[int, int]]:
 
 
 def _on_rail(server: Server, rail: int) -> tuple[Fraction, Fraction]:
-    """What the surviving NICs of `server` on `rail` send and receive together, bytes/s."""
+    """The total sending and receiving rate of the surviving NICs of `server` on `rail`, bytes/s."""
     nics = [nic for nic in server.nics if nic.rail == rail and not nic.failed]
     return sum((nic.out for nic in nics), Fraction(0)), sum((nic.in_ for nic in nics), Fraction(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stripes:
-    """The stripes of all transfers, in their order, then for each transfer with several the two local operations that
-    say that all are sent and that all are done.
+    """The stripes of all transfers, in order of the transfers, then two local operations for each transfer with several
+    stripes: one marks that all are sent, one that all are done.
 
-    The stripes of transfer t are nodes `first[t]` up to `first[t] + count[t]`; `is_sent[t]` and `is_done[t]` are the
-    nodes that say so, the stripe itself if there is one.
+    The stripes of transfer t are nodes `first[t]` up to `first[t] + count[t]`; `is_sent[t]` and `is_done[t]` are those
+    operations, or the stripe itself if there is only one.
     """
 
     src: Column
@@ -210,11 +212,11 @@ class _Stripes:
         return cls(*(column(each) for each in (*columns, begins, count, is_sent, is_done)))
 
     def constraints(self, constraints: Constraints) -> Constraints:
-        """The constraints between stripes that say what `constraints` say of their transfers."""
+        """`constraints` between transfers, as constraints between their stripes."""
         split = self.count > 1
         before_sent, holds_done = (constraints.kind & 1) == 1, constraints.kind >= 2
         before = np.where(before_sent, self.is_sent[constraints.before], self.is_done[constraints.before])
-        # That all stripes are sent, or done, is a local operation: it is done.
+        # The operation that marks all stripes as sent, or done, is local: its event is that it is done.
         kind = (
             constraints.kind - (before_sent & split[constraints.before]) - 2 * (holds_done & split[constraints.after])
         )
@@ -235,13 +237,13 @@ class _Stripes:
 
 
 def _weights(src: Server, dst: Server, slots: dict[int, int]) -> dict[int, Fraction]:
-    """For each slot whose rail both servers keep, what goes there at most from `src` to `dst`, bytes/s."""
+    """For each slot whose rail both servers keep, the highest rate from `src` to `dst` there, bytes/s."""
     rates = {slot: min(_on_rail(src, rail)[0], _on_rail(dst, rail)[1]) for rail, slot in slots.items()}
     return {slot: rate for slot, rate in rates.items() if rate}
 
 
 def divide(size: int, weights: list[Fraction]) -> list[int]:
-    """`size` bytes in proportion to `weights`, rounded so that they add up: no part is off by a byte.
+    """`size` bytes in proportion to `weights`, rounded so that the sum is exact and each part within a byte.
 
     >>> divide(10, [Fraction(1), Fraction(1), Fraction(2)])
     [2, 3, 5]

@@ -1,18 +1,16 @@
-"""What a run does about faults: from a fault plan and a policy to the rates of ports over time.
+"""Recovery from faults: converts a fault plan and a policy to port rates over time.
 
-    policy    after a NIC went down
-    wait      nothing: every message of the server has a stripe on that NIC, so its port stands still until the NIC is
-              back
-    migrate   the port stands still for detection and migration, then goes on with what the surviving NICs have together
-              (R2CCL's hot repair: the same plan, less bandwidth); when the NIC is back it is used again at once
-    replan    as migrate; and after each fault, and detection and agreement, the segments that have not begun run under
-              another plan, made for the bandwidth that is left then, each port turning to it when it is through with
-              the plan before
+    policy    after a NIC goes down
+    wait      no action: every message of the server has a stripe on that NIC, so the port stops until the NIC is up
+    migrate   the port stops for detection and migration, then continues at the total rate of the surviving NICs
+              (R2CCL's hot repair: the same plan, less bandwidth); a NIC that comes up is used again at once
+    replan    as migrate; in addition, after detection and agreement, the segments that have not started run under a
+              new plan for the remaining bandwidth; each port switches to it when it has finished the old plan
 
-A NIC that only loses a share of its rate takes it from the port's sum at once, under any policy. When one goes down,
-bytes that had left and were not acknowledged are sent again: of the transfer that the port is serving (under fair
-ports: of the first of each pair of servers), up to `unacknowledged_bytes` of those it has carried. The port of the
-server with the fault carries them again; under fifo that is all, since the network has stored what the other end sent.
+A NIC that loses a share of its rate reduces the port's total at once, under any policy. When a NIC goes down, bytes
+sent but not acknowledged are retransmitted: of the transfer that the port is serving (under fair ports: of the first
+transfer of each pair of servers), up to `unacknowledged_bytes` of the bytes sent. The port of the server with the fault
+carries them again; under fifo the other port does not, since the network has buffered what the other end sent.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ WAYS: tuple[Direction, Direction] = ("out", "in")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a run recovers, and what that costs. Times in seconds.
+    """How a run recovers, and the cost of recovery. Times in seconds.
 
-    `new_plan`, for replan, makes a plan for a topology and a number of bytes: the message of the segments that have not
-    begun.
+    `new_plan`, for replan, makes a plan for a topology and a number of bytes: the message size of the segments that
+    have not started.
 
-    Raises InputError for a name that is none, a negative cost, and replan without `new_plan`.
+    Raises InputError for an unknown name, a negative cost, and replan without `new_plan`.
     """
 
     name: PolicyName = "migrate"
@@ -71,7 +69,7 @@ class Policy:
             raise InputError(f"policy {self.name}: new_plan must be given for replan, and only for it")
 
     def still_until(self, fault: Fault) -> Fraction | None:
-        """Until when a port stands still for `fault`; None: for good."""
+        """When a port that `fault` stops continues; None: never."""
         if fault.share > 0:
             return fault.at_s
         if self.name == "wait":
@@ -80,14 +78,14 @@ class Policy:
         return over if fault.until_s is None else min(over, fault.until_s)
 
     def switches(self, faults: FaultPlan) -> tuple[Fraction, ...]:
-        """When a run turns to another plan, in order of time: never, unless it replans."""
+        """When a run switches to another plan, in order of time; empty unless the policy is replan."""
         if self.new_plan is None:
             return ()
         return tuple(sorted({fault.at_s + self.detection_s + self.agreement_s for fault in faults}))
 
 
 def port_changes(ports: PortMap, topology: Topology, faults: FaultPlan, policy: Policy) -> tuple[Change, ...]:
-    """How the rates of ports change by `faults`, in order of time."""
+    """The rate changes of ports that `faults` cause, in order of time."""
     changes: list[Change] = []
     for server in sorted({fault.server for fault in faults}):
         for side, way in enumerate(WAYS):
@@ -107,7 +105,7 @@ def changes_of(
     faults: FaultPlan,
     policy: Policy,
 ) -> list[Change]:
-    """How the rate of `port` changes, which is that of the NICs `numbers` of a server together, one way."""
+    """The changes of the rate of `port`, which is the total of the NICs `numbers` of a server in one direction."""
     mine = [fault for fault in faults if fault.server == server and fault.nic in numbers and fault.goes(way)]
     moments = {at for each in mine for at in (each.at_s, each.until_s, policy.still_until(each)) if at is not None}
     nics = {number: topology.servers[server].nics[number] for number in numbers}
@@ -133,9 +131,9 @@ def _rate(nic: Nic, way: Direction) -> Fraction:
 
 
 def opening(rates: Sequence[Fraction], changes: Sequence[Change], opens_s: Sequence[Fraction]) -> tuple[Change, ...]:
-    """The changes of a run that begins at time 0 with all ports down, port q having its rate from `opens_s[q]` on.
+    """The changes of a run that starts at time 0 with all ports down; port q comes up at `opens_s[q]`.
 
-    `changes` are those of the run before, on the same clock; what happened before time 0 has only left its rate.
+    `changes` are those of the previous run, on the same clock; of changes before time 0 only the rate remains.
     """
     mine: list[Change] = []
     for port, (rate, opens) in enumerate(zip(rates, opens_s, strict=True)):
@@ -149,7 +147,7 @@ def opening(rates: Sequence[Fraction], changes: Sequence[Change], opens_s: Seque
 
 
 def without(plan: Plan | Transfers, dropped: Column) -> Plan | Transfers:
-    """`plan` without the transfers `dropped`, and without what waits for them or is waited for through them alone."""
+    """`plan` without the transfers `dropped` and without the dependencies on them, direct or through them only."""
     transfers = plan.transfers if isinstance(plan, Plan) else plan
     n = len(transfers)
     kept = np.ones(n, dtype=np.bool_)
@@ -188,7 +186,7 @@ def without(plan: Plan | Transfers, dropped: Column) -> Plan | Transfers:
 
 
 def _chosen(lists: Lists, kept: npt.NDArray[np.bool_], number: Column) -> Lists:
-    """The lists of those that are kept, of those that are kept, by their new numbers."""
+    """The lists of the kept owners, restricted to kept members, renumbered."""
     owner = np.repeat(np.arange(len(lists)), np.diff(lists.starts))
     stays = kept[owner] & kept[lists.values]
     counts = np.bincount(owner[stays], minlength=len(lists))[kept]
@@ -196,7 +194,7 @@ def _chosen(lists: Lists, kept: npt.NDArray[np.bool_], number: Column) -> Lists:
 
 
 def message_bytes(transfers: Transfers, which: Column) -> int:
-    """Bytes of the message that the transfers `which` read or write: scratch space does not count."""
+    """Bytes of the message that the transfers `which` read or write, without scratch space."""
     firsts = np.concatenate((transfers.src_offset[which], transfers.dst_offset[which]))
     ends = np.minimum(firsts + np.tile(transfers.bytes[which], 2), transfers.size_bytes)
     order = np.argsort(firsts, kind="stable")

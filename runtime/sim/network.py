@@ -146,7 +146,11 @@ class SimulatedNetwork:
     # --- segments
 
     def carry(self, flow: Flow, start: int, data: bytes, *, is_fin: bool = False) -> None:
-        """A segment leaves, and arrives unless something befalls it."""
+        """A segment leaves, and arrives unless something befalls it.
+
+        Not the rule of `optcc.fifo_port`, which times whole messages: here an in port that was idle delivers a segment
+        when it has left, and only spaces the following ones. Segments are small, so the sustained rates are the same.
+        """
         src, dst, now_s = flow.src, flow.dst, self.clock.now_s
         if not src.sends():
             return
