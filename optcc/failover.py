@@ -178,6 +178,8 @@ class Link:
         >>> link.pick(0b101, 1), link.pick(0b011, 2), link.pick(0, 0)
         (2, 0, -1)
         """
+        if up >> first & 1:
+            return first
         for turn in range(self.n_rails):
             rail = (first + turn) % self.n_rails
             if up >> rail & 1:

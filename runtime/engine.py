@@ -16,13 +16,14 @@ the error that was the cause.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -52,6 +53,7 @@ COPIED_BYTES_MAX = 1 << 16
 """Messages up to this length are copied into memory to which the plan is tied already; tying it to other memory costs
 about 1 us an instruction."""
 _POLL_S_MAX = 1.0
+_NEVER_S = float("inf")
 _ALIGNMENT = 64
 _CONTROL = 0
 """The group of the channels on which the engines themselves speak."""
@@ -66,6 +68,7 @@ come delays what has come behind it by a few us at most."""
 _RECV, _SEND, _REDUCE, _COPY, _REDUCE_SLOT, _COPY_SLOT, _REDUCE_FIRST = range(7)
 _Bound = tuple[int, int, Any, Any]
 """An action tied to memory: (_RECV or _SEND, handle, view, None) or (how to compute, instruction, dst, src)."""
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -106,13 +109,16 @@ class Engine:
         # What goes on once a device has done what was queued before a mark.
         self._marks: deque[tuple[Kernels, Any, Callable[[], None]]] = deque()
         self._running: dict[Handle, None] = {}
-        self._due_s = float("inf")
+        self._due_s = _NEVER_S
         self._n_groups = _CONTROL + 1
         self._free_groups: list[int] = []
         self._has_begun = False
         self._control: list[tuple[int, int]] | None = None
         self._control_events: dict[Event, int] = {}
         self._settle = transport.defer_reports() if isinstance(transport, Defers) else None
+        # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
+        self._context = contextvars.copy_context()
+        self._context.run(np.seterr, all="ignore")
 
     def prepare(
         self,
@@ -211,12 +217,15 @@ class Engine:
         self._has_begun = True
         handle.due_s = self._clock.now_s() + handle.deadline_s
         self._running[handle] = None
-        self._due_s = min(self._due_s, handle.due_s)
+        if handle.due_s < self._due_s:
+            self._due_s = handle.due_s
 
     def _note_end(self, handle: Handle) -> None:
         del self._running[handle]
-        if handle.due_s <= self._due_s:
-            self._due_s = min((each.due_s for each in self._running), default=float("inf"))
+        if not self._running:
+            self._due_s = _NEVER_S
+        elif handle.due_s <= self._due_s:
+            self._due_s = min(each.due_s for each in self._running)
 
     def _give_up(self, error: RuntimeFault) -> None:
         """Every run is over, here and at the other ranks."""
@@ -228,11 +237,10 @@ class Engine:
         with suppress(OptccError):
             self.transport.abort(f"{type(error).__name__}: {error}")
 
-    def _attempt(self, work: Callable[[], T]) -> T:
-        """`work()`, whose failure is the failure of every run."""
+    def _attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns, whose failure is the failure of every run."""
         try:
-            with np.errstate(all="ignore"):
-                return work()
+            return self._context.run(work, *args, **kwargs)
         except RuntimeFault as error:
             if self.failure is None:
                 self._give_up(error)
@@ -244,7 +252,7 @@ class Engine:
 
     def _drive(self, holds: Callable[[], bool], deadline_s: float) -> bool:
         """Goes on with every run until `holds()`, or until `deadline_s` and nothing more can be done; looks once."""
-        is_over = self._attempt(lambda: self._loop(holds, deadline_s))
+        is_over = self._attempt(self._loop, holds, deadline_s)
         if self._settle is not None:
             self._settle()
         return is_over
@@ -264,9 +272,9 @@ class Engine:
             now_s = now()
             if now_s >= self._due_s:
                 self._miss_deadline(now_s)
-            wait_s = min(deadline_s, self._due_s) - now_s
+            wait_s = min(deadline_s - now_s, self._due_s - now_s, _DEVICE_POLL_S if marks else _POLL_S_MAX)
             # The device does not wake who waits for the network.
-            events = poll(min(wait_s, _DEVICE_POLL_S if marks else _POLL_S_MAX) if wait_s > 0 else 0.0)
+            events = poll(wait_s if wait_s > 0 else 0.0)
             for event in events:
                 kind, handle = event
                 route = routes.get(handle)
@@ -313,7 +321,7 @@ class Handle:
     __slots__ = ("arrays", "deadline_s", "done", "due_s", "output", "plan")
 
     def __init__(self, plan: PersistentPlan, arrays: Arrays, deadline_s: float) -> None:
-        self.plan, self.deadline_s, self.due_s = plan, deadline_s, float("inf")
+        self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
         self.done = False
         self.arrays: Arrays | None = arrays
         self.output = arrays.output
@@ -332,7 +340,7 @@ class Handle:
         if not self.done:
             if engine.failure is not None:
                 raise type(engine.failure)(str(engine.failure))
-            until_s = float("inf") if timeout_s is None else engine._clock.now_s() + timeout_s
+            until_s = _NEVER_S if timeout_s is None else engine._clock.now_s() + timeout_s
             engine._drive(lambda: self.done, until_s)
         return self.done
 
@@ -537,7 +545,10 @@ class PersistentPlan:
             self._kernels.finish(data, self.plan.n_ranks)
         if arrays.after is not None:
             self._copy(*arrays.after)
-        self._then(self._be_over)
+        if self._is_queued:
+            self._then(self._be_over)
+        else:
+            self._be_over()
 
     def _be_over(self) -> None:
         handle = self._queue.popleft()
@@ -552,8 +563,11 @@ class PersistentPlan:
 
     def follow(self, place: Place, event: Event, channel: int) -> None:
         """Does what follows from an event, where the steps are remembered."""
-        assert self._memory is not None
-        self._take_step(*self._memory.step(place, event, channel))
+        step = place.steps.get(event)
+        if step is None:
+            assert self._memory is not None
+            step = self._memory.step(place, event, channel)
+        self._take_step(*step)
 
     def _take_step(self, actions: tuple[int, ...], place: Place) -> None:
         self.place = place
@@ -692,9 +706,10 @@ class PersistentPlan:
         return compute[code], first, second
 
     def _reduced_bytes(self) -> list[tuple[int, int]]:
-        """Which bytes hold elements, in the end, that this rank must hold and that everyone contributed to."""
+        """Which bytes of an average are to be divided: elements, in the end, that this rank must hold and that everyone
+        contributed to."""
         collective, itemsize = self.plan.collective, self._itemsize
-        if collective.name in ("broadcast", "allgather"):
+        if collective.name in ("broadcast", "allgather") or self.plan.transfers.reduction != "avg":
             return []
         after = collective.after(self.engine.rank, self.plan.size_bytes // itemsize)
         return [(start * itemsize, stop * itemsize) for start, stop, ranks in after if ranks == collective.everyone]

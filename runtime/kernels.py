@@ -104,32 +104,30 @@ class NumpyKernels:
     Raises InputError for a dtype or reduction that does not exist, or that do not go together.
     """
 
-    __slots__ = ("_divide", "_reduce", "_stored")
+    __slots__ = ("_divide", "_stored", "reduce")
+
+    reduce: Callable[[Array, Array], Any]
+    """See `Kernels`; no method, for a short run spends its time on calls."""
+    copy = staticmethod(np.copyto)
 
     def __init__(self, dtype: str, reduction: str, *, compiled: bool = True) -> None:
         self._stored = stored_dtype(dtype)
-        self._reduce = _find_reduce(dtype, check_reduction_of(reduction, dtype), compiled)
+        self.reduce = _find_reduce(dtype, check_reduction_of(reduction, dtype), compiled)
         self._divide = _find_divide(dtype, compiled) if reduction == "avg" else None
 
     def view(self, data: Bytes) -> Array:
         return data.view(self._stored)
 
-    def reduce(self, dst: Array, src: Array) -> None:
-        self._reduce(dst, src)
-
     def reduce_many(self, dst: Array, sources: Sequence[Array]) -> None:
         for block in _blocks(dst, PASS_BYTES):
             for source in sources:
-                self._reduce(dst[block], source[block])
+                self.reduce(dst[block], source[block])
 
     def reduce_forward(self, dst: Array, src: Array, out: Array) -> None:
         for block in _blocks(dst, PASS_BYTES):
             part = dst[block]
-            self._reduce(part, src[block])
+            self.reduce(part, src[block])
             np.copyto(out[block], part)
-
-    def copy(self, dst: Array, src: Array) -> None:
-        np.copyto(dst, src)
 
     def pack(self, out: Array, pieces: Sequence[Array]) -> None:
         for part, piece in _cut(out, pieces):

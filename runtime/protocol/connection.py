@@ -9,7 +9,7 @@ Nothing here knows the failover table.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from optcc.runtime.protocol.frames import (
@@ -88,7 +88,7 @@ class SendConnection(Connection):
         self.peer, self.rail, self.session, self.nic = peer, rail, session, -1
         self._count, self._checksum = count, checksum
         self._queue: deque[tuple[Owner, int, int, memoryview | None]] = deque()
-        self._pending: deque[bytes | memoryview] = deque()
+        self._pending: deque[View] = deque()
         self._controls = bytearray()
         self._urgent = bytearray()
         self.blocked = self.holds_little = False
@@ -114,10 +114,10 @@ class SendConnection(Connection):
     def put_eager(self, channel: int, number: int, epoch: int, copy: bytes) -> None:
         """Queues an eager message with the reports that wait, on an idle connection."""
         crc = None if self._checksum is None else self._checksum(copy, 0)
-        frame = data_header(self.session, epoch, channel, number, len(copy), crc) + copy
+        frame: bytes | bytearray = data_header(self.session, epoch, channel, number, len(copy), crc) + copy
         if self._urgent:
-            frame = bytes(self._urgent) + frame
-            self._urgent.clear()
+            self._urgent += frame
+            frame, self._urgent = self._urgent, bytearray()
         self._pending.append(frame)
 
     def can_carry_reports(self) -> bool:
@@ -441,10 +441,9 @@ class RecvConnection(Connection):
         """The state of a channel has changed: it goes out with the next `flush`, as it is then."""
         self._states[channel] = None
 
-    def take_states(self) -> list[int]:
+    def take_states(self) -> Iterable[int]:
         """The channels whose states wait: somebody else tells them."""
-        channels = list(self._states)
-        self._states.clear()
+        channels, self._states = self._states, {}
         return channels
 
     def say(self, kind: int, number: int) -> None:

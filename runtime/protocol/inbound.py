@@ -181,7 +181,8 @@ class Inbound:
 
     def _tell_slots(self, channel: RecvChannel, *, can_wait: bool = False) -> None:
         """Reports a state over the rail whose turn it is, or the next that is up."""
-        virtual = self._link.pick(channel.receiver.up, channel.receiver.delivered % len(self._rails))
+        receiver = channel.receiver
+        virtual = self._link.pick(receiver.up, receiver.delivered % len(self._rails))
         if virtual >= 0:
             self._say(virtual, channel, can_wait=can_wait)
 
@@ -261,7 +262,7 @@ class Inbound:
         before = end.receiver
         if number != before.delivered or before.held:
             return False
-        rail = self._virtual(connection)
+        rail = self._rails.index(connection.rail)
         found = self._cache.chunk(before, rail, epoch, number) if before.up >> rail & 1 else None
         if found is None:
             return False

@@ -40,7 +40,9 @@ class ReportHistory:
 
     def note_carried(self) -> None:
         """A deferred report was carried by a message."""
-        self.chances, self.hold_to_s = min(self.chances + 1, _CHANCES_MAX), NEVER_S
+        self.hold_to_s = NEVER_S
+        if self.chances < _CHANCES_MAX:
+            self.chances += 1
 
 
 class Reporter(Protocol):

@@ -1,7 +1,7 @@
 """TCP: one process a rank, and a connection for each rail and direction between every pair of ranks.
 
-This module is the driver of `optcc.runtime.protocol`: it owns the sockets, the listeners, netlink, the selector and the
-clock, and decides nothing. What travels, over which rail, what is sent again, suspected or given up is the protocol's.
+This module is the driver of `optcc.runtime.protocol`: it owns the sockets, the listeners, netlink, epoll and the clock,
+and decides nothing. What travels, over which rail, what is sent again, suspected or given up is the protocol's.
 `docs/transports.md` has the figures.
 
 Progress is made inside `poll`, `allgather` and `barrier`, and each post writes what the sockets take: there is no
@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import selectors
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
+from select import EPOLLIN, EPOLLOUT, epoll
+from typing import Any, Protocol
 
 import msgspec
 
@@ -60,8 +60,16 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nics: tuple[NicEntry, ...]
 
 
+class _File(Protocol):
+    """What epoll can watch."""
+
+    def fileno(self) -> int:
+        """Its number."""
+        ...
+
+
 class Wire:
-    """A socket, and what the selector and the kernel have been asked for."""
+    """A socket, and what epoll and the kernel have been asked for."""
 
     __slots__ = ("low_water", "sock", "wants_write")
 
@@ -107,7 +115,9 @@ class TcpTransport(EndpointTransport):
         settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, hello_s)
         self._nics, self._buffer_bytes = tuple(nics), buffer_bytes
         self._clock = clock or MonotonicClock()
-        self._selector = selectors.DefaultSelector()
+        self._epoll = epoll()
+        # By file number: what is called with the subject and the events of epoll when the file is ready.
+        self._handlers: dict[int, tuple[Callable[[Any, int], None], Any]] = {}
         self._listeners: list[socket.socket] = []
         self._watch: NicWatch | None = None
         self._wires: dict[Connection, Wire] = {}
@@ -131,7 +141,7 @@ class TcpTransport(EndpointTransport):
             )
             self._watch_nics()
             for number, listener in enumerate(self._listeners):
-                self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, number))
+                self._register(listener, EPOLLIN, self._accept, number)
         except BaseException:
             self._give_back()
             raise
@@ -150,7 +160,21 @@ class TcpTransport(EndpointTransport):
             listener.close()
         if self._watch is not None:
             self._watch.close()
-        self._selector.close()
+        self._epoll.close()
+
+    def _register(self, file: _File, events: int, handler: Callable[[Any, int], None], subject: Any) -> None:
+        """From now on `handler(subject, events)` is called when the file is ready."""
+        number = file.fileno()
+        if number in self._handlers:
+            self._epoll.modify(number, events)
+        else:
+            self._epoll.register(number, events)
+        self._handlers[number] = handler, subject
+
+    def _unregister(self, file: _File) -> None:
+        """Before the file is closed: its number will be another file's."""
+        if self._handlers.pop(file.fileno(), None) is not None:
+            self._epoll.unregister(file.fileno())
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +186,7 @@ class TcpTransport(EndpointTransport):
         while not holds():
             endpoint.now_s = now_s
             endpoint.reports.release_late(now_s)
-            if endpoint.to_send or endpoint.to_report:
+            if endpoint.has_to_write():
                 self._flush()
             self._turn(max(0.0, min(deadline_s, endpoint.next_tick_s, endpoint.reports.hold_to_s) - now_s))
             if holds():
@@ -174,11 +198,13 @@ class TcpTransport(EndpointTransport):
     def _turn(self, wait_s: float) -> None:
         """Waits for the sockets once, and does what they and the time ask for."""
         endpoint, clock = self._endpoint, self._clock
-        ready = self._selector.select(wait_s)
+        handlers = self._handlers
+        # Looked up before any is called: what one of them closes and opens may have the file number of another.
+        ready = [(handlers[number], events) for number, events in self._epoll.poll(wait_s)]
         now_s = endpoint.now_s = clock.now_s()
-        for key, mask in ready:
-            key.data(mask)
-        if endpoint.to_send or endpoint.to_report:
+        for (handler, subject), events in ready:
+            handler(subject, events)
+        if endpoint.has_to_write():
             self._flush()
         if endpoint.to_close or endpoint.to_dial:
             self._carry_out()
@@ -195,7 +221,7 @@ class TcpTransport(EndpointTransport):
         """Writes what has been queued, also what a broken connection leaves to others, and carries out the rest."""
         endpoint = self._endpoint
         endpoint.now_s = self._clock.now_s()
-        if endpoint.to_send or endpoint.to_report:
+        if endpoint.has_to_write():
             endpoint.look_within(WATCH_S)
         while (connection := endpoint.next_to_write()) is not None:
             self._write(connection)
@@ -216,8 +242,7 @@ class TcpTransport(EndpointTransport):
             return
         if connection.blocked != wire.wants_write:
             wire.wants_write = connection.blocked
-            mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_write else 0)
-            self._selector.modify(sock, mask, self._selector.get_key(sock).data)
+            self._epoll.modify(sock, EPOLLIN | EPOLLOUT if wire.wants_write else EPOLLIN)
 
     def _carry_out(self) -> None:
         """Opens, closes and limits what the protocol asks for."""
@@ -237,8 +262,7 @@ class TcpTransport(EndpointTransport):
     def _close(self, connection: Connection) -> None:
         wire = self._wires.pop(connection, None)
         if wire is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(wire.sock)
+            self._unregister(wire.sock)
             wire.sock.close()
 
     def _adopt(self, connection: Connection, sock: socket.socket) -> None:
@@ -257,7 +281,7 @@ class TcpTransport(EndpointTransport):
         if code not in (0, errno.EINPROGRESS):
             self._endpoint.dial_failed(dialing, refused=code == errno.ECONNREFUSED)
             return
-        self._selector.register(sock, selectors.EVENT_WRITE, partial(self._connected, dialing))
+        self._register(sock, EPOLLOUT, self._connected, dialing)
 
     def _connected(self, dialing: Dialing, _: int) -> None:
         """The connection is there, or has failed."""
@@ -268,7 +292,7 @@ class TcpTransport(EndpointTransport):
         if code:
             self._endpoint.dial_failed(dialing, refused=code == errno.ECONNREFUSED)
             return
-        self._selector.modify(sock, selectors.EVENT_READ, partial(self._read_hello, dialing))
+        self._register(sock, EPOLLIN, self._read_hello, dialing)
         self._endpoint.now_s = self._clock.now_s()
         self._send_hello(dialing, self._endpoint.connected(dialing))
 
@@ -284,7 +308,7 @@ class TcpTransport(EndpointTransport):
                 tune(sock, self._buffer_bytes)
             accepting = self._endpoint.accepted(nic)
             self._adopt(accepting, sock)
-            self._selector.register(sock, selectors.EVENT_READ, partial(self._read_hello, accepting))
+            self._register(sock, EPOLLIN, self._read_hello, accepting)
             self._carry_out()
 
     def _read_hello(self, connection: Dialing | Accepting, _: int) -> None:
@@ -307,10 +331,8 @@ class TcpTransport(EndpointTransport):
             self._send_hello(connection, reply)
         if successor is not None:
             self._wires[successor] = self._wires.pop(connection)
-            if isinstance(successor, RecvConnection):
-                self._selector.modify(sock, selectors.EVENT_READ, partial(self._recv_ready, successor))
-            else:
-                self._selector.modify(sock, selectors.EVENT_READ, partial(self._send_ready, successor))
+            handler = self._recv_ready if isinstance(successor, RecvConnection) else self._send_ready
+            self._register(sock, EPOLLIN, handler, successor)
 
     def _send_hello(self, connection: Dialing | Accepting, data: bytes) -> None:
         """Sends a part of a handshake: it fits a fresh socket's buffer."""
@@ -326,37 +348,34 @@ class TcpTransport(EndpointTransport):
         else:
             self._endpoint.broken(connection, error.strerror or str(error))
 
-    def _send_ready(self, connection: SendConnection, mask: int) -> None:
-        """A connection to a receiver can be read or written."""
+    def _send_ready(self, connection: SendConnection, events: int) -> None:
+        """A connection to a receiver can be read or written, or has an error, which both say."""
         if connection.is_closed:
             return
-        if mask & selectors.EVENT_READ:
-            try:
-                data = connection.wire.sock.recv(_CONTROL_BYTES)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                self._endpoint.broken(connection, error.strerror or str(error))
-                return
-            else:
-                if not data:
-                    self._endpoint.broken(connection, "closed by the other end")
-                    return
-                self._endpoint.received(connection, data)
-        if mask & selectors.EVENT_WRITE and not connection.is_closed:
+        if events != EPOLLIN:
             self._endpoint.wake(connection)
+        if events == EPOLLOUT:
+            return
+        try:
+            data = connection.wire.sock.recv(_CONTROL_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._endpoint.broken(connection, error.strerror or str(error))
+            return
+        if data:
+            self._endpoint.received(connection, data)
+        else:
+            self._endpoint.broken(connection, "closed by the other end")
 
-    def _recv_ready(self, connection: RecvConnection, mask: int) -> None:
-        """A connection from a sender can be read or written."""
+    def _recv_ready(self, connection: RecvConnection, events: int) -> None:
+        """A connection from a sender can be read, up to a limit, or written, or has an error, which both say."""
         if connection.is_closed:
             return
-        if mask & selectors.EVENT_READ:
-            self._read(connection)
-        if mask & selectors.EVENT_WRITE and not connection.is_closed:
+        if events != EPOLLIN:
             self._endpoint.wake(connection)
-
-    def _read(self, connection: RecvConnection) -> None:
-        """Reads what is there, up to a limit."""
+        if events == EPOLLOUT:
+            return
         wire: Wire = connection.wire
         sock, budget, endpoint = wire.sock, _READ_BYTES_MAX, self._endpoint
         while budget > 0:
@@ -389,11 +408,10 @@ class TcpTransport(EndpointTransport):
         with contextlib.suppress(OSError):
             self._watch = NicWatch([nic.address for nic in self._nics])
             self._endpoint.nic_up = list(self._watch.is_up)
-            self._selector.register(self._watch, selectors.EVENT_READ, self._nics_changed)
+            self._register(self._watch, EPOLLIN, self._nics_changed, self._watch)
 
-    def _nics_changed(self, _: int) -> None:
-        assert self._watch is not None
-        for nic, is_up in self._watch.read():
+    def _nics_changed(self, watch: NicWatch, _: int) -> None:
+        for nic, is_up in watch.read():
             self._endpoint.nic_changed(nic, is_up)
 
 

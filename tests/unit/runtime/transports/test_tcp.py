@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from pathlib import Path
+from select import EPOLLIN
 from types import SimpleNamespace
 from typing import Any
 
@@ -332,7 +333,7 @@ def test_in_the_middle_of_a_chunk_nobody_is_woken_for_little() -> None:
 
         def send(data: bytes) -> int:
             far.sendall(data)
-            TcpTransport._read(driver, connection)
+            TcpTransport._recv_ready(driver, connection, EPOLLIN)
             return near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
         frame = rails.frame(bytes(range(100)))

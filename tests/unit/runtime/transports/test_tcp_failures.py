@@ -72,7 +72,7 @@ class Cutting(TcpTransport):
             cut(self._random.choices(connections) if connections else [])
             self._left = self._random.randrange(1, 60)
         else:
-            self._selector.unregister(self._listeners[self.for_good])
+            self._unregister(self._listeners[self.for_good])
             self._listeners[self.for_good].close()
             cut(connections_of(self, self.for_good))
         type(self).n_cuts += 1
