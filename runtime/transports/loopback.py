@@ -25,9 +25,9 @@ from optcc.errors import DeadlineExceeded, InputError, RankLost, TopologyError
 from optcc.plan import Channel
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, ChannelNumbers, Clock, Event, MonotonicClock
 from optcc.runtime.transports.rank_end import RankEnd
+from optcc.runtime.transports.rank_threads import RUN_DEADLINE_S, run_threads
 from optcc.topology import Topology
 
-RUN_DEADLINE_S = 120.0
 _JOIN_GRACE_S = 2.0
 _WAIT_S_MAX = 1.0
 T = TypeVar("T")
@@ -423,43 +423,7 @@ def run_ranks(
     >>> run_ranks(3, lambda rank, transport: transport.allgather(bytes([rank])))[1]
     [b'\\x00', b'\\x01', b'\\x02']
     """
-    results: dict[int, T] = {}
-    failures: list[BaseException] = []
     with LoopbackNetwork(topology, n_ranks) as network:
-
-        def body(rank: int) -> None:
-            try:
-                results[rank] = function(rank, network.transport(rank))
-            except BaseException as error:
-                failures.append(error)
-                network.abort(rank, f"{type(error).__name__}: {error}")
-
-        threads = [
-            threading.Thread(target=body, args=(rank,), name=f"optcc-rank-{rank}", daemon=True)
-            for rank in range(n_ranks)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            late = _join(threads, deadline_s)
-            if late:
-                network.abort(late[0], f"not done after {deadline_s:g} s")
-                _join(threads, _JOIN_GRACE_S)
-        except BaseException as error:
-            # An interrupt of the main thread: the ranks must not go on behind its back.
-            network.abort(0, f"{type(error).__name__}")
-            raise
-    if failures and not late:
-        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
-    if late:
-        raise DeadlineExceeded(f"ranks {', '.join(map(str, late))}: not done after {deadline_s:g} s")
-    return [results[rank] for rank in range(n_ranks)]
-
-
-def _join(threads: Sequence[threading.Thread], timeout_s: float) -> list[int]:
-    """Waits for the threads, together at most `timeout_s`; the indices of those that still run."""
-    clock = MonotonicClock()
-    deadline = clock.now_s() + timeout_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - clock.now_s()))
-    return [index for index, thread in enumerate(threads) if thread.is_alive()]
+        return run_threads(
+            n_ranks, lambda rank: function(rank, network.transport(rank)), network.abort, deadline_s=deadline_s
+        )

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TypeVar
 
-from optcc.errors import DeadlineExceeded, InputError, RankLost, TopologyError
+from optcc.errors import InputError, RankLost, TopologyError
 from optcc.faults import FaultPlan
 from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.protocol.local import Established
@@ -23,11 +23,10 @@ from optcc.runtime.sim.host import SimulatedHost
 from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
+from optcc.runtime.transports.rank_threads import RUN_DEADLINE_S, run_threads
 from optcc.topology import Topology
 
 N_RAILS = 2
-RUN_DEADLINE_S = 120.0
-"""Seconds of real time that a run of all ranks may take."""
 _RATE = 125_000_000
 _SEGMENT_BYTES = 8948
 _BUFFER_BYTES = 1 << 18
@@ -234,36 +233,18 @@ def run_sim(network: SimNetwork, function: Callable[[int, SimTransport], T]) -> 
     >>> run_sim(SimNetwork(2), lambda rank, transport: transport.allgather(bytes([rank])))[1]
     [b'\\x00', b'\\x01']
     """
-    results: dict[int, T] = {}
-    failures: list[BaseException] = []
 
-    def body(rank: int) -> None:
-        failure: str | None = None
+    def body(rank: int) -> T:
+        network.begin(rank)
+        transport = SimTransport(network, rank)
         try:
-            network.begin(rank)
-            transport = SimTransport(network, rank)
-            try:
-                results[rank] = function(rank, transport)
-            finally:
-                if network._lost is None:
-                    transport.close()
-        except BaseException as error:
-            failures.append(error)
-            failure = f"{type(error).__name__}: {error}"
-        network.finish(rank, failure)
+            result = function(rank, transport)
+        finally:
+            if network._lost is None:
+                transport.close()
+        network.finish(rank, None)
+        return result
 
-    threads = [
-        threading.Thread(target=body, args=(rank,), name=f"optcc-sim-{rank}", daemon=True)
-        for rank in range(network.n_ranks)
-    ]
-    for rank, thread in enumerate(threads):
+    for rank in range(network.n_ranks):
         network._waits[rank] = lambda: True, 0.0
-        thread.start()
-    network.start()
-    for thread in threads:
-        thread.join(RUN_DEADLINE_S)
-    if failures:
-        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
-    if any(thread.is_alive() for thread in threads):
-        raise DeadlineExceeded(f"ranks not done after {RUN_DEADLINE_S:g} s")
-    return [results[rank] for rank in range(network.n_ranks)]
+    return run_threads(network.n_ranks, body, network.finish, start=network.start)

@@ -73,6 +73,7 @@ from optcc.plan import Channel
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, ChannelNumbers
 from optcc.runtime.transport import Event as TransportEvent
 from optcc.runtime.transports.rank_end import RankEnd
+from optcc.runtime.transports.rank_threads import RUN_DEADLINE_S, run_threads
 from optcc.topology import Nic, Server, Topology
 from tests.reference.stripes import Stripes
 from tests.reference.table_ports import NEVER, FairPorts, FifoPorts, Packet, Ports, Seconds
@@ -83,8 +84,6 @@ WINDOW = 8
 CHUNK_BYTES = 1 << 16
 STALL_S = 5.0
 DETECTION_S = 1e-3
-RUN_DEADLINE_S = 120.0
-"""Seconds of real time that a run of all ranks may take."""
 _LATENCY_S = 10e-6
 _TIMEOUT_S = 5e-3
 _TIMEOUT_S_MAX = 0.5
@@ -912,30 +911,11 @@ def run_sim(network: SimNetwork, function: Callable[[int, SimTransport], T]) -> 
     >>> run_sim(SimNetwork(2), lambda rank, transport: transport.allgather(bytes([rank])))[1]
     [b'\\x00', b'\\x01']
     """
-    results: dict[int, T] = {}
-    failures: list[BaseException] = []
 
-    def body(rank: int) -> None:
-        failure: str | None = None
-        try:
-            network.begin(rank)
-            results[rank] = function(rank, SimTransport(network, rank))
-        except BaseException as error:
-            failures.append(error)
-            failure = f"{type(error).__name__}: {error}"
-        network.finish(rank, failure)
+    def body(rank: int) -> T:
+        network.begin(rank)
+        result = function(rank, SimTransport(network, rank))
+        network.finish(rank, None)
+        return result
 
-    threads = [
-        threading.Thread(target=body, args=(rank,), name=f"optcc-sim-{rank}", daemon=True)
-        for rank in range(network.n_ranks)
-    ]
-    for thread in threads:
-        thread.start()
-    network.start()
-    for thread in threads:
-        thread.join(RUN_DEADLINE_S)
-    if failures:
-        raise next((error for error in failures if not isinstance(error, RankLost)), failures[0])
-    if any(thread.is_alive() for thread in threads):
-        raise DeadlineExceeded(f"ranks not done after {RUN_DEADLINE_S:g} s")
-    return [results[rank] for rank in range(network.n_ranks)]
+    return run_threads(network.n_ranks, body, network.finish, start=network.start)
