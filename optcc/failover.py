@@ -102,7 +102,7 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 Actions = tuple[Action, ...]
 
 
-class Sender(msgspec.Struct, frozen=True):
+class Sender(msgspec.Struct, frozen=True, gc=False):
     """The sending end. `out[i]` is the rail on which chunk `acked` + i went out last; `up` has bit r for rail r.
 
     `start` is the first chunk of the plan of `epoch`. While `changing`, `asked` is the rail of the last proposal.
@@ -128,7 +128,7 @@ class Sender(msgspec.Struct, frozen=True):
         return not self.up
 
 
-class Receiver(msgspec.Struct, frozen=True):
+class Receiver(msgspec.Struct, frozen=True, gc=False):
     """The receiving end. `held` has bit i if chunk `delivered` + i is kept; `offered` counts the slots it was given."""
 
     up: int
