@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -22,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from optcc.arrays import Column, column
-from optcc.errors import InputError, PlanError
+from optcc.errors import InputError, PlanError, TopologyError
 from optcc.files import replace_file
 from optcc.paper_figures import style
 from optcc.plan import Plan
 from optcc.schedule import OPS
 from optcc.show import Card
 from optcc.simulate import Model, simulate
+from optcc.simulate.ports import PortMap
 from optcc.timing import Timing
 from optcc.topology import Topology, endpoint_text
 from optcc.transfers import Transfers
@@ -85,38 +85,23 @@ def port_intervals(transfers: Transfers, topology: Topology, timing: Timing) -> 
     """For every transfer its time at the out port of its source and at the in port of its destination.
 
     `share` is a mean, lower than 1 where the other port is slower or several transfers share a port.
-    Ports are positions in `timing.port_names`; a transfer that needs no port has no interval.
+    Ports are positions in `timing.port_names`; a transfer that needs no port has no interval, and none has one on an
+    uplink, for which `timing` has no times.
+
+    Raises TopologyError if the topology has a port for each rail: a transfer would be at several of them.
     """
-    number = {name: index for index, name in enumerate(timing.port_names)}
-    rates = np.array([float(rate) for rate in _port_rates(topology, timing.port_names)])
-    places = [(server, gpu) for server in topology.servers for gpu in range(server.gpus)]
-    server_of = np.array(topology.rank_server)
-    outside = server_of[transfers.src] != server_of[transfers.dst]
-
-    def port(way: str, rank: Column) -> Column:
-        shared = column(number.get(f"{way} {server.name}", -1) for server, _ in places)
-        own = column(number.get(f"{way} {server.name} gpu {gpu}", -1) for server, gpu in places)
-        return np.where(outside, shared[rank], own[rank])
-
-    out, in_ = port("out", transfers.src), port("in", transfers.dst)
-    used = np.flatnonzero((transfers.src != transfers.dst) & (out >= 0))
+    ports = PortMap.of(topology)
+    if ports.names != timing.port_names:
+        raise TopologyError(f"{topology!r}: rails have ports of their own, which are not drawn: must be pooled")
+    rates = np.array([float(rate) for rate in ports.rates])
+    out, in_ = ports.used_by(transfers)
+    used = np.flatnonzero(out >= 0)
     out, in_, size = out[used], in_[used], transfers.bytes[used]
-    ports = np.concatenate((out, in_))
+    port = np.concatenate((out, in_))
     start_s = np.concatenate((timing.start_s[used], timing.taken_s[used]))
     end_s = np.concatenate((timing.sent_s[used], timing.landed_s(used, size / rates[in_])))
-    share = np.tile(size, 2) / rates[ports] / (end_s - start_s)
-    return PortIntervals(column(np.tile(used, 2)), column(ports), start_s, end_s, share)
-
-
-def _port_rates(topology: Topology, names: Sequence[str]) -> list[Fraction]:
-    """Bytes/s of the ports with these names."""
-    rates: dict[str, Fraction] = {}
-    for server in topology.servers:
-        rates |= {f"out {server.name}": server.out, f"in {server.name}": server.in_}
-        if server.fabric is not None:
-            for gpu in range(server.gpus):
-                rates |= {f"{way} {server.name} gpu {gpu}": server.fabric for way in ("out", "in")}
-    return [rates[name] for name in names]
+    share = np.tile(size, 2) / rates[port] / (end_s - start_s)
+    return PortIntervals(column(np.tile(used, 2)), column(port), start_s, end_s, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +375,8 @@ def _caption(shown: Timeline, rows: _Rows, intervals: PortIntervals, as_bars: bo
     said = [f"Predicted on {where}: {shown.timing.model} ports, {latency}, {shown._counts()}."]
     if len(rows.ports) < len(shown.timing.port_names):
         said.append(f"{len(rows.ports)} of {len(shown.timing.port_names)} ports, those of the busiest servers.")
+    if topology.pods:
+        said.append("Transfers are not drawn at uplinks, of which only the load is known.")
     if len(intervals.port) == 0:
         said.append("No transfer uses a port.")
     elif as_bars:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from optcc.paper_figures.timeline import (
 from optcc.planner import build_plan
 from optcc.schedules.ring import ring
 from optcc.simulate import MODELS, Model
-from optcc.topology import Topology
+from optcc.topology import Nic, Server, Topology
 
 pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
 
@@ -124,6 +125,27 @@ def test_intervals_carry_what_the_ports_carry(
     assert float(intervals.share.max()) <= 1 + 1e-9
     assert float(intervals.start_s.min()) == 0
     assert float(intervals.end_s.max()) <= timed.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_uplinks_have_no_intervals_and_the_picture_says_so(model: Model) -> None:
+    timed = shown("4@1GB/s/2:1", model=model)
+    intervals = port_intervals(timed.transfers, timed.topology, timed.timing)
+    named = {timed.timing.port_names[port] for port in intervals.port.tolist()}
+    assert named == {f"{way} h{server}" for way in ("out", "in") for server in range(4)}
+    carried_s = np.bincount(intervals.port, intervals.share * (intervals.end_s - intervals.start_s))
+    assert carried_s == pytest.approx(timed.timing.port_busy_s[: len(carried_s)])
+    assert "not drawn at uplinks" in said(draw(timed))
+
+
+def test_rails_with_ports_of_their_own_are_refused() -> None:
+    """A transfer is at several of them."""
+    two = (Nic(0, Fraction(10**9), Fraction(10**9)), Nic(1, Fraction(10**9), Fraction(10**9)))
+    servers = (Server("a", 1, two), Server("b", 1, two[:1]), Server("c", 1, two[:1]))
+    topology = Topology(servers, rail_only=True)
+    timed = timeline(build_plan("ring", topology, 3000), topology)
+    with pytest.raises(TopologyError, match="rails have ports of their own"):
+        port_intervals(timed.transfers, topology, timed.timing)
 
 
 @pytest.mark.parametrize("model", ["fifo", "exclusive"])
