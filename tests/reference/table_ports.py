@@ -1,7 +1,9 @@
 """The ports of the simulated transport: what a NIC carries, and when a packet is through.
 
 A packet occupies the out port of its source and the in port of its destination. Two models, the same as those of
-`optcc.simulate` (docs/simulation.md), written a second time from the same rules and sharing no code with it:
+`optcc.simulate` (docs/simulation.md), written a second time from the same rules and sharing no code with it. (The
+`Reference` of tests/differential/test_simulate_reference.py needs all transfers beforehand; here packets are put while
+time runs.)
 
     fifo   a port serves one packet at a time at its own rate; the network stores what an in port cannot take yet. An in
            port takes a packet as soon as it can take it without a pause: at once if it is the slower end, else so late
