@@ -49,6 +49,9 @@ TICK_S = 0.1
 _TICK_SHARE = 0.02
 """Of the time, at most, is spent on samples and ticks."""
 _HALF_OPEN_SPARE = 16
+CLOSE_S, LINGER_S = 1.0, 30.0
+"""A rank that closes waits so long for peers to have all that they need of it: for one that has no connection, and for
+one that is connected and does not read."""
 
 Ends = tuple[Outbound, SendChannel] | tuple[Inbound, RecvChannel]
 
@@ -164,20 +167,22 @@ class Endpoint(LocalRank):
             return frame
         return inbound.final_states(connection.session) + frame
 
-    def may_leave(self) -> bool:
-        """True if nothing is lost when this rank closes its connections.
+    def may_leave(self, waited_s: float = 0.0) -> bool:
+        """True if nothing is lost when this rank closes its connections, or after `waited_s` more waiting is in vain.
 
         Everything is written; the peers have acknowledged all messages, also eager ones, which a connection that is
-        reset would take with it; and no peer has lost all its connections, so that the last states reach it.
+        reset would take with it; and no peer has lost all its connections, so that the last states reach it. A peer
+        that is connected and computes is waited for up to `LINGER_S`, one without a connection `CLOSE_S`.
         """
-        if any(connection.blocked for connection in self.up):
-            return False
         for peer in (self.outbounds.keys() | self.inbounds.keys()) - self.left.keys():
             outbound, inbound = self.outbounds.get(peer), self.inbounds.get(peer)
-            if outbound is not None and outbound.has_work():
+            connections = self.up_to(peer)
+            if waited_s >= (LINGER_S if connections else CLOSE_S):
+                continue
+            if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
                 return False
             was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
-            if was_joined and not self.up_to(peer):
+            if was_joined and not connections:
                 return False
         return True
 

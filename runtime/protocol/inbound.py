@@ -334,9 +334,8 @@ class Inbound:
         connection.queue_s = self._queue_s[connection.rail]
         self.repeat_gone(connection)
         for channel in list(self._channels.values()):
+            # If no other rail was up, the table repeats the state of the channel.
             self._tell(channel, connection.rail, UP)
-            if channel.posted:
-                self._say(self._virtual(connection), channel)
         self.update_avoided()
 
     def update_avoided(self) -> None:

@@ -68,13 +68,7 @@ class LocalRank:
     # --- connections
 
     def wake(self, connection: Established) -> None:
-        """Something waits on a connection to be written.
-
-        Nothing is written to a peer that has left in good order. It has all that it waited for; and its kernel would
-        reset the connection, and with it lose what the peer sent last.
-        """
-        if self.left.get(connection.peer) is False:
-            return
+        """Something waits on a connection to be written."""
         if isinstance(connection, SendConnection):
             self.to_send[connection] = None
         else:

@@ -25,7 +25,8 @@ def find_failure(
         if has_failed:
             return _lost(local, peer, "it has left after a failure")
         to, from_ = outbounds.get(peer), inbounds.get(peer)
-        misses = to is not None and to.is_waited_for() and not to.is_joined()
+        # A rank that leaves repeats its last states: what it has taken is acknowledged.
+        misses = to is not None and to.has_work() and not to.is_joined()
         if misses or (from_ is not None and from_.has_work() and not from_.is_joined()):
             return _lost(local, peer, "it has left before it had taken and sent all")
     for peer, to in outbounds.items():

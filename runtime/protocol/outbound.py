@@ -132,16 +132,6 @@ class Outbound:
         """True if something is posted and not acknowledged."""
         return any(channel.chunks for channel in self._channels.values())
 
-    def is_waited_for(self) -> bool:
-        """True if something is posted that is not reported as sent.
-
-        An eager message that is reported and only not acknowledged is delivered if the peer has left in good order: the
-        acknowledgement was lost with a connection.
-        """
-        return any(
-            is_last or not is_copy for channel in self._channels.values() for _, is_last, is_copy, _ in channel.chunks
-        )
-
     def is_joined(self) -> bool:
         """True if the peer's kernel has answered on some rail and has not been given up since."""
         return any(

@@ -23,7 +23,8 @@ _CONTROL_BYTES = 1 << 14
 
 
 class SimulatedHost:
-    """Rank `rank` of a network; `wakes` is called whenever it has looked and something may have happened.
+    """Rank `rank` of a network; `wakes` is called whenever it has looked and something may have happened, `ticked`
+    after each tick of the endpoint.
 
     It looks at its connections once in `turn_s` at most: so long does a turn of its loop take.
     """
@@ -46,6 +47,7 @@ class SimulatedHost:
             *(settings, rank, book), job=job, secret=secret, draw=rng.randbytes, checksum=checksum, now_s=self.now_s
         )
         self.wakes: Callable[[], None] = lambda: None
+        self.ticked: Callable[[], None] = lambda: None
         self.is_stopped = self.is_killed = False
         self.busy_to_s = 0.0
         self._ready: dict[Connection, None] = {}
@@ -130,6 +132,7 @@ class SimulatedHost:
             endpoint.tick()
             self.flush()
             endpoint.ticked(0.0)
+            self.ticked()
         self.wakes()
         if not self.is_stopped:
             endpoint.reports.release_late(self.now_s)

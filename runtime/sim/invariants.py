@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optcc.failover import DATA, NOWHERE, Event, is_fresh
+from optcc.runtime.protocol.channel import SendChannel
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX
 from optcc.runtime.protocol.inbound import Inbound
@@ -17,6 +19,10 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
         held += len(outbound.connections)
         for what in _of_outbound(outbound, endpoint.settings.window):
             yield f"to rank {peer}: {what}"
+        if peer not in endpoint.left:
+            for connection in outbound.connections:
+                if connection._queue and not connection.blocked and connection not in endpoint.to_send:
+                    yield f"to rank {peer}: {len(connection._queue)} chunks wait, and nobody is to write them"
     for peer, inbound in endpoint.inbounds.items():
         held += sum(each is not None for each in inbound.connections)
         for what in _of_inbound(inbound):
@@ -40,6 +46,12 @@ def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
     for connection in outbound.connections:
         if connection.is_avoided and connection._queue:
             yield f"{len(connection._queue)} chunks wait for a connection that is avoided"
+        for owner, number, epoch, view in connection._queue:
+            if view is None or owner.is_stale(number, epoch) or not isinstance(owner, SendChannel):
+                continue
+            virtual = owner.sender.out[number - owner.sender.acked]
+            if virtual != NOWHERE and owner.rails[virtual] != connection.rail:
+                yield f"channel {owner.k}: chunk {number} of rail {owner.rails[virtual]} waits for {connection.rail}"
         if len(connection._queue) > 2 * (window + 1) * len(outbound._channels):
             yield f"{len(connection._queue)} chunks wait for one connection"
 
@@ -63,3 +75,10 @@ def _of_inbound(inbound: Inbound) -> Iterator[str]:
         for number, connection in channel.arriving.items():
             if connection.is_closed:
                 yield f"channel {k}: chunk {number} counts as coming over a connection that was given up"
+            elif not connection._left or connection._chunk[1:] != (k, number):
+                yield f"channel {k}: chunk {number} counts as coming over a connection on which it does not come"
+    for coming in inbound.connections:
+        if coming is not None and coming._left and coming._slot is None:
+            epoch, k, number = coming._chunk
+            if is_fresh(inbound._link, inbound._channels[k].receiver, Event(DATA, 0, epoch, number)):
+                yield f"channel {k}: chunk {number} comes and is wanted, and its bytes are discarded"

@@ -125,14 +125,24 @@ class SimulatedNetwork:
         return give_up
 
     def reset(self, flow: Flow) -> None:
-        """The receiver of a flow finds its connection reset, if that gets through now; else when it sends next."""
+        """The receiver of a flow finds its connection reset, if that gets through now; else when it sends next.
+
+        The reset comes behind the segments that its NICs have in their queues.
+        """
         if self._passes(flow.src, flow.dst):
-            self.clock.after(self.latency_s, lambda: self._come_reset(flow))
+            queue_s = max(self.clock.now_s, flow.src.out_free_s, flow.dst.in_free_s) - self.clock.now_s
+            self.clock.after(queue_s + self.latency_s, lambda: self._come_reset(flow))
 
     def _come_reset(self, flow: Flow) -> None:
         if self._passes(flow.src, flow.dst):
             flow.partner.kill()
             flow.on_reset()
+
+    def break_(self, flow: Flow) -> None:
+        """Both ends of one connection find it reset."""
+        for each in (flow, flow.partner):
+            each.kill()
+            self.clock.after(self.latency_s, each.on_reset)
 
     def reset_over(self, nic: SimulatedNic) -> None:
         """Both ends of all connections over a NIC find them reset."""
@@ -152,6 +162,9 @@ class SimulatedNetwork:
         when it has left, and only spaces the following ones. Segments are small, so the sustained rates are the same.
         """
         src, dst, now_s = flow.src, flow.dst, self.clock.now_s
+        if src.triggers and data:
+            for trigger in list(src.triggers):
+                trigger(data[0], flow)
         if not src.sends():
             return
         size = len(data) + _HEADER_BYTES

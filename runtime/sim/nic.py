@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optcc.runtime.sim.stream import Flow
 
 
 @dataclass(eq=False)
 class SimulatedNic:
-    """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried."""
+    """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried; `triggers` are called
+    with the first byte of each segment, the kind of a frame if it starts with one, and its flow, before it leaves."""
 
     rank: int
     number: int
@@ -21,6 +27,7 @@ class SimulatedNic:
     fails: int = 0
     out_free_s: float = 0.0
     in_free_s: float = 0.0
+    triggers: list[Callable[[int, Flow], None]] = field(default_factory=list)
 
     def sends(self) -> bool:
         """True if what is sent leaves it."""

@@ -7,20 +7,52 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from optcc.runtime.protocol.frames import (
+    BYE_FRAME,
+    CHANGE_FRAME,
+    DATA_FRAME,
+    DOUBT_FRAME,
+    GONE_FRAME,
+    RATE_FRAME,
+    STATE_FRAME,
+)
 from optcc.runtime.protocol.settings import Settings
 
 STALL_S = 5.0
 INFINITY = float("inf")
+_MESSAGES = {"talk": "short", "farewell": "eager", "load": "load", "copies": "large", "turnover": "many"}
+_FRAME_FAULTS = ("hole", "hole-in", "hole-out", "reset", "break", "break", "freeze", "down")
+_FRAMES = (*(DATA_FRAME, STATE_FRAME) * 3, *(CHANGE_FRAME, DOUBT_FRAME) * 2, GONE_FRAME, RATE_FRAME, BYE_FRAME)
 _SEGMENTS_MAX = 500
+_SHAPES = (*("ring", "pairs", "any", "talk", "load", "copies", "farewell") * 2, "any", "turnover")
+"""Beside what they say: `talk`, two ranks answer each other's short messages; `load`, NICs are busy for some time, so
+that rates are measured; `copies`, large chunks on fast NICs that stand still for a while, so that they come twice;
+`farewell`, ranks that leave at once after short messages; `turnover`, plans are changed while many chunks are out."""
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A fault begins `delay_s` after the `count`-th segment leaves its NIC that starts with a frame of `kind`.
+
+    With a delay of 0 it begins before that segment. It waits for `armed_s` seconds from `at_s` of the fault.
+    """
+
+    kind: int
+    count: int
+    delay_s: float
+    armed_s: float
+
+    def __str__(self) -> str:
+        return f"{1e6 * self.delay_s:.0f} us after frame {self.count} of kind {self.kind}"
 
 
 @dataclass(frozen=True)
 class SwarmFault:
-    """What befalls NIC `nic` of `rank` from `at_s`, for `for_s` seconds (infinity: for good).
+    """What befalls NIC `nic` of `rank` from `at_s`, for `for_s` seconds (infinity: for good), or from its `trigger` on.
 
     Kinds: `down` (link), `hole`, `hole-out`, `hole-in` (blackholes), `loss`, `slow`, `freeze` (all is delayed),
-    `reset`, `refuse` (connections are refused); and of a whole rank, `nic` being -1: `busy` (the process does not
-    look), `crash`.
+    `reset`, `break` (a reset of the one connection that triggers it), `refuse` (connections are refused); and of a
+    whole rank, `nic` being -1: `busy` (the process does not look), `crash`.
     """
 
     at_s: float
@@ -28,10 +60,17 @@ class SwarmFault:
     rank: int
     nic: int
     for_s: float
+    trigger: Trigger | None = None
 
     def __str__(self) -> str:
         where = f"rank {self.rank}" if self.nic < 0 else f"rank {self.rank} NIC {self.nic}"
-        return f"{self.at_s:.4f} s: {where} {self.kind} for {self.for_s:.3f} s"
+        when = "" if self.trigger is None else f", {self.trigger}"
+        return f"{self.at_s:.4f} s{when}: {where} {self.kind} for {self.for_s:.3f} s"
+
+    @property
+    def begins_by_s(self) -> float:
+        """When it has begun, if it begins at all."""
+        return self.at_s + (0.0 if self.trigger is None else self.trigger.armed_s + self.trigger.delay_s)
 
 
 @dataclass(frozen=True)
@@ -86,46 +125,53 @@ class Scenario:
 def make_scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(seed)
-    shape = rng.choice(("ring", "ring", "pairs", "pairs", "any", "any", "any", "talk", "talk", "load"))
+    shape = rng.choice(_SHAPES)
     n_ranks, n_nics = rng.choice((2, 2, 3, 3, 4, 5, 6)), rng.choice((1, 2, 2, 2, 3, 4))
-    if shape == "load":
-        n_ranks, n_nics = rng.choice((2, 2, 3)), rng.choice((2, 2, 3))
-    names = _make_names(rng, n_ranks, n_nics, same=shape == "load")
-    base = 12_500_000 if shape == "load" else rng.choice((12_500_000, 25_000_000, 125_000_000))
+    base = rng.choice((12_500_000, 25_000_000, 125_000_000))
+    chunk_bytes, window = rng.choice((1024, 8192, 32768, 1 << 20)), rng.choice((1, 2, 8, 32))
+    crc, learns, replan = rng.random() < 0.3, rng.random() < 0.5, rng.random() < 0.3
+    segment_bytes = rng.choice((1448, 8948, 65536))
+    buffer_bytes = rng.choice(((4096, 16384), (65536, 262144), (1 << 20, 1 << 20)))
     uneven = rng.random() < 0.4
+    if shape == "load":
+        n_ranks, n_nics, base = rng.choice((2, 2, 3)), rng.choice((2, 2, 3)), 12_500_000
+        chunk_bytes, window, learns = 32768, 32, rng.random() < 0.9
+        crc, replan = rng.random() < 0.6, rng.random() < 0.6
+        segment_bytes, buffer_bytes = 65536, (131072, 262144)
+    elif shape == "copies":
+        n_ranks, n_nics, base, uneven = rng.choice((2, 2, 3)), rng.choice((2, 2, 3)), 125_000_000, False
+        chunk_bytes, window = rng.choice((32768, 1 << 17, 1 << 20)), rng.choice((2, 8, 32))
+        crc, replan = rng.random() < 0.6, rng.random() < 0.5
+        buffer_bytes = rng.choice(((4096, 16384), (16384, 65536)))
+    elif shape == "turnover":
+        n_ranks, n_nics, chunk_bytes, window, replan = 2, rng.choice((3, 4)), 1024, rng.choice((8, 32)), True
+    elif shape == "farewell":
+        n_ranks, n_nics = rng.choice((2, 2, 3)), rng.choice((2, 2, 3))
+        buffer_bytes = rng.choice(((4096, 16384), (65536, 262144)))
 
     def rate() -> int:
         return int(base * rng.choice((1, 1, 0.5, 0.25))) if uneven else base
 
+    names = _make_names(rng, n_ranks, n_nics, same=shape in ("load", "copies", "turnover"))
     rates = tuple(tuple((rate(), rate()) for _ in nics) for nics in names)
-    crc = rng.random() < (0.6 if shape == "load" else 0.3)
-    chunk_bytes, window = rng.choice((1024, 8192, 32768, 1 << 20)), rng.choice((1, 2, 8, 32))
-    if shape == "load":
-        chunk_bytes, window = 32768, 32
-    learns = rng.random() < (0.9 if shape == "load" else 0.5)
-    settings = Settings(
-        chunk_bytes, window, crc, rng.random() < (0.6 if shape == "load" else 0.3), learns, 0.1, STALL_S, 5.0
-    )
+    settings = Settings(chunk_bytes, window, crc, replan, learns, 0.1, STALL_S, 5.0)
     lanes = _make_lanes(rng, n_ranks, shape)
     size_bytes = sum(sum(lane.sizes) for lane in lanes)
     lasts_s = 0.01 + size_bytes / (base * n_nics)
     faults = _make_faults(rng, names, max(0.05, 2 * lasts_s), shape)
-    faults += _make_close_faults(random.Random(-1 - seed), names, lasts_s)
-    segment_bytes = rng.choice((1448, 8948, 65536))
-    buffer_bytes = rng.choice(((4096, 16384), (65536, 262144), (1 << 20, 1 << 20)))
-    if shape == "load":
-        segment_bytes, buffer_bytes = 65536, (131072, 262144)
+    faults += _make_close_faults(rng, names, lasts_s)
+    faults += _make_frame_faults(rng, names, shape)
     return Scenario(
         *(seed, names, rates, settings, lanes, tuple(sorted(faults, key=lambda fault: fault.at_s))),
         latency_s=rng.choice((10e-6, 50e-6, 1e-3)),
         # Kernels join segments of long transfers.
         segment_bytes=max(segment_bytes, size_bytes // _SEGMENTS_MAX),
         buffer_bytes=buffer_bytes,
-        corrupt=rng.choice((0.0, 0.01, 0.04)) if crc else 0.0,
-        ends_with_barrier=rng.random() < 0.7,
-        pauses=rng.choice((0.0, 0.0, 0.05)),
+        corrupt=rng.choice((0.0, 0.01, 0.04) if shape != "copies" else (0.0, 0.0, 0.01)) if crc else 0.0,
+        ends_with_barrier=shape != "farewell" and rng.random() < 0.7,
+        pauses=rng.choice((0.0, 0.0, 0.05, 0.2)),
         payload_bytes=rng.choice((0, 0, 5, 3000, 20_000)),
-        stays=rng.random() < 0.7,
+        stays=shape != "farewell" and rng.random() < 0.7,
         turn_s=rng.choice((0.0, 20e-6, 20e-6, 200e-6)),
     )
 
@@ -150,27 +196,29 @@ def _make_names(rng: random.Random, n_ranks: int, n_nics: int, *, same: bool) ->
 def _make_lanes(rng: random.Random, n_ranks: int, shape: str) -> tuple[SwarmChannel, ...]:
     """A few channels, of a ring, of all pairs, or any; short, long and mixed messages.
 
-    In a talk two ranks answer each other's short messages; a load keeps NICs busy for some time.
+    `_SHAPES` says what the others are.
     """
     pairs = [(src, dst) for src in range(n_ranks) for dst in range(n_ranks) if src != dst]
     if shape == "ring":
         pairs = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
     elif shape == "pairs":
         pairs = rng.sample(pairs, min(len(pairs), 8))
-    elif shape == "any":
+    elif shape in ("any", "copies"):
         pairs = [rng.choice(pairs) for _ in range(rng.randint(1, 4))]
     else:
         src, dst = rng.sample(range(n_ranks), 2)
-        pairs = [(src, dst), (dst, src)] if shape == "talk" else [(src, dst)]
+        pairs = [(0, 1)] if shape == "turnover" else [(src, dst)] if shape == "load" else [(src, dst), (dst, src)]
     kind = rng.choice(("short", "long", "mixed", "cut"))
-    if shape in ("talk", "load"):
-        kind = "short" if shape == "talk" else "load"
+    kind = _MESSAGES.get(shape, kind)
     least, largest, most = {
         "short": (0, 2000, 20),
         "long": (20_000, 200_000, 6),
         "mixed": (0, 60_000, 6),
         "cut": (40_000, 90_000, 6),
+        "eager": (0, 16_000, 20),
+        "large": (100_000, 400_000, 5),
         "load": (300_000, 400_000, 24),
+        "many": (20_000, 60_000, 12),
     }[kind]
     lanes: list[SwarmChannel] = []
     numbers: Counter[tuple[int, int]] = Counter()
@@ -214,9 +262,18 @@ def _make_faults(
     if rng.random() < 0.15:
         faults += _make_lasting_faults(rng, names, within_s)
     if shape == "load" and rng.random() < 0.8:
-        faults.append(SwarmFault(rng.uniform(0, 0.1), "slow", rng.choice((0, 1)), 0, rng.choice((0.6, 1.5))))
-    if rng.random() < 0.3:
-        for_s = rng.choice((0.01, 0.2, 0.7))
+        at_s, rank = rng.uniform(0, 0.1), rng.choice((0, 1))
+        faults.append(SwarmFault(at_s, "slow", rank, 0, rng.choice((0.6, 1.5))))
+        if rng.random() < 0.6:
+            # Another NIC stands still, long enough to be suspected; and what waits for the slow one is lost.
+            at_s += rng.uniform(0.02, 0.3)
+            faults.append(SwarmFault(at_s, "freeze", rank, 1, rng.uniform(0.05, 0.09)))
+            faults.append(SwarmFault(at_s + rng.uniform(0.06, 0.2), "reset", rank, 0, 0.0))
+        else:
+            trigger = Trigger(RATE_FRAME, rng.choice((1, 2, 3)), rng.uniform(0, 0.06), 2.0)
+            faults.append(SwarmFault(0.0, "reset", rank, 0, 0.0, trigger))
+    if rng.random() < (0.3 if shape != "farewell" else 0.7):
+        for_s = rng.choice((0.01, 0.2, 0.7) if shape != "farewell" else (0.2, 1.3, 2.0))
         faults.append(SwarmFault(rng.uniform(0, within_s), "busy", rng.randrange(n_ranks), -1, for_s))
     if rng.random() < 0.1:
         # Its listener refuses while its connections are reset: it is dialled again and again.
@@ -251,6 +308,30 @@ def _make_close_faults(rng: random.Random, names: Sequence[Sequence[str]], lasts
         at_s += rng.choice((rng.uniform(0, 0.004), rng.uniform(0, 0.03), rng.uniform(0.04, 0.12)))
         if rng.random() < 0.3:
             nic = rng.randrange(len(names[rank]))
+    return tuple(faults)
+
+
+def _make_frame_faults(rng: random.Random, names: Sequence[Sequence[str]], shape: str) -> tuple[SwarmFault, ...]:
+    """Now and then faults that begin with a frame of some kind: just before it leaves, on its way, or just after."""
+    if shape not in ("copies", "farewell", "turnover") and rng.random() < 0.5:
+        return ()
+    faults: list[SwarmFault] = []
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        rank = rng.randrange(len(names))
+        nic = rng.randrange(len(names[rank]))
+        frame, kind = rng.choice(_FRAMES), rng.choice(_FRAME_FAULTS)
+        count, for_s = rng.choice((1, 1, 2, 3, 5, 9, rng.randint(1, 20))), rng.choice((0.03, 0.08, 0.15, 0.4))
+        if shape == "copies" and rng.random() < 0.6:
+            frame, kind, for_s = DATA_FRAME, "freeze", rng.uniform(0.05, 0.09)
+        delay_s = rng.choice((0.0, 1e-5, 1e-4, 1e-3, rng.uniform(0, 0.03)))
+        faults.append(SwarmFault(0.0, kind, rank, nic, for_s, Trigger(frame, count, delay_s, 1.0)))
+    if shape == "turnover":
+        # A rail is lost, so that a change is proposed, and then the rail with the proposal.
+        rank, nics = 0, range(len(names[0]))
+        lost = Trigger(DATA_FRAME, rng.randint(1, 12), 0.0, 1.0)
+        faults.append(SwarmFault(0.0, "reset", rank, rng.choice(nics), 0.0, lost))
+        change = Trigger(CHANGE_FRAME, 1, 0.0, 1.0)
+        faults += [SwarmFault(0.0, "hole", rank, nic, rng.choice((0.12, 0.3)), change) for nic in nics]
     return tuple(faults)
 
 

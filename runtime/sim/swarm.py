@@ -10,6 +10,7 @@ if a rank was killed or some pair has no rail left for good, every rank ends in 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from optcc.errors import AllRailsFailed, OptccError
 from optcc.plan import Channel
+from optcc.runtime.protocol.endpoint import CLOSE_S
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.sim.host import SimulatedHost
@@ -25,6 +27,7 @@ from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.sim.recorder import Recorder
 from optcc.runtime.sim.scenario import INFINITY, STALL_S, Scenario, SwarmChannel, SwarmFault, make_scenario
+from optcc.runtime.sim.stream import Flow
 from optcc.runtime.transport import RECEIVED
 
 GRACE_S = 4.0
@@ -34,7 +37,6 @@ _HALF_OPEN_S = 0.6
 _EVENTS_MAX = 500_000
 FREEZE_S_MAX = 0.09
 HOLES = ("down", "hole", "hole-out", "hole-in")
-_LEAVE_S = 1.0
 _BLOB = random.Random(0).randbytes(1 << 19)
 _GARBAGE = 0xEE
 
@@ -71,11 +73,13 @@ class _Program:
         self.failure: OptccError | None = None
         self.is_done = False
         self._n_left = self._n_exchanges = 0
-        self.left_at_s = self.done_at_s = INFINITY
+        self.left_at_s = self.done_at_s = self.failed_at_s = INFINITY
         self._exchange: Exchange | None = None
         self._phase = "begin"
-        self._leaves_at_s = 0.0
-        host.wakes = self.wake
+        self._leaves_from_s = 0.0
+        # Slots of the channels to a peer; the last word about a connection.
+        self._known: dict[object, int] = {}
+        host.wakes, host.ticked = self.wake, self.check_invariants
 
     def wake(self) -> None:
         """Takes what has happened, and goes on."""
@@ -101,7 +105,7 @@ class _Program:
             self._stay()
         if self._phase == "stay" and host.now_s >= self.swarm.stays_to_s:
             self._phase = "leave"
-            self._leaves_at_s = host.now_s + _LEAVE_S
+            self._leaves_from_s = host.now_s
         if self._phase == "leave":
             self._leave()
         host.flush()
@@ -140,7 +144,7 @@ class _Program:
             self._stay()
 
     def _leave(self) -> None:
-        """As `TcpTransport.close`: once the last states reach all peers, or a second later."""
+        """As `EndpointTransport.close`."""
         endpoint = self.host.endpoint
         if self.swarm.scenario.stays and not self.swarm.lasts:
             for connection in endpoint.up:
@@ -148,11 +152,32 @@ class _Program:
                     raise Violation(f"rank {self.host.rank}: a connection of {connection.peer} is still suspected")
         endpoint.reports.release_all()
         self.host.flush()
-        if not endpoint.may_leave() and self.host.now_s < self._leaves_at_s:
+        waited_s = self.host.now_s - self._leaves_from_s
+        if not endpoint.may_leave(waited_s):
+            if waited_s > CLOSE_S and self.swarm.scenario.stays and not (self.swarm.lasts or self.swarm.sleeps):
+                raise Violation(f"rank {self.host.rank}: nothing is broken, and it cannot leave")
             return
+        if endpoint.may_leave():
+            self._check_leave()
         self.is_done, self.left_at_s = True, self.host.now_s
         self.swarm.note(f"rank {self.host.rank} leaves")
         self.host.leave()
+
+    def _check_leave(self) -> None:
+        """What this rank has sent was taken by those who are still there, and they can be told that it leaves."""
+        endpoint, rank = self.host.endpoint, self.host.rank
+        for other in self.swarm.programs:
+            peer, theirs = other.host.rank, other.host.endpoint.inbounds.get(rank)
+            outbound, inbound = endpoint.outbounds.get(peer), endpoint.inbounds.get(peer)
+            if other.host.is_stopped or peer in endpoint.left or other.host.endpoint.failure is not None:
+                continue
+            for k, channel in outbound._channels.items() if outbound is not None else ():
+                taken = theirs._channels[k].receiver.delivered if theirs is not None and k in theirs._channels else 0
+                if taken < channel.posted:
+                    raise Violation(f"rank {rank} leaves, and rank {peer} has {taken} of {channel.posted} chunks")
+            was_joined = any(each is not None and each.was_joined for each in (outbound, inbound))
+            if was_joined and not any(each.peer == peer for each in endpoint.up):
+                raise Violation(f"rank {rank} leaves, and has no connection to tell rank {peer}")
 
     def _open(self) -> None:
         lanes = self.swarm.scenario.lanes
@@ -209,9 +234,11 @@ class _Program:
                 self.host.compute(self.swarm.rng.choice((0.001, 0.02, 0.15)))
         endpoint = self.host.endpoint
         if all(end.posted == end.reported for end in self.ends.values()):
-            for inbound in endpoint.reports._deferred.values():
-                if inbound.owes_report:
-                    raise Violation(f"rank {self.host.rank}: waits for nothing, and owes a report")
+            for peer, inbound in endpoint.inbounds.items():
+                is_owed = any(channel.receiver.delivered > channel.told for channel in inbound._channels.values())
+                # What is to be written, or will be once a rail is up, is not held back.
+                if is_owed and inbound.is_joined() and not endpoint.to_report.keys() & set(inbound.connections):
+                    raise Violation(f"rank {self.host.rank}: waits for nothing, and owes rank {peer} a report")
         return bool(events)
 
     def posted(self, lane: SwarmChannel) -> int:
@@ -223,9 +250,31 @@ class _Program:
 
     def fail(self, failure: OptccError) -> None:
         """The program ends in an error, and aborts."""
-        self.failure, self.is_done = failure, True
+        self.failure, self.is_done, self.failed_at_s = failure, True, self.host.now_s
         self.swarm.note(f"{type(failure).__name__}: {failure}")
         self.host.leave()
+
+    def check_invariants(self) -> None:
+        """What holds between two events."""
+        endpoint = self.host.endpoint
+        if not self.host.is_stopped and endpoint.failure is None:
+            for what in broken_invariants(endpoint):
+                raise Violation(f"rank {self.host.rank}: {what}")
+            self._check_overtaken()
+
+    def _check_overtaken(self) -> None:
+        """What is known only grows: words that were overtaken on another connection change nothing."""
+        endpoint = self.host.endpoint
+        slots = (
+            ((peer, k), channel.slots)
+            for peer, outbound in endpoint.outbounds.items()
+            for k, channel in outbound._channels.items()
+        )
+        heard = ((connection, connection.doubts_heard) for connection in endpoint.up)
+        for key, count in itertools.chain(slots, heard):
+            if count < self._known.get(key, 0):
+                raise Violation(f"rank {self.host.rank}: {key}: {self._known[key]} was known, and now {count}")
+            self._known[key] = count
 
     def check(self, *, is_over: bool) -> None:
         """The invariants hold, and nobody waits for long.
@@ -233,9 +282,7 @@ class _Program:
         Once all `is_over`, what was received is still there, and nothing that was posted or kept is left.
         """
         endpoint, rank = self.host.endpoint, self.host.rank
-        if not self.host.is_stopped and endpoint.failure is None:
-            for what in broken_invariants(endpoint):
-                raise Violation(f"rank {rank}: {what}")
+        self.check_invariants()
         for peer, outbound in endpoint.outbounds.items():
             for k, out in outbound._channels.items():
                 if (out.sender.out or out.sender.changing) and self._waits_long(out.since_s):
@@ -299,13 +346,16 @@ class Swarm:
             all((rank, nic) in lasting for nic in range(len(nics))) for rank, nics in enumerate(scenario.names)
         )
         self.is_cut = cut_off or any(fault.kind == "crash" for fault in faults)
-        self.faults_end_s = max([0.0, *(fault.at_s + fault.for_s for fault in faults if fault.for_s < INFINITY)])
-        self.faults_end_s = max([self.faults_end_s, *(fault.at_s for fault in faults)])
+        self.faults_end_s = max(
+            [0.0, *(fault.begins_by_s + (fault.for_s if fault.for_s < INFINITY else 0.0) for fault in faults)]
+        )
         self.sleeps = any(fault.kind == "busy" and fault.for_s > GRACE_S for fault in faults)
         self.lasts_on_nics = bool(lasting)
         self.lasts = any(fault.for_s == INFINITY for fault in faults)
-        self.stays_to_s = self.faults_end_s + 1.5 * _LEAVE_S if scenario.stays and faults else 0.0
+        self.stays_to_s = self.faults_end_s + 1.5 * CLOSE_S if scenario.stays and faults else 0.0
         self.n_events = 0
+        # The faults that have begun, and when.
+        self._spans: list[tuple[SwarmFault, float]] = []
         # By rank, peer and session: since when only the source holds a connection.
         self._half_open: dict[tuple[int, int, int], float] = {}
         self.programs = [
@@ -332,7 +382,8 @@ class Swarm:
         """Runs it; raises Violation."""
         clock, faults = self.network.clock, self.scenario.faults
         for fault in faults:
-            clock.after(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
+            begin = self._begin if fault.trigger is None else self._arm
+            clock.after(fault.at_s, lambda begin=begin, fault=fault: begin(fault))  # type: ignore[misc]
         size_bytes = sum(sum(lane.sizes) for lane in self.scenario.lanes)
         size_bytes += 2 * len(self.programs) ** 2 * self.scenario.payload_bytes
         slowest = min(rate for nics in self.scenario.rates for nic in nics for rate in nic)
@@ -351,10 +402,11 @@ class Swarm:
             raise Violation(f"not over {until_s:.2f} s after the start:\n{waiting}")
         for program in self.programs:
             program.check(is_over=True)
-        if not self._may_fail():
-            failed = [each for each in self.programs if each.failure is not None]
-            if failed:
-                raise Violation(f"a rank gave up: {min(failed, key=lambda each: each.host.now_s).failure}")
+        failed = [program for program in self.programs if program.failure is not None]
+        if failed:
+            first = min(failed, key=lambda program: program.failed_at_s)
+            if not self._may_fail(first):
+                raise Violation(f"a rank gave up: {first.failure}")
         if self.is_cut and not self.lasts_on_nics and not self._may_refuse():
             for program in self.programs:
                 if isinstance(program.failure, AllRailsFailed):
@@ -398,18 +450,28 @@ class Swarm:
     def _may_refuse(self) -> bool:
         return any(fault.kind == "refuse" for fault in self.scenario.faults)
 
-    def _may_fail(self) -> bool:
-        """True if an error is a right end: a rank was killed, cut off or refused others; or it has left while a fault
-        was on, so that its last states may not have come through."""
+    def _may_fail(self, first: _Program) -> bool:
+        """True if an error is a right end: a rank was killed, cut off or refused others; or the first that failed had
+        lost the last words of one that left, because something befell all rails of the pair at that time."""
         if self.is_cut or self._may_refuse():
             return True
-        left_s = [program.left_at_s for program in self.programs if program.is_done and program.failure is None]
-        excuses = [
-            (fault.at_s - _LEAVE_S, fault.at_s + fault.for_s + _LEAVE_S)
-            for fault in self.scenario.faults
-            if (fault.kind not in ("loss", "busy", "slow") or fault.for_s > _LEAVE_S) and fault.for_s < INFINITY
-        ]
-        return any(begin <= left <= end for begin, end in excuses for left in left_s)
+        rank, left = first.host.rank, [each for each in self.programs if each.left_at_s <= first.failed_at_s]
+        return any(
+            all(
+                self._befell(rank, mine, each.left_at_s) or self._befell(each.host.rank, theirs, each.left_at_s)
+                for mine, theirs in first.host.endpoint.pairs(rank, each.host.rank)
+            )
+            for each in left
+        )
+
+    def _befell(self, rank: int, nic: int, at_s: float) -> bool:
+        """True if something befell a NIC about this time that may keep a rank's last words from coming through."""
+        return any(
+            (fault.rank, fault.nic) == (rank, nic)
+            and fault.kind not in ("loss", "slow")
+            and begin_s - CLOSE_S <= at_s <= begin_s + fault.for_s + CLOSE_S
+            for fault, begin_s in self._spans
+        )
 
     def _is_over(self) -> bool:
         return all(program.is_done or program.host.is_stopped for program in self.programs)
@@ -425,11 +487,35 @@ class Swarm:
 
     # --- faults
 
-    def _begin(self, fault: SwarmFault) -> None:
+    def _arm(self, fault: SwarmFault) -> None:
+        """The fault begins when its trigger says so."""
+        trigger, clock = fault.trigger, self.network.clock
+        assert trigger is not None
+        nic, left = self.network.nics[fault.rank, fault.nic], [trigger.count]
+
+        def note(kind: int, flow: Flow) -> None:
+            if clock.now_s > fault.at_s + trigger.armed_s:
+                nic.triggers.remove(note)
+            elif kind == trigger.kind:
+                left[0] -= 1
+                if not left[0]:
+                    nic.triggers.remove(note)
+                    if trigger.delay_s:
+                        clock.after(trigger.delay_s, lambda: self._begin(fault, flow))
+                    else:
+                        self._begin(fault, flow)
+
+        nic.triggers.append(note)
+
+    def _begin(self, fault: SwarmFault, flow: Flow | None = None) -> None:
         host = self.programs[fault.rank].host
+        self._spans.append((fault, self.network.clock.now_s))
         self.note(str(fault))
         if fault.kind == "crash":
             host.crash()
+        elif fault.kind == "break":
+            assert flow is not None, "only a frame says which connection"
+            self.network.break_(flow)
         elif fault.kind == "busy":
             if not host.is_stopped:
                 host.compute(fault.for_s)
@@ -445,9 +531,12 @@ class Swarm:
     def _heal(self, nic: SimulatedNic, kind: str) -> None:
         # A fault for good outlives others.
         now_s = self.network.clock.now_s
-        for other in self.scenario.faults:
-            still = other.at_s <= now_s < other.at_s + other.for_s - 1e-9
-            if (other.rank, other.nic, other.kind) == (nic.rank, nic.number, kind) and still:
+        for other, at_s in self._spans:
+            if (other.rank, other.nic, other.kind) == (
+                nic.rank,
+                nic.number,
+                kind,
+            ) and now_s < at_s + other.for_s - 1e-9:
                 return
         self.note(f"rank {nic.rank} NIC {nic.number} healed of {kind}")
         self._change(nic, kind, begins=False)

@@ -8,14 +8,11 @@ from dataclasses import replace
 
 from optcc.errors import DeadlineExceeded, RuntimeFault
 from optcc.plan import Channel
-from optcc.runtime.protocol.endpoint import Endpoint
+from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import Counts, RailCount
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Clock, Event
-
-CLOSE_S = 1.0
-"""A rank that closes waits so long for its peers to have all that they need of it."""
 
 
 class EndpointTransport(ABC):
@@ -139,8 +136,9 @@ class EndpointTransport(ABC):
         endpoint = self._endpoint
         endpoint.reports.release_all()
         self._flush()
-        failure = endpoint.failure
-        self._progress(endpoint.may_leave, 0.0 if failure is not None else CLOSE_S)
+        failure, begin_s = endpoint.failure, self._clock.now_s()
+        wait_s = 0.0 if failure is not None else LINGER_S
+        self._progress(lambda: endpoint.may_leave(self._clock.now_s() - begin_s), wait_s)
         # Another rank that is found lost while this one waits to leave is no failure of this one, nor of its peers.
         endpoint.failure = failure
         self._is_closed = True

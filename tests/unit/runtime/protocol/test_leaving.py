@@ -1,4 +1,4 @@
-"""How a rank leaves: what it waits for before it closes, its last words, and what is not said to one that has left."""
+"""How a rank leaves: what it waits for before it closes, and its last words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from optcc.errors import RuntimeFault
 from optcc.runtime.protocol.connection import Broken
-from optcc.runtime.protocol.frames import BYE_FRAME, HEADER_BYTES, STATE_FRAME, bye_header, decode
+from optcc.runtime.protocol.endpoint import CLOSE_S, LINGER_S
+from optcc.runtime.protocol.frames import BYE_FRAME, HEADER_BYTES, STATE_FRAME, decode
 from optcc.runtime.transport import RECEIVED, SENT
-from tests.unit.runtime.protocol.network import SESSION, Network, TwoRails, fill
+from tests.unit.runtime.protocol.network import SESSION, Network, TwoRails
 
 
 def joined(*channels: tuple[int, int], **changes: Any) -> tuple[Network, list[list[int]]]:
@@ -122,15 +123,18 @@ def test_an_acknowledgement_that_was_lost_with_a_rail_comes_with_the_last_words(
     assert network.poll(0) == [] and network.endpoints[0].failure is None
 
 
-@pytest.mark.parametrize("failed", [False, True])
-def test_nothing_is_written_to_a_rank_that_has_left_in_good_order(failed: bool) -> None:
-    """Its kernel would answer with a reset, and what it sent last would be lost."""
-    rails = TwoRails()
-    rails.endpoint.reports.release_all()
-    rails.written()
-    fill(rails.endpoint, rails.connections[0], bye_header(SESSION, failed))
-    rails.inbound.post(rails.channel, np.zeros(1 << 15, np.uint8).data)
-    assert bool(rails.written()) == failed
+def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reached() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    network.post_recv(1, handle, np.zeros(64, np.uint8))
+    network.settle()
+    network.asleep.add(1)
+    network.post_send(0, handle, np.zeros(64, np.uint8))
+    endpoint = network.endpoints[0]
+    assert network.poll(0) == [(SENT, handle)], "the program may close"
+    assert not endpoint.may_leave(CLOSE_S) and endpoint.may_leave(LINGER_S)
+    for connection in list(endpoint.up):
+        endpoint.broken(connection, "reset")
+    assert not endpoint.may_leave() and endpoint.may_leave(CLOSE_S)
 
 
 def test_what_was_given_up_while_nothing_else_was_up_is_told_once_a_rail_is_back() -> None:

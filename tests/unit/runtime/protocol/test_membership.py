@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from optcc.errors import AllRailsFailed, RankLost
-from optcc.runtime.protocol.membership import find_failure
 from optcc.runtime.transport import RECEIVED, SENT
-from tests.unit.runtime.protocol.network import Network, endpoint_of
+from tests.unit.runtime.protocol.network import Network
 
 
 def joined(*channels: tuple[int, int], n_ranks: int = 2, **changes: Any) -> tuple[Network, list[list[int]]]:
@@ -19,20 +18,6 @@ def joined(*channels: tuple[int, int], n_ranks: int = 2, **changes: Any) -> tupl
     network.barrier()
     network.until(network.all_up)
     return network, handles
-
-
-@pytest.mark.parametrize(
-    ("counts_as_sent", "is_copy", "is_lost"), [(True, True, False), (False, True, True), (True, False, True)]
-)
-def test_who_has_left_in_good_order_owes_no_report_of_what_counts_as_sent(
-    counts_as_sent: bool, is_copy: bool, is_lost: bool
-) -> None:
-    """Its last report of a short message may go with a connection that breaks just before it leaves."""
-    endpoint = endpoint_of(0, 2, 1)
-    channel = endpoint.outbound(1).channel(0)
-    channel.chunks.append((memoryview(b"kept"), not counts_as_sent, is_copy, 0))
-    endpoint.left[1] = False
-    assert isinstance(find_failure(endpoint, endpoint.outbounds, endpoint.inbounds), RankLost) == is_lost
 
 
 def test_a_rank_that_leaves_early_is_named() -> None:

@@ -81,7 +81,7 @@ def test_the_scenarios_differ_in_all_that_they_should() -> None:
     scenarios = [make_scenario(seed) for seed in range(SEEDS)]
     kinds = {fault.kind for scenario in scenarios for fault in scenario.faults}
     assert kinds == {
-        *("busy", "crash", "down", "freeze", "hole", "hole-in", "hole-out", "loss", "refuse", "reset", "slow"),
+        *("break", "busy", "crash", "down", "freeze", "hole", "hole-in", "hole-out", "loss", "refuse", "reset", "slow"),
     }
     assert {len(scenario.names) for scenario in scenarios} == {2, 3, 4, 5, 6}
     assert {len(nics) for scenario in scenarios for nics in scenario.names} == {1, 2, 3, 4}

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from optcc.errors import RankLost, RuntimeFault
+from optcc.runtime.protocol.endpoint import LINGER_S
 from optcc.runtime.protocol.frames import BYE_FRAME, FAILED, HEADER_BYTES, decode
 from optcc.runtime.protocol.local import Established
-from optcc.runtime.transports.endpoint_transport import CLOSE_S, EndpointTransport
+from optcc.runtime.transports.endpoint_transport import EndpointTransport
 from tests.unit.runtime.protocol.network import SESSION, TwoRails
 
 
@@ -23,9 +24,14 @@ class Scripted(EndpointTransport):
         self.waits: list[float] = []
         self.byes: list[int] = []
         self.n_flushes = 0
+        self._clock = self
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """See `Clock`."""
         return 1.0
+
+    def sleep_s(self, seconds: float) -> None:
+        """See `Clock`."""
 
     def _write(self, connection: Established) -> None:
         raise AssertionError(f"{connection}: nothing is sent here")
@@ -60,7 +66,7 @@ def test_a_rank_that_leaves_in_good_order_says_so_though_another_is_found_lost_m
     transport.fill_a_socket()
     transport.happens = lambda: transport._endpoint.fail(RankLost("rank 1: rank 0 is lost: it refuses connections"))
     transport.close()
-    assert transport.waits == [CLOSE_S] and transport.byes == [0]
+    assert transport.waits == [LINGER_S] and transport.byes == [0]
     transport.close()
     assert transport.byes == [0], "once"
 
