@@ -31,12 +31,13 @@ class SimulatedClock:
     (3, ['sooner', 'later'], 10.0)
     """
 
-    __slots__ = ("_events", "_n_planned", "now_s")
+    __slots__ = ("_ends", "_events", "_n_planned", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._events: list[tuple[float, int, Timer]] = []
         self._n_planned = 0
+        self._ends = False
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Plans an event."""
@@ -56,9 +57,13 @@ class SimulatedClock:
             action()
         return True
 
-    def run(self, until_s: float, done: Callable[[], bool] = lambda: False, n_events_max: int | None = None) -> int:
-        """Lets everything happen until then, or until `done()`, or until there were too many events; how many."""
-        n_events = 0
-        while n_events != n_events_max and not done() and self.step(until_s):
+    def run(self, until_s: float, n_events_max: int | None = None) -> int:
+        """Lets everything happen until then, until `end` is called or until there were too many events; how many."""
+        n_events, self._ends = 0, False
+        while n_events != n_events_max and not self._ends and self.step(until_s):
             n_events += 1
         return n_events
+
+    def end(self) -> None:
+        """Ends `run` after this event."""
+        self._ends = True

@@ -24,7 +24,7 @@ _CONTROL_BYTES = 1 << 14
 
 class SimulatedHost:
     """Rank `rank` of a network; `wakes` is called whenever it has looked and something may have happened, `ticked`
-    after each tick of the endpoint.
+    after a tick of the endpoint if something was read or written since the last one, `stopped` when it is.
 
     It looks at its connections once in `turn_s` at most: so long does a turn of its loop take.
     """
@@ -48,6 +48,8 @@ class SimulatedHost:
         )
         self.wakes: Callable[[], None] = lambda: None
         self.ticked: Callable[[], None] = lambda: None
+        self.stopped: Callable[[], None] = lambda: None
+        self._has_acted = False
         self.is_stopped = self.is_killed = False
         self.busy_to_s = 0.0
         self._ready: dict[Connection, None] = {}
@@ -122,6 +124,7 @@ class SimulatedHost:
             endpoint.nic_changed(nic, is_up)
         self._pending_nics.clear()
         ready, self._ready = self._ready, {}
+        self._has_acted |= bool(ready)
         for connection in ready:
             self._attend(connection)
         self.flush()
@@ -132,7 +135,9 @@ class SimulatedHost:
             endpoint.tick()
             self.flush()
             endpoint.ticked(0.0)
-            self.ticked()
+            if self._has_acted:
+                self._has_acted = False
+                self.ticked()
         self.wakes()
         if not self.is_stopped:
             endpoint.reports.release_late(self.now_s)
@@ -156,6 +161,7 @@ class SimulatedHost:
 
     def write(self, connection: Established) -> None:
         """Writes what the kernel takes."""
+        self._has_acted = True
         end: End = connection.wire
         if connection in self._reset:
             self.endpoint.broken(connection, "reset by the other end")
@@ -303,6 +309,7 @@ class SimulatedHost:
             give_up()
         if self._look is not None:
             self._look.cancel()
+        self.stopped()
 
 
 def _may_write(connection: Established) -> bool:

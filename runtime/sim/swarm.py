@@ -79,7 +79,7 @@ class _Program:
         self._leaves_from_s = 0.0
         # Slots of the channels to a peer; the last word about a connection.
         self._known: dict[object, int] = {}
-        host.wakes, host.ticked = self.wake, self.check_invariants
+        host.wakes, host.ticked, host.stopped = self.wake, self.check_invariants, swarm.note_stop
 
     def wake(self) -> None:
         """Takes what has happened, and goes on."""
@@ -391,7 +391,7 @@ class Swarm:
         # Where a rank may be lost, or no rail is left, that takes its time to be found.
         until_s += 2 * STALL_S + 3.0 if self.is_cut or self._may_refuse() else 0.0
         while clock.now_s < until_s and not self._is_over():
-            self.n_events += clock.run(min(until_s, clock.now_s + _CHECK_S), self._is_over, _EVENTS_MAX)
+            self.n_events += clock.run(min(until_s, clock.now_s + _CHECK_S), _EVENTS_MAX)
             if self.n_events > _EVENTS_MAX:
                 raise Violation(f"{self.n_events} events in {clock.now_s:.3f} s")
             for program in self.programs:
@@ -472,6 +472,11 @@ class Swarm:
             and begin_s - CLOSE_S <= at_s <= begin_s + fault.for_s + CLOSE_S
             for fault, begin_s in self._spans
         )
+
+    def note_stop(self) -> None:
+        """A rank has left, failed or been killed."""
+        if self._is_over():
+            self.network.clock.end()
 
     def _is_over(self) -> bool:
         return all(program.is_done or program.host.is_stopped for program in self.programs)
