@@ -36,9 +36,9 @@ Hard cases, and why each ends well.
 - *A chunk comes twice at once.* The second copy goes beside the slot; the first complete one counts.
 - *All virtual rails of a channel stand for one rail, and that is lost.* They are mapped anew (`Outbound._remap`).
 - *A rank leaves.* It waits until its peers have acknowledged everything and have a connection (`Endpoint.may_leave`),
-  then says bye with its last states on every connection. Nothing is written to it after that: a closed socket would
-  answer with a reset, and the peer's kernel discard what came before. A bye after a failure, or refused connections,
-  are a lost rank (`membership`).
+  then says bye with its last states on every connection. A closed socket answers with a reset, and the peer's kernel
+  discards what came before; by then nothing of it is needed. A bye after a failure, or refused connections, are a lost
+  rank (`membership`).
 - *A rank computes for long.* Its kernel acknowledges for it, and time in which this rank did not look is not counted.
 
 Where things are: `liveness` and `suspicion` judge connections, `outbound` dials and maps rails, `inbound` suppresses

@@ -207,7 +207,10 @@ def _make_lanes(rng: random.Random, n_ranks: int, shape: str) -> tuple[SwarmChan
         pairs = [rng.choice(pairs) for _ in range(rng.randint(1, 4))]
     else:
         src, dst = rng.sample(range(n_ranks), 2)
-        pairs = [(0, 1)] if shape == "turnover" else [(src, dst)] if shape == "load" else [(src, dst), (dst, src)]
+        is_one_way = shape == "load" or (shape == "farewell" and rng.random() < 0.5)
+        pairs = [(src, dst)] if is_one_way else [(src, dst), (dst, src)]
+        if shape == "turnover":
+            pairs = [(0, 1)]
     kind = rng.choice(("short", "long", "mixed", "cut"))
     kind = _MESSAGES.get(shape, kind)
     least, largest, most = {

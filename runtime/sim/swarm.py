@@ -79,7 +79,7 @@ class _Program:
         self._leaves_from_s = 0.0
         # Slots of the channels to a peer; the last word about a connection.
         self._known: dict[object, int] = {}
-        host.wakes, host.ticked, host.stopped = self.wake, self.check_invariants, swarm.note_stop
+        host.wakes, host.ticked, host.stopped = self.wake, self._ticked, swarm.note_stop
 
     def wake(self) -> None:
         """Takes what has happened, and goes on."""
@@ -254,6 +254,13 @@ class _Program:
         self.swarm.note(f"{type(failure).__name__}: {failure}")
         self.host.leave()
 
+    def _ticked(self) -> None:
+        """After a tick, with which a rank finds failures."""
+        endpoint = self.host.endpoint
+        if any(endpoint.left.values()) and endpoint.failure is None:
+            raise Violation(f"rank {self.host.rank}: a rank has left after a failure, and this one goes on")
+        self.check_invariants()
+
     def check_invariants(self) -> None:
         """What holds between two events."""
         endpoint = self.host.endpoint
@@ -266,14 +273,17 @@ class _Program:
         """What is known only grows: words that were overtaken on another connection change nothing."""
         endpoint = self.host.endpoint
         slots = (
-            ((peer, k), channel.slots)
+            ((peer, k), f"slots of channel {k} to rank {peer}", channel.slots)
             for peer, outbound in endpoint.outbounds.items()
             for k, channel in outbound._channels.items()
         )
-        heard = ((connection, connection.doubts_heard) for connection in endpoint.up)
-        for key, count in itertools.chain(slots, heard):
+        words = (
+            ((connection, 0), f"words about a connection of rank {connection.peer}", connection.doubts_heard)
+            for connection in endpoint.up
+        )
+        for key, what, count in itertools.chain(slots, words):
             if count < self._known.get(key, 0):
-                raise Violation(f"rank {self.host.rank}: {key}: {self._known[key]} was known, and now {count}")
+                raise Violation(f"rank {self.host.rank}: {what}: {self._known[key]} were known, and now {count}")
             self._known[key] = count
 
     def check(self, *, is_over: bool) -> None:

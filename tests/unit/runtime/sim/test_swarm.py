@@ -18,14 +18,18 @@ SEEDS, BLOCK_SEEDS = 2000, 100
 SAMPLE_SEEDS = 200
 
 REGRESSIONS = {
-    "an early chunk that is not the next one is given its slot": 80,
-    "virtual rails that stand for a lost rail are mapped anew": 113,
-    "no plan is proposed on a channel that is not open": 65,
-    "a rank that only receives notices that all its NICs are silent": 33,
-    "time that nobody has watched does not count": 200,
-    "the last states are repeated when a rank leaves": 493,
-    "a connection given up while there was no other is mentioned later": 555,
+    "an early chunk that is not the next one is given its slot": 116,
+    "the first copy of a chunk keeps its slot": 148,
+    "virtual rails that stand for a lost rail are mapped anew": 16,
+    "the virtual rail of a proposal stays where it is": 76,
+    "a rank that only receives notices that all its NICs are silent": 170,
+    "time that nobody has watched does not count": 143,
+    "states that went with messages of the opposite direction are repeated": 837,
+    "the last states are repeated when a rank leaves": 650,
+    "a connection given up while there was no other is mentioned later": 658,
+    "a peer that computes is waited for": 151,
 }
+"""Of some of the planted faults (`tests/faults/planted.py`) the first seed that finds them."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK_SEEDS))
