@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
 from typing import NamedTuple
 
 from optcc.arrays import Lists
@@ -37,7 +36,7 @@ from optcc.passes.timetable import Order, check_ranks, timetable
 from optcc.plan import SLOTS_MAX, Plan
 from optcc.schedule import Schedule
 from optcc.simulate import plan_constraints, simulate
-from optcc.timing import MODELS, Model
+from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
@@ -216,13 +215,33 @@ def choose_segments(
 
     Raises what building and compiling the schedule raises.
     """
+    return try_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports)[0]
+
+
+class TimedPlan(NamedTuple):
+    """A schedule, its plan, and how long that is predicted to take."""
+
+    schedule: Schedule
+    plan: Plan
+    timing: Timing
+
+
+def try_segments(
+    definition: Definition,
+    topology: Topology,
+    *,
+    size_bytes: int,
+    dtype: str = "float32",
+    slots: int | None = None,
+    ports: Model = "exclusive",
+) -> tuple[int, TimedPlan | None]:
+    """`choose_segments`, with the plan (a sum's) for `topology` and its timing, if they were made to choose."""
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
 
-    @cache
-    def seconds(segments: int) -> float:
+    def attempt(segments: int) -> TimedPlan:
         schedule = definition.build(topology, segments)
         plan = compile_schedule(schedule, size_bytes=size_bytes, dtype=dtype, topology=timed, slots=slots, ports=ports)
-        return simulate(plan, timed, model=ports).seconds
+        return TimedPlan(schedule, plan, simulate(plan, timed, model=ports))
 
     single = definition.build(topology, 1)
     sections = sum(shape.sections for shape in single.segments) or 1
@@ -239,8 +258,11 @@ def choose_segments(
         segments *= 2
         candidates.append(segments)
     if len(candidates) == 1:
-        return candidates[0]
-    best = 0
-    while best + 1 < len(candidates) and seconds(candidates[best + 1]) < seconds(candidates[best]):
-        best += 1
-    return candidates[best]
+        return candidates[0], None
+    chosen, best = candidates[0], attempt(candidates[0])
+    for segments in candidates[1:]:
+        tried = attempt(segments)
+        if tried.timing.seconds >= best.timing.seconds:
+            break
+        chosen, best = segments, tried
+    return chosen, best if timed is topology else None

@@ -222,20 +222,9 @@ class Program:
         )
 
     def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
-        what = f"{src}->{dst} {chunk}"
-        for label, rank in (("src", src), ("dst", dst)):
-            if not isinstance(rank, Integral) or not 0 <= rank < self.n_ranks:
-                raise self._error(f"{what}: {label} {rank} must be a rank from 0 to {self.n_ranks - 1}")
-        if src == dst and chunk == into:
-            raise self._error(f"{what}: src and dst must differ")
-        if self._finished or into.program is not self:
-            raise self._error(f"{what}: the chunk belongs to another program")
-        if (chunk.segment, chunk.section) != (into.segment, into.section):
-            raise self._error(f"{what} into {into}: both must be the same section of the same segment")
-        if self._unwritten(src, chunk):
-            raise self._error(f"{what}: rank {src} never wrote {chunk}, so there is nothing to {OPS[op]}")
-        if op == REDUCE and self._unwritten(dst, into):
-            raise self._error(f"{what}: rank {dst} never wrote {into}, so there is nothing to reduce into: copy first")
+        wrong = self._wrong(op, src, dst, chunk, into)
+        if wrong:
+            raise self._error(f"{src}->{dst} {chunk}{wrong}")
         if into.slot != DATA:
             self._written.add((dst, into.segment, into.section, into.slot))
         row = (int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, self._current_stage())
@@ -243,6 +232,25 @@ class Program:
         if self._sink is not None and len(self._rows) == _SINK_ROWS:
             self._flush()
         self._count(1)
+
+    def _wrong(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> str:
+        """What is wrong with a transfer; empty if nothing is."""
+        n_ranks = self.collective.n_ranks
+        for label, rank in (("src", src), ("dst", dst)):
+            # Asking an abstract class costs more than all the rest.
+            if not (type(rank) is int or isinstance(rank, Integral)) or not 0 <= rank < n_ranks:
+                return f": {label} {rank} must be a rank from 0 to {n_ranks - 1}"
+        if src == dst and chunk == into:
+            return ": src and dst must differ"
+        if self._finished or into.program is not self:
+            return ": the chunk belongs to another program"
+        if (chunk.segment, chunk.section) != (into.segment, into.section):
+            return f" into {into}: both must be the same section of the same segment"
+        if self._unwritten(src, chunk):
+            return f": rank {src} never wrote {chunk}, so there is nothing to {OPS[op]}"
+        if op == REDUCE and self._unwritten(dst, into):
+            return f": rank {dst} never wrote {into}, so there is nothing to reduce into: copy first"
+        return ""
 
     def _add_tree(self, op: int, chunk: Chunk, tree: Tree, src: Column, dst: Column) -> None:
         wrong = ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from optcc.collective import DTYPE_BYTES, Collective
-from optcc.compiler import choose_segments, compile_schedule
+from optcc.compiler import TimedPlan, compile_schedule, try_segments
 from optcc.dsl import Definition
 from optcc.errors import ArgumentError, InputError, OptccError, PlanError
 from optcc.files import VerdictCache, cache_directory
@@ -24,7 +24,7 @@ from optcc.plan import Plan
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
 from optcc.schedules.registry import SCHEDULES
-from optcc.timing import MODELS, Model
+from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.verdict import PROVED, Verdict
 from optcc.verify.plan import VERSION, verify_plan
@@ -122,13 +122,15 @@ def _load_file(path: Path) -> object:
 
 
 class Built(NamedTuple):
-    """A plan, the schedule that it was compiled from, and how to make others; `choice` if `auto` chose it."""
+    """A plan, the schedule that it was compiled from, and how to make others; `choice` if `auto` chose it, `timing`
+    under the ports that it is ordered for if its segments were chosen by it."""
 
     plan: Plan
     schedule: Schedule
     definition: Definition
     segments: int
     choice: Choice | None = None
+    timing: Timing | None = None
 
 
 def build(
@@ -156,8 +158,13 @@ def build(
         taken = chosen.taken
         return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)
     definition = find_schedule(name).under(ports)
+    made: TimedPlan | None = None
     if isinstance(segments, str):
-        segments = choose_segments(definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports)
+        segments, made = try_segments(
+            definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports
+        )
+    if made is not None and reduction == "sum" and root == 0:
+        return Built(made.plan, made.schedule, definition, segments, timing=made.timing)
     schedule = definition.build(topology, segments, root=root)
     plan = compile_schedule(
         schedule,
