@@ -75,6 +75,8 @@ class SimulatedNetwork:
         self._buffer_bytes = buffer_bytes
         self.nics: dict[tuple[int, int], SimulatedNic] = {}
         self._streams: defaultdict[SimulatedNic, dict[Stream, None]] = defaultdict(dict)
+        # Called with the first byte of each segment, the kind of a frame if it starts with one, before it leaves a NIC.
+        self.triggers: defaultdict[SimulatedNic, list[Callable[[int, Flow], None]]] = defaultdict(list)
         self.corrupt = 0.0
         self.n_corrupted = self.n_lost = 0
         self.accept: dict[int, Callable[[int, End], None]] = {}
@@ -162,8 +164,8 @@ class SimulatedNetwork:
         when it has left, and only spaces the following ones. Segments are small, so the sustained rates are the same.
         """
         src, dst, now_s = flow.src, flow.dst, self.clock.now_s
-        if src.triggers and data:
-            for trigger in list(src.triggers):
+        if src in self.triggers and data:
+            for trigger in list(self.triggers[src]):
                 trigger(data[0], flow)
         if not src.sends():
             return

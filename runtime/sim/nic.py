@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from optcc.runtime.sim.stream import Flow
+from dataclasses import dataclass
 
 
 @dataclass(eq=False)
 class SimulatedNic:
-    """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried; `triggers` are called
-    with the first byte of each segment, the kind of a frame if it starts with one, and its flow, before it leaves."""
+    """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried."""
 
     rank: int
     number: int
@@ -27,7 +21,6 @@ class SimulatedNic:
     fails: int = 0
     out_free_s: float = 0.0
     in_free_s: float = 0.0
-    triggers: list[Callable[[int, Flow], None]] = field(default_factory=list)
 
     def sends(self) -> bool:
         """True if what is sent leaves it."""

@@ -506,21 +506,21 @@ class Swarm:
         """The fault begins when its trigger says so."""
         trigger, clock = fault.trigger, self.network.clock
         assert trigger is not None
-        nic, left = self.network.nics[fault.rank, fault.nic], [trigger.count]
+        triggers, left = self.network.triggers[self.network.nics[fault.rank, fault.nic]], [trigger.count]
 
         def note(kind: int, flow: Flow) -> None:
             if clock.now_s > fault.at_s + trigger.armed_s:
-                nic.triggers.remove(note)
+                triggers.remove(note)
             elif kind == trigger.kind:
                 left[0] -= 1
                 if not left[0]:
-                    nic.triggers.remove(note)
+                    triggers.remove(note)
                     if trigger.delay_s:
                         clock.after(trigger.delay_s, lambda: self._begin(fault, flow))
                     else:
                         self._begin(fault, flow)
 
-        nic.triggers.append(note)
+        triggers.append(note)
 
     def _begin(self, fault: SwarmFault, flow: Flow | None = None) -> None:
         host = self.programs[fault.rank].host
