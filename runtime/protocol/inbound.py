@@ -25,10 +25,10 @@ from optcc.failover import (
     UP,
     Event,
     Link,
-    ReceiverCache,
     is_fresh,
     step,
 )
+from optcc.failover_cache import ReceiverCache
 from optcc.runtime.protocol.channel import RecvChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, RecvConnection
 from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME, state_header

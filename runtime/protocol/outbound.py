@@ -25,9 +25,9 @@ from optcc.failover import (
     UP,
     Event,
     Link,
-    SenderCache,
     step,
 )
+from optcc.failover_cache import SenderCache
 from optcc.runtime.protocol.channel import TIMEOUT_S, TIMEOUT_S_MAX, SendChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, Owner, SendConnection
 from optcc.runtime.protocol.frames import CHANNELS_MAX, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME

@@ -23,7 +23,7 @@ from dataclasses import replace as changed
 from types import ModuleType
 from typing import Any
 
-from optcc import failover
+from optcc import failover, failover_cache
 from optcc.failover import Row
 from optcc.runtime.protocol import connection, endpoint, frames, inbound, membership, outbound
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
@@ -99,10 +99,8 @@ def _rows_with(former: Callable[..., Any], mutant: Callable[..., Any]) -> list[t
     senders = tuple(map(taught, failover.SENDER_ROWS))
     receivers = tuple(map(taught, failover.RECEIVER_ROWS))
     return [
-        (failover, "SENDER_ROWS", senders),
-        (outbound, "SENDER_ROWS", senders),
-        (failover, "RECEIVER_ROWS", receivers),
-        (inbound, "RECEIVER_ROWS", receivers),
+        *((module, "SENDER_ROWS", senders) for module in (failover, failover_cache, outbound)),
+        *((module, "RECEIVER_ROWS", receivers) for module in (failover, failover_cache, inbound)),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from optcc import failover
+from optcc import failover_cache
 from optcc.failover import (
     ACK,
     DATA,
@@ -35,11 +35,10 @@ from optcc.failover import (
     Event,
     Link,
     Receiver,
-    ReceiverCache,
     Sender,
-    SenderCache,
     step,
 )
+from optcc.failover_cache import ReceiverCache, SenderCache
 
 STARTS = (0, 1, 29, (1 << 40) + 7, (1 << 63) - 3)
 RAILS, WINDOWS = (1, 2, 3, 4, 16), range(1, 9)
@@ -196,7 +195,7 @@ def test_a_healthy_channel_asks_the_table_a_bounded_number_of_times(
         asked[0] += 1
         return step(*args)
 
-    monkeypatch.setattr(failover, "step", counted)
+    monkeypatch.setattr(failover_cache, "step", counted)
     link = Link(n_rails, window)
     senders, receivers = SenderCache(link), ReceiverCache(link)
     full = (1 << n_rails) - 1
@@ -246,7 +245,7 @@ def test_what_is_not_healthy_is_left_to_the_table(n_rails: int) -> None:
 
 @pytest.mark.parametrize("n_rails", RAILS)
 def test_a_cache_that_is_full_begins_anew(n_rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "_CACHE_MAX", 2)
+    monkeypatch.setattr(failover_cache, "_CACHE_MAX", 2)
     link, rng = Link(n_rails, 3), random.Random(n_rails)
     senders, receivers = SenderCache(link), ReceiverCache(link)
     walk_sender(rng, link, senders, 5, 500)

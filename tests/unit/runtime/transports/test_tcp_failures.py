@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from optcc import failover
+from optcc import failover, failover_cache
 from optcc.plan import Plan
 from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.protocol import channel, connection, endpoint, inbound, outbound
@@ -278,14 +278,14 @@ def hold_to_the_table(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         monkeypatch.setattr(kind, method, answer)
 
     senders, receivers = failover.SENDER_ROWS, failover.RECEIVER_ROWS
-    watch(failover.SenderCache, "offer", senders, lambda: failover.Event("offer"))
+    watch(failover_cache.SenderCache, "offer", senders, lambda: failover.Event("offer"))
     watch(
-        *(failover.SenderCache, "acknowledge", senders),
+        *(failover_cache.SenderCache, "acknowledge", senders),
         lambda epoch, number: failover.Event("ack", 0, epoch, number),
     )
-    watch(failover.ReceiverCache, "slot", receivers, lambda: failover.Event("offer"))
+    watch(failover_cache.ReceiverCache, "slot", receivers, lambda: failover.Event("offer"))
     watch(
-        *(failover.ReceiverCache, "chunk", receivers),
+        *(failover_cache.ReceiverCache, "chunk", receivers),
         lambda rail, epoch, number: failover.Event("data", rail, epoch, number),
     )
     monkeypatch.setattr(outbound, "step", step)
