@@ -8,7 +8,9 @@ import click
 
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.errors import EXIT_DONE, EXIT_REFUTED
-from optcc.runtime.doctor import NOTE, OK, RANKS, RANKS_HERE, WRONG, Finding, Host, Need, examine
+from optcc.runtime.doctor.examine import examine
+from optcc.runtime.doctor.finding import NOTE, OK, RANKS, RANKS_HERE, WRONG, Finding, Need
+from optcc.runtime.doctor.system import Host
 from optcc.show import Card, Shown
 
 

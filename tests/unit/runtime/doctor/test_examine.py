@@ -1,4 +1,8 @@
-"""`optcc doctor`: a fake system that is fine, one that is wrong in each single way, and this very host."""
+"""`optcc doctor`: a fake system that is fine, one that is wrong in each single way, and this very host.
+
+One file for the whole package: a test hands in a system that is wrong in one way, and expects exactly one finding of
+all checks together.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ import pytest
 
 from optcc import cli
 from optcc.errors import InputError
-from optcc.runtime.doctor import NOTE, OK, WRONG, Finding, Host, Need, Ran, System, examine
+from optcc.runtime.doctor.examine import examine
+from optcc.runtime.doctor.finding import NOTE, OK, WRONG, Finding, Need
+from optcc.runtime.doctor.system import Host, Ran, System
 from optcc.runtime.nics import Interface
 
 GBIT = 125_000_000

@@ -1,0 +1,45 @@
+"""The GPU driver and CuPy on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optcc.runtime.doctor.finding import NOTE, OK, WRONG, Finding, Need
+from optcc.runtime.doctor.system import System
+
+_CUPY_CODE = """
+import cupy
+runtime = cupy.cuda.runtime
+names = [runtime.getDeviceProperties(number)["name"].decode() for number in range(runtime.getDeviceCount())]
+print(cupy.__version__, "on", ", ".join(names))
+"""
+_CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
+
+
+def check_gpu(system: System, _need: Need) -> Iterator[Finding]:
+    """The driver, CuPy on it, and whether MPI takes pointers into its memory."""
+    driver = system.read("/proc/driver/nvidia/version") or system.read("/sys/module/nvidia/version")
+    package = next((name for name in _CUPY_PACKAGES if system.version(name)), None)
+    if driver is None:
+        value = "none" if package is None else f"none, although {package} is installed"
+        yield Finding("gpu", "driver", value, NOTE, "buffers are in host memory; everything else works", "")
+        return
+    yield Finding("gpu", "driver", driver.splitlines()[0], OK, "buffers can be in GPU memory")
+    if package is None:
+        why = "kernels for GPU memory need it"
+        yield Finding("gpu", "CuPy", "not installed", NOTE, why, "pip install 'optcc[gpu]'")
+        return
+    asked = system.ask(_CUPY_CODE)
+    works = asked is not None and asked.code == 0
+    last = asked.text.splitlines()[-1] if asked and asked.text else "no answer"
+    do = "" if works else "install the CuPy of this CUDA, and look at nvidia-smi"
+    why = "kernels for GPU memory need it" if works else "CuPy is installed and finds no GPU"
+    yield Finding("gpu", "CuPy", f"{last} ({package})", OK if works else WRONG, why, do)
+    ran = system.run(system.find("/ompi_info") or "ompi_info", "--parsable", "--all")
+    aware = ran is not None and "mpi_built_with_cuda_support:value:true" in ran.text
+    why = (
+        "MPI takes GPU pointers"
+        if aware
+        else "MPI does not take GPU pointers: over `mpi`, data passes through host memory"
+    )
+    yield Finding("gpu", "CUDA-aware MPI", "yes" if aware else "no", OK if aware else NOTE, why, "")
