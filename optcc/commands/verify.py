@@ -290,7 +290,9 @@ def _all_ranks(name: str, as_json: bool) -> int:
 
 
 def _failover(thorough: bool, as_json: bool) -> int:
-    from optcc.verify.failover.exploration import FULL, QUICK, check_encoding, check_replay
+    from optcc.verify.failover.configurations import FULL, QUICK
+    from optcc.verify.failover.encoding import check_encoding
+    from optcc.verify.failover.exploration import check_replay
     from optcc.verify.failover.induction import prove_invariants
 
     started = time.perf_counter()

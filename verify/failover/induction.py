@@ -2,7 +2,7 @@
 
 A state is described by numbers, and by what holds of one chunk `x`, one data message, one acknowledgement and one
 proposal: arbitrary ones, the same before and after a step, so what is proved of them is proved of all. The relation of
-a row says what the row may do; `optcc.verify.failover.exploration.check_encoding` holds it against the table itself, on
+a row says what the row may do; `optcc.verify.failover.encoding.check_encoding` holds it against the table itself, on
 every step that explorations met, and `prove_invariants` asks Z3 whether some step leads from the invariants to a state
 that breaks them. Formulas are written once, for Z3's terms and for plain numbers: `Logic` is what they need of either.
 """
