@@ -3,6 +3,7 @@
 The result is the same. Importing numba takes 0.2 s, loading the loops of a simulation from its cache 0.3 s, and
 compiling them for the first time on a machine 10 s; a plan of a few hundred transfers takes 0.1 s in plain Python. So a
 process starts in plain Python, and changes to compiled loops once it has spent about what they would have cost.
+`python -m optcc.compile_kernels` fills the cache.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Tier:
         return result
 
 
-tier = Tier(loaded_s=0.25, compiled_s=3.0)
+tier = Tier(loaded_s=0.4, compiled_s=3.0)
 
 
 def compile_always() -> None:

@@ -48,7 +48,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly:
         config.stash[COMPILING] = subprocess.Popen(
-            [sys.executable, "-m", "tests.compile_kernels"],
+            [sys.executable, "-m", "optcc.compile_kernels"],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from optcc import compile_kernels
 from optcc.arrays import Column
 from optcc.compiled import Tier, _is_cached, compiled, compiled_at_once, row
 from optcc.compiler import compile_schedule, plan_transfers
@@ -152,6 +153,29 @@ def test_every_kernel_runs_in_plain_python(
     assert called - ran == set()
     tiers(COMPILED)
     assert _everything() == plain
+
+
+def test_the_step_that_fills_the_cache_calls_what_commands_call(
+    tiers: Callable[[tuple[float, float]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making plans, proving and simulating them; but for mistakes, and transfers with constraints of their own."""
+    called: set[tuple[str, str]] = set()
+    run = Tier.run
+
+    def record(tier: Tier, kernel: Any, rows: int, arguments: tuple[Any, ...]) -> Any:
+        called.add((kernel.__module__, kernel.__name__))
+        return run(tier, kernel, rows, arguments)
+
+    monkeypatch.setattr(Tier, "run", record)
+    monkeypatch.setattr("optcc.compile_kernels.compile_always", lambda: None)
+    tiers(PLAIN)
+    compile_kernels.main()
+    filled = set(called)
+    called.clear()
+    tiers(PLAIN)
+    _everything()
+    assert {name for _, name in called - filled} <= {"_walk_back", "count_constraints", "list_constraints"}
+    assert ("optcc.passes.list_schedule", "_run_fifo") in filled
 
 
 @pytest.mark.parametrize("limits", [PLAIN, COMPILED])

@@ -1,9 +1,11 @@
-"""Has the inner loops compiled and kept for later processes: what most tests need first comes first.
+"""Has numba compile the inner loops and keep them in its cache for later processes.
 
-    python -m tests.compile_kernels
+    python -m optcc.compile_kernels
 
+takes about a minute, once for an installation; where everything is compiled already, two seconds. Nothing needs it:
+without it commands run these loops in plain Python, and compile them where that would take longer (`optcc.compiled`).
 A session that runs all tests starts this beside itself, so that on a fresh clone another core compiles while this one
-collects tests; see `tests/conftest.py`. Where everything is compiled already it is over at once.
+collects tests; what most tests need first comes first.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ def main() -> None:
     """Each kernel once."""
     compile_always()
     slow_one, pods = Topology.parse("4@50GB/s,3=25GB/s"), Topology.parse("8@1GB/s/4:2")
-    plan = plan_of("optimal", slow_one)
+    schedule, plan = SCHEDULES["optimal"].build(slow_one, 2), plan_of("optimal", slow_one)
     simulate(plan, slow_one)
-    judge(plan, Questions(SCHEDULES["optimal"].build(slow_one, 2)))
-    for model in MODELS[1:]:
-        simulate(plan, slow_one, model=model)
+    judge(plan, Questions(schedule))
+    for model in MODELS:
+        ordered = compile_schedule(schedule, size_bytes=SIZE_BYTES, topology=slow_one, ports=model)
+        simulate(ordered, slow_one, model=model)
     simulate(plan_of("ring", pods), pods)
     exact_makespan(plan, slow_one, model="fifo")
     time_static_order(SCHEDULES["ring"], slow_one, size_bytes=SIZE_BYTES)
