@@ -26,7 +26,8 @@ import numpy as np
 from optcc.collective import Collective, check_reduction_of, split
 from optcc.errors import InputError
 from optcc.plan import Plan
-from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan, Staging
+from optcc.runtime.buffers import Staging
+from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport

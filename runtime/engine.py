@@ -17,24 +17,35 @@ the error that was the cause.
 from __future__ import annotations
 
 import contextvars
-import ctypes
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from optcc.collective import check_dtype, split
+from optcc.collective import check_dtype
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, PlanError, RuntimeFault
 from optcc.plan import Channel, Plan
-from optcc.runtime.input_aliasing import find_first_reads
+from optcc.runtime.buffers import (
+    COPIED_BYTES_MAX,
+    COPY,
+    RECV,
+    REDUCE,
+    REDUCE_FIRST,
+    REDUCE_SLOT,
+    SEND,
+    Arrays,
+    BoundAction,
+    PlanBuffers,
+    Staging,
+    nature_of,
+)
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
 from optcc.runtime.plan_handshake import agree
-from optcc.runtime.state import WINDOW, Action, Memory, Place, PostRecv, PostSend, RankMachine, RankProgram
-from optcc.runtime.stored_types import is_stored_as, stored_dtype
+from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,
@@ -49,50 +60,18 @@ from optcc.runtime.transport import (
 from optcc.verdict import PROVED, Verdict
 
 DEADLINE_S = 60.0
-COPIED_BYTES_MAX = 1 << 16
-"""Messages up to this length are copied into memory to which the plan is tied already; tying it to other memory costs
-about 1 us an instruction."""
 _POLL_S_MAX = 1.0
 _NEVER_S = float("inf")
-_ALIGNMENT = 64
 _CONTROL = 0
 """The group of the channels on which the engines themselves speak."""
 _DEVICE_POLL_S = 50e-6
-TIED_BYTES_MIN = 1 << 14
-"""An input of less for each action is copied, too: tying costs more, if the input is elsewhere at every run."""
 _FIRST_BLOCK_BYTES = 1 << 18
 REMEMBERED_ACTIONS_MAX = 128
 REMEMBERED_BYTES_MAX = 1 << 14
 """Of programs up to this size, with no longer messages, the machine's steps are remembered: to compute at once what has
 come delays what has come behind it by a few us at most."""
-_RECV, _SEND, _REDUCE, _COPY, _REDUCE_SLOT, _COPY_SLOT, _REDUCE_FIRST = range(7)
-_Bound = tuple[int, int, Any, Any]
-"""An action tied to memory: (_RECV or _SEND, handle, view, None) or (how to compute, instruction, dst, src)."""
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Staging(Protocol):
-    """The way between device memory and memory that a transport reads and writes.
-
-    `store` and `load` may only queue work, as kernels do, in order with theirs.
-    """
-
-    def host(self, n_bytes: int) -> Bytes:
-        """New memory for messages."""
-        ...
-
-    def device(self, n_bytes: int) -> Any:
-        """New device memory: uint8, in an array of one dimension."""
-        ...
-
-    def store(self, host: Bytes, device: Any) -> None:
-        """host = device."""
-        ...
-
-    def load(self, device: Any, host: Bytes) -> None:
-        """device = host."""
-        ...
 
 
 class Engine:
@@ -105,7 +84,7 @@ class Engine:
         self._clock: Clock = clock or MonotonicClock()
         # By the transport's handle: whose channel it is, and its number in the plan.
         self._routes: dict[int, tuple[PersistentPlan, int]] = {}
-        self._computes: deque[tuple[PersistentPlan, _Bound]] = deque()
+        self._computes: deque[tuple[PersistentPlan, BoundAction]] = deque()
         # What goes on once a device has done what was queued before a mark.
         self._marks: deque[tuple[Kernels, Any, Callable[[], None]]] = deque()
         self._running: dict[Handle, None] = {}
@@ -299,19 +278,6 @@ class Engine:
         raise DeadlineExceeded(f"not done after {handle.deadline_s:g} s: {handle.plan.report()}")
 
 
-class Arrays(NamedTuple):
-    """The memory of a run: where the plan runs, what is copied (to, from) before and after, and the user's output; and
-    where the input stays and is read, with its address, if it is not copied."""
-
-    buffer: Any
-    address: int
-    before: tuple[Any, Any] | None
-    after: tuple[Any, Any] | None
-    output: Any
-    source: Any = None
-    source_address: int = 0
-
-
 class Handle:
     """One run of a `PersistentPlan`.
 
@@ -385,24 +351,19 @@ class PersistentPlan:
         self._reduce, self._copy = kernels.reduce, kernels.copy
         self._is_queued = kernels.mark() is not None
         self._itemsize = check_dtype(plan.transfers.dtype)
-        self._stored = stored_dtype(plan.transfers.dtype)
-        # Where in the message this rank's input and output stand: first byte and byte after the last; (0, 0) for none.
-        self.input_bytes, self.output_bytes = _places(plan, engine.rank)
-        self._slots = _allocate_slots(self.program, _aligned if staging is None else staging.host)
+        self._buffers = PlanBuffers(
+            *(plan, engine.rank, self.program, self.handles, kernels, staging),
+            reads_input=staging is None and not self._is_queued,
+            in_order=window == 1,
+        )
+        self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         # Of device memory: where a message lands on its way from a slot, what is being sent from each channel, oldest
         # first, and what is free for the next.
         self._longest = max((action.bytes for action in self.program.actions), default=0)
         self._landing = None if staging is None else staging.device(self._longest)
         self.lent: dict[int, deque[Bytes]] = {}
         self._spare: list[Bytes] = []
-        self._work: Any = None
-        self._bound: list[_Bound] = []
-        self._averages: list[Any] = []
-        # The addresses of the buffer and, where it is read there, of the input.
-        self._tied_to: tuple[int, int] | None = None
-        self._in_order = window == 1
-        self._first_reads: frozenset[int] | None = None
-        self._first_reads_found = False
+        self._bound: list[BoundAction] = []
         self._queue: deque[Handle] = deque()
         self._is_closed = False
         self._memory: Memory | None = None
@@ -423,7 +384,9 @@ class PersistentPlan:
 
         Raises InputError for a wrong buffer, RuntimeFault if a former run failed.
         """
-        return self.start_with(Arrays(buffer, self._check_buffer(buffer), None, None, buffer), deadline_s=deadline_s)
+        return self.start_with(
+            Arrays(buffer, self._buffers.check_buffer(buffer), None, None, buffer), deadline_s=deadline_s
+        )
 
     def start(self, send: Array | None, recv: Array | None, *, deadline_s: float | None = None) -> Handle:
         """Begins recv = the collective of every rank's `send`; the two are the same memory or do not overlap.
@@ -440,39 +403,16 @@ class PersistentPlan:
     def arrange(self, send: Array | None, recv: Array | None) -> Arrays:
         """What `start` needs to know of its arrays, for many runs on the same ones; raises as `start`."""
         if self._memory is None or not (type(send) is type(recv) is np.ndarray):
-            return self._arrange(send, recv)
+            return self._buffers.arrange(send, recv)
         # Of a short run, half would be looking at its arrays, which often are those of the last one.
-        nature = (_nature(send), _nature(recv))
+        nature = (nature_of(send), nature_of(recv))
         known = self._arranged
         if known is not None and known[0] is send and known[1] is recv and known[2] == nature:
             return known[3]
-        arrays = self._arrange(send, recv)
+        arrays = self._buffers.arrange(send, recv)
         if arrays.after is not None and recv.nbytes <= COPIED_BYTES_MAX:
             self._arranged = send, recv, nature, arrays
         return arrays
-
-    def _arrange(self, send: Array | None, recv: Array | None) -> Arrays:
-        given, wanted = self.input_bytes, self.output_bytes
-        source, at = self._check_array("send", send, given)
-        target, address = self._check_array("recv", recv, wanted)
-        if recv is not None and not getattr(recv.flags, "writeable", True):
-            raise InputError("recv: read-only: must be writable")
-        in_place = False
-        if source is not None and target is not None:
-            ahead = at - address
-            in_place = ahead == given[0] - wanted[0]
-            if not in_place and -source.nbytes < ahead < target.nbytes:
-                raise InputError("send and recv overlap: must be the same memory or none in common")
-        if target is not None and self._runs_in(target, address):
-            if source is None or in_place:
-                return Arrays(target, address, None, None, recv)
-            if self._reads_input_where_it_is(source):
-                return Arrays(target, address, None, None, recv, source, at)
-            return Arrays(target, address, (target[slice(*given)], source), None, recv)
-        work = self._take_work()
-        before = None if source is None else (work[slice(*given)], source)
-        after = None if target is None else (target, work[slice(*wanted)])
-        return Arrays(work, _address(work), before, after, recv)
 
     def start_with(self, arrays: Arrays, *, deadline_s: float | None = None) -> Handle:
         """Begins a run on what `arrange` has returned."""
@@ -499,29 +439,6 @@ class PersistentPlan:
             self._queue[-1].wait()
         self.engine._release(self)
 
-    def _runs_in(self, target: Any, address: int) -> bool:
-        """True if the plan runs in the user's memory itself: it is whole, and tying the plan to it pays."""
-        if target.nbytes != self.plan.buffer_bytes:
-            return False
-        return target.nbytes > COPIED_BYTES_MAX or self._tied_to in (None, (address, 0))
-
-    def _reads_input_where_it_is(self, source: Any) -> bool:
-        """True if no copy of a whole input is needed, and one would cost more than to tie the plan to it."""
-        if self._staging is not None or self._is_queued or source.nbytes != self.plan.buffer_bytes:
-            return False
-        if source.nbytes <= max(COPIED_BYTES_MAX, TIED_BYTES_MIN * len(self.program.actions)):
-            return False
-        if not self._first_reads_found:
-            self._first_reads_found = True
-            self._first_reads = find_first_reads(self.program, self._in_order)
-        return self._first_reads is not None
-
-    def _take_work(self) -> Any:
-        if self._work is None:
-            n_bytes = self.plan.buffer_bytes
-            self._work = _aligned(n_bytes) if self._staging is None else self._staging.device(n_bytes)
-        return self._work
-
     def _begin(self) -> None:
         """The oldest run has its turn."""
         handle = self._queue[0]
@@ -529,8 +446,10 @@ class PersistentPlan:
         assert arrays is not None
         if arrays.before is not None:
             self._copy(*arrays.before)
-        if self._tied_to != (arrays.address, arrays.source_address):
-            self._tie(arrays)
+        if self._buffers.tied_to != (arrays.address, arrays.source_address):
+            self._bound = self._buffers.tie(arrays)
+            if self._memory is not None:
+                self._calls = [self._call_of(entry) for entry in self._bound]
         self.engine._note_begin(handle)
         if self._memory is not None:
             self._take_step(*self._memory.start)
@@ -541,7 +460,7 @@ class PersistentPlan:
         """Every instruction is done: what is left is to divide, and to copy the output to where it was asked for."""
         arrays = self._queue[0].arrays
         assert arrays is not None
-        for data in self._averages:
+        for data in self._buffers.averages:
             self._kernels.finish(data, self.plan.n_ranks)
         if arrays.after is not None:
             self._copy(*arrays.after)
@@ -586,14 +505,14 @@ class PersistentPlan:
         """A message has been sent from host memory, which is free for another."""
         self._spare.append(self.lent[handle].popleft())
 
-    def compute(self, entry: _Bound) -> None:
+    def compute(self, entry: BoundAction) -> None:
         """Does a computation that was kept."""
         code, instruction, target, source = entry
-        if code == _REDUCE:
+        if code == REDUCE:
             self._reduce(target, source)
-        elif code == _COPY:
+        elif code == COPY:
             self._copy(target, source)
-        elif code == _REDUCE_FIRST:
+        elif code == REDUCE_FIRST:
             self._reduce_first(target, source)
         else:
             self._compute_staged(code, target, source)
@@ -607,12 +526,12 @@ class PersistentPlan:
         bound, transport = self._bound, self.engine.transport
         for action in actions:
             code, where, view, _ = entry = bound[action.index]
-            if code == _SEND:
+            if code == SEND:
                 if self._staging is None:
                     transport.post_send(where, view)
                 else:
                     self._send_staged(where, view)
-            elif code == _RECV:
+            elif code == RECV:
                 transport.post_recv(where, view)
             else:
                 self.engine._computes.append((self, entry))
@@ -649,99 +568,24 @@ class PersistentPlan:
         assert self._staging is not None and self._landing is not None
         landing = self._landing[: slot.nbytes]
         self._staging.load(landing, slot)
-        if code == _REDUCE_SLOT:
+        if code == REDUCE_SLOT:
             self._reduce(target, self._kernels.view(landing))
         else:
             self._copy(target, self._kernels.view(landing))
 
-    # --- memory -------------------------------------------------------------------------------------------------------
-
-    def _tie(self, arrays: Arrays) -> None:
-        """Ties every action of the program to its bytes, once for as long as the arrays stay the same."""
-        view, buffer, given = self._kernels.view, arrays.buffer, arrays.source
-        first_reads = (None if given is None else self._first_reads) or frozenset()
-        bound: list[_Bound] = []
-        for action in self.program.actions:
-            if isinstance(action, PostRecv):
-                slot = self._slots[action.lane][action.slot]
-                bound.append((_RECV, self.handles[action.channel], slot[: action.bytes], None))
-                continue
-            if isinstance(action, PostSend):
-                data = given if action.index in first_reads else buffer
-                data = data[action.offset : action.offset + action.bytes]
-                bound.append((_SEND, self.handles[action.channel], data, None))
-                continue
-            target = view(buffer[action.dst_offset : action.dst_offset + action.bytes])
-            code = _REDUCE if action.reduce else _COPY
-            source: Any
-            if action.slot < 0:
-                source = view(buffer[action.src_offset : action.src_offset + action.bytes])
-            else:
-                source = self._slots[action.lane][action.slot][: action.bytes]
-                if self._staging is None:
-                    source = view(source)
-                else:
-                    code = _REDUCE_SLOT if action.reduce else _COPY_SLOT
-                if action.index in first_reads:
-                    code = _REDUCE_FIRST
-                    source = view(given[action.dst_offset : action.dst_offset + action.bytes]), source
-            bound.append((code, action.instruction, target, source))
-        self._bound, self._tied_to = bound, (arrays.address, arrays.source_address)
-        if self._memory is not None:
-            self._calls = [self._call_of(entry) for entry in bound]
-        self._averages = [view(buffer[start:stop]) for start, stop in self._reduced_bytes()]
-
-    def _call_of(self, entry: _Bound) -> tuple[Callable[[Any, Any], Any], Any, Any]:
+    def _call_of(self, entry: BoundAction) -> tuple[Callable[[Any, Any], Any], Any, Any]:
         """An action as a function and its two arguments."""
         code, where, first, second = entry
-        if code in (_SEND, _RECV):
+        if code in (SEND, RECV):
             transport = self.engine.transport
-            post: Callable[[Any, Any], Any] = transport.post_send if code == _SEND else transport.post_recv
+            post: Callable[[Any, Any], Any] = transport.post_send if code == SEND else transport.post_recv
             return post, where, first
         compute: dict[int, Callable[[Any, Any], Any]] = {
-            _REDUCE: self._reduce,
-            _COPY: self._copy,
-            _REDUCE_FIRST: self._reduce_first,
+            REDUCE: self._reduce,
+            COPY: self._copy,
+            REDUCE_FIRST: self._reduce_first,
         }
         return compute[code], first, second
-
-    def _reduced_bytes(self) -> list[tuple[int, int]]:
-        """Which bytes of an average are to be divided: elements, in the end, that this rank must hold and that everyone
-        contributed to."""
-        collective, itemsize = self.plan.collective, self._itemsize
-        if collective.name in ("broadcast", "allgather") or self.plan.transfers.reduction != "avg":
-            return []
-        after = collective.after(self.engine.rank, self.plan.size_bytes // itemsize)
-        return [(start * itemsize, stop * itemsize) for start, stop, ranks in after if ranks == collective.everyone]
-
-    def _check_buffer(self, buffer: Any) -> int:
-        """The address of a buffer that a plan can run in."""
-        if buffer.dtype != np.uint8 or buffer.ndim != 1:
-            raise InputError(f"buffer: {buffer.dtype} of {buffer.ndim} dimensions: must be uint8 of one dimension")
-        if buffer.nbytes != self.plan.buffer_bytes:
-            raise InputError(f"buffer: {buffer.nbytes} B: must be the plan's {self.plan.buffer_bytes} B")
-        if not (buffer.flags.c_contiguous and getattr(buffer.flags, "writeable", True)):
-            raise InputError("buffer: must be contiguous and writable")
-        address = _address(buffer)
-        if buffer.nbytes and address % self._itemsize:
-            raise InputError(f"buffer: at {address:#x}: must be aligned to {self.plan.transfers.dtype}")
-        return address
-
-    def _check_array(self, name: str, array: Any, place: tuple[int, int]) -> tuple[Any, int]:
-        """The bytes of `array`, which must fit `place`, and its address; None where there is none to give."""
-        dtype, n_bytes = self.plan.transfers.dtype, place[1] - place[0]
-        if array is None:
-            if n_bytes:
-                raise InputError(f"{name}: None: must be an array of {n_bytes} B at rank {self.engine.rank}")
-            return None, 0
-        if array.dtype != self._stored and not is_stored_as(array, dtype):
-            raise InputError(f"{name}: {array.dtype}: must be the plan's {dtype}")
-        if array.nbytes != n_bytes:
-            raise InputError(f"{name}: {array.nbytes} B: must be the plan's {n_bytes} B")
-        address = _address(array)
-        if not array.flags.c_contiguous or (n_bytes and address % self._itemsize):
-            raise InputError(f"{name}: must be contiguous (C order) and aligned")
-        return array.reshape(-1).view(np.uint8), address
 
 
 class Executor:
@@ -791,22 +635,6 @@ def _carried(plan: Plan) -> list[int]:
     return [int(n_bytes) for n_bytes in carried]
 
 
-def _places(plan: Plan, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Which bytes of the message are the input of `rank`, and which its output; (0, 0) for none."""
-    collective, itemsize = plan.collective, check_dtype(plan.transfers.dtype)
-    whole = given = wanted = 0, plan.size_bytes
-    first, stop = list(split(plan.size_bytes // itemsize, plan.n_ranks))[rank]
-    if collective.name == "allgather":
-        given = first * itemsize, stop * itemsize
-    elif collective.name == "reducescatter":
-        wanted = first * itemsize, stop * itemsize
-    elif collective.name == "broadcast":
-        given = whole if rank == collective.root else (0, 0)
-    elif collective.name == "reduce":
-        wanted = whole if rank == collective.root else (0, 0)
-    return given, wanted
-
-
 def _have_come(seen: dict[Event, int], wanted: dict[Event, int]) -> bool:
     return all(seen.get(event, 0) >= count for event, count in wanted.items())
 
@@ -825,44 +653,3 @@ def _refusal(plan: Plan, verdict: Verdict, n_ranks: int) -> str:
         if len(wrong):
             return f"instruction {wrong[0]}: {label} {offsets[wrong[0]]}: must be a multiple of {itemsize} B"
     return ""
-
-
-def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> list[list[Bytes]]:
-    """The slots of every lane, each as long as the longest message that it takes, in one block of memory."""
-    shapes: list[tuple[int, int]] = []
-    for recvs, slots in zip(program.recvs, program.slots, strict=True):
-        longest = max((recv.bytes for recv in recvs), default=0)
-        shapes.append((min(slots, len(recvs)), -(-longest // _ALIGNMENT) * _ALIGNMENT))
-    block = allocate(sum(count * size for count, size in shapes))
-    # Touched once here: the first use of a page is slow, and must not fall into a run.
-    block[:] = 0
-    lanes: list[list[Bytes]] = []
-    at = 0
-    for count, size in shapes:
-        lanes.append([block[at + k * size : at + (k + 1) * size] for k in range(count)])
-        at += count * size
-    return lanes
-
-
-def _aligned(n_bytes: int) -> Bytes:
-    """`n_bytes` that start at a multiple of the cache line."""
-    raw = np.empty(n_bytes + _ALIGNMENT, dtype=np.uint8)
-    at = -_address(raw) % _ALIGNMENT
-    return raw[at : at + n_bytes]
-
-
-def _nature(array: Array) -> tuple[int, int, np.dtype[Any], bool, bool]:
-    """All that matters of an array but what it holds."""
-    flags = array.flags
-    return _address(array), array.nbytes, array.dtype, flags.c_contiguous, flags.writeable
-
-
-def _address(array: Any) -> int:
-    """Where the bytes of an array stand, in the memory of the processor or of a GPU."""
-    if type(array) is np.ndarray:
-        try:
-            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
-        except (BufferError, TypeError, ValueError):  # read-only, empty, in pieces, or of a type of another package
-            return int(array.ctypes.data)
-    interface = getattr(array, "__cuda_array_interface__", None)
-    return int(array.ctypes.data if interface is None else interface["data"][0])

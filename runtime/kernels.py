@@ -166,7 +166,7 @@ def kernels_for(array: Any, dtype: str, reduction: str) -> Kernels:
 
 
 def memory_of(array: Any, dtype: str, reduction: str, *, direct: bool = False) -> tuple[Kernels, Any]:
-    """`kernels_for(array)`, and the way from there to the transport (`optcc.runtime.engine.Staging`): None for the
+    """`kernels_for(array)`, and the way from there to the transport (`optcc.runtime.buffers.Staging`): None for the
     host's memory. `direct` says that the transport takes a GPU's (`optcc.runtime.cupy_kernels.is_cuda_aware`).
 
     >>> memory_of(np.zeros(4), "float64", "sum")[1] is None

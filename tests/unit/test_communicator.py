@@ -24,8 +24,9 @@ from optcc.experiments.executor_speed import ImmediateTransport
 from optcc.plan import Plan
 from optcc.planner import Planner
 from optcc.runtime import communicator
+from optcc.runtime.buffers import COPIED_BYTES_MAX
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.engine import COPIED_BYTES_MAX, Engine, Handle
+from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.nics import nics_of

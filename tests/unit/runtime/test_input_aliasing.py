@@ -8,7 +8,7 @@ import pytest
 from optcc.errors import OptccError
 from optcc.plan import RECV, SEND, Channel, Plan
 from optcc.planner import build_plan
-from optcc.runtime import engine
+from optcc.runtime import buffers
 from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import make_input
 from optcc.runtime.input_aliasing import find_first_reads
@@ -84,8 +84,8 @@ def test_most_schedules_need_no_copy() -> None:
 def test_the_bits_are_those_of_a_run_in_place(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """And the input stays as it is; with another input, and another output, at every run."""
     plan, verdict = PLANS[name], verify_plan(PLANS[name])
-    monkeypatch.setattr(engine, "COPIED_BYTES_MAX", 0)
-    monkeypatch.setattr(engine, "TIED_BYTES_MIN", 0)
+    monkeypatch.setattr(buffers, "COPIED_BYTES_MAX", 0)
+    monkeypatch.setattr(buffers, "TIED_BYTES_MIN", 0)
 
     def body(rank: int, transport: LoopbackTransport) -> bool:
         prepared = Engine(transport).prepare(plan, verdict)

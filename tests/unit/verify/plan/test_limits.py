@@ -15,7 +15,7 @@ from optcc.errors import InputError
 from optcc.export import msccl, mscclpp
 from optcc.passes.lower import lower
 from optcc.plan import Channel, Plan
-from optcc.runtime.engine import _ALIGNMENT
+from optcc.runtime.buffers import ALIGNMENT
 from optcc.runtime.transports.mpi import MESSAGE_BYTES_MAX
 from optcc.schedule import COPY
 from optcc.schedules.registry import SCHEDULES
@@ -223,7 +223,7 @@ def test_the_limits_of_our_run_time_are_its_own() -> None:
     stated = {limit.what: limit.at_most for limit in COUNTED["mpi"].limits}
     assert stated["bytes of a message"] == MESSAGE_BYTES_MAX
     assert stated["ranks"] == RANKS_MAX
-    assert limits._SLOT_ALIGNMENT == _ALIGNMENT
+    assert limits._SLOT_ALIGNMENT == ALIGNMENT
 
 
 def test_a_refusal_names_the_place() -> None:

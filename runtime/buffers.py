@@ -1,0 +1,280 @@
+"""The memory of a plan at one rank: staging slots, the buffer that a run is in, and the bytes of each action.
+
+A run is in the user's output itself, if the plan needs no scratch and tying the plan to that array pays, or else in a
+buffer of the plan's own, with a copy of the input before it and of the output after it. An action is tied to its bytes
+once for as long as runs are in the same memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from optcc.collective import check_dtype, split
+from optcc.errors import InputError
+from optcc.plan import Plan
+from optcc.runtime.input_aliasing import find_first_reads
+from optcc.runtime.kernels import Array, Kernels
+from optcc.runtime.state import PostRecv, PostSend, RankProgram
+from optcc.runtime.stored_types import is_stored_as, stored_dtype
+from optcc.runtime.transport import Bytes
+
+COPIED_BYTES_MAX = 1 << 16
+"""Messages up to this length are copied into memory to which the plan is tied already; tying it to other memory costs
+about 1 us an instruction."""
+TIED_BYTES_MIN = 1 << 14
+"""An input of less for each action is copied, too: tying costs more, if the input is elsewhere at every run."""
+ALIGNMENT = 64
+RECV, SEND, REDUCE, COPY, REDUCE_SLOT, COPY_SLOT, REDUCE_FIRST = range(7)
+BoundAction = tuple[int, int, Any, Any]
+"""An action tied to memory: (RECV or SEND, handle, view, None) or (how to compute, instruction, dst, src)."""
+
+
+class Staging(Protocol):
+    """The way between device memory and memory that a transport reads and writes.
+
+    `store` and `load` may only queue work, as kernels do, in order with theirs.
+    """
+
+    def host(self, n_bytes: int) -> Bytes:
+        """New memory for messages."""
+        ...
+
+    def device(self, n_bytes: int) -> Any:
+        """New device memory: uint8, in an array of one dimension."""
+        ...
+
+    def store(self, host: Bytes, device: Any) -> None:
+        """host = device."""
+        ...
+
+    def load(self, device: Any, host: Bytes) -> None:
+        """device = host."""
+        ...
+
+
+class Arrays(NamedTuple):
+    """The memory of a run: where the plan runs, what is copied (to, from) before and after, and the user's output; and
+    where the input stays and is read, with its address, if it is not copied."""
+
+    buffer: Any
+    address: int
+    before: tuple[Any, Any] | None
+    after: tuple[Any, Any] | None
+    output: Any
+    source: Any = None
+    source_address: int = 0
+
+
+class PlanBuffers:
+    """The memory of `plan` at `rank`, whose channels have `handles` at the transport.
+
+    `reads_input`: kernels and transport may read the input where it is; `in_order`: messages go one at a time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        program: RankProgram,
+        handles: Sequence[int],
+        kernels: Kernels,
+        staging: Staging | None,
+        *,
+        reads_input: bool,
+        in_order: bool,
+    ) -> None:
+        self._plan, self._rank, self._program, self._handles = plan, rank, program, handles
+        self._view, self._staging = kernels.view, staging
+        self._may_read_input, self._in_order = reads_input, in_order
+        self._itemsize = check_dtype(plan.transfers.dtype)
+        self._stored = stored_dtype(plan.transfers.dtype)
+        # Where in the message this rank's input and output stand: first byte and byte after the last; (0, 0) for none.
+        self.input_bytes, self.output_bytes = _places(plan, rank)
+        self._slots = _allocate_slots(program, _aligned if staging is None else staging.host)
+        self._work: Any = None
+        # The addresses of the buffer and, where it is read there, of the input.
+        self.tied_to: tuple[int, int] | None = None
+        # The parts of the buffer that are divided at the end of a run.
+        self.averages: list[Any] = []
+        self._first_reads: frozenset[int] | None = None
+        self._first_reads_found = False
+
+    def arrange(self, send: Array | None, recv: Array | None) -> Arrays:
+        """The memory of a run on these arrays; raises as `PersistentPlan.start`."""
+        given, wanted = self.input_bytes, self.output_bytes
+        source, at = self._check_array("send", send, given)
+        target, address = self._check_array("recv", recv, wanted)
+        if recv is not None and not getattr(recv.flags, "writeable", True):
+            raise InputError("recv: read-only: must be writable")
+        in_place = False
+        if source is not None and target is not None:
+            ahead = at - address
+            in_place = ahead == given[0] - wanted[0]
+            if not in_place and -source.nbytes < ahead < target.nbytes:
+                raise InputError("send and recv overlap: must be the same memory or none in common")
+        if target is not None and self._runs_in(target, address):
+            if source is None or in_place:
+                return Arrays(target, address, None, None, recv)
+            if self._reads_input_where_it_is(source):
+                return Arrays(target, address, None, None, recv, source, at)
+            return Arrays(target, address, (target[slice(*given)], source), None, recv)
+        work = self._take_work()
+        before = None if source is None else (work[slice(*given)], source)
+        after = None if target is None else (target, work[slice(*wanted)])
+        return Arrays(work, _address(work), before, after, recv)
+
+    def check_buffer(self, buffer: Any) -> int:
+        """The address of a buffer that a plan can run in."""
+        if buffer.dtype != np.uint8 or buffer.ndim != 1:
+            raise InputError(f"buffer: {buffer.dtype} of {buffer.ndim} dimensions: must be uint8 of one dimension")
+        if buffer.nbytes != self._plan.buffer_bytes:
+            raise InputError(f"buffer: {buffer.nbytes} B: must be the plan's {self._plan.buffer_bytes} B")
+        if not (buffer.flags.c_contiguous and getattr(buffer.flags, "writeable", True)):
+            raise InputError("buffer: must be contiguous and writable")
+        address = _address(buffer)
+        if buffer.nbytes and address % self._itemsize:
+            raise InputError(f"buffer: at {address:#x}: must be aligned to {self._plan.transfers.dtype}")
+        return address
+
+    def _check_array(self, name: str, array: Any, place: tuple[int, int]) -> tuple[Any, int]:
+        """The bytes of `array`, which must fit `place`, and its address; None where there is none to give."""
+        dtype, n_bytes = self._plan.transfers.dtype, place[1] - place[0]
+        if array is None:
+            if n_bytes:
+                raise InputError(f"{name}: None: must be an array of {n_bytes} B at rank {self._rank}")
+            return None, 0
+        if array.dtype != self._stored and not is_stored_as(array, dtype):
+            raise InputError(f"{name}: {array.dtype}: must be the plan's {dtype}")
+        if array.nbytes != n_bytes:
+            raise InputError(f"{name}: {array.nbytes} B: must be the plan's {n_bytes} B")
+        address = _address(array)
+        if not array.flags.c_contiguous or (n_bytes and address % self._itemsize):
+            raise InputError(f"{name}: must be contiguous (C order) and aligned")
+        return array.reshape(-1).view(np.uint8), address
+
+    def tie(self, arrays: Arrays) -> list[BoundAction]:
+        """Every action of the program tied to its bytes, for as long as the arrays stay the same."""
+        view, buffer, given = self._view, arrays.buffer, arrays.source
+        first_reads = (None if given is None else self._first_reads) or frozenset()
+        bound: list[BoundAction] = []
+        for action in self._program.actions:
+            if isinstance(action, PostRecv):
+                slot = self._slots[action.lane][action.slot]
+                bound.append((RECV, self._handles[action.channel], slot[: action.bytes], None))
+                continue
+            if isinstance(action, PostSend):
+                data = given if action.index in first_reads else buffer
+                data = data[action.offset : action.offset + action.bytes]
+                bound.append((SEND, self._handles[action.channel], data, None))
+                continue
+            target = view(buffer[action.dst_offset : action.dst_offset + action.bytes])
+            code = REDUCE if action.reduce else COPY
+            source: Any
+            if action.slot < 0:
+                source = view(buffer[action.src_offset : action.src_offset + action.bytes])
+            else:
+                source = self._slots[action.lane][action.slot][: action.bytes]
+                if self._staging is None:
+                    source = view(source)
+                else:
+                    code = REDUCE_SLOT if action.reduce else COPY_SLOT
+                if action.index in first_reads:
+                    code = REDUCE_FIRST
+                    source = view(given[action.dst_offset : action.dst_offset + action.bytes]), source
+            bound.append((code, action.instruction, target, source))
+        self.tied_to = arrays.address, arrays.source_address
+        self.averages = [view(buffer[start:stop]) for start, stop in self._reduced_bytes()]
+        return bound
+
+    def _runs_in(self, target: Any, address: int) -> bool:
+        """True if the plan runs in the user's memory itself: it is whole, and tying the plan to it pays."""
+        if target.nbytes != self._plan.buffer_bytes:
+            return False
+        return target.nbytes > COPIED_BYTES_MAX or self.tied_to in (None, (address, 0))
+
+    def _reads_input_where_it_is(self, source: Any) -> bool:
+        """True if no copy of a whole input is needed, and one would cost more than to tie the plan to it."""
+        if not self._may_read_input or source.nbytes != self._plan.buffer_bytes:
+            return False
+        if source.nbytes <= max(COPIED_BYTES_MAX, TIED_BYTES_MIN * len(self._program.actions)):
+            return False
+        if not self._first_reads_found:
+            self._first_reads_found = True
+            self._first_reads = find_first_reads(self._program, self._in_order)
+        return self._first_reads is not None
+
+    def _take_work(self) -> Any:
+        if self._work is None:
+            n_bytes = self._plan.buffer_bytes
+            self._work = _aligned(n_bytes) if self._staging is None else self._staging.device(n_bytes)
+        return self._work
+
+    def _reduced_bytes(self) -> list[tuple[int, int]]:
+        """Which bytes of an average are to be divided: elements, in the end, that this rank must hold and that everyone
+        contributed to."""
+        collective, itemsize = self._plan.collective, self._itemsize
+        if collective.name in ("broadcast", "allgather") or self._plan.transfers.reduction != "avg":
+            return []
+        after = collective.after(self._rank, self._plan.size_bytes // itemsize)
+        return [(start * itemsize, stop * itemsize) for start, stop, ranks in after if ranks == collective.everyone]
+
+
+def _places(plan: Plan, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Which bytes of the message are the input of `rank`, and which its output; (0, 0) for none."""
+    collective, itemsize = plan.collective, check_dtype(plan.transfers.dtype)
+    whole = given = wanted = 0, plan.size_bytes
+    first, stop = list(split(plan.size_bytes // itemsize, plan.n_ranks))[rank]
+    if collective.name == "allgather":
+        given = first * itemsize, stop * itemsize
+    elif collective.name == "reducescatter":
+        wanted = first * itemsize, stop * itemsize
+    elif collective.name == "broadcast":
+        given = whole if rank == collective.root else (0, 0)
+    elif collective.name == "reduce":
+        wanted = whole if rank == collective.root else (0, 0)
+    return given, wanted
+
+
+def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> list[list[Bytes]]:
+    """The slots of every lane, each as long as the longest message that it takes, in one block of memory."""
+    shapes: list[tuple[int, int]] = []
+    for recvs, slots in zip(program.recvs, program.slots, strict=True):
+        longest = max((recv.bytes for recv in recvs), default=0)
+        shapes.append((min(slots, len(recvs)), -(-longest // ALIGNMENT) * ALIGNMENT))
+    block = allocate(sum(count * size for count, size in shapes))
+    # Touched once here: the first use of a page is slow, and must not fall into a run.
+    block[:] = 0
+    lanes: list[list[Bytes]] = []
+    at = 0
+    for count, size in shapes:
+        lanes.append([block[at + k * size : at + (k + 1) * size] for k in range(count)])
+        at += count * size
+    return lanes
+
+
+def _aligned(n_bytes: int) -> Bytes:
+    """`n_bytes` that start at a multiple of the cache line."""
+    raw = np.empty(n_bytes + ALIGNMENT, dtype=np.uint8)
+    at = -_address(raw) % ALIGNMENT
+    return raw[at : at + n_bytes]
+
+
+def nature_of(array: Array) -> tuple[int, int, np.dtype[Any], bool, bool]:
+    """All that matters of an array but what it holds."""
+    flags = array.flags
+    return _address(array), array.nbytes, array.dtype, flags.c_contiguous, flags.writeable
+
+
+def _address(array: Any) -> int:
+    """Where the bytes of an array stand, in the memory of the processor or of a GPU."""
+    if type(array) is np.ndarray:
+        try:
+            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        except (BufferError, TypeError, ValueError):  # read-only, empty, in pieces, or of a type of another package
+            return int(array.ctypes.data)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return int(array.ctypes.data if interface is None else interface["data"][0])
