@@ -64,8 +64,8 @@ from optcc.experiments.record import RECORDS, STEAL_MAX, Check, stolen_jiffies, 
 from optcc.experiments.recorder import Measured, head, record_command, run_command
 from optcc.plan import Plan
 from optcc.planner import build_plan
-from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import make_input, wrong_elements
+from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address
 from optcc.runtime.transports.tcp import TcpTransport

@@ -49,8 +49,8 @@ from optcc.experiments.record import (
     this_machine,
 )
 from optcc.experiments.recorder import Measured, record_command, run_command
-from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import expected_output, make_input
+from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import Transport

@@ -3,7 +3,9 @@
     Engine           owns the transport; any number of runs may be under way
     PersistentPlan   a verified plan made ready: agreed on by all ranks, on channels and slots of its own
     Handle           one run: test, wait, cancel
-    Executor         one plan, one run at a time, blocking
+
+One file for the three, as each calls the others at every step. `buffers` has a plan's memory, `state` what follows
+from an event; `executor` runs one plan and waits.
 
 All ranks make plans ready, and begin the runs of each plan, in the same order. The runs of one plan follow each other;
 those of different plans overlap in any way. Progress is made inside `test`, `wait` and `barrier`, for all runs at once:
@@ -44,7 +46,7 @@ from optcc.runtime.buffers import (
     nature_of,
 )
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
-from optcc.runtime.plan_handshake import agree
+from optcc.runtime.plan_handshake import agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
@@ -57,7 +59,7 @@ from optcc.runtime.transport import (
     MonotonicClock,
     Transport,
 )
-from optcc.verdict import PROVED, Verdict
+from optcc.verdict import Verdict
 
 DEADLINE_S = 60.0
 _POLL_S_MAX = 1.0
@@ -126,7 +128,7 @@ class Engine:
             # The exchange below waits inside the transport, where runs stand still: first all must have come to it.
             self.barrier(deadline_s)
         # An unproved plan is refused only after the exchange, so that the other ranks learn of it and need not wait.
-        refusal = _refusal(plan, verdict, self.n_ranks)
+        refusal = refuse(plan, verdict, self.n_ranks)
         group = self._free_groups[0] if self._free_groups else self._n_groups
         agree(self.transport, plan, proved=not refusal, group=group, timeout_s=deadline_s)
         if refusal:
@@ -384,9 +386,8 @@ class PersistentPlan:
 
         Raises InputError for a wrong buffer, RuntimeFault if a former run failed.
         """
-        return self.start_with(
-            Arrays(buffer, self._buffers.check_buffer(buffer), None, None, buffer), deadline_s=deadline_s
-        )
+        address = self._buffers.check_buffer(buffer)
+        return self.start_with(Arrays(buffer, address, None, None, buffer), deadline_s=deadline_s)
 
     def start(self, send: Array | None, recv: Array | None, *, deadline_s: float | None = None) -> Handle:
         """Begins recv = the collective of every rank's `send`; the two are the same memory or do not overlap.
@@ -588,46 +589,6 @@ class PersistentPlan:
         return compute[code], first, second
 
 
-class Executor:
-    """One rank's executor of `plan`: one run at a time, each waited for.
-
-    Making one is collective, as `Engine.prepare`, which says what the arguments are and what is raised. After a failed
-    run the executor and its transport can only be closed. Executors over one transport take turns, on the same
-    channels, and messages are divided between rails as suits the last one made: for several plans take an Engine.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        transport: Transport,
-        verdict: Verdict,
-        *,
-        window: int = WINDOW,
-        deadline_s: float = DEADLINE_S,
-        kernels: Kernels | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        if rank != transport.rank:
-            raise InputError(f"rank {rank}: must be the transport's, {transport.rank}")
-        self.plan, self.rank, self.deadline_s = plan, rank, deadline_s
-        engine = Engine(transport, clock=clock)
-        self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s, kernels=kernels)
-
-    def run(self, buffer: Bytes) -> None:
-        """Executes the plan once on `buffer`, in place; see `PersistentPlan.start_in` and `Handle.wait`."""
-        self._prepared.start_in(buffer).wait()
-
-    def all_reduce(self, send: Array, recv: Array) -> None:
-        """recv = the reduction of every rank's `send`; see `PersistentPlan.start` and `Handle.wait`.
-
-        Raises InputError if the plan is no allreduce, and as those.
-        """
-        if self.plan.collective.name != "allreduce":
-            raise InputError(f"plan {self.plan.name}: {self.plan.collective.name}: must be an allreduce")
-        self._prepared.start(send, recv).wait()
-
-
 def _carried(plan: Plan) -> list[int]:
     """Bytes that each channel carries in a run."""
     sends = plan.out_channel >= 0
@@ -637,19 +598,3 @@ def _carried(plan: Plan) -> list[int]:
 
 def _have_come(seen: dict[Event, int], wanted: dict[Event, int]) -> bool:
     return all(seen.get(event, 0) >= count for event, count in wanted.items())
-
-
-def _refusal(plan: Plan, verdict: Verdict, n_ranks: int) -> str:
-    """Why this plan must not run here; empty if it may."""
-    if verdict.digest != plan.digest:
-        return f"plan {plan.digest[:12]}: the verdict is of {verdict.digest[:12]}: must be of the plan that runs"
-    if verdict.verdict != PROVED:
-        return f"plan {plan.digest[:12]}: {verdict.verdict}: must be proved before it runs"
-    if plan.n_ranks != n_ranks:
-        return f"plan {plan.digest[:12]}: {plan.n_ranks} ranks on a network of {n_ranks}: must be equal"
-    itemsize = check_dtype(plan.transfers.dtype)
-    for label, offsets in (("src_offset", plan.src_offset), ("dst_offset", plan.dst_offset), ("bytes", plan.bytes)):
-        wrong = np.flatnonzero((offsets >= 0) & (offsets % itemsize != 0))
-        if len(wrong):
-            return f"instruction {wrong[0]}: {label} {offsets[wrong[0]]}: must be a multiple of {itemsize} B"
-    return ""

@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS
+import numpy as np
+
+from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS, check_dtype
 from optcc.errors import MismatchError
 from optcc.plan import Plan
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Transport
+from optcc.verdict import PROVED, Verdict
 
 PROTOCOL = 2
 """Version of the run-time's protocol: ranks of different versions refuse to run together."""
@@ -67,6 +70,22 @@ class Terms:
             *(protocol, n_ranks, size_bytes, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
             *(_name(COLLECTIVES, collective), root, group, "proved" if proved else "not proved", digest.hex()),
         )
+
+
+def refuse(plan: Plan, verdict: Verdict, n_ranks: int) -> str:
+    """Why this plan must not run here; empty if it may."""
+    if verdict.digest != plan.digest:
+        return f"plan {plan.digest[:12]}: the verdict is of {verdict.digest[:12]}: must be of the plan that runs"
+    if verdict.verdict != PROVED:
+        return f"plan {plan.digest[:12]}: {verdict.verdict}: must be proved before it runs"
+    if plan.n_ranks != n_ranks:
+        return f"plan {plan.digest[:12]}: {plan.n_ranks} ranks on a network of {n_ranks}: must be equal"
+    itemsize = check_dtype(plan.transfers.dtype)
+    for label, offsets in (("src_offset", plan.src_offset), ("dst_offset", plan.dst_offset), ("bytes", plan.bytes)):
+        wrong = np.flatnonzero((offsets >= 0) & (offsets % itemsize != 0))
+        if len(wrong):
+            return f"instruction {wrong[0]}: {label} {offsets[wrong[0]]}: must be a multiple of {itemsize} B"
+    return ""
 
 
 def agree(

@@ -19,7 +19,7 @@ from optcc.failover import DELIVER, KEEP, Action, Actions, Event, Link, Receiver
 from optcc.faults import FaultPlan
 from optcc.plan import Channel, Plan
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.runtime.transport import RECEIVED, SENT
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from optcc.schedules.optcc import optcc

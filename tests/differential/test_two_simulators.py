@@ -24,7 +24,7 @@ from optcc.arrays import column
 from optcc.compiler import compile_schedule
 from optcc.faults import Direction, Fault, FaultPlan
 from optcc.plan import RECV_COPY_SEND, RECV_REDUCE_SEND, Plan
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import DONE_START, SENT_START, Constraints, Policy, simulate
 from optcc.simulate.dependencies import DONE

@@ -25,7 +25,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from optcc.runtime.exact_inputs import make_input, wrong_elements
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring

@@ -34,8 +34,8 @@ from optcc.experiments.kernel_bench import (
 )
 from optcc.passes.bind import bind
 from optcc.runtime import compiled_kernels, kernels
-from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import expected_output, make_input, wrong_elements
+from optcc.runtime.executor import Executor
 from optcc.runtime.kernels import PASS_BYTES, NumpyKernels, divide, from_bfloat16, kernels_for, memory_of, to_bfloat16
 from optcc.runtime.samples import ring
 from optcc.runtime.stored_types import is_stored_as, stored_dtype

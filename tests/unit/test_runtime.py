@@ -25,8 +25,8 @@ from optcc.errors import (
 )
 from optcc.plan import RECV, RECV_REDUCE_SEND, SEND, Channel, Plan
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import expected_output, make_input, wrong_elements
+from optcc.runtime.executor import Executor
 from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.plan_handshake import Terms, explain
 from optcc.runtime.samples import Draft, exchange, ring

@@ -14,8 +14,8 @@ from optcc.compiler import compile_schedule
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Executor
 from optcc.runtime.exact_inputs import make_input, wrong_elements
+from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import Port, load

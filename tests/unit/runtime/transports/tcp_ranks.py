@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from optcc.compiler import compile_schedule
 from optcc.plan import Plan
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks

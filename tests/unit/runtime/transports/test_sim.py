@@ -13,7 +13,7 @@ from optcc.errors import AllRailsFailed, InputError, OptccError, RankLost, Topol
 from optcc.faults import FaultPlan
 from optcc.plan import Channel, Plan
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.runtime.transports import sim, tcp
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim

@@ -362,7 +362,7 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 from optcc.errors import RankLost
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import ring

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from optcc.runtime.engine import Executor
+from optcc.runtime.executor import Executor
 from optcc.runtime.protocol.frames import WireError, data_header, state_header
 from optcc.runtime.protocol.hello import HELLO_BYTES, Caller, Hello
 from optcc.runtime.transports.tcp import TcpTransport
