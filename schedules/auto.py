@@ -328,7 +328,6 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
         return
     alpha, bound = float(topology.latency_s), _bound_s(topology, n)
     most = transfers_max(p, planning_limit_s(p, bound), ports)
-    slowest = float(min(*topology.out, *topology.in_))
     degree = degree_for(servers)
     hops = max(1.0, log(servers, degree))
     each = 2 * (p - 1)
@@ -344,11 +343,17 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
         yield Candidate(
             "optimal", segments, lost * bound * fill + late, segments * each, (2, 2) if ports == "fair" else None
         )
-    all_pairs = servers <= ALL_PAIRS_MAX  # ordering many independent messages takes too long
-    if ports == "fair" or (ports == "fifo" and all_pairs):
+    if ports == "fair" or (ports == "fifo" and servers <= ALL_PAIRS_MAX):
         yield from _shares(topology, n, bound, most, slots, ports)
-    if not topology.is_flat:
-        return
+    if topology.is_flat:
+        yield from _flat_estimates(topology, n, most, slots, ports)
+
+
+def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: Model) -> Iterator[Candidate]:
+    """Those of the schedules that take every rank for a server of its own."""
+    p, alpha = topology.n_ranks, float(topology.latency_s)
+    slowest = float(min(*topology.out, *topology.in_))
+    each, alike = 2 * (p - 1), topology.out == topology.in_
     whole = p & (p - 1) == 0
     depth = int(log2(p))
     steps = depth + (0 if whole else 2)
@@ -366,7 +371,7 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
         if ports == "fair":  # every pair has its own lanes: one of the compiler's `STAGE_LANES`
             lanes = (0, 2) if segments <= 2 else (2, 2)
             waits = max(0.0, segments / (max(1, lanes[0]) * lanes[1]) - 1) * alpha
-        if all_pairs or ports != "fifo":
+        if p <= ALL_PAIRS_MAX or ports != "fifo":  # ordering many independent messages takes too long
             yield Candidate("direct", segments, halves + waits, transfers, lanes)
         step = max(once / each, once / each / segments + alpha, segments * alpha / slots)
         yield Candidate("ring", segments, each * step + alpha, transfers)

@@ -26,7 +26,7 @@ from optcc.faults import FaultPlan
 from optcc.files import read_file
 from optcc.planner import AUTO, build, find_schedule
 from optcc.simulate import Jitter, Policy, PolicyName, simulate
-from optcc.static_order import StaticOrderTiming, time_static_order
+from optcc.static_order import SerialModel, StaticOrderTiming, time_static_order
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.units import parse_time
@@ -95,26 +95,14 @@ def command(
             f"--ports {ports}: the plan is ordered for {ordered_for}: must be left out, or given as --model"
         )
     topology = with_latency(topology, latency)
-    if faults is None and (policy is not None or detection is not None):
-        raise InputError("--policy and --detection: need --faults")
-    recovery = Policy(
-        policy or "migrate",
-        detection_s=Fraction(0) if detection is None else parse_time(detection),
-    )
+    recovery = _policy(faults, policy, detection)
     if as_written and (faults is not None or jitter is not None):
         raise InputError("--as-written: cannot have --faults or --jitter")
     if as_written:
         if name in (None, AUTO) or size is None or used == "fair" or slots is not None or ports is not None:
             raise InputError("--as-written: takes the NAME of a schedule, --size, fifo or exclusive ports, no slots")
         check_reduction_of(reduction, dtype)
-        definition = find_schedule(name)
-        count = 1 if isinstance(segments, str) else segments
-        started = time.perf_counter()
-        swept = time_static_order(definition, topology, size_bytes=size, segments=count, dtype=dtype, model=used)
-        spent = time.perf_counter() - started
-        _tell(
-            swept, Collective(definition.collective, topology.n_ranks), topology, size, swept.transfers, spent, as_json
-        )
+        _time_as_written(name, topology, size, 1 if isinstance(segments, str) else segments, dtype, used, as_json)
         return
     known: Timing | None = None
     if filed is not None:
@@ -143,11 +131,32 @@ def command(
         topology,
         model=used,
         faults=None if faults is None else FaultPlan.parse(faults),
-        policy=None if faults is None else recovery,
+        policy=recovery,
         jitter=None if jitter is None else Jitter(jitter, latency_s=JITTER_S, rate_sigma=JITTER_SIGMA),
     )
     spent = time.perf_counter() - started
     _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json)
+
+
+def _policy(faults: str | None, policy: PolicyName | None, detection: str | None) -> Policy | None:
+    """What happens when a NIC fails; None without --faults."""
+    if faults is None:
+        if policy is not None or detection is not None:
+            raise InputError("--policy and --detection: need --faults")
+        return None
+    return Policy(policy or "migrate", detection_s=Fraction(0) if detection is None else parse_time(detection))
+
+
+def _time_as_written(
+    name: str, topology: Topology, size: int, segments: int, dtype: str, model: SerialModel, as_json: bool
+) -> None:
+    """Times the transfers of a schedule in the order in which it is written, and prints the result."""
+    definition = find_schedule(name)
+    started = time.perf_counter()
+    swept = time_static_order(definition, topology, size_bytes=size, segments=segments, dtype=dtype, model=model)
+    spent = time.perf_counter() - started
+    made = Collective(definition.collective, topology.n_ranks)
+    _tell(swept, made, topology, size, swept.transfers, spent, as_json)
 
 
 def _tell(
