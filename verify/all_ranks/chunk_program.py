@@ -200,11 +200,7 @@ def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgra
     for each in found:
         _refuse_turn(each)
     inner, counts = sections_of(found, reading, family)
-    places: list[tuple[str, Term]] = []
-    if reading.families[family].count.constant != 1:
-        places.append(("c_pipeline", reading.families[family].count))
-    names = ["c_shard", "c_part"] if len(counts) == 2 else ["c"] * len(counts)
-    places += zip(names, counts, strict=True)
+    places = _places(reading.families[family].count, counts)
     solved: dict[int, dict[str, Term]] = {}
     steps: dict[int, Step] = {}
     for each in found:
@@ -251,7 +247,14 @@ def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgra
         for var, only in solved[id(each.move)].items():
             hits = steps[id(each.move)].hits
             single.append((each.move.line, (*each.facts, hits), eq(Term.var(var), only)))
-    return ChunkProgram(reading, family, tuple(places), nodes, tuple(single))
+    return ChunkProgram(reading, family, places, nodes, tuple(single))
+
+
+def _places(pipelines: Term, counts: Sequence[Term]) -> tuple[tuple[str, Term], ...]:
+    """The numbers that say which chunk it is, and how many values each has: its pipeline, its section in one or two."""
+    names = ["c_shard", "c_part"] if len(counts) == 2 else ["c"] * len(counts)
+    pipeline = () if pipelines.constant == 1 else (("c_pipeline", pipelines),)
+    return (*pipeline, *zip(names, counts, strict=True))
 
 
 def _refuse_turn(found: FoundMove) -> None:
