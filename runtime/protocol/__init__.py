@@ -35,11 +35,13 @@ Hard cases, and why each ends well.
   dropped.
 - *A chunk comes twice at once.* The second copy goes beside the slot; the first complete one counts.
 - *All virtual rails of a channel stand for one rail, and that is lost.* They are mapped anew (`Outbound._remap`).
-- *A rank leaves.* It waits until its peers have acknowledged everything and have a connection (`Endpoint.may_leave`),
-  then says bye with its last states on every connection. A closed socket answers with a reset, and the peer's kernel
-  discards what came before; by then nothing of it is needed. A bye after a failure, or refused connections, are a lost
-  rank (`membership`).
-- *A rank computes for long.* Its kernel acknowledges for it, and time in which this rank did not look is not counted.
+- *A rank leaves.* It waits until its peers have acknowledged everything and have a connection
+  (`Endpoint.owes_nothing`), then says bye with its last states on every connection. A closed socket answers with a
+  reset, and the peer's kernel discards what came before; by then nothing of it is needed. A bye after a failure, or
+  refused connections, are a lost rank (`membership`).
+- *A rank computes for long.* Its kernel acknowledges for it, and answers probes of a closed window; time in which this
+  rank did not look is not counted.
+- *No rail ever reached a peer.* Who waits for it dials it, though the peer should, and so finds out (`Inbound.tick`).
 
 Where things are: `liveness` and `suspicion` judge connections, `outbound` dials and maps rails, `inbound` suppresses
 duplicates, `reports` defers states, `nic_meter` and `rates` measure NICs, `membership` declares ranks lost,

@@ -88,6 +88,7 @@ class Endpoint(LocalRank):
         self._ends: list[Ends] = []
         # Posts whose events have not been polled; whether the program says when it may not call again for long.
         self._n_awaited, self._is_settled = 0, False
+        self._is_leaving, self.leaving_s = False, 0.0
 
     # --- the program
 
@@ -167,24 +168,38 @@ class Endpoint(LocalRank):
             return frame
         return inbound.final_states(connection.session) + frame
 
-    def may_leave(self, waited_s: float = 0.0) -> bool:
-        """True if nothing is lost when this rank closes its connections, or after `waited_s` more waiting is in vain.
+    def begin_leaving(self) -> None:
+        """From now on `may_leave` counts how long this rank has waited."""
+        self._is_leaving = True
+
+    def may_leave(self) -> bool:
+        """True if `owes_nothing`, or if more waiting is in vain.
+
+        A peer that is connected and computes is waited for up to `LINGER_S`, one without a connection `CLOSE_S`, in
+        time that this rank has watched.
+        """
+        return not any(
+            self.leaving_s < (LINGER_S if self.up_to(peer) else CLOSE_S) and self._owes(peer) for peer in self._peers()
+        )
+
+    def owes_nothing(self) -> bool:
+        """True if nothing is lost when this rank closes its connections.
 
         Everything is written; the peers have acknowledged all messages, also eager ones, which a connection that is
-        reset would take with it; and no peer has lost all its connections, so that the last states reach it. A peer
-        that is connected and computes is waited for up to `LINGER_S`, one without a connection `CLOSE_S`.
+        reset would take with it; and no peer has lost all its connections, so that the last states reach it.
         """
-        for peer in (self.outbounds.keys() | self.inbounds.keys()) - self.left.keys():
-            outbound, inbound = self.outbounds.get(peer), self.inbounds.get(peer)
-            connections = self.up_to(peer)
-            if waited_s >= (LINGER_S if connections else CLOSE_S):
-                continue
-            if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
-                return False
-            was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
-            if was_joined and not connections:
-                return False
-        return True
+        return not any(map(self._owes, self._peers()))
+
+    def _peers(self) -> set[int]:
+        """The peers that have not left."""
+        return (self.outbounds.keys() | self.inbounds.keys()) - self.left.keys()
+
+    def _owes(self, peer: int) -> bool:
+        outbound, inbound, connections = self.outbounds.get(peer), self.inbounds.get(peer), self.up_to(peer)
+        if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
+            return True
+        was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
+        return was_joined and not connections
 
     # --- what the driver is to do
 
@@ -398,6 +413,8 @@ class Endpoint(LocalRank):
         now_s = self.now_s
         # Time that nobody has watched does not count: outside of the driver's loop, or while the process was stopped.
         elapsed_s = min(now_s - self._ticked_s, TICK_S)
+        if self._is_leaving:
+            self.leaving_s += elapsed_s
         watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
         self.watch_s = WATCH_S if self.accepting else TICK_S

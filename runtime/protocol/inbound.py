@@ -38,6 +38,8 @@ from optcc.runtime.protocol.striping import cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import RECEIVED
 
+_DARK_S = 1.0
+
 
 class StateReader(Protocol):
     """The opposite direction of a pair (`Outbound`)."""
@@ -50,8 +52,7 @@ class StateReader(Protocol):
 class Inbound:
     """The data of one direction of a pair, at its destination.
 
-    `mine` are this rank's NICs by rail, `connections` what is up on each. `owes_report`: a message was delivered whose
-    slot the sender does not know of yet, so that it does not count as sent there. `was_joined`: a rail has been up.
+    `mine` are this rank's NICs by rail, `connections` what is up on each. `was_joined`: a rail has been up.
     """
 
     def __init__(
@@ -77,7 +78,10 @@ class Inbound:
         self.history = ReportHistory()
         # By rail, the session of a connection that was given up here and not replaced since.
         self._gone: dict[int, int] = {}
-        self.owes_report = self.was_joined = False
+        self._owing: set[int] = set()
+        self.was_joined = False
+        # Seconds for which no rail has been joined, in time that this rank has watched.
+        self._dark_s = 0.0
 
     def channel(self, k: int) -> RecvChannel:
         """The k-th channel from the peer; a new one is told which rails are down."""
@@ -153,13 +157,19 @@ class Inbound:
                 self._local.events.append((RECEIVED, channel.handle))
         if channel.receiver.delivered > channel.told:
             # It counts as sent once its slot is reported.
-            self.owes_report = self._reports.is_owed = True
+            self._owing.add(channel.k)
+            self._reports.is_owed = True
 
     def _mismatch(self, sent_bytes: int, expected_bytes: int) -> MismatchError:
         pair = f"{self.peer}->{self._local.rank}"
         return MismatchError(f"channel {pair}: {sent_bytes} B sent, {expected_bytes} B expected")
 
     # --- reports
+
+    @property
+    def owes_report(self) -> bool:
+        """True if a message was delivered whose slot the sender does not know of: there it does not count as sent."""
+        return bool(self._owing)
 
     def repeat_states(self) -> None:
         """Reports all states again: some went over a connection of the opposite direction, and were lost with it."""
@@ -169,7 +179,8 @@ class Inbound:
     def state_of(self, k: int) -> tuple[int, int, int]:
         """(epoch, chunks delivered, slots posted) of a channel, to be reported now."""
         channel = self._channels[k]
-        channel.told, self.owes_report = channel.posted, False
+        channel.told = channel.posted
+        self._owing.discard(k)
         return channel.receiver.epoch, channel.receiver.delivered, channel.posted
 
     def final_states(self, session: int) -> bytes:
@@ -387,7 +398,13 @@ class Inbound:
             self._local.wake(connection)
 
     def tick(self, watched_s: float) -> None:
-        """Gives up what is silent."""
+        """Gives up what is silent; dials a peer that is waited for and has not done so for long.
+
+        Else nobody would find out that no rail reaches it.
+        """
+        self._dark_s = 0.0 if self.is_joined() else self._dark_s + watched_s
+        if self._dark_s >= _DARK_S and self.has_work() and self.peer not in self._local.left:
+            self._opposite(self.peer)
         for rail, connection in enumerate(self.connections):
             if connection is None or not connection.awaits:
                 continue

@@ -31,7 +31,8 @@ class KernelReport(NamedTuple):
     `timeouts` retransmission timeouts since the last acknowledgement; `in_flight_bytes` sent and not acknowledged;
     `unsent_bytes` not sent yet; `segment_bytes`; `window_bytes` that the receiver takes; `acked_bytes` in all; the
     smoothed round trip with four times its variation; time with bytes in flight or to send in all, and the part of it
-    in which the receiver's window was open (both 0 if the kernel does not say).
+    in which the receiver's window was open (both 0 if the kernel does not say); `probes` of a closed window that were
+    not answered.
     """
 
     timeouts: int
@@ -43,6 +44,7 @@ class KernelReport(NamedTuple):
     round_trip_s: float
     busy_s: float = 0.0
     open_s: float = 0.0
+    probes: int = 0
 
 
 class Connection:
@@ -80,7 +82,8 @@ class Connection:
         Judges `kernel`, `elapsed_s` after the one before. Too long is `limit_s`; more if this connection has lately had
         longer gaps between acknowledgements, or if a round trip takes long, here or over this NIC (`round_trip_s`); not
         more once the kernel's retransmission timer has fired. Unsent bytes for which there is a window count as on
-        their way: over an interface that is down the kernel cannot send them.
+        their way: over an interface that is down the kernel cannot send them. So does a probe of a closed window that
+        was not answered: the kernel of a peer that computes answers it.
         """
         report = self.kernel
         if report is None:
@@ -92,7 +95,8 @@ class Connection:
         self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
         self.awaits = bool(report.in_flight_bytes or unsent)
         was_waiting = self._is_waiting
-        self._is_waiting = bool(report.in_flight_bytes or (unsent and min(unsent, report.segment_bytes) <= window))
+        has_window = min(unsent, report.segment_bytes) <= window
+        self._is_waiting = bool(report.in_flight_bytes or report.probes or (unsent and has_window))
         if not self._is_waiting or acked_bytes != self._acked_bytes:
             if self._silent_s and acked_bytes != self._acked_bytes:
                 self._gap_s = max(self._gap_s, self._silent_s + elapsed_s)

@@ -49,7 +49,11 @@ class Reporter(Protocol):
     """The states of the channels from a peer (`Inbound`)."""
 
     history: ReportHistory
-    owes_report: bool
+
+    @property
+    def owes_report(self) -> bool:
+        """True if a message was delivered whose slot the sender does not know of yet."""
+        ...
 
     @property
     def connections(self) -> Sequence[RecvConnection | None]:

@@ -64,7 +64,7 @@ class Flow:
         *("_due_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked", "arrived", "busy_s", "busy_since_s"),
         *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "low_water", "name", "on_readable", "on_reset"),
         "on_writable",
-        *("partner", "read", "refuses", "room_bytes", "send_bytes", "sent", "src", "timeouts", "written"),
+        *("partner", "probes", "read", "refuses", "room_bytes", "send_bytes", "sent", "src", "timeouts", "written"),
     )
 
     def __init__(
@@ -74,7 +74,7 @@ class Flow:
         self.send_bytes, self.room_bytes = send_bytes, room_bytes
         self.data: bytearray = bytearray()
         self.inbox: deque[bytes] = deque()
-        self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = 0
+        self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = self.probes = 0
         self.fin = self.fin_arrived = self.is_dead = self.refuses = self._waits_for_window = False
         self.partner: Flow = self
         self.busy_s = self.busy_since_s = self._due_s = 0.0
@@ -122,6 +122,7 @@ class Flow:
             round_trip_s=2 * self._network.latency_s,
             busy_s=busy_s,
             open_s=busy_s,
+            probes=self.probes,
         )
 
     def close(self) -> None:
@@ -182,6 +183,10 @@ class Flow:
         self.sent = self.acked
         self._set_timer()
         self._push()
+        if self.sent == self.acked and self._waits_for_window:
+            # A probe of the closed window: it carries nothing, and is acknowledged.
+            self.probes += 1
+            self._network.carry(self, self.sent, b"")
 
     def take_ack(self, acked: int) -> None:
         """An acknowledgement has come."""
@@ -198,7 +203,7 @@ class Flow:
                 self.busy_s += self._network.clock.now_s - self.busy_since_s
             if not had_room:
                 self.on_writable()
-        self._waits_for_window = False
+        self._waits_for_window, self.probes = False, 0
         self._push()
 
     # --- the receiver's kernel

@@ -76,7 +76,6 @@ class _Program:
         self.left_at_s = self.done_at_s = self.failed_at_s = INFINITY
         self._exchange: Exchange | None = None
         self._phase = "begin"
-        self._leaves_from_s = 0.0
         # Slots of the channels to a peer; the last word about a connection.
         self._known: dict[object, int] = {}
         host.wakes, host.ticked, host.stopped = self.wake, self._ticked, swarm.note_stop
@@ -105,7 +104,7 @@ class _Program:
             self._stay()
         if self._phase == "stay" and host.now_s >= self.swarm.stays_to_s:
             self._phase = "leave"
-            self._leaves_from_s = host.now_s
+            host.endpoint.begin_leaving()
         if self._phase == "leave":
             self._leave()
         host.flush()
@@ -152,12 +151,15 @@ class _Program:
                     raise Violation(f"rank {self.host.rank}: a connection of {connection.peer} is still suspected")
         endpoint.reports.release_all()
         self.host.flush()
-        waited_s = self.host.now_s - self._leaves_from_s
-        if not endpoint.may_leave(waited_s):
-            if waited_s > CLOSE_S and self.swarm.scenario.stays and not (self.swarm.lasts or self.swarm.sleeps):
+        if not endpoint.may_leave():
+            if (
+                endpoint.leaving_s > CLOSE_S
+                and self.swarm.scenario.stays
+                and not (self.swarm.lasts or self.swarm.sleeps)
+            ):
                 raise Violation(f"rank {self.host.rank}: nothing is broken, and it cannot leave")
             return
-        if endpoint.may_leave():
+        if endpoint.owes_nothing():
             self._check_leave()
         self.is_done, self.left_at_s = True, self.host.now_s
         self.swarm.note(f"rank {self.host.rank} leaves")

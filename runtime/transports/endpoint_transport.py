@@ -136,9 +136,10 @@ class EndpointTransport(ABC):
         endpoint = self._endpoint
         endpoint.reports.release_all()
         self._flush()
-        failure, begin_s = endpoint.failure, self._clock.now_s()
-        wait_s = 0.0 if failure is not None else LINGER_S
-        self._progress(lambda: endpoint.may_leave(self._clock.now_s() - begin_s), wait_s)
+        failure = endpoint.failure
+        endpoint.begin_leaving()
+        # `may_leave` ends the wait; the limit is twice that, should this process be stopped meanwhile.
+        self._progress(endpoint.may_leave, 0.0 if failure is not None else 2 * LINGER_S)
         # Another rank that is found lost while this one waits to leave is no failure of this one, nor of its peers.
         endpoint.failure = failure
         self._is_closed = True

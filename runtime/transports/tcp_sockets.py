@@ -9,11 +9,12 @@ import struct
 from optcc.runtime.protocol.liveness import KernelReport
 
 _INFO_BYTES = 256
-# struct tcp_info (linux/tcp.h): timeouts since the last acknowledgement, segment size, segments not acknowledged; round
-# trip and its variation (us); bytes acknowledged; bytes that were never sent; time (us) with bytes on their way, and
-# the part of it in which the receiver's window was closed; the receiver's window. The last since Linux 5.4.
-_INFO = struct.Struct("=2xB13xI4xI40xII44xQ16xI20xQQ44xI")
-_INFO_OLD = struct.Struct("=2xB13xI4xI40xII44xQ")
+# struct tcp_info (linux/tcp.h): timeouts and probes of a closed window since the last acknowledgement, segment size,
+# segments not acknowledged; round trip and its variation (us); bytes acknowledged; bytes that were never sent; time
+# (us) with bytes on their way, and the part of it in which the receiver's window was closed; the receiver's window.
+# The last since Linux 5.4.
+_INFO = struct.Struct("=2xBB12xI4xI40xII44xQ16xI20xQQ44xI")
+_INFO_OLD = struct.Struct("=2xBB12xI4xI40xII44xQ")
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
 # linux/tcp.h; -1 leaves the limit to the system.
@@ -75,11 +76,11 @@ def sample(sock: socket.socket) -> KernelReport | None:
     except OSError:
         return None
     if len(info) >= _INFO.size:
-        timeouts, segment, unacked, rtt_us, variation_us, acked, unsent, busy_us, full_us, window = _INFO.unpack_from(
-            info
+        timeouts, probes, segment, unacked, rtt_us, variation_us, acked, unsent, busy_us, full_us, window = (
+            _INFO.unpack_from(info)
         )
     elif len(info) >= _INFO_OLD.size:
-        timeouts, segment, unacked, rtt_us, variation_us, acked = _INFO_OLD.unpack_from(info)
+        timeouts, probes, segment, unacked, rtt_us, variation_us, acked = _INFO_OLD.unpack_from(info)
         unsent = busy_us = full_us = window = 0
     else:
         return None
@@ -88,7 +89,7 @@ def sample(sock: socket.socket) -> KernelReport | None:
     # A segment in flight without a known size is one byte, not none.
     return KernelReport(
         *(timeouts, unacked * max(1, segment), unsent, segment, window, acked, round_trip_s),
-        *(busy_us / 1e6, (busy_us - full_us) / 1e6),
+        *(busy_us / 1e6, (busy_us - full_us) / 1e6, probes),
     )
 
 

@@ -152,15 +152,31 @@ FIXES = (
     ),
     PlantedFault(
         "a rank leaves before its messages are acknowledged",
-        *(Endpoint, "may_leave", " or (outbound is not None and outbound.has_work())", ""),
+        *(Endpoint, "_owes", " or (outbound is not None and outbound.has_work())", ""),
     ),
     PlantedFault(
         "a rank leaves though a peer has lost all connections",
-        *(Endpoint, "may_leave", "was_joined and not connections", "False"),
+        *(Endpoint, "_owes", "was_joined and not connections", "False"),
     ),
     PlantedFault(
         "a rank leaves though a peer that computes has not taken its messages",
-        *(Endpoint, "may_leave", "LINGER_S if connections else CLOSE_S", "CLOSE_S"),
+        *(Endpoint, "may_leave", "LINGER_S if self.up_to(peer) else CLOSE_S", "CLOSE_S"),
+    ),
+    PlantedFault(
+        "time for which a rank was stopped counts while it leaves",
+        *(Endpoint, "tick", "self.leaving_s += elapsed_s", "self.leaving_s += now_s - self._ticked_s"),
+    ),
+    PlantedFault(
+        "a report of one channel clears what is owed for another",
+        *(Inbound, "state_of", "self._owing.discard(k)", "self._owing.clear()"),
+    ),
+    PlantedFault(
+        "a peer that is waited for and has never connected is not dialled",
+        *(Inbound, "tick", "self.has_work()", "False"),
+    ),
+    PlantedFault(
+        "a probe of a closed window that is not answered is no silence",
+        *(Connection, "is_silent", " or report.probes", ""),
     ),
     PlantedFault(
         "a connection given up while there was no other is never mentioned",

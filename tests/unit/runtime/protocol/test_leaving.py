@@ -131,10 +131,25 @@ def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reach
     network.post_send(0, handle, np.zeros(64, np.uint8))
     endpoint = network.endpoints[0]
     assert network.poll(0) == [(SENT, handle)], "the program may close"
-    assert not endpoint.may_leave(CLOSE_S) and endpoint.may_leave(LINGER_S)
+    endpoint.begin_leaving()
+    network.run(CLOSE_S + 1)
+    assert not endpoint.may_leave() and not endpoint.owes_nothing()
     for connection in list(endpoint.up):
         endpoint.broken(connection, "reset")
-    assert not endpoint.may_leave() and endpoint.may_leave(CLOSE_S)
+    assert endpoint.may_leave() and not endpoint.owes_nothing()
+
+
+def test_a_peer_that_does_not_read_is_not_waited_for_without_end() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    network.post_recv(1, handle, np.zeros(64, np.uint8))
+    network.settle()
+    network.asleep.add(1)
+    network.post_send(0, handle, np.zeros(64, np.uint8))
+    network.endpoints[0].begin_leaving()
+    network.run(LINGER_S - 1)
+    assert not network.endpoints[0].may_leave()
+    network.run(2)
+    assert network.endpoints[0].may_leave()
 
 
 def test_what_was_given_up_while_nothing_else_was_up_is_told_once_a_rail_is_back() -> None:

@@ -66,7 +66,7 @@ def test_a_rank_that_leaves_in_good_order_says_so_though_another_is_found_lost_m
     transport.fill_a_socket()
     transport.happens = lambda: transport._endpoint.fail(RankLost("rank 1: rank 0 is lost: it refuses connections"))
     transport.close()
-    assert transport.waits == [LINGER_S] and transport.byes == [0]
+    assert transport.waits == [2 * LINGER_S] and transport.byes == [0]
     transport.close()
     assert transport.byes == [0], "once"
 

@@ -23,7 +23,13 @@ class FakeSocket:
 
     def getsockopt(self, *_: object) -> bytes:
         places = {
-            **{"timeouts": ("=B", 2), "segment": ("=I", 16), "unacked": ("=I", 24), "rtt": ("=I", 68)},
+            **{
+                "timeouts": ("=B", 2),
+                "probes": ("=B", 3),
+                "segment": ("=I", 16),
+                "unacked": ("=I", 24),
+                "rtt": ("=I", 68),
+            },
             **{"variation": ("=I", 72), "acked": ("=Q", 120), "unsent": ("=I", 144), "busy": ("=Q", 168)},
             **{"full": ("=Q", 176), "window": ("=I", 228)},
         }
@@ -41,8 +47,8 @@ def sample_of(n_bytes: int = INFO_BYTES, **fields: int) -> KernelReport | None:
 
 def test_the_counters_are_where_the_kernel_puts_them() -> None:
     fields = {"timeouts": 2, "unacked": 3, "rtt": 100_000, "variation": 25_000, "acked": 77, "unsent": 5, "window": 9}
-    report = KernelReport(2, 3000, 5, 1000, 9, 77, 0.2, 0.5, 0.25)
-    assert sample_of(**fields, busy=500_000, full=250_000) == report
+    report = KernelReport(2, 3000, 5, 1000, 9, 77, 0.2, 0.5, 0.25, 4)
+    assert sample_of(**fields, probes=4, busy=500_000, full=250_000) == report
     assert sample_of(rtt=0, variation=250_000) == KernelReport(0, 0, 0, 1000, 0, 0, 0.0), "a guess, not a measurement"
     assert sample_of(unacked=3, segment=0) == KernelReport(0, 3, 0, 0, 0, 0, 0.0), "in flight all the same"
 
