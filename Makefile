@@ -70,8 +70,9 @@ bench: $(STAMP)
 figures: $(STAMP)
 	@$(BIN)/optcc figures $(ARGS)
 
+# A group of tests that measure time or use the host's network runs in one of the processes.
 test: $(STAMP)
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
 
 slow: $(STAMP)
 	@$(BIN)/pytest -n auto -m 'slow and not realtime and not search' $(ARGS)

@@ -44,8 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """All tests together: a second process has the kernels compiled, which takes a minute on a fresh clone."""
+    """All tests together: another process has the kernels compiled, which takes a minute on a fresh clone."""
     config = session.config
+    if hasattr(config, "workerinput"):
+        return
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly:
         config.stash[COMPILING] = subprocess.Popen(
             [sys.executable, "-m", "optcc.compile_kernels"],
@@ -74,7 +76,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run if they are asked for."""
+    """Slow tests run if they are asked for; those that measure time or use the host's network, one after the other."""
+    for item in items:
+        if any(item.get_closest_marker(marker) for marker in ("mpi", "netns", "realtime")) or "tcp" in item.path.name:
+            item.add_marker(pytest.mark.xdist_group("host"))
     if config.getoption("--run-slow") or "slow" in config.getoption("-m"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

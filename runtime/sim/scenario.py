@@ -226,7 +226,7 @@ def _make_lanes(rng: random.Random, n_ranks: int, shape: str) -> tuple[SwarmChan
     lanes: list[SwarmChannel] = []
     numbers: Counter[tuple[int, int]] = Counter()
     for src, dst in pairs:
-        for _ in range(rng.choice((1, 1, 2))):
+        for _ in range(rng.choice((1, 1, 2) if shape not in ("talk", "farewell") else (1, 2, 3))):
             group = min(numbers[src, dst], rng.choice((0, 3)))
             numbers[src, dst] += 1
             sizes = tuple(
@@ -284,16 +284,20 @@ def _make_faults(
         nic = rng.randrange(len(names[rank]))
         faults.append(SwarmFault(at_s, "refuse", rank, nic, rng.choice((0.05, 0.3))))
         faults.append(SwarmFault(at_s, "reset", rank, nic, 0.0))
-    if rng.random() < 0.04:
+    if rng.random() < (0.04 if shape != "farewell" else 0.15):
         # A process sleeps for longer than a rail may be missing: nobody has watched that time.
         rank, at_s = rng.randrange(n_ranks), rng.uniform(0, within_s)
         faults += [SwarmFault(at_s, "hole", rank, nic, 0.6) for nic in range(len(names[rank]))]
-        faults.append(SwarmFault(at_s + rng.uniform(0.05, 0.5), "busy", rng.randrange(n_ranks), -1, 1.2 * STALL_S))
+        at_s += rng.uniform(0.05, 0.5)
+        faults.append(SwarmFault(at_s, "busy", rng.randrange(n_ranks), -1, 1.2 * STALL_S))
     if rng.random() < 0.07:
-        rank, at_s = rng.randrange(n_ranks), rng.uniform(0, within_s)
-        if rng.random() < 0.7:
+        rank, at_s = rng.randrange(n_ranks), rng.choice((0.0, rng.uniform(0, within_s), rng.uniform(0, within_s)))
+        if rng.random() < 0.5:
             faults.append(SwarmFault(at_s, "crash", rank, -1, INFINITY))
         else:
+            if rng.random() < 0.5:
+                # What it sends to a rank that computes has filled that rank's window.
+                faults.append(SwarmFault(at_s * rng.random(), "busy", rng.randrange(n_ranks), -1, 1.3))
             faults += [SwarmFault(at_s, "hole", rank, nic, INFINITY) for nic in range(len(names[rank]))]
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
