@@ -11,6 +11,8 @@ from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.outbound import Outbound
 
+_DARK_S = 1.5
+
 
 def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
     """Each one that is broken, in words."""
@@ -27,6 +29,9 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
         held += sum(each is not None for each in inbound.connections)
         for what in _of_inbound(inbound):
             yield f"from rank {peer}: {what}"
+        is_dialled = peer in endpoint.outbounds or peer in endpoint.left
+        if inbound._dark_s > _DARK_S and inbound.has_work() and not is_dialled:
+            yield f"from rank {peer}: it is waited for, and nobody finds out whether a rail reaches it"
     if held != len(endpoint.up):
         yield f"{len(endpoint.up)} connections are up, the rails hold {held}"
 

@@ -76,7 +76,7 @@ class SimulatedNetwork:
         self.nics: dict[tuple[int, int], SimulatedNic] = {}
         self._streams: defaultdict[SimulatedNic, dict[Stream, None]] = defaultdict(dict)
         # Called with the first byte of each segment, the kind of a frame if it starts with one, before it leaves a NIC.
-        self.triggers: defaultdict[SimulatedNic, list[Callable[[int, Flow], None]]] = defaultdict(list)
+        self.triggers: defaultdict[SimulatedNic, list[Callable[[int, Flow | None], None]]] = defaultdict(list)
         self.corrupt = 0.0
         self.n_corrupted = self.n_lost = 0
         self.accept: dict[int, Callable[[int, End], None]] = {}

@@ -21,6 +21,7 @@ from optcc.runtime.protocol.settings import Settings
 STALL_S = 5.0
 INFINITY = float("inf")
 _MESSAGES = {"talk": "short", "farewell": "eager", "load": "load", "copies": "large", "turnover": "many"}
+LEAVING = 0
 _FRAME_FAULTS = ("hole", "hole-in", "hole-out", "reset", "break", "break", "freeze", "down")
 _FRAMES = (*(DATA_FRAME, STATE_FRAME) * 3, *(CHANGE_FRAME, DOUBT_FRAME) * 2, GONE_FRAME, RATE_FRAME, BYE_FRAME)
 _SEGMENTS_MAX = 500
@@ -34,7 +35,8 @@ that rates are measured; `copies`, large chunks on fast NICs that stand still fo
 class Trigger:
     """A fault begins `delay_s` after the `count`-th segment leaves its NIC that starts with a frame of `kind`.
 
-    With a delay of 0 it begins before that segment. It waits for `armed_s` seconds from `at_s` of the fault.
+    With a delay of 0 it begins before that segment. It waits for `armed_s` seconds from `at_s` of the fault. Of the
+    kind `LEAVING`: when its rank begins to leave.
     """
 
     kind: int
@@ -43,7 +45,8 @@ class Trigger:
     armed_s: float
 
     def __str__(self) -> str:
-        return f"{1e6 * self.delay_s:.0f} us after frame {self.count} of kind {self.kind}"
+        when = "it begins to leave" if self.kind == LEAVING else f"frame {self.count} of kind {self.kind}"
+        return f"{1e6 * self.delay_s:.0f} us after {when}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class SwarmFault:
 
     Kinds: `down` (link), `hole`, `hole-out`, `hole-in` (blackholes), `loss`, `slow`, `freeze` (all is delayed),
     `reset`, `break` (a reset of the one connection that triggers it), `refuse` (connections are refused); and of a
-    whole rank, `nic` being -1: `busy` (the process does not look), `crash`.
+    whole rank, `nic` being -1 or that of the trigger: `busy` (the process does not look), `crash`.
     """
 
     at_s: float
@@ -147,6 +150,7 @@ def make_scenario(seed: int) -> Scenario:
         n_ranks, n_nics, chunk_bytes, window, replan = 2, rng.choice((3, 4)), 1024, rng.choice((8, 32)), True
     elif shape == "farewell":
         n_ranks, n_nics = rng.choice((2, 2, 3)), rng.choice((2, 2, 3))
+        chunk_bytes = rng.choice((8192, 32768))
         buffer_bytes = rng.choice(((4096, 16384), (65536, 262144)))
 
     def rate() -> int:
@@ -332,6 +336,14 @@ def _make_frame_faults(rng: random.Random, names: Sequence[Sequence[str]], shape
             frame, kind, for_s = DATA_FRAME, "freeze", rng.uniform(0.05, 0.09)
         delay_s = rng.choice((0.0, 1e-5, 1e-4, 1e-3, rng.uniform(0, 0.03)))
         faults.append(SwarmFault(0.0, kind, rank, nic, for_s, Trigger(frame, count, delay_s, 1.0)))
+    if shape == "farewell" and rng.random() < 0.3:
+        # A rank is cut off with its last messages, and is stopped while it waits for their acknowledgements.
+        rank = rng.randrange(len(names))
+        faults += [
+            SwarmFault(0.0, "hole", rank, nic, 0.6, Trigger(LEAVING, 1, 0.0, 1.0)) for nic in range(len(names[rank]))
+        ]
+        stop = Trigger(LEAVING, 1, rng.uniform(0.02, 0.4), 1.0)
+        faults.append(SwarmFault(0.0, "busy", rank, 0, rng.choice((1.3, 2.0)), stop))
     if shape == "turnover":
         # A rail is lost, so that a change is proposed, and then the rail with the proposal.
         rank, nics = 0, range(len(names[0]))

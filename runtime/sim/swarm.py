@@ -26,7 +26,7 @@ from optcc.runtime.sim.invariants import broken_invariants
 from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.sim.recorder import Recorder
-from optcc.runtime.sim.scenario import INFINITY, STALL_S, Scenario, SwarmChannel, SwarmFault, make_scenario
+from optcc.runtime.sim.scenario import INFINITY, LEAVING, STALL_S, Scenario, SwarmChannel, SwarmFault, make_scenario
 from optcc.runtime.sim.stream import Flow
 from optcc.runtime.transport import RECEIVED
 
@@ -76,6 +76,7 @@ class _Program:
         self.left_at_s = self.done_at_s = self.failed_at_s = INFINITY
         self._exchange: Exchange | None = None
         self._phase = "begin"
+        self._watched_s = self._watched_to_s = 0.0
         # Slots of the channels to a peer; the last word about a connection.
         self._known: dict[object, int] = {}
         host.wakes, host.ticked, host.stopped = self.wake, self._ticked, swarm.note_stop
@@ -105,6 +106,8 @@ class _Program:
         if self._phase == "stay" and host.now_s >= self.swarm.stays_to_s:
             self._phase = "leave"
             host.endpoint.begin_leaving()
+            self._watched_to_s = host.now_s
+            self.swarm.trigger_leaving(host.rank)
         if self._phase == "leave":
             self._leave()
         host.flush()
@@ -144,7 +147,9 @@ class _Program:
 
     def _leave(self) -> None:
         """As `EndpointTransport.close`."""
-        endpoint = self.host.endpoint
+        endpoint, now_s = self.host.endpoint, self.host.now_s
+        self._watched_s += min(now_s - self._watched_to_s, 0.15)
+        self._watched_to_s = now_s
         if self.swarm.scenario.stays and not self.swarm.lasts:
             for connection in endpoint.up:
                 if connection.doubt or connection.is_avoided:
@@ -161,6 +166,8 @@ class _Program:
             return
         if endpoint.owes_nothing():
             self._check_leave()
+        elif self._watched_s < 0.9 * CLOSE_S:
+            raise Violation(f"rank {self.host.rank}: gives peers up after {self._watched_s:.3f} s that it has watched")
         self.is_done, self.left_at_s = True, self.host.now_s
         self.swarm.note(f"rank {self.host.rank} leaves")
         self.host.leave()
@@ -215,6 +222,10 @@ class _Program:
     def _take_events(self) -> bool:
         """True if there were any."""
         events = self.host.endpoint.poll_events()
+        for peer, inbound in self.host.endpoint.inbounds.items() if events else ():
+            for channel in inbound._channels.values():
+                if channel.receiver.delivered > channel.told and not inbound.owes_report:
+                    raise Violation(f"rank {self.host.rank}: what it owes rank {peer} is forgotten")
         for kind, handle in events:
             end = self.ends[handle]
             number = end.reported
@@ -480,7 +491,7 @@ class Swarm:
         """True if something befell a NIC about this time that may keep a rank's last words from coming through."""
         return any(
             (fault.rank, fault.nic) == (rank, nic)
-            and fault.kind not in ("loss", "slow")
+            and fault.kind not in ("busy", "loss", "slow")
             and begin_s - CLOSE_S <= at_s <= begin_s + fault.for_s + CLOSE_S
             for fault, begin_s in self._spans
         )
@@ -504,13 +515,19 @@ class Swarm:
 
     # --- faults
 
+    def trigger_leaving(self, rank: int) -> None:
+        """A rank begins to leave."""
+        for nic, triggers in list(self.network.triggers.items()):
+            for trigger in list(triggers) if nic.rank == rank else ():
+                trigger(LEAVING, None)
+
     def _arm(self, fault: SwarmFault) -> None:
         """The fault begins when its trigger says so."""
         trigger, clock = fault.trigger, self.network.clock
         assert trigger is not None
         triggers, left = self.network.triggers[self.network.nics[fault.rank, fault.nic]], [trigger.count]
 
-        def note(kind: int, flow: Flow) -> None:
+        def note(kind: int, flow: Flow | None) -> None:
             if clock.now_s > fault.at_s + trigger.armed_s:
                 triggers.remove(note)
             elif kind == trigger.kind:

@@ -163,10 +163,6 @@ FIXES = (
         *(Endpoint, "may_leave", "LINGER_S if self.up_to(peer) else CLOSE_S", "CLOSE_S"),
     ),
     PlantedFault(
-        "time for which a rank was stopped counts while it leaves",
-        *(Endpoint, "tick", "self.leaving_s += elapsed_s", "self.leaving_s += now_s - self._ticked_s"),
-    ),
-    PlantedFault(
         "a report of one channel clears what is owed for another",
         *(Inbound, "state_of", "self._owing.discard(k)", "self._owing.clear()"),
     ),

@@ -139,6 +139,23 @@ def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reach
     assert endpoint.may_leave() and not endpoint.owes_nothing()
 
 
+def test_time_for_which_this_rank_was_stopped_is_no_waiting() -> None:
+    network, ((handle,), _) = joined((0, 1))
+    network.post_recv(1, handle, np.zeros(64, np.uint8))
+    network.settle()
+    network.asleep.add(1)
+    network.post_send(0, handle, np.zeros(64, np.uint8))
+    endpoint = network.endpoints[0]
+    for connection in list(endpoint.up):
+        endpoint.broken(connection, "reset")
+    endpoint.begin_leaving()
+    network.asleep.add(0)
+    network.run(5 * CLOSE_S)
+    network.asleep.remove(0)
+    network.run(0.05)
+    assert not endpoint.may_leave() and endpoint.leaving_s < CLOSE_S
+
+
 def test_a_peer_that_does_not_read_is_not_waited_for_without_end() -> None:
     network, ((handle,), _) = joined((0, 1))
     network.post_recv(1, handle, np.zeros(64, np.uint8))
