@@ -21,13 +21,13 @@ from optcc.plan import Channel
 from optcc.runtime.protocol.endpoint import CLOSE_S
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.frames import crc32
+from optcc.runtime.sim.faults import FaultInjector
 from optcc.runtime.sim.host import SimulatedHost
 from optcc.runtime.sim.invariants import broken_invariants
 from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.sim.recorder import Recorder
-from optcc.runtime.sim.scenario import INFINITY, LEAVING, STALL_S, Scenario, SwarmChannel, SwarmFault, make_scenario
-from optcc.runtime.sim.stream import Flow
+from optcc.runtime.sim.scenario import INFINITY, STALL_S, Scenario, SwarmChannel, make_scenario
 from optcc.runtime.transport import RECEIVED
 
 GRACE_S = 4.0
@@ -35,7 +35,6 @@ _NEARLY_S, _CHECK_S = 4.8, 0.1
 """Nothing that stands still may count on the sender's timer, which rings after 5 s."""
 _HALF_OPEN_S = 0.6
 _EVENTS_MAX = 500_000
-FREEZE_S_MAX = 0.09
 HOLES = ("down", "hole", "hole-out", "hole-in")
 _BLOB = random.Random(0).randbytes(1 << 19)
 _GARBAGE = 0xEE
@@ -107,7 +106,7 @@ class _Program:
             self._phase = "leave"
             host.endpoint.begin_leaving()
             self._watched_to_s = host.now_s
-            self.swarm.trigger_leaving(host.rank)
+            self.swarm.faults.trigger_leaving(host.rank)
         if self._phase == "leave":
             self._leave()
         host.flush()
@@ -377,8 +376,6 @@ class Swarm:
         self.lasts = any(fault.for_s == INFINITY for fault in faults)
         self.stays_to_s = self.faults_end_s + 1.5 * CLOSE_S if scenario.stays and faults else 0.0
         self.n_events = 0
-        # The faults that have begun, and when.
-        self._spans: list[tuple[SwarmFault, float]] = []
         # By rank, peer and session: since when only the source holds a connection.
         self._half_open: dict[tuple[int, int, int], float] = {}
         self.programs = [
@@ -395,6 +392,8 @@ class Swarm:
             )
             for rank in range(len(book))
         ]
+        hosts = [program.host for program in self.programs]
+        self.faults = FaultInjector(self.network, hosts, scenario.rates, self.note)
 
     def note(self, what: str) -> None:
         """Something for the story."""
@@ -403,10 +402,8 @@ class Swarm:
 
     def run(self) -> None:
         """Runs it; raises Violation."""
-        clock, faults = self.network.clock, self.scenario.faults
-        for fault in faults:
-            begin = self._begin if fault.trigger is None else self._arm
-            clock.after(fault.at_s, lambda begin=begin, fault=fault: begin(fault))  # type: ignore[misc]
+        clock = self.network.clock
+        self.faults.plan(self.scenario.faults)
         size_bytes = sum(sum(lane.sizes) for lane in self.scenario.lanes)
         size_bytes += 2 * len(self.programs) ** 2 * self.scenario.payload_bytes
         slowest = min(rate for nics in self.scenario.rates for nic in nics for rate in nic)
@@ -493,7 +490,7 @@ class Swarm:
             (fault.rank, fault.nic) == (rank, nic)
             and fault.kind not in ("busy", "loss", "slow")
             and begin_s - CLOSE_S <= at_s <= begin_s + fault.for_s + CLOSE_S
-            for fault, begin_s in self._spans
+            for fault, begin_s in self.faults.begun
         )
 
     def note_stop(self) -> None:
@@ -512,91 +509,6 @@ class Swarm:
             counts["failures"] += program.failure is not None
         counts.update(lost_segments=self.network.n_lost, corrupted_segments=self.network.n_corrupted)
         return Outcome(self.n_events, self.network.clock.now_s, dict(counts))
-
-    # --- faults
-
-    def trigger_leaving(self, rank: int) -> None:
-        """A rank begins to leave."""
-        for nic, triggers in list(self.network.triggers.items()):
-            for trigger in list(triggers) if nic.rank == rank else ():
-                trigger(LEAVING, None)
-
-    def _arm(self, fault: SwarmFault) -> None:
-        """The fault begins when its trigger says so."""
-        trigger, clock = fault.trigger, self.network.clock
-        assert trigger is not None
-        triggers, left = self.network.triggers[self.network.nics[fault.rank, fault.nic]], [trigger.count]
-
-        def note(kind: int, flow: Flow | None) -> None:
-            if clock.now_s > fault.at_s + trigger.armed_s:
-                triggers.remove(note)
-            elif kind == trigger.kind:
-                left[0] -= 1
-                if not left[0]:
-                    triggers.remove(note)
-                    if trigger.delay_s:
-                        clock.after(trigger.delay_s, lambda: self._begin(fault, flow))
-                    else:
-                        self._begin(fault, flow)
-
-        triggers.append(note)
-
-    def _begin(self, fault: SwarmFault, flow: Flow | None = None) -> None:
-        host = self.programs[fault.rank].host
-        self._spans.append((fault, self.network.clock.now_s))
-        self.note(str(fault))
-        if fault.kind == "crash":
-            host.crash()
-        elif fault.kind == "break":
-            assert flow is not None, "only a frame says which connection"
-            self.network.break_(flow)
-        elif fault.kind == "busy":
-            if not host.is_stopped:
-                host.compute(fault.for_s)
-        else:
-            nic = self.network.nics[fault.rank, fault.nic]
-            if fault.kind == "freeze":
-                network = self.network
-                nic.out_free_s = max(nic.out_free_s, network.clock.now_s) + min(fault.for_s, FREEZE_S_MAX)
-            self._change(nic, fault.kind, begins=True)
-            if fault.for_s < INFINITY and fault.kind not in ("reset", "freeze"):
-                self.network.clock.after(fault.for_s, lambda: self._heal(nic, fault.kind))
-
-    def _heal(self, nic: SimulatedNic, kind: str) -> None:
-        # A fault for good outlives others.
-        now_s = self.network.clock.now_s
-        for other, at_s in self._spans:
-            if (other.rank, other.nic, other.kind) == (
-                nic.rank,
-                nic.number,
-                kind,
-            ) and now_s < at_s + other.for_s - 1e-9:
-                return
-        self.note(f"rank {nic.rank} NIC {nic.number} healed of {kind}")
-        self._change(nic, kind, begins=False)
-
-    def _change(self, nic: SimulatedNic, kind: str, *, begins: bool) -> None:
-        network = self.network
-        if kind == "down":
-            network.set_link(nic, not begins)
-        elif kind == "loss":
-            nic.loss = 0.05 if begins else 0.0
-        elif kind == "slow":
-            declared = float(self.scenario.rates[nic.rank][nic.number][0])
-            nic.out_rate = declared / 8 if begins else declared
-        elif kind == "reset":
-            network.reset_over(nic)
-        elif kind == "refuse":
-            nic.refuses = begins
-        elif kind == "freeze":
-            pass
-        else:
-            holes = {"hole": (True, True), "hole-out": (True, False), "hole-in": (False, True)}[kind]
-            network.set_open(
-                nic,
-                out=not begins if holes[0] else nic.out_open,
-                in_=not begins if holes[1] else nic.in_open,
-            )
 
 
 @dataclass(frozen=True)
