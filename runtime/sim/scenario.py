@@ -288,6 +288,15 @@ def _make_faults(
         nic = rng.randrange(len(names[rank]))
         faults.append(SwarmFault(at_s, "refuse", rank, nic, rng.choice((0.05, 0.3))))
         faults.append(SwarmFault(at_s, "reset", rank, nic, 0.0))
+    if rng.random() < 0.1:
+        # All NICs of a rank at once, for a while.
+        rank, kind, at_s = (
+            rng.randrange(n_ranks),
+            rng.choice(("hole", "hole-out", "hole-out")),
+            rng.uniform(0, within_s),
+        )
+        for_s = rng.choice((0.12, 0.2, 0.4))
+        faults += [SwarmFault(at_s, kind, rank, nic, for_s) for nic in range(len(names[rank]))]
     if rng.random() < (0.04 if shape != "farewell" else 0.15):
         # A process sleeps for longer than a rail may be missing: nobody has watched that time.
         rank, at_s = rng.randrange(n_ranks), rng.uniform(0, within_s)

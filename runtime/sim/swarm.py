@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from optcc.errors import AllRailsFailed, OptccError
 from optcc.plan import Channel
-from optcc.runtime.protocol.endpoint import CLOSE_S
+from optcc.runtime.protocol.endpoint import CLOSE_S, LINGER_S
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.sim.faults import FaultInjector
@@ -165,8 +165,8 @@ class _Program:
             return
         if endpoint.owes_nothing():
             self._check_leave()
-        elif self._watched_s < 0.9 * CLOSE_S:
-            raise Violation(f"rank {self.host.rank}: gives peers up after {self._watched_s:.3f} s that it has watched")
+        else:
+            self._check_giving_up()
         self.is_done, self.left_at_s = True, self.host.now_s
         self.swarm.note(f"rank {self.host.rank} leaves")
         self.host.leave()
@@ -186,6 +186,13 @@ class _Program:
             was_joined = any(each is not None and each.was_joined for each in (outbound, inbound))
             if was_joined and not any(each.peer == peer for each in endpoint.up):
                 raise Violation(f"rank {rank} leaves, and has no connection to tell rank {peer}")
+
+    def _check_giving_up(self) -> None:
+        """It has waited for the peers to which it owes something."""
+        endpoint, rank = self.host.endpoint, self.host.rank
+        for peer in filter(endpoint._owes, endpoint._peers()):
+            if self._watched_s < 0.9 * (LINGER_S if endpoint.up_to(peer) else CLOSE_S):
+                raise Violation(f"rank {rank}: gives rank {peer} up after {self._watched_s:.3f} s that it has watched")
 
     def _open(self) -> None:
         lanes = self.swarm.scenario.lanes
