@@ -433,7 +433,7 @@ class Outbound:
         for channel in list(self._channels.values()):
             self._tell(channel, connection.rail, DOWN)
             # Before its first slot is known, the peer may not have opened the channel, and nothing was sent.
-            if local.settings.replan and channel.sender.offered:
+            if local.settings.replan and channel.sender.offered and self.peer not in local.left:
                 self._at_sender(channel, Event(REPLAN))
         opposite = self._opposites.get(self.peer)
         if opposite is not None:
