@@ -21,14 +21,21 @@ from optcc.runtime.protocol.settings import Settings
 STALL_S = 5.0
 INFINITY = float("inf")
 _MESSAGES = {"talk": "short", "farewell": "eager", "load": "load", "copies": "large", "turnover": "many"}
+_MESSAGES |= {"closed": "large", "half-open": "cut"}
 LEAVING = 0
+_CORRUPT = {"copies": (0.0, 0.0, 0.01), "half-open": (0.04,)}
 _FRAME_FAULTS = ("hole", "hole-in", "hole-out", "reset", "break", "break", "freeze", "down")
 _FRAMES = (*(DATA_FRAME, STATE_FRAME) * 3, *(CHANGE_FRAME, DOUBT_FRAME) * 2, GONE_FRAME, RATE_FRAME, BYE_FRAME)
 _SEGMENTS_MAX = 500
-_SHAPES = (*("ring", "pairs", "any", "talk", "load", "copies", "farewell") * 2, "any", "turnover")
-"""Beside what they say: `talk`, two ranks answer each other's short messages; `load`, NICs are busy for some time, so
-that rates are measured; `copies`, large chunks on fast NICs that stand still for a while, so that they come twice;
-`farewell`, ranks that leave at once after short messages; `turnover`, plans are changed while many chunks are out."""
+_SHAPES = (
+    *("ring", "pairs", "any", "talk", "load", "copies", "farewell") * 2,
+    *("any", "copies", "copies", "talk", "turnover", "closed", "half-open"),
+)
+"""Beside what they say: `talk`, two ranks exchange short messages; `load`, NICs are busy for some time, so that rates
+are measured; `copies`, large chunks on fast NICs that stand still for a while, so that they come twice; `farewell`,
+ranks that leave at once after short messages; `turnover`, plans are changed while many chunks are out; `closed`, a rank
+computes, its window is full, and the sender is cut off; `half-open`, a rank computes while damaged data comes, and
+cannot say that it closes the connection."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +151,15 @@ def make_scenario(seed: int) -> Scenario:
     elif shape == "copies":
         n_ranks, n_nics, base, uneven = rng.choice((2, 2, 3)), rng.choice((2, 2, 3)), 125_000_000, False
         chunk_bytes, window = rng.choice((32768, 1 << 17, 1 << 20)), rng.choice((2, 8, 32))
-        crc, replan = rng.random() < 0.6, rng.random() < 0.5
+        crc, replan = rng.random() < 0.85, rng.random() < 0.7
         buffer_bytes = rng.choice(((4096, 16384), (16384, 65536)))
     elif shape == "turnover":
         n_ranks, n_nics, chunk_bytes, window, replan = 2, rng.choice((3, 4)), 1024, rng.choice((8, 32)), True
+    elif shape == "closed":
+        n_ranks, n_nics, base, buffer_bytes = 2, rng.choice((1, 2)), 125_000_000, (4096, 16384)
+    elif shape == "half-open":
+        n_ranks, n_nics, crc, chunk_bytes = 2, rng.choice((1, 2)), True, rng.choice((8192, 32768))
+        segment_bytes, buffer_bytes = 1448, (1 << 20, 1 << 20)
     elif shape == "farewell":
         n_ranks, n_nics = rng.choice((2, 2, 3)), rng.choice((2, 2, 3))
         chunk_bytes = rng.choice((8192, 32768))
@@ -171,11 +183,11 @@ def make_scenario(seed: int) -> Scenario:
         # Kernels join segments of long transfers.
         segment_bytes=max(segment_bytes, size_bytes // _SEGMENTS_MAX),
         buffer_bytes=buffer_bytes,
-        corrupt=rng.choice((0.0, 0.01, 0.04) if shape != "copies" else (0.0, 0.0, 0.01)) if crc else 0.0,
+        corrupt=rng.choice(_CORRUPT.get(shape, (0.0, 0.01, 0.04))) if crc else 0.0,
         ends_with_barrier=shape != "farewell" and rng.random() < 0.7,
         pauses=rng.choice((0.0, 0.0, 0.05, 0.2)),
         payload_bytes=rng.choice((0, 0, 5, 3000, 20_000)),
-        stays=shape != "farewell" and rng.random() < 0.7,
+        stays=shape == "half-open" or (shape != "farewell" and rng.random() < 0.7),
         turn_s=rng.choice((0.0, 20e-6, 20e-6, 200e-6)),
     )
 
@@ -213,7 +225,7 @@ def _make_lanes(rng: random.Random, n_ranks: int, shape: str) -> tuple[SwarmChan
         src, dst = rng.sample(range(n_ranks), 2)
         is_one_way = shape == "load" or (shape == "farewell" and rng.random() < 0.5)
         pairs = [(src, dst)] if is_one_way else [(src, dst), (dst, src)]
-        if shape == "turnover":
+        if shape in ("turnover", "closed", "half-open"):
             pairs = [(0, 1)]
     kind = rng.choice(("short", "long", "mixed", "cut"))
     kind = _MESSAGES.get(shape, kind)
@@ -288,6 +300,15 @@ def _make_faults(
         nic = rng.randrange(len(names[rank]))
         faults.append(SwarmFault(at_s, "refuse", rank, nic, rng.choice((0.05, 0.3))))
         faults.append(SwarmFault(at_s, "reset", rank, nic, 0.0))
+    if shape == "closed":
+        at_s = rng.uniform(0.001, 0.006)
+        faults.append(SwarmFault(at_s, "busy", 1, -1, 1.3))
+        at_s += rng.uniform(0.02, 0.9)
+        faults += [SwarmFault(at_s, "hole", 0, nic, INFINITY) for nic in range(len(names[0]))]
+    if shape == "half-open":
+        at_s = rng.uniform(0.001, 0.004)
+        faults.append(SwarmFault(at_s, "busy", 1, -1, 0.2))
+        faults += [SwarmFault(at_s + 0.1, "hole-out", 1, nic, 0.4) for nic in range(len(names[1]))]
     if rng.random() < 0.1:
         # All NICs of a rank at once, for a while.
         rank, kind, at_s = (
@@ -303,12 +324,12 @@ def _make_faults(
         faults += [SwarmFault(at_s, "hole", rank, nic, 0.6) for nic in range(len(names[rank]))]
         at_s += rng.uniform(0.05, 0.5)
         faults.append(SwarmFault(at_s, "busy", rng.randrange(n_ranks), -1, 1.2 * STALL_S))
-    if rng.random() < 0.07:
+    if rng.random() < 0.1:
         rank, at_s = rng.randrange(n_ranks), rng.choice((0.0, rng.uniform(0, within_s), rng.uniform(0, within_s)))
-        if rng.random() < 0.5:
+        if rng.random() < 0.35:
             faults.append(SwarmFault(at_s, "crash", rank, -1, INFINITY))
         else:
-            if rng.random() < 0.5:
+            if rng.random() < 0.7:
                 # What it sends to a rank that computes has filled that rank's window.
                 faults.append(SwarmFault(at_s * rng.random(), "busy", rng.randrange(n_ranks), -1, 1.3))
             faults += [SwarmFault(at_s, "hole", rank, nic, INFINITY) for nic in range(len(names[rank]))]
@@ -333,9 +354,14 @@ def _make_close_faults(rng: random.Random, names: Sequence[Sequence[str]], lasts
 
 def _make_frame_faults(rng: random.Random, names: Sequence[Sequence[str]], shape: str) -> tuple[SwarmFault, ...]:
     """Now and then faults that begin with a frame of some kind: just before it leaves, on its way, or just after."""
-    if shape not in ("copies", "farewell", "turnover") and rng.random() < 0.5:
-        return ()
     faults: list[SwarmFault] = []
+    if rng.random() < 0.15:
+        # What a rank reports is lost, on all of its NICs; the other end has nothing to send that would show it.
+        rank, count, for_s = rng.randrange(len(names)), rng.choice((1, 2, 3, 5)), rng.choice((0.12, 0.2, 0.4))
+        report = Trigger(STATE_FRAME, count, 0.0, 1.0)
+        faults += [SwarmFault(0.0, "hole-out", rank, nic, for_s, report) for nic in range(len(names[rank]))]
+    if shape not in ("copies", "farewell", "talk", "turnover") and rng.random() < 0.5:
+        return tuple(faults)
     for _ in range(rng.choice((1, 2, 2, 3))):
         rank = rng.randrange(len(names))
         nic = rng.randrange(len(names[rank]))
@@ -343,6 +369,10 @@ def _make_frame_faults(rng: random.Random, names: Sequence[Sequence[str]], shape
         count, for_s = rng.choice((1, 1, 2, 3, 5, 9, rng.randint(1, 20))), rng.choice((0.03, 0.08, 0.15, 0.4))
         if shape == "copies" and rng.random() < 0.6:
             frame, kind, for_s = DATA_FRAME, "freeze", rng.uniform(0.05, 0.09)
+        elif shape == "copies" and rng.random() < 0.6:
+            frame, kind = DATA_FRAME, "reset"
+        elif shape == "talk" and rng.random() < 0.6:
+            frame, kind = STATE_FRAME, "break"
         delay_s = rng.choice((0.0, 1e-5, 1e-4, 1e-3, rng.uniform(0, 0.03)))
         faults.append(SwarmFault(0.0, kind, rank, nic, for_s, Trigger(frame, count, delay_s, 1.0)))
     if shape == "farewell" and rng.random() < 0.3:
@@ -353,6 +383,14 @@ def _make_frame_faults(rng: random.Random, names: Sequence[Sequence[str]], shape
         ]
         stop = Trigger(LEAVING, 1, rng.uniform(0.02, 0.4), 1.0)
         faults.append(SwarmFault(0.0, "busy", rank, 0, rng.choice((1.3, 2.0)), stop))
+    if shape == "copies" and rng.random() < 0.6:
+        # Second copies take their time.
+        faults += [SwarmFault(0.0, "slow", rank, nic, 1.0) for rank in range(len(names)) for nic in range(1)]
+    if shape == "talk":
+        rank = rng.randrange(len(names))
+        for nic in range(len(names[rank])):
+            last = Trigger(STATE_FRAME, rng.randint(1, 25), 0.0, 1.0)
+            faults.append(SwarmFault(0.0, "break", rank, nic, 0.0, last))
     if shape == "turnover":
         # A rail is lost, so that a change is proposed, and then the rail with the proposal.
         rank, nics = 0, range(len(names[0]))

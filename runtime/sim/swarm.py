@@ -458,8 +458,10 @@ class Swarm:
                         key = endpoint.rank, peer, connection.session
                         half_open[key] = self._half_open.get(key, now_s)
         self._half_open = half_open
+        quiet_s = max((begin_s + fault.for_s for fault, begin_s in self.faults.begun), default=0.0)
         for (rank, peer, _), since_s in half_open.items():
-            if now_s - max(since_s, self.faults_end_s) > _HALF_OPEN_S and not self.lasts:
+            quiet_s = max(quiet_s, *(self.programs[each].host.busy_to_s for each in (rank, peer)))
+            if now_s - max(since_s, quiet_s) > _HALF_OPEN_S:
                 raise Violation(f"rank {rank}: a connection to rank {peer} is up there alone since {since_s:.4f} s")
 
     def _check_counts(self) -> None:

@@ -175,10 +175,6 @@ FIXES = (
         *(Connection, "is_silent", " or report.probes", ""),
     ),
     PlantedFault(
-        "a connection given up while there was no other is never mentioned",
-        *(Inbound, "repeat_gone", "self._gone.values()", "()"),
-    ),
-    PlantedFault(
         "a plan is proposed on a channel that is not open",
         *(Outbound, "lose", " and channel.sender.offered", ""),
     ),
