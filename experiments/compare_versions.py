@@ -35,7 +35,7 @@ import msgspec
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, OptccError, RuntimeFault
 from optcc.experiments.fabric import LOCAL_JOB, WIRE_OVERHEAD, can_make_namespaces
 from optcc.experiments.failover_speed import NOTHING, FailoverSpeed
-from optcc.experiments.record import Check, Record, Samples, this_machine
+from optcc.experiments.record import RECORDS, Check, Record, Samples, this_machine
 from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.experiments.transport_speed import OURS, PLAIN, TransportTiming
 from optcc.show import Card
@@ -136,7 +136,8 @@ class VersionComparison(Measured):
     """Every case by both versions, what failed, the machine, and the command."""
 
     format: ClassVar[str] = "optcc-version-comparison/1"
-    own_path: ClassVar[Path] = Path("results/versions.json")
+    own_path: ClassVar[Path] = RECORDS / "versions.json"
+    docs_page: ClassVar[str] = "performance.md"
 
     command: tuple[str, ...]
     machine: Mapping[str, Any]
