@@ -280,6 +280,17 @@ def _make_faults(
             faults.append(SwarmFault(rng.uniform(0, within_s), rng.choice(kinds), rank, nic, for_s))
     if rng.random() < 0.15:
         faults += _make_lasting_faults(rng, names, within_s)
+    faults += _make_shape_faults(rng, names, within_s, shape)
+    faults += _make_rank_faults(rng, names, within_s, shape)
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _make_shape_faults(
+    rng: random.Random, names: Sequence[Sequence[str]], within_s: float, shape: str
+) -> list[SwarmFault]:
+    """Those that make a shape what it is; processes that do not look; a NIC that refuses connections."""
+    faults: list[SwarmFault] = []
+    n_ranks = len(names)
     if shape == "load" and rng.random() < 0.8:
         at_s, rank = rng.uniform(0, 0.1), rng.choice((0, 1))
         faults.append(SwarmFault(at_s, "slow", rank, 0, rng.choice((0.6, 1.5))))
@@ -309,14 +320,19 @@ def _make_faults(
         at_s = rng.uniform(0.001, 0.004)
         faults.append(SwarmFault(at_s, "busy", 1, -1, 0.2))
         faults += [SwarmFault(at_s + 0.1, "hole-out", 1, nic, 0.4) for nic in range(len(names[1]))]
+    return faults
+
+
+def _make_rank_faults(
+    rng: random.Random, names: Sequence[Sequence[str]], within_s: float, shape: str
+) -> list[SwarmFault]:
+    """Now and then faults of all NICs of a rank or of its process, for a while or for good."""
+    faults: list[SwarmFault] = []
+    n_ranks = len(names)
     if rng.random() < 0.1:
         # All NICs of a rank at once, for a while.
-        rank, kind, at_s = (
-            rng.randrange(n_ranks),
-            rng.choice(("hole", "hole-out", "hole-out")),
-            rng.uniform(0, within_s),
-        )
-        for_s = rng.choice((0.12, 0.2, 0.4))
+        rank, kind = rng.randrange(n_ranks), rng.choice(("hole", "hole-out", "hole-out"))
+        at_s, for_s = rng.uniform(0, within_s), rng.choice((0.12, 0.2, 0.4))
         faults += [SwarmFault(at_s, kind, rank, nic, for_s) for nic in range(len(names[rank]))]
     if rng.random() < (0.04 if shape != "farewell" else 0.15):
         # A process sleeps for longer than a rail may be missing: nobody has watched that time.
@@ -333,7 +349,7 @@ def _make_faults(
                 # What it sends to a rank that computes has filled that rank's window.
                 faults.append(SwarmFault(at_s * rng.random(), "busy", rng.randrange(n_ranks), -1, 1.3))
             faults += [SwarmFault(at_s, "hole", rank, nic, INFINITY) for nic in range(len(names[rank]))]
-    return tuple(sorted(faults, key=lambda fault: fault.at_s))
+    return faults
 
 
 def _make_close_faults(rng: random.Random, names: Sequence[Sequence[str]], lasts_s: float) -> tuple[SwarmFault, ...]:
