@@ -17,7 +17,7 @@ from optcc.errors import EXIT_REFUTED
 from optcc.topology import Topology
 from optcc.verdict import LINES_MAX, PROPERTIES
 from optcc.verify.bounds.lp import lp_bound
-from optcc.verify.failover import exploration, induction
+from optcc.verify.failover import encoding, exploration, induction
 from tests.negative.edits import Draft
 
 FLAT = ["--topology", "3@50MB/s,2=25MB/s", "--size", "12KiB", "--segments", "2"]
@@ -295,7 +295,7 @@ def test_verify_for_all_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_verify_the_failover_protocol(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """States, lemmas, and the encoding held against the table."""
-    asked = ((exploration, "check_encoding"), (exploration, "check_replay"), (induction, "prove_invariants"))
+    asked = ((encoding, "check_encoding"), (exploration, "check_replay"), (induction, "prove_invariants"))
     for module, name in asked:  # once, and printed twice
         monkeypatch.setattr(module, name, cache(getattr(module, name)))
     answer = done(capsys, "verify", "--failover")
