@@ -39,6 +39,7 @@ from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import RECEIVED
 
 _DARK_S = 1.0
+"""A peer that is waited for, and that should dial, is dialled after this time without a rail."""
 
 
 class StateReader(Protocol):
@@ -78,7 +79,6 @@ class Inbound:
         self.history = ReportHistory()
         # By rail, the session of a connection that was given up here and not replaced since.
         self._gone: dict[int, int] = {}
-        self._owing: set[int] = set()
         self.was_joined = False
         # Seconds for which no rail has been joined, in time that this rank has watched.
         self._dark_s = 0.0
@@ -157,7 +157,6 @@ class Inbound:
                 self._local.events.append((RECEIVED, channel.handle))
         if channel.receiver.delivered > channel.told:
             # It counts as sent once its slot is reported.
-            self._owing.add(channel.k)
             self._reports.is_owed = True
 
     def _mismatch(self, sent_bytes: int, expected_bytes: int) -> MismatchError:
@@ -169,7 +168,7 @@ class Inbound:
     @property
     def owes_report(self) -> bool:
         """True if a message was delivered whose slot the sender does not know of: there it does not count as sent."""
-        return bool(self._owing)
+        return any(channel.receiver.delivered > channel.told for channel in self._channels.values())
 
     def repeat_states(self) -> None:
         """Reports all states again: some went over a connection of the opposite direction, and were lost with it."""
@@ -180,7 +179,6 @@ class Inbound:
         """(epoch, chunks delivered, slots posted) of a channel, to be reported now."""
         channel = self._channels[k]
         channel.told = channel.posted
-        self._owing.discard(k)
         return channel.receiver.epoch, channel.receiver.delivered, channel.posted
 
     def final_states(self, session: int) -> bytes:

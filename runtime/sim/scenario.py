@@ -20,8 +20,15 @@ from optcc.runtime.protocol.settings import Settings
 
 STALL_S = 5.0
 INFINITY = float("inf")
-_MESSAGES = {"talk": "short", "farewell": "eager", "load": "load", "copies": "large", "turnover": "many"}
-_MESSAGES |= {"closed": "large", "half-open": "cut"}
+_MESSAGES = {
+    "talk": "short",
+    "farewell": "eager",
+    "load": "load",
+    "copies": "large",
+    "turnover": "many",
+    "closed": "large",
+    "half-open": "cut",
+}
 LEAVING = 0
 _CORRUPT = {"copies": (0.0, 0.0, 0.01), "half-open": (0.04,)}
 _FRAME_FAULTS = ("hole", "hole-in", "hole-out", "reset", "break", "break", "freeze", "down")
@@ -401,7 +408,7 @@ def _make_frame_faults(rng: random.Random, names: Sequence[Sequence[str]], shape
         faults.append(SwarmFault(0.0, "busy", rank, 0, rng.choice((1.3, 2.0)), stop))
     if shape == "copies" and rng.random() < 0.6:
         # Second copies take their time.
-        faults += [SwarmFault(0.0, "slow", rank, nic, 1.0) for rank in range(len(names)) for nic in range(1)]
+        faults += [SwarmFault(0.0, "slow", rank, 0, 1.0) for rank in range(len(names))]
     if shape == "talk":
         rank = rng.randrange(len(names))
         for nic in range(len(names[rank])):

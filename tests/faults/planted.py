@@ -164,7 +164,7 @@ FIXES = (
     ),
     PlantedFault(
         "a report of one channel clears what is owed for another",
-        *(Inbound, "state_of", "self._owing.discard(k)", "self._owing.clear()"),
+        *(Inbound, "owes_report", "any(", "all("),
     ),
     PlantedFault(
         "a peer that is waited for and has never connected is not dialled",

@@ -123,12 +123,18 @@ def test_an_acknowledgement_that_was_lost_with_a_rail_comes_with_the_last_words(
     assert network.poll(0) == [] and network.endpoints[0].failure is None
 
 
-def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reached() -> None:
+def sent_to_one_that_computes() -> tuple[Network, int]:
+    """Rank 0 has sent a short message to rank 1, which has a slot for it and computes; the channel's handle."""
     network, ((handle,), _) = joined((0, 1))
     network.post_recv(1, handle, np.zeros(64, np.uint8))
     network.settle()
     network.asleep.add(1)
     network.post_send(0, handle, np.zeros(64, np.uint8))
+    return network, handle
+
+
+def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reached() -> None:
+    network, handle = sent_to_one_that_computes()
     endpoint = network.endpoints[0]
     assert network.poll(0) == [(SENT, handle)], "the program may close"
     endpoint.begin_leaving()
@@ -140,11 +146,7 @@ def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reach
 
 
 def test_time_for_which_this_rank_was_stopped_is_no_waiting() -> None:
-    network, ((handle,), _) = joined((0, 1))
-    network.post_recv(1, handle, np.zeros(64, np.uint8))
-    network.settle()
-    network.asleep.add(1)
-    network.post_send(0, handle, np.zeros(64, np.uint8))
+    network, _ = sent_to_one_that_computes()
     endpoint = network.endpoints[0]
     for connection in list(endpoint.up):
         endpoint.broken(connection, "reset")
@@ -157,11 +159,7 @@ def test_time_for_which_this_rank_was_stopped_is_no_waiting() -> None:
 
 
 def test_a_peer_that_does_not_read_is_not_waited_for_without_end() -> None:
-    network, ((handle,), _) = joined((0, 1))
-    network.post_recv(1, handle, np.zeros(64, np.uint8))
-    network.settle()
-    network.asleep.add(1)
-    network.post_send(0, handle, np.zeros(64, np.uint8))
+    network, _ = sent_to_one_that_computes()
     network.endpoints[0].begin_leaving()
     network.run(LINGER_S - 1)
     assert not network.endpoints[0].may_leave()
