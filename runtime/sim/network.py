@@ -60,7 +60,7 @@ class End:
 
     def _reset(self) -> None:
         self.outgoing.kill()
-        self.incoming.refuses = True
+        self.incoming.is_gone = True
         self._network.reset(self.outgoing)
 
 
@@ -137,6 +137,7 @@ class SimulatedNetwork:
 
     def _come_reset(self, flow: Flow) -> None:
         if self._passes(flow.src, flow.dst):
+            flow.kill()
             flow.partner.kill()
             flow.on_reset()
 

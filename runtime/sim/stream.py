@@ -3,7 +3,9 @@
 A `Stream` is two `Flow`s, one each way. A flow has a send buffer, segments on their way, and a receive buffer. Segments
 are lost while the path is down; what is not acknowledged is sent again from the start (go-back-N) when the
 retransmission timer fires, whose time doubles each time, as Linux does (RFC 6298). Acknowledgements are cumulative and
-may be lost as well. The receive window is what the receiver's buffer has room for.
+may be lost as well. The receive window is what the receiver's buffer has room for; a window that is closed is probed at
+the same growing intervals. Data for a socket that was closed, and any segment for one that is gone, is answered with a
+reset: nothing comes after that, and what had come can still be read.
 
 What the model leaves out: congestion control, selective acknowledgements, and segments that arrive out of order. None
 of them can change what an endpoint sees: bytes in order, late or never, and the counters of `KernelReport`.
@@ -54,7 +56,8 @@ class Flow:
 
     `sent`, `arrived`, `acked` and `read` count bytes from the start: handed to the network, in the receiver's kernel,
     acknowledged to the sender's, taken by the receiver. `data` holds the bytes from `acked` on that were written.
-    `fin`: the sender closes after what was written. `refuses`: the receiver has closed, and resets who sends more.
+    `fin`: the sender closes after what was written. `refuses`: the receiver has closed, and answers data with a reset;
+    `is_gone`: its kernel has no such socket any more, and answers every segment with a reset, also a probe.
     `low_water`: how many bytes must have come before the receiver is called (SO_RCVLOWAT).
     `on_readable`, `on_reset` and `on_writable` are the drivers' (the receiver's, the receiver's, the sender's).
     `partner` is the other direction.
@@ -62,7 +65,8 @@ class Flow:
 
     __slots__ = (
         *("_due_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked", "arrived", "busy_s", "busy_since_s"),
-        *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "low_water", "name", "on_readable", "on_reset"),
+        *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "is_gone", "low_water", "name", "on_readable"),
+        "on_reset",
         "on_writable",
         *("partner", "probes", "read", "refuses", "room_bytes", "send_bytes", "sent", "src", "timeouts", "written"),
     )
@@ -75,7 +79,7 @@ class Flow:
         self.data: bytearray = bytearray()
         self.inbox: deque[bytes] = deque()
         self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = self.probes = 0
-        self.fin = self.fin_arrived = self.is_dead = self.refuses = self._waits_for_window = False
+        self.fin = self.fin_arrived = self.is_dead = self.refuses = self.is_gone = self._waits_for_window = False
         self.partner: Flow = self
         self.busy_s = self.busy_since_s = self._due_s = 0.0
         self._rto_s, self.low_water = RTO_S_MIN, 1
@@ -139,7 +143,7 @@ class Flow:
 
     def _push(self) -> None:
         """Sends segments as far as the window goes."""
-        if self.is_dead:
+        if self.is_dead or self.partner.is_gone:
             return
         network = self._network
         while self.sent < self.written:
@@ -168,7 +172,7 @@ class Flow:
     def _timer_fires(self) -> None:
         """Nothing was acknowledged for the whole timeout: everything that is not acknowledged is sent again."""
         self._timer = None
-        if self.is_dead or not self._due_s:
+        if self.is_dead or self.partner.is_gone or not self._due_s:
             return
         clock = self._network.clock
         if clock.now_s < self._due_s:
@@ -212,8 +216,9 @@ class Flow:
         """A segment has come: taken if it is next, and acknowledged in any case."""
         if self.is_dead:
             return
-        if self.refuses and start + len(data) > self.arrived:
-            self.kill()
+        if self.is_gone or (self.refuses and start + len(data) > self.arrived):
+            # A reset that is lost comes again when the sender's kernel sends again.
+            self.is_gone = True
             self._network.reset(self.partner)
             return
         if start <= self.arrived < start + len(data):
