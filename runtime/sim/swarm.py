@@ -34,6 +34,8 @@ GRACE_S = 4.0
 _NEARLY_S, _CHECK_S = 4.8, 0.1
 """Nothing that stands still may count on the sender's timer, which rings after 5 s."""
 _HALF_OPEN_S = 0.6
+_CORRUPT_S = 2.0
+"""Bits flip for so long at most. A chunk of 140 segments, 4 % of which are damaged, comes whole once in 300 times."""
 _EVENTS_MAX = 500_000
 HOLES = ("down", "hole", "hole-out", "hole-in")
 _BLOB = random.Random(0).randbytes(1 << 19)
@@ -132,7 +134,7 @@ class _Program:
         self._phase, self.done_at_s = "stay", self.host.now_s
         self.swarm.note(f"rank {self.host.rank} is done")
         # A bye that is damaged on the only rail cannot be told from a rank that is lost.
-        self.swarm.network.corrupt = 0.0
+        self.swarm.end_corruption()
         self.host.network.clock.after(
             max(0.0, self.swarm.stays_to_s - self.host.now_s), lambda: self.host.look_at(self.host.now_s)
         )
@@ -411,6 +413,8 @@ class Swarm:
         """Runs it; raises Violation."""
         clock = self.network.clock
         self.faults.plan(self.scenario.faults)
+        if self.scenario.corrupt:
+            clock.after(_CORRUPT_S, self.end_corruption)
         size_bytes = sum(sum(lane.sizes) for lane in self.scenario.lanes)
         size_bytes += 2 * len(self.programs) ** 2 * self.scenario.payload_bytes
         slowest = min(rate for nics in self.scenario.rates for nic in nics for rate in nic)
@@ -439,6 +443,10 @@ class Swarm:
                 if isinstance(program.failure, AllRailsFailed):
                     raise Violation(f"a rank was killed and refuses connections: {program.failure}")
         self._check_counts()
+
+    def end_corruption(self) -> None:
+        """From now on no bit flips."""
+        self.network.corrupt = 0.0
 
     def _check_half_open(self) -> None:
         """A source hears before long, if nothing is broken, that the destination has given up a connection."""

@@ -21,17 +21,20 @@ REGRESSIONS = {
     "an early chunk that is not the next one is given its slot": 56,
     "the first copy of a chunk keeps its slot": 48,
     "virtual rails that stand for a lost rail are mapped anew": 13,
-    "the virtual rail of a proposal stays where it is": 1592,
+    "the virtual rail of a proposal stays where it is": 1562,
     "a rank that only receives notices that all its NICs are silent": 41,
     "time that nobody has watched does not count": 163,
     "states that went with messages of the opposite direction are repeated": 35,
-    "the last states are repeated when a rank leaves": 1242,
+    "the last states are repeated when a rank leaves": 1368,
     "a peer that computes is waited for": 601,
-    "what is owed for another channel is not forgotten": 1361,
+    "what is owed for another channel is not forgotten": 14,
     "probes of a closed window that are not answered are noticed": 419,
     "a peer that has never connected is dialled": 28,
+    "a probe of a closed window is reset if the process was killed": 26908,
+    "damage ends before the run does, though no copy of a long chunk is whole": 24618,
 }
-"""Of some of the planted faults (`tests/faults/planted.py`) the first seed that finds them."""
+"""Of some of the planted faults (`tests/faults/planted.py`) the first seed that finds them; and of two mistakes of the
+simulation itself, a seed that broke a promise because of it."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK_SEEDS))
