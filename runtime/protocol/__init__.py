@@ -35,10 +35,11 @@ Hard cases, and why each ends well.
   dropped.
 - *A chunk comes twice at once.* The second copy goes beside the slot; the first complete one counts.
 - *All virtual rails of a channel stand for one rail, and that is lost.* They are mapped anew (`Outbound._remap`).
-- *A rank leaves.* It waits until its peers have acknowledged everything and have a connection
-  (`Endpoint.owes_nothing`), then says bye with its last states on every connection. A closed socket answers with a
-  reset, and the peer's kernel discards what came before; by then nothing of it is needed. A bye after a failure, or
-  refused connections, are a lost rank (`membership`).
+- *A rank leaves.* It waits until its peers have acknowledged everything and have a connection on which a probe was
+  acknowledged (`Endpoint.owes_nothing`), then says bye with its last states on every connection. A closed socket
+  answers with a reset, which discards what the peer has sent and not what it can still read. A bye after a failure is a
+  lost rank (`membership`). So are refused connections of a rank that is waited for; if it is not, it may have left, and
+  its bye was lost.
 - *A rank computes for long.* Its kernel acknowledges for it, and answers probes of a closed window; time in which this
   rank did not look is not counted.
 - *No rail ever reached a peer.* Who waits for it dials it, though the peer should, and so finds out (`Inbound.tick`).

@@ -25,6 +25,7 @@ from optcc.runtime.protocol.frames import (
     CHANNELS_MAX,
     DOUBT_FRAME,
     GONE_FRAME,
+    PROBE_FRAME,
     RATE_FRAME,
     Checksum,
     WireError,
@@ -50,8 +51,10 @@ _TICK_SHARE = 0.02
 """Of the time, at most, is spent on samples and ticks."""
 _HALF_OPEN_SPARE = 16
 CLOSE_S, LINGER_S = 1.0, 30.0
-"""A rank that closes waits so long for peers to have all that they need of it: for one that has no connection, and for
-one that is connected and does not read."""
+"""A rank that closes waits so long for peers to have all that they need of it: for one that cannot be reached, and for
+one that is connected, or whose kernel answers, and that does not read."""
+_CONFIRM_S = 1e-3
+"""A probe is acknowledged within this time where nothing is wrong."""
 
 Ends = tuple[Outbound, SendChannel] | tuple[Inbound, RecvChannel]
 
@@ -169,24 +172,35 @@ class Endpoint(LocalRank):
         return inbound.final_states(connection.session) + frame
 
     def begin_leaving(self) -> None:
-        """From now on `may_leave` counts how long this rank has waited."""
+        """From now on `may_leave` counts how long this rank has waited.
+
+        All connections are probed. One on which nothing was sent for a while may be lost at the other end, and the last
+        states with it.
+        """
         self._is_leaving = True
+        for connection in self.up if self.failure is None else ():
+            connection.say(PROBE_FRAME, 0)
+            connection.awaits = True
+            self.wake(connection)
+        self.look_within(_CONFIRM_S)
 
     def may_leave(self) -> bool:
         """True if `owes_nothing`, or if more waiting is in vain.
 
-        A peer that is connected and computes is waited for up to `LINGER_S`, one without a connection `CLOSE_S`, in
-        time that this rank has watched.
+        A peer that computes is waited for up to `LINGER_S`, one that cannot be reached `CLOSE_S`, in time that this
+        rank has watched.
         """
         return not any(
-            self.leaving_s < (LINGER_S if self.up_to(peer) else CLOSE_S) and self._owes(peer) for peer in self._peers()
+            self.leaving_s < (LINGER_S if self._is_reached(peer) else CLOSE_S) and self._owes(peer)
+            for peer in self._peers()
         )
 
     def owes_nothing(self) -> bool:
         """True if nothing is lost when this rank closes its connections.
 
         Everything is written; the peers have acknowledged all messages, also eager ones, which a connection that is
-        reset would take with it; and no peer has lost all its connections, so that the last states reach it.
+        reset would take with it; and each peer has a connection on which its kernel has acknowledged everything, so
+        that the last states reach it.
         """
         return not any(map(self._owes, self._peers()))
 
@@ -194,12 +208,17 @@ class Endpoint(LocalRank):
         """The peers that have not left."""
         return (self.outbounds.keys() | self.inbounds.keys()) - self.left.keys()
 
+    def _is_reached(self, peer: int) -> bool:
+        """True if a peer is connected, or its kernel has answered lately: it computes, and will look again."""
+        outbound = self.outbounds.get(peer)
+        return bool(self.up_to(peer)) or (outbound is not None and outbound.dark_s < CLOSE_S)
+
     def _owes(self, peer: int) -> bool:
         outbound, inbound, connections = self.outbounds.get(peer), self.inbounds.get(peer), self.up_to(peer)
         if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
             return True
         was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
-        return was_joined and not connections
+        return was_joined and not any(not (self._is_leaving and each.awaits) for each in connections)
 
     # --- what the driver is to do
 

@@ -1,8 +1,8 @@
 """When a rank is declared lost, and when no rail is left. No I/O.
 
 A rank says bye on every connection when it closes, and whether it does so because of a failure. A rank that is gone
-without a bye refuses connections: its listeners live as long as it does. A rank that no rail reaches for `stall_s`
-may be alive.
+without a bye refuses connections: its listeners live as long as it does. It is lost for those that wait for it; they
+leave after a failure, and so the others learn of it. A rank that no rail reaches for `stall_s` may be alive.
 """
 
 from __future__ import annotations
@@ -39,11 +39,16 @@ def find_failure(
 
 def _unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound | None) -> RuntimeFault | None:
     """What follows from no rail of a peer being joined."""
+    if not (to.has_work() or (from_ is not None and from_.has_work())):
+        # If it refuses, it may have left in good order, and its bye was lost.
+        return None
     refusals = [rail.refused for rail in to.rails]
-    # If all refuse, it is gone. One alone may be a NIC's trouble.
-    if all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S):
+    # If all refuse, it is gone. One alone may be a NIC's trouble. The bye may still come over connections of its own,
+    # which break if it said none.
+    is_refused = all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)
+    if is_refused and (from_ is None or not from_.is_joined()):
         return _lost(local, peer, "it refuses connections")
-    if to.dark_s >= local.settings.stall_s and (to.has_work() or (from_ is not None and from_.has_work())):
+    if to.dark_s >= local.settings.stall_s:
         names = ", ".join(rail.name for rail in to.rails)
         return AllRailsFailed(f"rank {local.rank}: no rail to rank {peer} up for {to.dark_s:.1f} s ({names})")
     return None

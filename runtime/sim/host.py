@@ -164,7 +164,10 @@ class SimulatedHost:
         self._has_acted = True
         end: End = connection.wire
         if connection in self._reset:
-            self.endpoint.broken(connection, "reset by the other end")
+            # What had come before is read first, and then the connection is given up.
+            if connection.views():
+                connection.written(0)
+            self._mark(connection)
             return
         while views := connection.views():
             if not connection.written(end.outgoing.write(views)):
@@ -218,7 +221,7 @@ class SimulatedHost:
         self._mark(connection)
 
     def _was_reset(self, connection: Connection) -> None:
-        """As on Linux: what had come before can still be read, unless something is written first."""
+        """As on Linux: what had come before can still be read."""
         if not self.is_stopped:
             self._reset.add(connection)
             self._mark(connection)

@@ -193,7 +193,7 @@ class _Program:
         """It has waited for the peers to which it owes something."""
         endpoint, rank = self.host.endpoint, self.host.rank
         for peer in filter(endpoint._owes, endpoint._peers()):
-            if self._watched_s < 0.9 * (LINGER_S if endpoint.up_to(peer) else CLOSE_S):
+            if self._watched_s < 0.9 * (LINGER_S if endpoint._is_reached(peer) else CLOSE_S):
                 raise Violation(f"rank {rank}: gives rank {peer} up after {self._watched_s:.3f} s that it has watched")
 
     def _open(self) -> None:

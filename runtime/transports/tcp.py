@@ -238,8 +238,12 @@ class TcpTransport(EndpointTransport):
         except BlockingIOError:
             connection.written(0)
         except OSError as error:
-            self._endpoint.broken(connection, error.strerror or str(error))
-            return
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                self._endpoint.broken(connection, error.strerror or str(error))
+                return
+            # What had come before a reset can still be read, such as the last words of a peer that has left. Then the
+            # end is read, and the connection is given up.
+            connection.written(0)
         if connection.blocked != wire.wants_write:
             wire.wants_write = connection.blocked
             self._epoll.modify(sock, EPOLLIN | EPOLLOUT if wire.wants_write else EPOLLIN)

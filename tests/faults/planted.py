@@ -156,11 +156,16 @@ FIXES = (
     ),
     PlantedFault(
         "a rank leaves though a peer has lost all connections",
-        *(Endpoint, "_owes", "was_joined and not connections", "False"),
+        *(
+            Endpoint,
+            "_owes",
+            "was_joined and not any(not (self._is_leaving and each.awaits) for each in connections)",
+            "False",
+        ),
     ),
     PlantedFault(
         "a rank leaves though a peer that computes has not taken its messages",
-        *(Endpoint, "may_leave", "LINGER_S if self.up_to(peer) else CLOSE_S", "CLOSE_S"),
+        *(Endpoint, "may_leave", "LINGER_S if self._is_reached(peer) else CLOSE_S", "CLOSE_S"),
     ),
     PlantedFault(
         "a report of one channel clears what is owed for another",
@@ -275,7 +280,7 @@ MUTATIONS = (
     ),
     PlantedFault(
         "a rank that refuses connections is waited for",
-        *(membership, "_unreachable", "all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)", "False"),
+        *(membership, "_unreachable", "is_refused and (from_ is None or not from_.is_joined())", "False"),
     ),
     PlantedFault(
         "a rank that left after a failure is waited for",

@@ -140,9 +140,41 @@ def test_a_peer_that_computes_is_waited_for_longer_than_one_that_cannot_be_reach
     endpoint.begin_leaving()
     network.run(CLOSE_S + 1)
     assert not endpoint.may_leave() and not endpoint.owes_nothing()
+    network.unreachable |= {(1, 0), (1, 1)}
     for connection in list(endpoint.up):
         endpoint.broken(connection, "reset")
+    network.run(CLOSE_S / 2)
+    assert not endpoint.may_leave(), "it may be back"
+    network.run(CLOSE_S)
     assert endpoint.may_leave() and not endpoint.owes_nothing()
+
+
+def test_a_peer_that_computes_and_has_lost_its_connections_is_waited_for() -> None:
+    """It would find that this rank refuses connections, and has not read what it acknowledged last."""
+    network, _ = sent_to_one_that_computes()
+    for rail in range(2):
+        network.cut(network.outbound(0, 1, rail))
+    endpoint = network.endpoints[0]
+    endpoint.begin_leaving()
+    network.run(CLOSE_S + 1)
+    assert not endpoint.up and not endpoint.may_leave(), "its kernel has answered"
+    network.asleep.clear()
+    network.until(endpoint.may_leave, 0.5)
+    assert endpoint.owes_nothing()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_connection_that_is_lost_at_the_other_end_does_not_count(rank: int) -> None:
+    network, _ = joined((0, 1), n_rails=1)
+    network.run(0.5)
+    endpoint = network.endpoints[rank]
+    network.freeze(network.outbound(0, 1, 0))
+    assert endpoint.may_leave(), "nothing was sent that would show it"
+    endpoint.begin_leaving()
+    lost = list(endpoint.up)
+    assert not endpoint.may_leave()
+    network.until(endpoint.may_leave, 0.5)
+    assert all(each.is_closed for each in lost) and endpoint.owes_nothing() and endpoint.up
 
 
 def test_time_for_which_this_rank_was_stopped_is_no_waiting() -> None:

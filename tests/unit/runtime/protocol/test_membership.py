@@ -74,6 +74,34 @@ def test_a_rank_that_is_gone_without_a_word_refuses_connections() -> None:
         network.poll(0)
 
 
+def test_a_rank_that_refuses_connections_and_is_not_waited_for_is_no_error() -> None:
+    """It may have left in good order, and its bye was lost with the last rail."""
+    network, ((handle,), _) = joined((0, 1))
+    network.leave(1, silently=True)
+    network.run(2.0)
+    outbound = network.endpoints[0].outbounds[1]
+    assert all(rail.refused for rail in outbound.rails) and network.poll(0) == []
+    network.post_send(0, handle, np.zeros(4, np.uint8))
+    network.run(0.2)
+    with pytest.raises(RankLost, match="rank 0: rank 1 is lost: it refuses connections"):
+        network.poll(0)
+
+
+def test_a_refusal_does_not_overtake_what_comes_over_connections_of_the_peer() -> None:
+    network, ((_, back), _) = joined((0, 1), (1, 0))
+    network.post_recv(0, back, np.zeros(4, np.uint8))
+    network.gone.add(1)
+    for rail in range(2):
+        network.cut(network.outbound(0, 1, rail))
+    network.run(0.2)
+    assert all(rail.refused for rail in network.endpoints[0].outbounds[1].rails) and network.poll(0) == []
+    for rail in range(2):
+        network.cut(network.inbound(1, 0, rail))
+    network.run(0.2)
+    with pytest.raises(RankLost, match="rank 0: rank 1 is lost: it refuses connections"):
+        network.poll(0)
+
+
 def test_one_nic_that_refuses_may_be_the_nics_trouble_for_a_second() -> None:
     network, ((handle,), _) = joined((0, 1))
     network.post_send(0, handle, np.zeros(1 << 20, np.uint8))

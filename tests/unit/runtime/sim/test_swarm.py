@@ -30,11 +30,13 @@ REGRESSIONS = {
     "what is owed for another channel is not forgotten": 14,
     "probes of a closed window that are not answered are noticed": 419,
     "a peer that has never connected is dialled": 28,
+    "a peer that computes and has lost its connections is waited for": 4912,
+    "a connection that is lost at the other end does not count for a rank that leaves": 92358,
     "a probe of a closed window is reset if the process was killed": 26908,
     "damage ends before the run does, though no copy of a long chunk is whole": 24618,
 }
-"""Of some of the planted faults (`tests/faults/planted.py`) the first seed that finds them; and of two mistakes of the
-simulation itself, a seed that broke a promise because of it."""
+"""Of some of the planted faults (`tests/faults/planted.py`) the first seed that finds them; of two bugs that are rarer
+than those, one seed; and of two mistakes of the simulation itself, a seed that broke a promise because of it."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK_SEEDS))
@@ -126,11 +128,11 @@ def test_a_nic_that_is_slow_for_long_is_measured() -> None:
 
 def test_a_trace_tells_what_befalls_whom() -> None:
     lines: list[str] = []
-    outcome = run_seed(3, lines.append)
+    outcome = run_seed(0, lines.append)
     assert any("NIC" in line and "for" in line for line in lines)
     assert any("gives up the connection" in line for line in lines)
     assert any("is delivered" in line for line in lines)
-    assert outcome == run_seed(3)
+    assert outcome == run_seed(0)
 
 
 def test_the_simulation_has_no_channel_end_of_its_own() -> None:

@@ -82,5 +82,23 @@ def test_a_rank_that_aborts_says_so_and_does_not_wait() -> None:
 
 def test_a_rank_that_may_leave_does_not_wait() -> None:
     transport = Scripted()
+    transport._endpoint.left[0] = False
     transport.close()
     assert transport.waits == [] and transport.byes == [0, 0] and transport.n_flushes == 1
+
+
+def test_a_rank_that_owes_nothing_waits_for_its_probes_alone() -> None:
+    transport = Scripted()
+    waits: list[bool] = []
+
+    def is_answered() -> None:
+        for connection in transport.rails_of_test.connections:
+            waits.append(transport._endpoint.may_leave())
+            connection.written(sum(map(len, connection.views())))
+            connection.awaits = False
+        waits.append(transport._endpoint.may_leave())
+
+    transport.happens = is_answered
+    transport.close()
+    assert waits == [False, True, True], "one connection will do"
+    assert transport.waits == [2 * LINGER_S] and transport.byes == [0, 0]

@@ -29,7 +29,7 @@ from optcc.plan import Channel
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.engine import Engine
 from optcc.runtime.nics import HostNic
-from optcc.runtime.protocol.frames import crc32
+from optcc.runtime.protocol.frames import PROBE_FRAME, crc32
 from optcc.runtime.rendezvous import Meeting
 from optcc.runtime.transport import RECEIVED, SENT
 from optcc.runtime.transports import tcp
@@ -241,6 +241,30 @@ def test_a_rank_that_has_left_and_owes_nothing_is_no_error() -> None:
             assert transport.poll(0.5) == []
 
     run_tcp(2, body)
+
+
+def test_the_last_words_of_a_rank_that_has_left_are_read_though_it_was_written_to() -> None:
+    """The first write is answered with a reset, and the next one fails; the acknowledgement had come before."""
+
+    def body(rank: int, transport: TcpTransport) -> None:
+        (handle,) = transport.open([Channel(0, 1, 1)])
+        view = np.zeros(1 << 16, np.uint8)
+        if rank == 1:
+            transport.post_recv(handle, view)
+        transport.barrier()
+        assert transport.poll(0.1 if rank == 0 else DONE_S) == ([] if rank == 0 else [(RECEIVED, handle)])
+        if rank == 1:
+            return
+        transport.post_send(handle, view)
+        time.sleep(0.5)
+        for _ in range(3):
+            transport._endpoint.say(1, PROBE_FRAME, 0)
+            transport._flush()
+            time.sleep(0.05)
+        assert transport.poll(DONE_S) == [(SENT, handle)]
+        assert transport.poll(0.2) == [] and transport._endpoint.left == {1: False}
+
+    run_tcp(2, body, n_rails=1)
 
 
 def test_a_rank_that_nobody_reaches_is_a_named_error_within_the_stall() -> None:
