@@ -10,12 +10,13 @@ from __future__ import annotations
 import gc
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
+import click
 import numpy as np
 import numpy.typing as npt
 
@@ -28,11 +29,15 @@ from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input
+from optcc.runtime.nics import RATES_VARIABLE
+from optcc.runtime.probe import probe
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
+from optcc.runtime.transports.tcp import TcpTransport
 from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
+from optcc.units import show_rate
 from optcc.verdict import Verdict
 from optcc.verify.bounds.closed_forms import allreduce_bound
 
@@ -70,6 +75,7 @@ class BenchSettings:
     modes: tuple[str, ...]
     deadline_s: float
     quiet: bool
+    probe: bool = True
 
     @property
     def wired(self) -> Topology | None:
@@ -77,6 +83,44 @@ class BenchSettings:
         if self.topology is None:
             return None
         return self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
+
+
+def measure_nics(settings: BenchSettings, transport: TcpTransport, environ: Mapping[str, str]) -> BenchSettings:
+    """Measures the NICs, divides messages by what they carry, and takes them as the topology if none is given or if
+    that is not what the hosts carry; collective.
+
+    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if there is nothing but loopback.
+    """
+    is_local = all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
+    if not settings.probe or transport.n_ranks == 1 or is_local or environ.get(RATES_VARIABLE):
+        return settings
+    measured = probe(transport)
+    transport.set_rates(measured.usable)
+    found = measured.topology()
+    wired = settings.wired
+    if wired is not None:
+        wrong = differences(wired, found)
+        if not wrong:
+            return settings
+        if transport.rank == 0:
+            click.echo(f"optcc: --topology: {'; '.join(wrong)}: plans and bounds are for what was measured", err=True)
+    return replace(settings, topology=found, wire_overhead=Fraction(1))
+
+
+def differences(declared: Topology, measured: Topology, share: float = 0.1) -> list[str]:
+    """What the hosts carry otherwise than declared, by more than `share`; nothing for other hosts or ranks.
+
+    >>> differences(Topology.parse("2@50MB/s"), Topology.parse("2@50MB/s,1=25MB/s:49MB/s"))
+    ['h1 sends 25MB/s, not 50MB/s']
+    """
+    if [server.gpus for server in declared.servers] != [server.gpus for server in measured.servers]:
+        return []
+    return [
+        f"{old.name} {verb} {show_rate(is_)}, not {show_rate(was)}"
+        for old, new in zip(declared.servers, measured.servers, strict=True)
+        for verb, was, is_ in (("sends", old.out, new.out), ("receives", old.in_, new.in_))
+        if abs(is_ - was) > Fraction(share) * was
+    ]
 
 
 Progress = Callable[[int, int], None]
@@ -217,6 +261,11 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, sample
         samples.get("out"),
         samples.get("in"),
     )
+
+
+def default_ports(transport: str) -> Model:
+    """The model of ports that a transport's are most like: the flows of TCP share a NIC."""
+    return "fair" if transport == "tcp" else "exclusive"
 
 
 def default_slots(ports: Model, transport: str) -> int:

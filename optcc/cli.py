@@ -38,6 +38,7 @@ COMMANDS = {
     "fabric": "emulate multi-NIC hosts as network namespaces",
     "figures": "draw every figure from the records",
     "list": "list the schedule library",
+    "probe": "measure what every NIC of every host sends and receives",
     "replay": "check a certificate in exact arithmetic, without a solver",
     "show": "print a schedule's timetable, or draw what every port does when",
     "simulate": "predict how long a plan takes",

@@ -36,7 +36,7 @@ from optcc.passes.timetable import Order, check_ranks, timetable
 from optcc.plan import SLOTS_MAX, Plan
 from optcc.schedule import Schedule
 from optcc.simulate import plan_constraints, simulate
-from optcc.timing import MODELS, Model, Timing
+from optcc.timing import MODELS, Model, Timing, with_overhead
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 
@@ -259,10 +259,14 @@ def try_segments(
         candidates.append(segments)
     if len(candidates) == 1:
         return candidates[0], None
+
+    def seconds_of(tried: TimedPlan) -> float:
+        return with_overhead(tried.timing.seconds, tried.plan.transfers, topology.overhead_s)
+
     chosen, best = candidates[0], attempt(candidates[0])
     for segments in candidates[1:]:
         tried = attempt(segments)
-        if tried.timing.seconds >= best.timing.seconds:
+        if seconds_of(tried) >= seconds_of(best):
             break
         chosen, best = segments, tried
     return chosen, best if timed is topology else None

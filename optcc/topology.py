@@ -15,6 +15,7 @@ The text form fits in one argument:
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Sequence
@@ -105,6 +106,9 @@ class Pod:
 class Topology(Shown):
     """The cluster: servers on a core (or rail by rail), and the latency of a message in seconds.
 
+    `overhead_s` is the processor time of a rank for each message that it sends or receives, LogGP's o. The port models
+    know nothing of it; schedules and segments are chosen with it (`optcc.timing.with_overhead`).
+
     The core is not blocking but for the uplinks of `pods`; a server without a pod is on it directly.
 
     >>> t = Topology.parse("4x8@50GB/s,2=3/8")
@@ -119,6 +123,7 @@ class Topology(Shown):
     rail_only: bool = False
     pods: tuple[Pod, ...] = ()
     text: str = field(default="", compare=False)
+    overhead_s: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -130,6 +135,8 @@ class Topology(Shown):
             raise TopologyError(f"server {name}: the name is used twice")
         if self.latency_s < 0:
             raise TopologyError(f"latency {self.latency_s}: must not be negative")
+        if self.overhead_s < 0:
+            raise TopologyError(f"overhead {self.overhead_s}: must not be negative")
         if len(self.servers) > 1:
             for server in self.servers:
                 if server.out == 0:
@@ -242,6 +249,48 @@ class Topology(Shown):
         except msgspec.ValidationError as error:
             raise InputError(f"topology {str(path)!r}: {error}") from None
         return _from_file(file, str(path))
+
+    def to_toml(self) -> str:
+        """The text of a file for `from_toml`, which makes the same topology of it.
+
+        >>> print(Topology.parse("2@50GB/s").to_toml())
+        latency = "0ns"
+        overhead = "0ns"
+        rail_only = false
+        <BLANKLINE>
+        [[servers]]
+        name = "h0"
+        gpus = 1
+        nics = [
+          { rail = 0, out = "50GB/s", in = "50GB/s" },
+        ]
+        <BLANKLINE>
+        [[servers]]
+        name = "h1"
+        gpus = 1
+        nics = [
+          { rail = 0, out = "50GB/s", in = "50GB/s" },
+        ]
+        <BLANKLINE>
+        """
+        times = (("latency", self.latency_s), ("overhead", self.overhead_s))
+        lines = [f'{name} = "{float(seconds * 10**9):.15g}ns"' for name, seconds in times]
+        lines += [f"rail_only = {str(self.rail_only).lower()}", ""]
+        for pod in self.pods:
+            lines += ["[[pods]]", f"name = {json.dumps(pod.name)}"]
+            lines += [f'{way} = "{show_rate(rate)}"' for way, rate in (("up", pod.up), ("down", pod.down))]
+            lines.append("")
+        for server, pod_number in zip(self.servers, self.server_pod, strict=True):
+            lines += ["[[servers]]", f"name = {json.dumps(server.name)}", f"gpus = {server.gpus}"]
+            lines += [f'fabric = "{show_rate(server.fabric)}"'] if server.fabric is not None else []
+            lines += [f"pod = {json.dumps(self.pods[pod_number].name)}"] if pod_number >= 0 else []
+            lines.append("nics = [")
+            for nic in server.nics:
+                failed = ", failed = true" if nic.failed else ""
+                rates = f'out = "{show_rate(nic.out)}", in = "{show_rate(nic.in_)}"'
+                lines.append(f"  {{ rail = {nic.rail}, {rates}{failed} }},")
+            lines += ["]", ""]
+        return "\n".join(lines)
 
     def card(self) -> Card:
         rows = tuple(
@@ -372,6 +421,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     servers: list[_FileServer]
     pods: list[_FilePod] = []
     latency: str = "0s"
+    overhead: str = "0s"
     rail_only: bool = False
 
 
@@ -400,14 +450,19 @@ def _from_file(file: _File, path: str) -> Topology:
             pods.append(Pod(pod.name, tuple(members[pod.name]), up, down))
         except (InputError, TopologyError) as error:
             raise InputError(f"topology {path!r}: pods[{position}]: {error}") from None
+    latency_s = _file_time(path, "latency", file.latency)
+    overhead_s = _file_time(path, "overhead", file.overhead)
     try:
-        latency_s = parse_time(file.latency)
-    except InputError as error:
-        raise InputError(f"topology {path!r}: latency: {error}") from None
-    try:
-        return Topology(tuple(servers), latency_s, file.rail_only, tuple(pods), text=path)
+        return Topology(tuple(servers), latency_s, file.rail_only, tuple(pods), path, overhead_s)
     except TopologyError as error:
         raise TopologyError(f"topology {path!r}: {error}") from None
+
+
+def _file_time(path: str, name: str, text: str) -> Fraction:
+    try:
+        return parse_time(text)
+    except InputError as error:
+        raise InputError(f"topology {path!r}: {name}: {error}") from None
 
 
 def _file_nic(nic: _FileNic) -> Nic:

@@ -28,7 +28,7 @@ from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
-from optcc.timing import Model
+from optcc.timing import Model, combined, with_overhead
 from optcc.topology import Topology
 from optcc.units import show_time
 
@@ -182,7 +182,10 @@ def choose(
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
-    ranking = sorted(estimates(timed, size_bytes, slots or SLOTS[ports], ports), key=lambda each: each.estimate_s)
+    ranking = sorted(
+        (_costed(each, timed) for each in estimates(timed, size_bytes, slots or SLOTS[ports], ports)),
+        key=lambda each: each.estimate_s,
+    )
     search = Search(timed, ports, ranking, planning_limit_s(timed.n_ranks, _bound_s(timed, size_bytes)))
     best: tuple[float, Plan, Schedule, Candidate] | None = None
     built: dict[tuple[str, int], Schedule] = {}
@@ -202,7 +205,7 @@ def choose(
         )
         if search.is_last(candidate):
             return Choice(plan, built[key], candidate, search.listed())
-        seconds = simulate(plan, timed, model=ports).seconds
+        seconds = with_overhead(simulate(plan, timed, model=ports).seconds, plan.transfers, timed.overhead_s)
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, built[key], replace(candidate, seconds=seconds)
@@ -213,6 +216,14 @@ def choose(
 def _definition(name: str, ports: Model) -> Definition:
     """The schedule to build: for fair ports `optimal` itself, as `shares` is a candidate of its own there."""
     return SCHEDULES[name] if ports == "fair" else SCHEDULES[name].under(ports)
+
+
+def _costed(candidate: Candidate, topology: Topology) -> Candidate:
+    """The candidate, its estimate with what the messages of a rank cost its processor."""
+    if not topology.overhead_s:
+        return candidate
+    messages = 2 * candidate.transfers / topology.n_ranks
+    return replace(candidate, estimate_s=combined(candidate.estimate_s, messages, topology.overhead_s))
 
 
 def _bound_s(topology: Topology, size_bytes: float) -> float:

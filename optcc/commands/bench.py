@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,18 @@ import click
 
 from optcc.cli import OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
 from optcc.collective import DTYPE_BYTES, reductions_of
-from optcc.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_REFUTED, InputError, MismatchError, OptccError, RuntimeFault
-from optcc.experiments.bench import MODES, BenchSettings, Progress, default_slots, run_cases, run_on_loopback
+from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
+from optcc.experiments.bench import (
+    MODES,
+    BenchSettings,
+    Progress,
+    default_ports,
+    default_slots,
+    measure_nics,
+    run_cases,
+    run_on_loopback,
+)
 from optcc.experiments.peers import PEERS
 from optcc.experiments.record import (
     BenchTiming,
@@ -29,14 +37,8 @@ from optcc.experiments.record import (
 )
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
-from optcc.runtime.nics import nics_of
-from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.state import WINDOW
-from optcc.runtime.transport import Transport
-from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.runtime.transports.ucx import UcxTransport
-from optcc.runtime.transports.ucx_library import load as load_ucx
 from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 from optcc.units import parse_time
@@ -81,9 +83,7 @@ SIZES_MAX = 1000
 @click.option(
     "--ports",
     type=OneOf(MODELS),
-    default="exclusive",
-    show_default=True,
-    help="For which ports transfers are ordered, or fifo.",
+    help="For which ports transfers are ordered; fair over tcp, exclusive elsewhere.",
 )
 @click.option(
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
@@ -91,6 +91,12 @@ SIZES_MAX = 1000
 @click.option("--mode", type=OneOf(_MODES), default="both", show_default=True, help="out of place, in place, or both.")
 @click.option(
     "--transport", type=OneOf(TRANSPORTS), default="mpi", show_default=True, help="mpi, tcp, ucx or loopback (threads)."
+)
+@click.option(
+    "--probe/--no-probe",
+    default=True,
+    show_default=True,
+    help="Measure the NICs first (tcp), unless OPTCC_NIC_RATES declares them.",
 )
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -113,10 +119,11 @@ def command(
     bed: str,
     segments: int | str,
     slots: int | None,
-    ports: Model,
+    ports: Model | None,
     window: int,
     mode: str,
     transport: str,
+    probe: bool,
     latency: str,
     quiet: bool,
     deadline: float,
@@ -133,6 +140,7 @@ def command(
     dtype = _DTYPES[datatype]
     if op not in reductions_of(dtype):
         raise InputError(f"-o {op!r}: must be one of {', '.join(reductions_of(dtype))}")
+    ports = ports or default_ports(transport)
     settings = BenchSettings(
         schedules or (() if peers else ("ring",)),
         peers,
@@ -153,6 +161,7 @@ def command(
         _MODES[mode],
         deadline,
         quiet,
+        probe,
     )
     if transport == "loopback":
         if topology is None:
@@ -165,51 +174,20 @@ def command(
 
 def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool, carrier: str) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
-    if carrier == "ucx":
-        # Before MPI, which would load a UCX of its own, perhaps an older one.
-        load_ucx()
-    mpi = MpiTransport()
-    try:
+    mpi = mpi_of(carrier)
+    with abort_on_failure(mpi):
         _check_ranks(settings.topology, mpi.n_ranks)
         cache = verdict_cache()
-        with _carrier(mpi, carrier) as transport:
+        with carried_by(mpi, carrier, os.environ) as transport:
+            if isinstance(transport, TcpTransport):
+                settings = measure_nics(settings, transport, os.environ)
             rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
-    except MismatchError:
-        raise
-    except RuntimeFault as fault:
-        click.echo(f"optcc: rank {mpi.rank}: {fault}", err=True)
-        sys.stderr.flush()
-        mpi.comm.Abort(fault.exit_code)
-        raise
-    except MemoryError as error:
-        click.echo(f"optcc: rank {mpi.rank}: out of memory: {error}", err=True)
-        sys.stderr.flush()
-        mpi.comm.Abort(EXIT_BAD_INPUT)
-        raise
-    except OptccError as error:
-        if mpi.rank == 0:
-            raise
-        sys.exit(error.exit_code)
     if mpi.rank == 0:
         code = _report(rows, settings, output, as_json)
     else:
         code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
     mpi.close()
     return code
-
-
-@contextmanager
-def _carrier(mpi: MpiTransport, carrier: str) -> Iterator[Transport]:
-    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together."""
-    if carrier == "mpi":
-        yield mpi
-        return
-    make = TcpTransport if carrier == "tcp" else UcxTransport
-    transport = make(over_mpi(mpi.comm), nics_of(os.environ))
-    try:
-        yield transport
-    finally:
-        transport.close()
 
 
 def _report(rows: list[BenchTiming], settings: BenchSettings, output: Path | None, as_json: bool) -> int:

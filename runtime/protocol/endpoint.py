@@ -121,10 +121,39 @@ class Endpoint(LocalRank):
                     inbound = self.inbound(src)
                     self._ends.append((inbound, inbound.channel(k)))
                 self._ends[-1][1].handle = handle
-            if (src, dst) in stripings:
-                self._ends[handle][1].striping = stripings[src, dst]
+            end = self._ends[handle]
+            end[1].striping = stripings.get((src, dst), end[0].striping)
             handles.append(handle)
         return handles
+
+    def open_over(self, channels: Sequence[Channel], rails: Sequence[int], group: int = 0) -> list[int]:
+        """`open`, where each channel goes over one rail of its pair alone: the number in `pairs`, for each channel."""
+        handles = self.open(channels, group)
+        for channel, rail, handle in zip(channels, rails, handles, strict=True):
+            if handle >= 0:
+                self._ends[handle][1].striping = Striping.only(rail, len(self.pairs(channel.src, channel.dst)))
+        return handles
+
+    def set_rates(self, rates: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """By rank, what its NICs send and receive, bytes/s, in place of what was declared.
+
+        It counts for channels that are opened from now on; every rank calls this with the same rates, before it opens
+        another one. Raises InputError for a rate below 1.
+        """
+        for rank, (nics, pairs) in enumerate(zip(self.book, rates, strict=True)):
+            for (name, *_), pair in zip(nics, pairs, strict=True):
+                if min(pair) < 1:
+                    raise InputError(f"NIC {name} of rank {rank}: {pair[0]} and {pair[1]} B/s: must be at least 1")
+        self.book = [
+            [(*nic[:3], *pair) for nic, pair in zip(nics, pairs, strict=True)]
+            for nics, pairs in zip(self.book, rates, strict=True)
+        ]
+        self.own_nics = self.book[self.rank]
+        for outbound in self.outbounds.values():
+            outbound.declare_anew()
+        for inbound in self.inbounds.values():
+            inbound.declare_anew()
+        self.rates.forget()
 
     def post_send(self, handle: int, view: memoryview) -> SendConnection | None:
         """Queues a message; returns a connection that is to be written at once, if there is just one."""

@@ -70,10 +70,10 @@ class Inbound:
         self.mine = [mine for _, mine in pairs]
         self._queue_s = [local.queue_s(mine, peer, theirs) for theirs, mine in pairs]
         self.connections: list[RecvConnection | None] = [None] * len(pairs)
-        self._striping = local.striping(peer, local.rank)
+        self.striping = local.striping(peer, local.rank)
         # Virtual rails stand for the same rail all the time here: the sender's mapping does not matter to the receiver.
-        self._rails = self._striping.turns
-        self._link = Link(self._striping.n_turns, local.settings.window)
+        self._rails = self.striping.turns
+        self._link = Link(self.striping.n_turns, local.settings.window)
         self._cache = ReceiverCache(self._link)
         self._channels: dict[int, RecvChannel] = {}
         self.history = ReportHistory()
@@ -86,12 +86,16 @@ class Inbound:
     def channel(self, k: int) -> RecvChannel:
         """The k-th channel from the peer; a new one is told which rails are down."""
         if k not in self._channels:
-            channel = self._channels[k] = RecvChannel(k, self._link, self._striping)
+            channel = self._channels[k] = RecvChannel(k, self._link, self.striping)
             for virtual, rail in enumerate(self._rails):
                 connection = self.connections[rail]
                 if connection is None or connection.is_avoided:
                     self._at_receiver(channel, Event(DOWN, virtual))
         return self._channels[k]
+
+    def declare_anew(self) -> None:
+        """The declared rates of NICs have changed: they count for new channels."""
+        self.striping = self._local.striping(self.peer, self._local.rank)
 
     def has_work(self) -> bool:
         """True if something is posted and has not come."""

@@ -104,11 +104,11 @@ class Outbound:
             Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
             for mine, theirs in local.pairs(me, peer)
         ]
-        self._striping = local.striping(me, peer)
+        self.striping = local.striping(me, peer)
         # The parts of the rails by measured rates; None: as declared, and as the messages are cut.
         self._parts: tuple[float, ...] | None = None
         self._credit = [0.0] * len(self.rails)
-        self._link = Link(self._striping.n_turns, local.settings.window)
+        self._link = Link(self.striping.n_turns, local.settings.window)
         self._cache = SenderCache(self._link)
         self._channels: dict[int, SendChannel] = {}
         self.dark_s = self._looked_s = 0.0
@@ -117,7 +117,7 @@ class Outbound:
     def channel(self, k: int) -> SendChannel:
         """The k-th channel to the peer; a new one is told which rails are down."""
         if k not in self._channels:
-            channel = self._channels[k] = SendChannel(k, self._link, self._striping)
+            channel = self._channels[k] = SendChannel(k, self._link, self.striping)
             for virtual, rail in enumerate(channel.rails):
                 if not self._is_used(rail):
                     self._at_sender(channel, Event(DOWN, virtual))
@@ -127,6 +127,10 @@ class Outbound:
     def connections(self) -> list[SendConnection]:
         """The connections that are up."""
         return [rail.connection for rail in self.rails if rail.connection is not None]
+
+    def declare_anew(self) -> None:
+        """The declared rates of NICs have changed: they count for new channels."""
+        self.striping = self._local.striping(self._local.rank, self.peer)
 
     def has_work(self) -> bool:
         """True if something is posted and not acknowledged."""
@@ -250,7 +254,7 @@ class Outbound:
         sender = channel.sender
         virtual = sender.offered % self._link.n_rails
         is_taken = virtual in sender.out or (sender.changing and virtual == sender.asked)
-        if self._parts is not None:
+        if self._parts is not None and not channel.striping.is_fixed:
             if is_taken:
                 return False
             rail = self._choose(len(channel.chunks[channel.sender.offered - channel.sender.acked][0]))

@@ -38,6 +38,14 @@ class Rates:
         self._heard: dict[tuple[int, int], int] = {}
         self._n_said, self._began_s = 0, 0.0
 
+    def forget(self) -> None:
+        """The declared rates are others: what was measured in parts of the old ones counts no more."""
+        self._meters = [NicMeter() for _ in self._local.own_nics]
+        self._shares.clear()
+        for count in self._local.rail_counts:
+            count.out_share = 1.0
+        self.divide_anew()
+
     def look(self, now_s: float, elapsed_s: float) -> None:
         """Samples whether each NIC is backlogged, and judges the NICs at the end of a window.
 

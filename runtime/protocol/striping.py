@@ -62,15 +62,25 @@ class Striping:
         first %= len(turns)
         return cls(tuple(parts), turns[first:] + turns[:first])
 
+    @classmethod
+    def only(cls, rail: int, n_rails: int) -> Striping:
+        """Striping over one rail of `n_rails` alone.
+
+        >>> [list(piece) for piece in Striping.only(1, 2).cut(1 << 20, 1 << 19)]
+        [[0, 524288, 1], [524288, 1048576, 1]]
+        """
+        parts = tuple(int(number == rail) for number in range(n_rails))
+        return cls(parts, (rail,) * (1 if n_rails == 1 else RAILS_MAX))
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if it is over one rail alone of several, whatever the rates."""
+        return 0 in self.parts
+
     @property
     def n_turns(self) -> int:
         """Virtual rails, those of the failover table."""
         return len(self.turns)
-
-    @property
-    def are_equal(self) -> bool:
-        """True if every rail has the same part."""
-        return len(set(self.parts)) == 1
 
     @property
     def cut_bytes_min(self) -> int:
@@ -105,6 +115,8 @@ def _cut(parts: tuple[int, ...], n_bytes: int, chunk_bytes: int) -> tuple[Piece,
     total, so_far, at = sum(parts), 0, 0
     pieces: list[tuple[Fraction, Piece]] = []
     for rail, part in enumerate(parts):
+        if not part:
+            continue
         so_far += part
         rail_end = n_bytes if so_far == total else n_bytes * so_far // total // _CUT_ALIGNMENT * _CUT_ALIGNMENT
         count = max(1, -(-(rail_end - at) // chunk_bytes))

@@ -173,8 +173,6 @@ class SimulatedNetwork:
         size = len(data) + _HEADER_BYTES
         left_s = max(now_s, src.out_free_s) + size / src.out_rate
         src.out_free_s = left_s
-        came_s = max(left_s, dst.in_free_s + size / dst.in_rate)
-        dst.in_free_s = came_s
         if self.rng.random() < src.loss + dst.loss:
             self.n_lost += 1
             return
@@ -185,13 +183,19 @@ class SimulatedNetwork:
             self.n_corrupted += 1
         fails = src.fails + dst.fails
 
+        def enters() -> None:
+            # Segments of several senders take their turns in the order in which they come.
+            came_s = max(self.clock.now_s, dst.in_free_s + size / dst.in_rate)
+            dst.in_free_s = came_s
+            self.clock.after(came_s + self.latency_s - self.clock.now_s, arrives)
+
         def arrives() -> None:
             if fails != src.fails + dst.fails or not (src.sends() and dst.receives()):
                 self.n_lost += 1
             else:
                 flow.arrive(start, data, is_fin)
 
-        self.clock.after(came_s + self.latency_s - now_s, arrives)
+        self.clock.after(left_s - now_s, enters)
 
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""

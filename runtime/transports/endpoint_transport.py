@@ -11,7 +11,7 @@ from optcc.plan import Channel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.local import Established
-from optcc.runtime.protocol.settings import Counts, RailCount
+from optcc.runtime.protocol.settings import Counts, NicEntry, RailCount
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Clock, Event
 
 
@@ -41,6 +41,23 @@ class EndpointTransport(ABC):
     def counts(self) -> Counts:
         """What has happened so far."""
         return replace(self._endpoint.counts)
+
+    @property
+    def nics(self) -> tuple[tuple[NicEntry, ...], ...]:
+        """The NICs of every rank, by rank, in the order in which they were given."""
+        return tuple(tuple(nics) for nics in self._endpoint.book)
+
+    def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
+        """The rails that join two ranks: the numbers of their NICs at both ends."""
+        return self._endpoint.pairs(src, dst)
+
+    def open_over(self, channels: Sequence[Channel], rails: Sequence[int], group: int = 0) -> list[int]:
+        """`open`, where each channel goes over one rail of its pair alone: the number in `pairs`, for each channel."""
+        return self._endpoint.open_over(channels, rails, group)
+
+    def set_rates(self, rates: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
+        self._endpoint.set_rates(rates)
 
     # --- the driver
 

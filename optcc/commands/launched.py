@@ -1,0 +1,63 @@
+"""What the commands that run under a launcher share: one process is one rank, and MPI brings them together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import click
+
+from optcc.errors import EXIT_BAD_INPUT, MismatchError, OptccError, RuntimeFault
+from optcc.runtime.nics import nics_of
+from optcc.runtime.rendezvous import over_mpi
+from optcc.runtime.transport import Transport
+from optcc.runtime.transports.mpi import MpiTransport
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.ucx import UcxTransport
+from optcc.runtime.transports.ucx_library import load as load_ucx
+
+
+def mpi_of(carrier: str) -> MpiTransport:
+    """The ranks of the job, if `carrier` (mpi, tcp or ucx) is to carry its messages."""
+    if carrier == "ucx":
+        # Before MPI, which would load a UCX of its own, perhaps an older one.
+        load_ucx()
+    return MpiTransport()
+
+
+@contextmanager
+def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> Iterator[Transport]:
+    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together."""
+    if carrier == "mpi":
+        yield mpi
+        return
+    make = TcpTransport if carrier == "tcp" else UcxTransport
+    transport = make(over_mpi(mpi.comm), nics_of(environ))
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+@contextmanager
+def abort_on_failure(mpi: MpiTransport) -> Iterator[None]:
+    """Ends the job with the exit code of what one rank alone has met; what all ranks meet, rank 0 says."""
+    try:
+        yield
+    except MismatchError:
+        raise
+    except RuntimeFault as fault:
+        click.echo(f"optcc: rank {mpi.rank}: {fault}", err=True)
+        sys.stderr.flush()
+        mpi.comm.Abort(fault.exit_code)
+        raise
+    except MemoryError as error:
+        click.echo(f"optcc: rank {mpi.rank}: out of memory: {error}", err=True)
+        sys.stderr.flush()
+        mpi.comm.Abort(EXIT_BAD_INPUT)
+        raise
+    except OptccError as error:
+        if mpi.rank == 0:
+            raise
+        sys.exit(error.exit_code)

@@ -1,0 +1,431 @@
+"""Measures what every NIC of a job sends and receives, over the connections that the job uses afterwards.
+
+    measured = probe(transport)                       # collective
+    transport.set_rates(measured.usable)              # messages are striped by them
+    planner = Planner(measured.topology())            # plans are made for them
+
+In a round one rank of each group, the *hub*, sends over all its NICs to the other ranks of its group, or receives from
+them: its NICs carry what they can while those of the others are far from busy. Every rank counts what arrives on each
+of its NICs; the slope of that count over time is a rate, whatever the clocks of the ranks say. The first part of a
+round does not count: token buckets and queues let it through faster than the NIC is. A hub's NIC whose rate is far
+below the best of the job is measured again, for a processor that was busy elsewhere looks like a slow NIC.
+
+How long a sender goes on is its own decision: each message says whether the message `WINDOW` later exists, so both ends
+agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their rounds
+at the same time, so that the time does not grow with the job. Ranks that share NICs count as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import statistics
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from optcc.errors import DeadlineExceeded, InputError
+from optcc.plan import Channel
+from optcc.runtime.protocol.settings import NicEntry, RailCount
+from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, MonotonicClock, Transport
+from optcc.topology import Nic, Server, Topology
+
+GROUP_MAX = 8
+SEND_S, SKIP_S, SKIP_BYTES = 0.055, 0.025, 192 << 10
+"""A sender begins messages for so long; what arrives in the first part, and the first bytes, do not count."""
+MESSAGE_BYTES, IN_FLIGHT_BYTES = 24 << 10, 1 << 18
+"""So long is a message, and so much is on its way over a NIC at least."""
+AGAIN_BELOW, AGAIN_MAX = 0.93, 1
+"""Rates below this share of the best are measured again, so many times."""
+ALIKE = 0.1
+"""Two measurements of a NIC that differ by less are both right."""
+LEVEL = 0.03
+"""Rates that differ by less count as one."""
+DEADLINE_S = 30.0
+_LOOK_S = 0.002
+_GROUP = -1
+_MORE, _LAST = 1, 0
+_RATE, _COST = struct.Struct("<d"), struct.Struct("<d16sI")
+_USELESS = 1e-3
+"""A NIC that carries less than this share of the best carries nothing."""
+
+Rates = tuple[tuple[tuple[int, int], ...], ...]
+"""By rank and NIC, bytes/s out and in."""
+
+
+class ProbedTransport(Transport, Protocol):
+    """A transport over NICs whose messages can be sent over a chosen rail: TCP, and its simulation."""
+
+    @property
+    def nics(self) -> tuple[tuple[NicEntry, ...], ...]:
+        """The NICs of every rank, by rank."""
+        ...
+
+    @property
+    def rails(self) -> tuple[RailCount, ...]:
+        """The traffic of each NIC of this rank so far."""
+        ...
+
+    def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
+        """The rails that join two ranks: the numbers of their NICs at both ends."""
+        ...
+
+    def open_over(self, channels: Sequence[Channel], rails: Sequence[int], group: int = 0) -> list[int]:
+        """`open`, where each channel goes over one rail of its pair alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNics:
+    """What the NICs of each rank carry: `names` and `rates` by rank and NIC; 0 where nothing got through.
+
+    `hosts` has the number of the host of each rank: ranks that share their NICs are on one. `overhead_s` is the
+    processor time of a message at either end, times how many ranks share a processor.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    rates: Rates
+    hosts: tuple[int, ...]
+    overhead_s: float
+
+    @property
+    def usable(self) -> Rates:
+        """The rates, at least 1 B/s each: those of a NIC that carries nothing only order the rails."""
+        return tuple(tuple((max(1, out), max(1, in_)) for out, in_ in nics) for nics in self.rates)
+
+    def topology(self, names: Sequence[str] = ()) -> Topology:
+        """The hosts as a topology, in the order of their first ranks; `names` are theirs, h0, h1, ... unless given.
+
+        Raises InputError if the ranks of a host do not follow one another, TopologyError if a host is cut off.
+        """
+        firsts = [self.hosts.index(host) for host in sorted(set(self.hosts))]
+        if list(self.hosts) != sorted(self.hosts):
+            raise InputError("ranks of one host: must follow one another (mpirun --map-by slot)")
+        rails = sorted({name for nics in self.names for name in nics})
+        servers = tuple(
+            Server(
+                names[number] if names else f"h{number}",
+                self.hosts.count(self.hosts[rank]),
+                tuple(
+                    _nic(rails.index(name), *pair)
+                    for name, pair in zip(self.names[rank], self.rates[rank], strict=True)
+                ),
+            )
+            for number, rank in enumerate(firsts)
+        )
+        return Topology(servers, overhead_s=Fraction(round(self.overhead_s * 1e9), 10**9))
+
+
+def _nic(rail: int, out: int, in_: int) -> Nic:
+    return Nic(rail, Fraction(max(1, out)), Fraction(max(1, in_)), failed=not (out and in_))
+
+
+class Flow(NamedTuple):
+    """Messages from a rank to a rank over one rail of the pair; `mine` and `theirs` are its NICs there."""
+
+    src: int
+    dst: int
+    rail: int
+    mine: int
+    theirs: int
+
+
+class Round(NamedTuple):
+    """A round: its flows, and per group the hub; `is_out` if the hubs send."""
+
+    hubs: tuple[int, ...]
+    is_out: bool
+    flows: tuple[Flow, ...]
+
+
+def make_groups(ranks: Sequence[int], group_max: int = GROUP_MAX) -> list[tuple[int, ...]]:
+    """Groups of nearly equal size, of at most `group_max` ranks.
+
+    >>> make_groups(range(9), 8)
+    [(0, 2, 4, 6, 8), (1, 3, 5, 7)]
+    """
+    count = -(-len(ranks) // group_max)
+    return [tuple(ranks[number::count]) for number in range(count)]
+
+
+def make_rounds(groups: Sequence[Sequence[int]], pairs: Pairs, wanted: Sequence[tuple[int, bool]] = ()) -> list[Round]:
+    """The rounds in which each rank of each group is the hub once each way; only the `wanted` (hub, is_out) if given.
+
+    >>> [(each.hubs, each.is_out, len(each.flows)) for each in make_rounds([(0, 1, 2)], lambda src, dst: [(0, 0)])][:2]
+    [((0,), True, 2), ((0,), False, 2)]
+    """
+    rounds: list[Round] = []
+    waiting = [
+        deque((hub, is_out) for hub in group for is_out in (True, False) if not wanted or (hub, is_out) in wanted)
+        for group in groups
+    ]
+    while any(waiting):
+        for is_out in (True, False):
+            hubs = [each.popleft()[0] for each in waiting if each and each[0][1] == is_out]
+            flows = [
+                flow for group in groups for hub in hubs if hub in group for flow in _flows(hub, group, is_out, pairs)
+            ]
+            if hubs:
+                rounds.append(Round(tuple(hubs), is_out, tuple(flows)))
+    return rounds
+
+
+class Pairs(Protocol):
+    """The rails that join two ranks."""
+
+    def __call__(self, src: int, dst: int, /) -> Sequence[tuple[int, int]]:
+        """The numbers of their NICs at both ends."""
+        ...
+
+
+def _flows(hub: int, group: Sequence[int], is_out: bool, pairs: Pairs) -> Iterator[Flow]:
+    for other in group:
+        if other != hub:
+            src, dst = (hub, other) if is_out else (other, hub)
+            for rail, (mine, theirs) in enumerate(pairs(src, dst)):
+                yield Flow(src, dst, rail, mine, theirs)
+
+
+def slope(samples: Sequence[tuple[float, int]], skip_s: float = SKIP_S) -> float:
+    """Bytes/s from samples of (time, bytes so far), by least squares, without the first `skip_s` after the first bytes
+    and the first `SKIP_BYTES`, or two fifths if that is less; 0 if nothing arrived.
+
+    >>> slope([(0.0, 0), (0.01, 500), (0.03, 600), (0.04, 700), (0.05, 800)], 0.02)
+    10000.0
+    """
+    if len(samples) < 2 or samples[-1][1] == samples[0][1]:
+        return 0.0
+    began_s = next(at for at, count in samples if count > samples[0][1])
+    first, last = samples[0][1], samples[-1][1]
+    skip_bytes = first + min(SKIP_BYTES, 2 * (last - first) // 5)
+    late = [each for each in samples if each[0] >= began_s + skip_s and each[1] >= skip_bytes]
+    if len(late) < 3:
+        late = [each for each in samples if each[0] >= began_s]
+        if len(late) < 2:
+            late = list(samples)
+    times, counts = np.array(late, float).T
+    times, counts = times - times.mean(), counts - counts.mean()
+    spread = float(times @ times)
+    return max(0.0, float(times @ counts) / spread) if spread else 0.0
+
+
+def level(rates: Sequence[float], share: float = LEVEL) -> list[int]:
+    """The rates in whole bytes/s, where those that differ by less than `share` are one: the median of such a set.
+
+    >>> level([100.0, 98.0, 50.0, 99.0, 0.0])
+    [99, 99, 50, 99, 0]
+    """
+    levels: dict[int, int] = {}
+    order = sorted((rate, number) for number, rate in enumerate(rates))
+    while order:
+        most = order[-1][0]
+        alike = [each for each in order if each[0] >= (1 - share) * most]
+        middle = round(statistics.median(rate for rate, _ in alike))
+        levels.update((number, middle) for _, number in alike)
+        order = order[: len(order) - len(alike)]
+    return [levels[number] for number in range(len(rates))]
+
+
+class _Counter:
+    """Bytes of each NIC of a hub over time, until a flow over it may have ended."""
+
+    def __init__(self, n_nics: int) -> None:
+        self.samples: list[list[tuple[float, int]]] = [[] for _ in range(n_nics)]
+        self.counts = [0] * n_nics
+        self._has_ended = [False] * n_nics
+        self.n_messages = 0
+
+    def add(self, now_s: float, nics: Sequence[int]) -> None:
+        """A message over each of these has arrived."""
+        for nic in nics:
+            self.counts[nic] += MESSAGE_BYTES
+        self.look(now_s, self.counts)
+
+    def look(self, now_s: float, counts: Sequence[int]) -> None:
+        """Takes a sample of all that is not over."""
+        for nic, count in enumerate(counts):
+            if not self._has_ended[nic]:
+                self.samples[nic].append((now_s, count))
+
+    def end(self, nic: int) -> None:
+        """What comes from now on does not count."""
+        self._has_ended[nic] = True
+
+
+def probe(transport: ProbedTransport, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S) -> MeasuredNics:
+    """The rates of all NICs of the job; collective, the same at every rank, with nothing else under way.
+
+    Raises DeadlineExceeded if it is not done within `deadline_s` seconds, and what the transport raises.
+    """
+    return _Probe(transport, clock or MonotonicClock(), deadline_s).run()
+
+
+class _Probe:
+    """One rank's part of a probe."""
+
+    def __init__(self, transport: ProbedTransport, clock: Clock, deadline_s: float) -> None:
+        self._transport, self._clock = transport, clock
+        self._deadline_s, self._due_s = deadline_s, clock.now_s() + deadline_s
+        self._rank, self._nics = transport.rank, transport.nics
+        first_of: dict[tuple[str, ...], int] = {}
+        self._hosts = tuple(
+            first_of.setdefault(tuple(nic[1] for nic in nics), rank) for rank, nics in enumerate(self._nics)
+        )
+        self._groups = make_groups(sorted(set(self._hosts)))
+        self._handles: dict[tuple[int, int, int], int] = {}
+        self._more, self._last = np.full(MESSAGE_BYTES, _MORE, np.uint8), np.full(MESSAGE_BYTES, _LAST, np.uint8)
+        # By rank, NIC and way, what was measured: the most.
+        self._best: dict[tuple[int, int, bool], float] = {}
+        # Of this rank as a hub: processor time, and messages sent and received.
+        self._busy_s, self._n_messages = 0.0, 0
+
+    def run(self) -> MeasuredNics:
+        self._open()
+        rounds = make_rounds(self._groups, self._transport.pairs)
+        for _ in range(1 + AGAIN_MAX):
+            self._note(rounds, [self._run_round(each) for each in rounds])
+            best = max(self._best.values(), default=0.0)
+            again = {(rank, is_out) for (rank, _, is_out), rate in self._best.items() if rate < AGAIN_BELOW * best}
+            if not again:
+                break
+            rounds = make_rounds(self._groups, self._transport.pairs, sorted(again))
+        return self._result()
+
+    def _open(self) -> None:
+        """Opens a channel for every flow that a round may have."""
+        flows = [flow for each in make_rounds(self._groups, self._transport.pairs) for flow in each.flows]
+        flows = list(dict.fromkeys(flows))
+        channels = [Channel(flow.src, flow.dst, _window(len(self._groups[0]))) for flow in flows]
+        handles = self._transport.open_over(channels, [flow.rail for flow in flows], _GROUP)
+        self._handles = {flow[:3]: handle for flow, handle in zip(flows, handles, strict=True)}
+
+    # --- one round
+
+    def _run_round(self, round_: Round) -> list[float]:
+        """Sends and receives what the round asks of this rank; if it is a hub, the rate of each of its NICs."""
+        transport, now = self._transport, self._clock.now_s
+        transport.barrier(max(0.1, self._due_s - now()))
+        window = _window(len(self._groups[0]))
+        nic_of: dict[int, int] = {}
+        slots: dict[int, deque[Bytes]] = {}
+        sent: dict[int, deque[int]] = {}
+        for flow in round_.flows:
+            handle = self._handles[flow[:3]]
+            if flow.dst == self._rank:
+                nic_of[handle] = flow.theirs
+                slots[handle] = deque(np.empty(MESSAGE_BYTES, np.uint8) for _ in range(window))
+                for slot in slots[handle]:
+                    transport.post_recv(handle, slot)
+            elif flow.src == self._rank:
+                nic_of[handle] = flow.mine
+                sent[handle] = deque([_MORE] * window)
+        before, busy_s = transport.rails, time.process_time()
+        counter = _Counter(len(before)) if self._rank in round_.hubs else None
+        until_s = now() + SEND_S
+        for handle in sent:
+            for _ in range(window):
+                transport.post_send(handle, self._more)
+        n_open = len(slots) + len(sent)
+        while n_open:
+            now_s = now()
+            if counter is not None and not round_.is_out:
+                counter.look(now_s, [count.received_bytes for count in transport.rails])
+            if now_s >= self._due_s:
+                raise DeadlineExceeded(f"rank {self._rank}: the NICs were not measured within {self._deadline_s:g} s")
+            events = transport.poll(_LOOK_S)
+            if counter is not None and round_.is_out:
+                counter.add(now(), [nic_of[handle] for kind, handle in events if kind == SENT and handle in sent])
+            for kind, handle in events:
+                if counter is not None:
+                    counter.n_messages += 1
+                if kind == SENT and handle in sent:
+                    flags = sent[handle]
+                    if flags.popleft() == _MORE:
+                        goes_on = now() < until_s
+                        flags.append(_MORE if goes_on else _LAST)
+                        transport.post_send(handle, self._more if goes_on else self._last)
+                    elif counter is not None:
+                        counter.end(nic_of[handle])
+                    n_open -= not flags
+                elif kind == RECEIVED and handle in slots:
+                    slot = slots[handle].popleft()
+                    if slot[0] == _MORE:
+                        slots[handle].append(slot)
+                        transport.post_recv(handle, slot)
+                    elif counter is not None:
+                        counter.end(nic_of[handle])
+                    n_open -= slot[0] != _MORE and not slots[handle]
+        if counter is None:
+            return [0.0] * len(before)
+        self._busy_s += time.process_time() - busy_s
+        self._n_messages += counter.n_messages
+        rates = [slope(samples) for samples in counter.samples]
+        if round_.is_out:
+            # What went out over other NICs, since this one is down, is not this one's.
+            for nic, (old, new) in enumerate(zip(before, transport.rails, strict=True)):
+                if new.sent_bytes - old.sent_bytes < counter.counts[nic] / 2:
+                    rates[nic] = 0.0
+        return rates
+
+    # --- what all ranks found
+
+    def _note(self, rounds: Sequence[Round], own: Sequence[Sequence[float]]) -> None:
+        """Exchanges what the hubs have measured in these rounds: the mean of two that are alike, else the most."""
+        n_nics = max(map(len, self._nics))
+        rows = b"".join(_RATE.pack(rate) for each in own for rate in (*each, *[0.0] * (n_nics - len(each))))
+        everyone = [
+            np.frombuffer(row, "<f8").reshape(len(rounds), n_nics)
+            for row in self._transport.allgather(rows, max(0.1, self._due_s - self._clock.now_s()))
+        ]
+        for number, round_ in enumerate(rounds):
+            for flow in round_.flows:
+                hub, nic = (flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs)
+                key = hub, nic, round_.is_out
+                rate, before = float(everyone[hub][number, nic]), self._best.get(key)
+                alike = before is not None and (1 - ALIKE) * rate < before < (1 + ALIKE) * rate
+                self._best[key] = (rate + before) / 2 if before is not None and alike else max(rate, before or 0.0)
+
+    def _agree_overhead(self) -> float:
+        """The median over the ranks of what a message costs, times the ranks that share a processor."""
+        own = _COST.pack(self._busy_s / max(1, self._n_messages), _machine(), os.cpu_count() or 1)
+        everyone = [_COST.unpack(each) for each in self._transport.allgather(own)]
+        machines = [machine for _, machine, _ in everyone]
+        crowded = max(1.0, max(machines.count(machine) / cores for _, machine, cores in everyone))
+        costs = [cost for cost, *_ in everyone if cost]
+        return crowded * statistics.median(costs) if costs else 0.0
+
+    def _result(self) -> MeasuredNics:
+        keys = sorted(self._best)
+        best = max(self._best.values(), default=0.0)
+        levels = dict(zip(keys, level([self._best[key] for key in keys]), strict=True))
+        for key in keys:
+            if self._best[key] < _USELESS * best:
+                levels[key] = 0
+        rates = tuple(
+            tuple((levels.get((host, nic, True), 0), levels.get((host, nic, False), 0)) for nic in range(len(nics)))
+            for host, nics in zip(self._hosts, self._nics, strict=True)
+        )
+        names = tuple(tuple(nic[0] for nic in nics) for nics in self._nics)
+        return MeasuredNics(names, rates, self._hosts, self._agree_overhead())
+
+
+def _machine() -> bytes:
+    """What tells this machine from others, whatever the name of the host: ranks in containers may share it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        boot = socket.gethostname().encode()
+    return hashlib.sha256(boot).digest()[:16]
+
+
+def _window(group: int) -> int:
+    """Messages on their way in a flow, so that `IN_FLIGHT_BYTES` are over a hub's NIC."""
+    return max(2, -(-IN_FLIGHT_BYTES // (MESSAGE_BYTES * max(1, group - 1))))
