@@ -89,13 +89,17 @@ def measure_nics(settings: BenchSettings, transport: TcpTransport, environ: Mapp
     """Measures the NICs, divides messages by what they carry, and takes them as the topology if none is given or if
     that is not what the hosts carry; collective.
 
-    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if there is nothing but loopback.
+    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if no NIC is between the ranks. Where
+    ranks share NICs, the topology stays as it was: most schedules are for one rank a host.
     """
-    is_local = all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
-    if not settings.probe or transport.n_ranks == 1 or is_local or environ.get(RATES_VARIABLE):
+    hosts = {tuple(nic[1] for nic in nics) for nics in transport.nics}
+    is_local = len(hosts) == 1 or all(address.startswith("127.") for host in hosts for address in host)
+    if not settings.probe or is_local or environ.get(RATES_VARIABLE):
         return settings
     measured = probe(transport)
     transport.set_rates(measured.usable)
+    if len(hosts) < transport.n_ranks:
+        return settings
     found = measured.topology()
     wired = settings.wired
     if wired is not None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optcc.plan import Plan
     from optcc.planner import Planner, build_plan, find_schedule
     from optcc.runtime.communicator import Communicator
+    from optcc.runtime.probe import probe
     from optcc.runtime.transports.loopback import run_ranks
     from optcc.runtime.transports.mpi import MpiTransport
     from optcc.runtime.transports.tcp import TcpTransport
@@ -49,6 +50,7 @@ _MODULE_OF = {
     "build_plan": "optcc.planner",
     "compile_schedule": "optcc.compiler",
     "find_schedule": "optcc.planner",
+    "probe": "optcc.runtime.probe",
     "run_ranks": "optcc.runtime.transports.loopback",
     "verify_plan": "optcc.verify.plan",
 }
@@ -69,6 +71,7 @@ __all__ = [
     "build_plan",
     "compile_schedule",
     "find_schedule",
+    "probe",
     "run_ranks",
     "verify_plan",
 ]

@@ -261,7 +261,7 @@ def try_segments(
         return candidates[0], None
 
     def seconds_of(tried: TimedPlan) -> float:
-        return with_overhead(tried.timing.seconds, tried.plan.transfers, topology.overhead_s)
+        return with_overhead(tried.timing.seconds, tried.plan.transfers.busiest_messages, topology.overhead_s)
 
     chosen, best = candidates[0], attempt(candidates[0])
     for segments in candidates[1:]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from optcc.arrays import Column
 from optcc.show import Card, Shown
-from optcc.transfers import Transfers
 from optcc.units import show_time
 
 Model = Literal["fifo", "exclusive", "fair"]
@@ -19,26 +18,17 @@ Model = Literal["fifo", "exclusive", "fair"]
 MODELS: tuple[Model, ...] = ("fifo", "exclusive", "fair")
 
 
-def with_overhead(seconds: float, transfers: Transfers, overhead_s: Fraction) -> float:
-    """The time of a plan whose ports take `seconds`, where each message costs a rank `overhead_s` at either end.
+def with_overhead(seconds: float, messages: float, overhead_s: Fraction) -> float:
+    """The time of a plan whose ports take `seconds`, and whose busiest rank sends and receives so many messages, each
+    of which costs its processor `overhead_s`.
 
     Processors work beside the wires and are no loss until they are nearly as busy: the sum of the third powers.
 
-    >>> from optcc.planner import build_plan
-    >>> from optcc.topology import Topology
-    >>> transfers = build_plan("ring", Topology.parse("4@1GB/s"), 4096, segments=1).transfers
-    >>> with_overhead(1.0, transfers, Fraction(0)), round(with_overhead(1.0, transfers, Fraction(1, 24)), 3)
+    >>> with_overhead(1.0, 12, Fraction(0)), round(with_overhead(1.0, 12, Fraction(1, 24)), 3)
     (1.0, 1.04)
     """
-    if not overhead_s or len(transfers) == 0:
+    if not overhead_s:
         return seconds
-    n_ranks = transfers.n_ranks
-    ends = np.bincount(transfers.src, minlength=n_ranks) + np.bincount(transfers.dst, minlength=n_ranks)
-    return combined(seconds, int(ends.max()), overhead_s)
-
-
-def combined(seconds: float, messages: float, overhead_s: Fraction) -> float:
-    """`with_overhead` for a busiest rank that sends and receives so many messages."""
     return float((seconds**3 + (messages * float(overhead_s)) ** 3) ** (1 / 3))
 
 

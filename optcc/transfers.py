@@ -84,6 +84,11 @@ class Transfers(Shown):
         """Number of ranks."""
         return self.collective.n_ranks
 
+    @property
+    def busiest_messages(self) -> int:
+        """How many messages the rank sends and receives that has most of them."""
+        return int(np.bincount(np.concatenate((self.src, self.dst)), minlength=1).max())
+
     def __len__(self) -> int:
         return len(self.src)
 

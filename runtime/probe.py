@@ -24,7 +24,7 @@ import statistics
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -43,14 +43,15 @@ SEND_S, SKIP_S, SKIP_BYTES = 0.055, 0.025, 192 << 10
 """A sender begins messages for so long; what arrives in the first part, and the first bytes, do not count."""
 MESSAGE_BYTES, IN_FLIGHT_BYTES = 24 << 10, 1 << 18
 """So long is a message, and so much is on its way over a NIC at least."""
-AGAIN_BELOW, AGAIN_MAX = 0.93, 1
-"""Rates below this share of the best are measured again, so many times."""
+AGAIN_BELOW, AGAIN_MAX, GOOD = 0.93, 1, 0.8
+"""Rates below the first share of the good ones are measured again, so many times; good is what has so much of the
+best."""
 ALIKE = 0.1
 """Two measurements of a NIC that differ by less are both right."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
 DEADLINE_S = 30.0
-_LOOK_S = 0.002
+_LOOK_S, _CONNECT_S = 0.002, 0.1
 _GROUP = -1
 _MORE, _LAST = 1, 0
 _RATE, _COST = struct.Struct("<d"), struct.Struct("<d16sI")
@@ -76,6 +77,10 @@ class ProbedTransport(Transport, Protocol):
 
     def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
         """The rails that join two ranks: the numbers of their NICs at both ends."""
+        ...
+
+    def joined(self, src: int, dst: int) -> list[bool]:
+        """For each rail of a pair, whether a connection to `dst` is up; all are if this rank is not `src`."""
         ...
 
     def open_over(self, channels: Sequence[Channel], rails: Sequence[int], group: int = 0) -> list[int]:
@@ -108,7 +113,7 @@ class MeasuredNics:
         """
         firsts = [self.hosts.index(host) for host in sorted(set(self.hosts))]
         if list(self.hosts) != sorted(self.hosts):
-            raise InputError("ranks of one host: must follow one another (mpirun --map-by slot)")
+            raise InputError("ranks of one host: must follow one another")
         rails = sorted({name for nics in self.names for name in nics})
         servers = tuple(
             Server(
@@ -128,7 +133,7 @@ def _nic(rail: int, out: int, in_: int) -> Nic:
     return Nic(rail, Fraction(max(1, out)), Fraction(max(1, in_)), failed=not (out and in_))
 
 
-class Flow(NamedTuple):
+class ProbeFlow(NamedTuple):
     """Messages from a rank to a rank over one rail of the pair; `mine` and `theirs` are its NICs there."""
 
     src: int
@@ -138,12 +143,12 @@ class Flow(NamedTuple):
     theirs: int
 
 
-class Round(NamedTuple):
+class ProbeRound(NamedTuple):
     """A round: its flows, and per group the hub; `is_out` if the hubs send."""
 
     hubs: tuple[int, ...]
     is_out: bool
-    flows: tuple[Flow, ...]
+    flows: tuple[ProbeFlow, ...]
 
 
 def make_groups(ranks: Sequence[int], group_max: int = GROUP_MAX) -> list[tuple[int, ...]]:
@@ -156,13 +161,15 @@ def make_groups(ranks: Sequence[int], group_max: int = GROUP_MAX) -> list[tuple[
     return [tuple(ranks[number::count]) for number in range(count)]
 
 
-def make_rounds(groups: Sequence[Sequence[int]], pairs: Pairs, wanted: Sequence[tuple[int, bool]] = ()) -> list[Round]:
+def make_rounds(
+    groups: Sequence[Sequence[int]], pairs: RailPairs, wanted: Sequence[tuple[int, bool]] = ()
+) -> list[ProbeRound]:
     """The rounds in which each rank of each group is the hub once each way; only the `wanted` (hub, is_out) if given.
 
     >>> [(each.hubs, each.is_out, len(each.flows)) for each in make_rounds([(0, 1, 2)], lambda src, dst: [(0, 0)])][:2]
     [((0,), True, 2), ((0,), False, 2)]
     """
-    rounds: list[Round] = []
+    rounds: list[ProbeRound] = []
     waiting = [
         deque((hub, is_out) for hub in group for is_out in (True, False) if not wanted or (hub, is_out) in wanted)
         for group in groups
@@ -174,11 +181,11 @@ def make_rounds(groups: Sequence[Sequence[int]], pairs: Pairs, wanted: Sequence[
                 flow for group in groups for hub in hubs if hub in group for flow in _flows(hub, group, is_out, pairs)
             ]
             if hubs:
-                rounds.append(Round(tuple(hubs), is_out, tuple(flows)))
+                rounds.append(ProbeRound(tuple(hubs), is_out, tuple(flows)))
     return rounds
 
 
-class Pairs(Protocol):
+class RailPairs(Protocol):
     """The rails that join two ranks."""
 
     def __call__(self, src: int, dst: int, /) -> Sequence[tuple[int, int]]:
@@ -186,20 +193,20 @@ class Pairs(Protocol):
         ...
 
 
-def _flows(hub: int, group: Sequence[int], is_out: bool, pairs: Pairs) -> Iterator[Flow]:
+def _flows(hub: int, group: Sequence[int], is_out: bool, pairs: RailPairs) -> Iterator[ProbeFlow]:
     for other in group:
         if other != hub:
             src, dst = (hub, other) if is_out else (other, hub)
             for rail, (mine, theirs) in enumerate(pairs(src, dst)):
-                yield Flow(src, dst, rail, mine, theirs)
+                yield ProbeFlow(src, dst, rail, mine, theirs)
 
 
 def slope(samples: Sequence[tuple[float, int]], skip_s: float = SKIP_S) -> float:
     """Bytes/s from samples of (time, bytes so far), by least squares, without the first `skip_s` after the first bytes
     and the first `SKIP_BYTES`, or two fifths if that is less; 0 if nothing arrived.
 
-    >>> slope([(0.0, 0), (0.01, 500), (0.03, 600), (0.04, 700), (0.05, 800)], 0.02)
-    10000.0
+    >>> round(slope([(0.0, 0), (0.01, 500), (0.03, 600), (0.04, 700), (0.05, 800)], 0.02))
+    10000
     """
     if len(samples) < 2 or samples[-1][1] == samples[0][1]:
         return 0.0
@@ -234,6 +241,12 @@ def level(rates: Sequence[float], share: float = LEVEL) -> list[int]:
     return [levels[number] for number in range(len(rates))]
 
 
+def _typical(rates: Collection[float]) -> float:
+    """The median of the good ones: the best itself may be a measurement that went wrong."""
+    best = max(rates, default=0.0)
+    return statistics.median([rate for rate in rates if rate >= GOOD * best] or [0.0])
+
+
 class _Counter:
     """Bytes of each NIC of a hub over time, until a flow over it may have ended."""
 
@@ -252,8 +265,9 @@ class _Counter:
     def look(self, now_s: float, counts: Sequence[int]) -> None:
         """Takes a sample of all that is not over."""
         for nic, count in enumerate(counts):
-            if not self._has_ended[nic]:
-                self.samples[nic].append((now_s, count))
+            samples = self.samples[nic]
+            if not self._has_ended[nic] and (not samples or count != samples[-1][1]):
+                samples.append((now_s, count))
 
     def end(self, nic: int) -> None:
         """What comes from now on does not count."""
@@ -289,15 +303,40 @@ class _Probe:
 
     def run(self) -> MeasuredNics:
         self._open()
-        rounds = make_rounds(self._groups, self._transport.pairs)
+        up = self._find_rails()
+        rounds = self._rounds(up)
         for _ in range(1 + AGAIN_MAX):
             self._note(rounds, [self._run_round(each) for each in rounds])
-            best = max(self._best.values(), default=0.0)
+            best = _typical(self._best.values())
             again = {(rank, is_out) for (rank, _, is_out), rate in self._best.items() if rate < AGAIN_BELOW * best}
             if not again:
                 break
-            rounds = make_rounds(self._groups, self._transport.pairs, sorted(again))
+            rounds = self._rounds(up, sorted(again))
         return self._result()
+
+    def _rounds(
+        self, up: Collection[tuple[int, int, int]], wanted: Sequence[tuple[int, bool]] = ()
+    ) -> list[ProbeRound]:
+        """The rounds, without the flows over rails that are not up: their messages would go over other rails."""
+        rounds = make_rounds(self._groups, self._transport.pairs, wanted)
+        return [each._replace(flows=tuple(flow for flow in each.flows if flow[:3] in up)) for each in rounds]
+
+    def _find_rails(self) -> set[tuple[int, int, int]]:
+        """Waits for connections; the rails (src, dst, number) that have some, as their sources see it."""
+        transport, now = self._transport, self._clock.now_s
+        transport.barrier(max(0.1, self._due_s - now()))
+        until_s = now() + _CONNECT_S
+        while now() < until_s and not all(all(transport.joined(src, dst)) for src, dst, _ in self._handles):
+            transport.poll(_LOOK_S)
+        pairs = sorted({(src, dst) for src, dst, _ in self._handles})
+        words = [_bits(transport.joined(*pair)) if pair[0] == self._rank else 0 for pair in pairs]
+        everyone = [np.frombuffer(row, "<u8") for row in transport.allgather(np.array(words, "<u8").tobytes())]
+        return {
+            (src, dst, rail)
+            for number, (src, dst) in enumerate(pairs)
+            for rail in range(len(transport.pairs(src, dst)))
+            if int(everyone[src][number]) >> rail & 1
+        }
 
     def _open(self) -> None:
         """Opens a channel for every flow that a round may have."""
@@ -309,7 +348,7 @@ class _Probe:
 
     # --- one round
 
-    def _run_round(self, round_: Round) -> list[float]:
+    def _run_round(self, round_: ProbeRound) -> list[float]:
         """Sends and receives what the round asks of this rank; if it is a hub, the rate of each of its NICs."""
         transport, now = self._transport, self._clock.now_s
         transport.barrier(max(0.1, self._due_s - now()))
@@ -377,7 +416,7 @@ class _Probe:
 
     # --- what all ranks found
 
-    def _note(self, rounds: Sequence[Round], own: Sequence[Sequence[float]]) -> None:
+    def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
         """Exchanges what the hubs have measured in these rounds: the mean of two that are alike, else the most."""
         n_nics = max(map(len, self._nics))
         rows = b"".join(_RATE.pack(rate) for each in own for rate in (*each, *[0.0] * (n_nics - len(each))))
@@ -424,6 +463,10 @@ def _machine() -> bytes:
     except OSError:
         boot = socket.gethostname().encode()
     return hashlib.sha256(boot).digest()[:16]
+
+
+def _bits(flags: Sequence[bool]) -> int:
+    return sum(1 << number for number, flag in enumerate(flags) if flag)
 
 
 def _window(group: int) -> int:

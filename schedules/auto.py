@@ -28,7 +28,7 @@ from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
-from optcc.timing import Model, combined, with_overhead
+from optcc.timing import Model, with_overhead
 from optcc.topology import Topology
 from optcc.units import show_time
 
@@ -205,7 +205,9 @@ def choose(
         )
         if search.is_last(candidate):
             return Choice(plan, built[key], candidate, search.listed())
-        seconds = with_overhead(simulate(plan, timed, model=ports).seconds, plan.transfers, timed.overhead_s)
+        seconds = with_overhead(
+            simulate(plan, timed, model=ports).seconds, plan.transfers.busiest_messages, timed.overhead_s
+        )
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, built[key], replace(candidate, seconds=seconds)
@@ -223,7 +225,7 @@ def _costed(candidate: Candidate, topology: Topology) -> Candidate:
     if not topology.overhead_s:
         return candidate
     messages = 2 * candidate.transfers / topology.n_ranks
-    return replace(candidate, estimate_s=combined(candidate.estimate_s, messages, topology.overhead_s))
+    return replace(candidate, estimate_s=with_overhead(candidate.estimate_s, messages, topology.overhead_s))
 
 
 def _bound_s(topology: Topology, size_bytes: float) -> float:

@@ -65,14 +65,25 @@ class End:
 
 
 class SimulatedNetwork:
-    """The NICs of all hosts, joined by a core that never limits. All that is drawn comes from `rng`."""
+    """The NICs of all hosts, joined by a core that never limits. All that is drawn comes from `rng`.
+
+    Segments of several senders enter a NIC in the order in which they come, if they go `in_turn`; else in the order in
+    which they were sent. The latter takes half of the events, and keeps a NIC idle while a slow sender's segment is on
+    its way: enough where the protocol matters and its rates do not.
+    """
 
     def __init__(
-        self, rng: random.Random, *, latency_s: float, segment_bytes: int, buffer_bytes: tuple[int, int]
+        self,
+        rng: random.Random,
+        *,
+        latency_s: float,
+        segment_bytes: int,
+        buffer_bytes: tuple[int, int],
+        in_turn: bool = False,
     ) -> None:
         self.clock = SimulatedClock()
         self.rng, self.latency_s, self.segment_bytes = rng, latency_s, segment_bytes
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes, self._in_turn = buffer_bytes, in_turn
         self.nics: dict[tuple[int, int], SimulatedNic] = {}
         self._streams: defaultdict[SimulatedNic, dict[Stream, None]] = defaultdict(dict)
         # Called with the first byte of each segment, the kind of a frame if it starts with one, before it leaves a NIC.
@@ -173,6 +184,7 @@ class SimulatedNetwork:
         size = len(data) + _HEADER_BYTES
         left_s = max(now_s, src.out_free_s) + size / src.out_rate
         src.out_free_s = left_s
+        came_s = 0.0 if self._in_turn else _enter(dst, left_s, size)
         if self.rng.random() < src.loss + dst.loss:
             self.n_lost += 1
             return
@@ -183,11 +195,8 @@ class SimulatedNetwork:
             self.n_corrupted += 1
         fails = src.fails + dst.fails
 
-        def enters() -> None:
-            # Segments of several senders take their turns in the order in which they come.
-            came_s = max(self.clock.now_s, dst.in_free_s + size / dst.in_rate)
-            dst.in_free_s = came_s
-            self.clock.after(came_s + self.latency_s - self.clock.now_s, arrives)
+        def comes() -> None:
+            self.clock.after(_enter(dst, left_s, size) + self.latency_s - left_s, arrives)
 
         def arrives() -> None:
             if fails != src.fails + dst.fails or not (src.sends() and dst.receives()):
@@ -195,7 +204,10 @@ class SimulatedNetwork:
             else:
                 flow.arrive(start, data, is_fin)
 
-        self.clock.after(left_s - now_s, enters)
+        if self._in_turn:
+            self.clock.after(left_s - now_s, comes)
+        else:
+            self.clock.after(came_s + self.latency_s - now_s, arrives)
 
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""
@@ -231,3 +243,9 @@ class SimulatedNetwork:
         """A blackhole begins or ends; nobody is told."""
         nic.fails += (nic.out_open, nic.in_open) != (out, in_)
         nic.out_open, nic.in_open = out, in_
+
+
+def _enter(nic: SimulatedNic, came_s: float, size: int) -> float:
+    """When a segment that comes then is through a NIC's in port."""
+    nic.in_free_s = max(came_s, nic.in_free_s + size / nic.in_rate)
+    return nic.in_free_s

@@ -70,7 +70,11 @@ class SimNetwork:
         rng = random.Random(seed)
         latency_s = float(topology.latency_s) if isinstance(topology, Topology) and topology.latency_s else _LATENCY_S
         self.network = SimulatedNetwork(
-            rng, latency_s=latency_s, segment_bytes=_SEGMENT_BYTES, buffer_bytes=(_BUFFER_BYTES, _BUFFER_BYTES)
+            rng,
+            latency_s=latency_s,
+            segment_bytes=_SEGMENT_BYTES,
+            buffer_bytes=(_BUFFER_BYTES, _BUFFER_BYTES),
+            in_turn=True,
         )
         self.network.corrupt = corrupt
         book: list[tuple[NicEntry, ...]] = []

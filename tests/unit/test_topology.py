@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -194,3 +195,27 @@ def test_scaling_and_latency_keep_the_rest() -> None:
     assert list(topology.scaled(Fraction(1, 2)).in_) == [5, Fraction(7, 2), 5]
     assert topology.with_latency(Fraction(1, 3)).latency_s == Fraction(1, 3)
     assert topology.with_latency(Fraction(1, 3)).out == topology.out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2@50GB/s",
+        "8@50GB/s,3=25GB/s:1/3GB/s",
+        "4x8@50GB/s,2=3/8",
+        "16@400Gbit/s/4:2",
+    ],
+)
+def test_a_file_that_was_written_is_read_as_the_same_topology(text: str, tmp_path: Path) -> None:
+    """Servers, rates, failed NICs, pods and times come back, exactly."""
+    topology = replace(
+        Topology.parse(text), latency_s=Fraction(5, 10**6), overhead_s=Fraction(139_271, 10**9), text="", rail_only=True
+    )
+    path = tmp_path / "cluster.toml"
+    path.write_text(topology.to_toml(), encoding="utf-8")
+    assert Topology.parse(str(path)) == topology
+
+
+def test_an_overhead_below_zero_is_refused() -> None:
+    with pytest.raises(TopologyError, match="overhead -1: must not be negative"):
+        replace(Topology.parse("2@1GB/s"), overhead_s=Fraction(-1))

@@ -1,0 +1,69 @@
+"""`optcc probe`, and the bench that measures by itself, on emulated hosts of which nobody says anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
+from optcc.topology import Topology
+
+pytestmark = [pytest.mark.netns, pytest.mark.mpi]
+
+OPTCC = [sys.executable, "-m", "optcc"]
+UNTOLD = ["env", "-u", "OPTCC_TOPOLOGY"]
+OVERHEAD = 9014 / 8948
+TRUE = {("h0", "eth0"): (200, 200), ("h0", "eth1"): (200, 200), ("h1", "eth0"): (100, 60), ("h1", "eth1"): (200, 200)}
+TRUE |= {("h2", "eth0"): (200, 200), ("h2", "eth1"): (0, 0)}
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    """Three hosts: one NIC with less out and less in, one down."""
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=f"probe-{os.getpid()}")) as fabric:
+        fabric.set_rate("h1.eth0", NicRates.parse("100Mbit/s:60Mbit/s"))
+        fabric.fail("h2.eth1")
+        yield fabric
+
+
+def test_every_nic_is_measured(fabric: Fabric, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    done = fabric.run([*UNTOLD, *OPTCC, "probe", "--json", "-o", str(path)], capture=True, timeout_s=60)
+    assert done.exit_code == 0, done.stderr
+    hosts = json.loads(done.stdout)["hosts"]
+    found = {(host["name"], nic["name"]): nic for host in hosts for nic in host["nics"]}
+    assert found.keys() == TRUE.keys() - {("h2", "eth1")}, "a NIC that is down has no address"
+    for key, nic in found.items():
+        for way, mbits in zip(("out_bytes_per_s", "in_bytes_per_s"), TRUE[key], strict=True):
+            # Not a matter of time but of rates, which the buckets give; a busy machine can only measure less.
+            assert 0.7 * mbits < 8e-6 * OVERHEAD * nic[way] < 1.15 * mbits, (key, way, nic)
+    topology = Topology.parse(str(path))
+    assert [server.name for server in topology.servers] == ["h0", "h1", "h2"]
+    assert topology.overhead_s > 0
+
+
+def test_a_bench_that_is_told_nothing_plans_for_what_it_measures(fabric: Fabric) -> None:
+    words = ["bench", "--transport", "tcp", "--schedule", "auto", "-b", "4M", "-n", "2", "--mode", "out", "--json"]
+    done = fabric.run([*UNTOLD, *OPTCC, *words], capture=True, timeout_s=120)
+    assert done.exit_code == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["out_of_bounds"] == 0 and printed["config"]["ports"] == "fair"
+    topology = Topology.parse(printed["config"]["topology"].removeprefix("Topology('").removesuffix("')"))
+    assert topology.in_[1] < Fraction(3, 4) * topology.in_[0] and topology.out[2] < Fraction(3, 4) * topology.out[0]
+    assert printed["results"][0]["bound_ratio"] > 0.9
+
+
+def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fabric) -> None:
+    words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "1M", "-n", "1", "--topology", "3@50MB/s"]
+    done = fabric.run([*OPTCC, *words], capture=True, timeout_s=120)
+    assert done.exit_code == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("optcc: --topology: ")]
+    assert "h2 sends " in line and "h1 receives " in line
+    told = fabric.run([*OPTCC, *words, "--no-probe"], capture=True, timeout_s=120)
+    assert told.exit_code == 0 and "--topology" not in told.stderr

@@ -1,0 +1,183 @@
+"""The probe: its rounds and arithmetic, and the rates that it finds on random hosts in simulated time."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from optcc.errors import InputError
+from optcc.faults import FaultPlan
+from optcc.plan import Channel
+from optcc.runtime.probe import MeasuredNics, level, make_groups, make_rounds, probe, slope
+from optcc.runtime.transport import Bytes
+from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
+from optcc.topology import Nic, Server, Topology
+
+
+def random_hosts(seed: int) -> Topology:
+    """2 to 8 hosts of 1 to 3 NICs; half of the NICs have 15 to 100 % of their rate, out and in by themselves."""
+    rng = random.Random(seed)
+
+    def rate() -> Fraction:
+        return Fraction(int(50e6 * (1 if rng.random() < 0.5 else rng.uniform(0.15, 1))))
+
+    hosts = range(rng.randint(2, 8))
+    nics = [tuple(Nic(rail, rate(), rate()) for rail in range(rng.randint(1, 3))) for _ in hosts]
+    return Topology(tuple(Server(f"h{host}", 1, nics[host]) for host in hosts))
+
+
+def measure(network: SimNetwork) -> MeasuredNics:
+    """The probe of all ranks of a network, who find the same."""
+    found = run_sim(network, lambda _, transport: probe(transport, clock=transport.clock))
+    assert all(each.rates == found[0].rates for each in found)
+    return found[0]
+
+
+def expected(topology: Topology, host: int, rail: int) -> tuple[float, float]:
+    """What a NIC sends and receives, as far as the NICs on its rail let it show."""
+    others = [
+        nic
+        for number, server in enumerate(topology.servers)
+        for nic in server.nics
+        if number != host and nic.rail == rail
+    ]
+    own = topology.servers[host].nics[rail]
+    return float(min(own.out, sum(nic.in_ for nic in others))), float(min(own.in_, sum(nic.out for nic in others)))
+
+
+def check(seed: int) -> None:
+    topology = random_hosts(seed)
+    network = SimNetwork(topology, seed=seed)
+    measured = measure(network)
+    for host, server in enumerate(topology.servers):
+        for nic in server.nics:
+            for found, true in zip(measured.rates[host][nic.rail], expected(topology, host, nic.rail), strict=True):
+                assert found == pytest.approx(true, rel=0.05), (seed, host, nic.rail)
+    assert network.now_s < 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rates_are_within_five_per_cent_on_random_hosts(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 200))
+def test_rates_are_within_five_per_cent_on_two_hundred_random_hosts(seed: int) -> None:
+    check(seed)
+
+
+def test_the_time_does_not_grow_with_the_number_of_hosts() -> None:
+    times = []
+    for hosts in (8, 24):
+        network = SimNetwork(Topology.parse(f"{hosts}@50MB/s"))
+        measure(network)
+        times.append(network.now_s)
+    assert times[1] < 1.5 * times[0]
+
+
+def test_a_nic_that_is_down_carries_nothing_and_does_not_disturb_the_others() -> None:
+    nics = tuple(Nic(rail, Fraction(50_000_000), Fraction(50_000_000)) for rail in range(2))
+    hosts = Topology(tuple(Server(f"h{number}", 1, nics) for number in range(3)))
+    measured = measure(SimNetwork(hosts, nic_faults=FaultPlan.parse("1/1@0s")))
+    assert measured.rates[1][1] == (0, 0) and measured.usable[1][1] == (1, 1)
+    topology = measured.topology()
+    assert [nic.failed for server in topology.servers for nic in server.nics] == [False] * 3 + [True] + [False] * 2
+    for host, nic in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1)):
+        assert measured.rates[host][nic] == pytest.approx((5e7, 5e7), rel=0.05)
+
+
+def test_messages_are_divided_by_what_was_measured() -> None:
+    """The same exchange before and after `set_rates`: a NIC with a quarter of the rate gets a fifth of the bytes."""
+    fast, slow = Fraction(50_000_000), Fraction(12_500_000)
+    nics = (Nic(0, fast, fast), Nic(1, slow, slow))
+    network = SimNetwork(Topology(tuple(Server(f"h{number}", 1, nics) for number in range(2))), learn_rates=False)
+
+    def sent(transport: SimTransport, group: int) -> float:
+        (handle,) = transport.open([Channel(0, 1, 1)], group)
+        data: Bytes = bytes_of(8 << 20)
+        before = [rail.sent_bytes + rail.received_bytes for rail in transport.rails]
+        (transport.post_send if transport.rank == 0 else transport.post_recv)(handle, data)
+        while not transport.poll(1.0):
+            pass
+        parts = [rail.sent_bytes + rail.received_bytes - old for rail, old in zip(transport.rails, before, strict=True)]
+        return parts[1] / sum(parts)
+
+    def program(_: int, transport: SimTransport) -> tuple[float, float]:
+        transport.set_rates([[(1, 1)] * 2] * 2)
+        first = sent(transport, 0)
+        transport.set_rates(probe(transport, clock=transport.clock).usable)
+        second = sent(transport, 1)
+        transport.barrier()
+        return first, second
+
+    for first, second in run_sim(network, program):
+        assert first == pytest.approx(0.5, abs=0.01)
+        assert second == pytest.approx(0.2, abs=0.01)
+
+
+def bytes_of(count: int) -> Bytes:
+    """So many bytes, all different enough."""
+    return (np.arange(count) % 251).astype(np.uint8)
+
+
+def test_rates_below_one_are_refused() -> None:
+    def program(_: int, transport: SimTransport) -> None:
+        with pytest.raises(InputError, match="NIC eth1 of rank 0: 5 and 0 B/s: must be at least 1"):
+            transport.set_rates([[(5, 5), (5, 0)], [(5, 5), (5, 5)]])
+
+    run_sim(SimNetwork(2), program)
+
+
+def test_every_rank_is_a_hub_once_each_way() -> None:
+    groups = make_groups(range(11), 4)
+    assert sorted(rank for group in groups for rank in group) == list(range(11))
+    rounds = make_rounds(groups, lambda _src, _dst: [(0, 1), (1, 0)])
+    assert sorted((hub, each.is_out) for each in rounds for hub in each.hubs) == sorted(
+        (rank, is_out) for rank in range(11) for is_out in (False, True)
+    )
+    for each in rounds:
+        members = [set(group) for group in groups if set(group) & set(each.hubs)]
+        assert len(members) == len(each.hubs), "one hub a group"
+        for flow in each.flows:
+            hub, other = (flow.src, flow.dst) if each.is_out else (flow.dst, flow.src)
+            assert hub in each.hubs and any({hub, other} <= group for group in members)
+
+
+def test_only_the_wanted_rounds_are_repeated() -> None:
+    rounds = make_rounds([(0, 1, 2)], lambda _src, _dst: [(0, 0)], [(1, False)])
+    assert [(each.hubs, each.is_out) for each in rounds] == [((1,), False)]
+
+
+def test_a_burst_at_the_start_does_not_count() -> None:
+    burst = [(0.0, 0), (0.001, 500_000)]
+    steady = [(0.001 + 0.002 * step, 500_000 + 10_000 * step) for step in range(1, 40)]
+    assert slope([*burst, *steady]) == pytest.approx(5e6, rel=1e-6)
+
+
+@pytest.mark.parametrize("samples", [[], [(0.0, 7)], [(0.0, 7), (1.0, 7)]])
+def test_nothing_arrived(samples: list[tuple[float, int]]) -> None:
+    assert slope(samples) == 0.0
+
+
+def test_few_samples_are_better_than_none() -> None:
+    assert slope([(0.0, 0), (0.5, 1000), (1.0, 2000)]) == pytest.approx(2000)
+
+
+def test_alike_rates_become_one() -> None:
+    assert level([]) == []
+    assert level([100.0, 97.5, 96.0, 50.0]) == [99, 99, 96, 50]
+
+
+def test_ranks_that_share_their_nics_are_one_server() -> None:
+    rates = (((10, 20),),) * 2 + (((5, 6),),)
+    measured = MeasuredNics((("eth0",),) * 3, rates, (0, 0, 2), 1e-4)
+    topology = measured.topology(["a", "b"])
+    assert [(server.name, server.gpus) for server in topology.servers] == [("a", 2), ("b", 1)]
+    assert [int(rate) for rate in (*topology.out, *topology.in_)] == [10, 5, 20, 6]
+    assert topology.overhead_s == Fraction(1, 10**4)
+    with pytest.raises(InputError, match="must follow one another"):
+        MeasuredNics((("eth0",),) * 3, rates, (0, 1, 0), 0.0).topology()
