@@ -46,8 +46,8 @@ MESSAGE_BYTES, IN_FLIGHT_BYTES = 24 << 10, 1 << 18
 AGAIN_BELOW, AGAIN_MAX, GOOD = 0.93, 1, 0.8
 """Rates below the first share of the good ones are measured again, so many times; good is what has so much of the
 best."""
-ALIKE = 0.1
-"""Two measurements of a NIC that differ by less are both right."""
+ALIKE = 0.04
+"""Of two measurements of a NIC that differ by less the mean counts, else the larger: most disturbances slow it down."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
 DEADLINE_S = 30.0
@@ -368,7 +368,8 @@ class _Probe:
                 sent[handle] = deque([_MORE] * window)
         before, busy_s = transport.rails, time.process_time()
         counter = _Counter(len(before)) if self._rank in round_.hubs else None
-        until_s = now() + SEND_S
+        # From the first message that has arrived: the other end may still be in the round before.
+        until_s = 0.0
         for handle in sent:
             for _ in range(window):
                 transport.post_send(handle, self._more)
@@ -386,6 +387,7 @@ class _Probe:
                 if counter is not None:
                     counter.n_messages += 1
                 if kind == SENT and handle in sent:
+                    until_s = until_s or now() + SEND_S
                     flags = sent[handle]
                     if flags.popleft() == _MORE:
                         goes_on = now() < until_s
@@ -417,7 +419,7 @@ class _Probe:
     # --- what all ranks found
 
     def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
-        """Exchanges what the hubs have measured in these rounds: the mean of two that are alike, else the most."""
+        """Exchanges what the hubs have measured in these rounds: the mean of two that are alike, else the larger."""
         n_nics = max(map(len, self._nics))
         rows = b"".join(_RATE.pack(rate) for each in own for rate in (*each, *[0.0] * (n_nics - len(each))))
         everyone = [
@@ -425,8 +427,8 @@ class _Probe:
             for row in self._transport.allgather(rows, max(0.1, self._due_s - self._clock.now_s()))
         ]
         for number, round_ in enumerate(rounds):
-            for flow in round_.flows:
-                hub, nic = (flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs)
+            ends = [(flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs) for flow in round_.flows]
+            for hub, nic in dict.fromkeys(ends):
                 key = hub, nic, round_.is_out
                 rate, before = float(everyone[hub][number, nic]), self._best.get(key)
                 alike = before is not None and (1 - ALIKE) * rate < before < (1 + ALIKE) * rate
