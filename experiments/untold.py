@@ -1,0 +1,205 @@
+"""How near to the bound an AllReduce comes of whose hosts nobody says anything, as a record.
+
+    python -m optcc.experiments.untold           (four states and twenty random fabrics, in about ten minutes)
+
+Every row is the user's own command on emulated hosts,
+
+    optcc fabric run -- env -u OPTCC_TOPOLOGY optcc bench --transport tcp --schedule auto
+
+without a topology, rates or a model of ports: the run-time measures the NICs and plans for what it has found. T* is
+the certified bound for the rates that the NICs really have, in payload bytes; a NIC reaches only NICs of its own rail,
+so that it is not the bound of hosts whose NICs are pooled, where hosts have different rails. Two runs come before those
+that count. In a random fabric half of the NICs have 15 to 100 % of their rate, out and in by themselves. The record is
+a file of its own format, `optcc-untold/1`. Needs root, for the hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import click
+import msgspec
+
+from optcc.collective import Collective
+from optcc.errors import RuntimeFault
+from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState, NicRates
+from optcc.experiments.record import RECORDS, Check
+from optcc.experiments.recorder import Measured, head, record_command, run_command
+from optcc.show import Card
+from optcc.topology import Nic, Server, Topology
+from optcc.units import show_size
+from optcc.verify.bounds.certified import certified_bound, explain_if_pooled
+
+WARMUP, RUNS = 2, 5
+SIZE_BYTES, RANDOM_SIZE_BYTES = 64 << 20, 16 << 20
+RANDOM_FABRICS, SEED = 20, 1
+_RANDOM_MBITS, _LEAST = 200, 0.15
+_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class UntoldState:
+    """Hosts and what befell them: by NIC, as h1.eth0, its rates or "down"."""
+
+    name: str
+    fabric: str
+    nics: Mapping[str, str] = field(default_factory=dict)
+    size_bytes: int = SIZE_BYTES
+
+
+STATES = (
+    UntoldState("healthy", "4x2@400Mbit/s"),
+    UntoldState("one NIC at half", "4x2@400Mbit/s", {"h3.eth1": "200Mbit/s"}),
+    UntoldState("one NIC down", "4x2@400Mbit/s", {"h3.eth1": "down"}),
+    UntoldState(
+        "three hosts unequal",
+        "5x2@400Mbit/s",
+        {"h1.eth0": "100Mbit/s", "h2.eth1": "200Mbit/s", "h4.eth0": "300Mbit/s", "h4.eth1": "300Mbit/s"},
+    ),
+)
+
+
+def random_state(seed: int) -> UntoldState:
+    """Three to eight hosts of one to three NICs.
+
+    >>> random_state(1).fabric, random_state(1) == random_state(1)
+    ('4x3@200Mbit/s', True)
+    """
+    rng = random.Random(seed)
+    counts = [rng.randint(1, 3) for _ in range(rng.randint(3, 8))]
+    nics: dict[str, str] = {}
+    for host, count in enumerate(counts):
+        for nic in range(max(counts)):
+            if nic >= count:
+                nics[f"h{host}.eth{nic}"] = "down"
+            elif rng.random() < 0.5:
+                out, in_ = (round(_RANDOM_MBITS * rng.uniform(_LEAST, 1)) for _ in range(2))
+                nics[f"h{host}.eth{nic}"] = f"{out}Mbit/s:{in_}Mbit/s"
+    spec = f"{len(counts)}x{max(counts)}@{_RANDOM_MBITS}Mbit/s"
+    return UntoldState(f"random {seed}", spec, nics, RANDOM_SIZE_BYTES)
+
+
+class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A state: its bound, what a run took (the median), how the plan was predicted, and which it was."""
+
+    state: str
+    fabric: str
+    nics: dict[str, str]
+    topology: str
+    size_bytes: int
+    bound_s: float
+    seconds: float
+    predicted_s: float
+    schedule: str
+    segments: int
+    wrong: int
+
+    @property
+    def ratio(self) -> float:
+        """The time over T*."""
+        return self.seconds / self.bound_s
+
+
+@dataclass(frozen=True, slots=True)
+class Untold(Measured):
+    """The rows, the machine and the versions."""
+
+    format: ClassVar[str] = "optcc-untold/1"
+    own_path: ClassVar = RECORDS / "untold.json"
+    docs_page: ClassVar[str] = "transports.md"
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    rows: tuple[UntoldRow, ...]
+
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
+            check(f"rows[{number}].bound_s", row.bound_s, row.bound_s > 0, "be above 0")
+            check(f"rows[{number}].seconds", row.seconds, row.seconds > 0, "be above 0")
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                row.state,
+                row.fabric,
+                show_size(row.size_bytes),
+                f"{row.bound_s:.3f} s",
+                f"{row.ratio:.3f}",
+                f"{row.schedule}, {row.segments}",
+                str(row.wrong),
+            )
+            for row in self.rows
+        )
+        heads = ("state", "hosts", "size", "T*", "time / T*", "plan, segments", "wrong elements")
+        return Card("AllReduce by auto over TCP, nothing declared", heads, rows)
+
+
+def bound_of(standing: FabricState, size_bytes: int) -> float:
+    """T* of an AllReduce on emulated hosts, seconds: certified, rail by rail, without the headers."""
+    servers = tuple(
+        Server(
+            f"h{host}",
+            1,
+            tuple(
+                Nic(rail, nic.rates.rate_out, nic.rates.rate_in, failed=nic.failure is not None)
+                for rail, nic in enumerate(nics)
+            ),
+        )
+        for host, nics in enumerate(standing.nics)
+    )
+    topology = Topology(servers, rail_only=True).scaled(1 / Fraction(WIRE_OVERHEAD))
+    wanted = Collective("allreduce", len(servers))
+    certificate, _ = certified_bound(topology, size_bytes, wanted, explain_if_pooled(topology, size_bytes, wanted))
+    return float(certificate.seconds)
+
+
+def measure_state(state: UntoldState) -> UntoldRow:
+    """One row. Raises RuntimeFault if the command fails."""
+    words = ["bench", "--transport", "tcp", "--schedule", "auto", "--mode", "out", "--json"]
+    words += ["-b", str(state.size_bytes), "-n", str(RUNS), "-w", str(WARMUP)]
+    command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-m", "optcc", *words]
+    with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
+        for nic, what in state.nics.items():
+            if what == "down":
+                fabric.fail(nic)
+            else:
+                fabric.set_rate(nic, NicRates.parse(what))
+        standing = fabric.state()
+        done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S)
+    if done.exit_code:
+        raise RuntimeFault(f"{state.name}: {done.stderr.strip()[-500:]}")
+    printed = json.loads(done.stdout)
+    (row,) = printed["results"]
+    return UntoldRow(
+        *(state.name, state.fabric, dict(state.nics), standing.topology_text(), state.size_bytes),
+        bound_s=bound_of(standing, state.size_bytes),
+        seconds=row["out_of_place"]["time"] / 1e6,
+        predicted_s=row["predicted_seconds"],
+        schedule=row["schedule"],
+        segments=row["segments"],
+        wrong=printed["out_of_bounds"],
+    )
+
+
+@record_command(Untold)
+@click.option("--quick", is_flag=True, help="One state, and one random fabric.")
+def command(quick: bool) -> Iterator[Untold]:
+    """Time AllReduce where nobody declares anything, in a few states and on random hosts."""
+    states = [*STATES, *(random_state(SEED + number) for number in range(RANDOM_FABRICS))]
+    made = head()
+    rows: list[UntoldRow] = []
+    for state in [STATES[1], states[-1]] if quick else states:
+        rows.append(measure_state(state))
+        click.echo(f"{state.name}: {rows[-1].ratio:.3f} of T*", err=True)
+        yield Untold(**made, rows=tuple(rows))
+
+
+if __name__ == "__main__":
+    run_command(command)

@@ -1,0 +1,45 @@
+"""The states of which nobody is told, and their record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from optcc.errors import CodecError
+from optcc.experiments.fabric import FabricSpec, NicRates, NicTarget
+from optcc.experiments.untold import RANDOM_FABRICS, SEED, STATES, Untold, UntoldRow, random_state
+
+ROW = UntoldRow("healthy", "4x2@400Mbit/s", {}, "4@100MB/s", 1 << 26, 1.0, 1.02, 1.01, "shares", 384, 0)
+
+
+@pytest.mark.parametrize("state", [*STATES, *map(random_state, range(SEED, SEED + RANDOM_FABRICS))])
+def test_every_state_can_be_set_up(state: object) -> None:
+    assert isinstance(state, type(STATES[0]))
+    spec = FabricSpec.parse(state.fabric)
+    down = [0] * spec.hosts
+    for name, what in state.nics.items():
+        target = NicTarget.parse(name)
+        assert target.host < spec.hosts and target.nic is not None and target.nic < spec.nics
+        if what == "down":
+            down[target.host] += 1
+        else:
+            NicRates.parse(what)
+    assert max(down) < spec.nics, "every host keeps a NIC"
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    record = Untold({"cores": 2}, {"optcc": "0"}, (ROW,))
+    path = tmp_path / "untold.json"
+    record.write(path)
+    assert Untold.read(path) == record
+    assert "1.020" in record.markdown()
+
+
+def test_a_time_of_zero_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "untold.json"
+    replace(Untold({"cores": 2}, {"optcc": "0"}, (msgspec.structs.replace(ROW, seconds=0.0),))).write(path)
+    with pytest.raises(CodecError, match=r"rows\[0\].seconds"):
+        Untold.read(path)
