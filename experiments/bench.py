@@ -30,7 +30,7 @@ from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.nics import RATES_VARIABLE
-from optcc.runtime.probe import probe
+from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
@@ -69,13 +69,28 @@ class BenchSettings:
     dtype: str
     reduction: str
     segments: int | str
-    slots: int
-    ports: Model
+    slots_given: int | None
+    ports_given: Model | None
     window: int
     modes: tuple[str, ...]
     deadline_s: float
     quiet: bool
-    probe: bool = True
+    probe: bool
+    transport: str
+
+    @property
+    def ports(self) -> Model:
+        """Fair ones, which the flows of TCP share, if it is known what a message costs; else exclusive ones.
+
+        Plans for fair ports gain by more segments, up to more messages than a processor keeps up with.
+        """
+        is_costed = self.topology is not None and self.topology.overhead_s > 0
+        return self.ports_given or ("fair" if self.transport == "tcp" and is_costed else "exclusive")
+
+    @property
+    def slots(self) -> int:
+        """Slots of a channel: messages that a rank accepts ahead."""
+        return self.slots_given or (LOOPBACK_SLOTS if self.transport == "loopback" else SLOTS[self.ports])
 
     @property
     def wired(self) -> Topology | None:
@@ -86,26 +101,26 @@ class BenchSettings:
 
 
 def measure_nics(settings: BenchSettings, transport: TcpTransport, environ: Mapping[str, str]) -> BenchSettings:
-    """Measures the NICs, divides messages by what they carry, and takes them as the topology if none is given or if
-    that is not what the hosts carry; collective.
+    """Measures the NICs and what a message costs, divides messages by what the NICs carry, and takes that as the
+    topology if none is given or if the hosts carry something else; collective.
 
     Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if no NIC is between the ranks. Where
     ranks share NICs, the topology stays as it was: most schedules are for one rank a host.
     """
-    hosts = {tuple(nic[1] for nic in nics) for nics in transport.nics}
-    is_local = len(hosts) == 1 or all(address.startswith("127.") for host in hosts for address in host)
+    n_hosts = len(set(hosts_of(transport.nics)))
+    is_local = n_hosts == 1 or all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
     if not settings.probe or is_local or environ.get(RATES_VARIABLE):
         return settings
     measured = probe(transport)
     transport.set_rates(measured.usable)
-    if len(hosts) < transport.n_ranks:
+    if n_hosts < transport.n_ranks:
         return settings
     found = measured.topology()
-    wired = settings.wired
-    if wired is not None:
+    declared, wired = settings.topology, settings.wired
+    if declared is not None and wired is not None:
         wrong = differences(wired, found)
         if not wrong:
-            return settings
+            return replace(settings, topology=replace(declared, overhead_s=found.overhead_s))
         if transport.rank == 0:
             click.echo(f"optcc: --topology: {'; '.join(wrong)}: plans and bounds are for what was measured", err=True)
     return replace(settings, topology=found, wire_overhead=Fraction(1))
@@ -265,16 +280,6 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, sample
         samples.get("out"),
         samples.get("in"),
     )
-
-
-def default_ports(transport: str) -> Model:
-    """The model of ports that a transport's are most like: the flows of TCP share a NIC."""
-    return "fair" if transport == "tcp" else "exclusive"
-
-
-def default_slots(ports: Model, transport: str) -> int:
-    """Slots of a channel unless they are given: messages that a rank accepts ahead."""
-    return LOOPBACK_SLOTS if transport == "loopback" else SLOTS[ports]
 
 
 @contextmanager

@@ -18,8 +18,6 @@ from optcc.experiments.bench import (
     MODES,
     BenchSettings,
     Progress,
-    default_ports,
-    default_slots,
     measure_nics,
     run_cases,
     run_on_loopback,
@@ -83,7 +81,7 @@ SIZES_MAX = 1000
 @click.option(
     "--ports",
     type=OneOf(MODELS),
-    help="For which ports transfers are ordered; fair over tcp, exclusive elsewhere.",
+    help="For which ports transfers are ordered; exclusive, or fair if NICs are measured.",
 )
 @click.option(
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
@@ -140,7 +138,6 @@ def command(
     dtype = _DTYPES[datatype]
     if op not in reductions_of(dtype):
         raise InputError(f"-o {op!r}: must be one of {', '.join(reductions_of(dtype))}")
-    ports = ports or default_ports(transport)
     settings = BenchSettings(
         schedules or (() if peers else ("ring",)),
         peers,
@@ -155,13 +152,14 @@ def command(
         dtype,
         op,
         segments,
-        slots or default_slots(ports, transport),
+        slots,
         ports,
         window,
         _MODES[mode],
         deadline,
         quiet,
         probe,
+        transport,
     )
     if transport == "loopback":
         if topology is None:
@@ -169,16 +167,16 @@ def command(
         if peers:
             raise InputError(f"--peer {peers[0]}: needs --transport mpi, tcp or ucx")
         return _report(run_on_loopback(settings, _progress), settings, output, as_json)
-    return _under_mpi(settings, output, as_json, transport)
+    return _under_mpi(settings, output, as_json)
 
 
-def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool, carrier: str) -> int:
+def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
-    mpi = mpi_of(carrier)
+    mpi = mpi_of(settings.transport)
     with abort_on_failure(mpi):
         _check_ranks(settings.topology, mpi.n_ranks)
         cache = verdict_cache()
-        with carried_by(mpi, carrier, os.environ) as transport:
+        with carried_by(mpi, settings.transport, os.environ) as transport:
             if isinstance(transport, TcpTransport):
                 settings = measure_nics(settings, transport, os.environ)
             rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))

@@ -159,7 +159,7 @@ FIXES = (
         *(
             Endpoint,
             "_owes",
-            "was_joined and not any(not (self._is_leaving and each.awaits) for each in connections)",
+            "was_joined and all(self._is_leaving and each.awaits for each in connections)",
             "False",
         ),
     ),

@@ -59,6 +59,18 @@ def test_a_bench_that_is_told_nothing_plans_for_what_it_measures(fabric: Fabric)
     assert printed["results"][0]["bound_ratio"] > 0.9
 
 
+def test_the_cost_of_messages_is_known_for_a_topology_that_is_right(fabric: Fabric) -> None:
+    words = ["bench", "--transport", "tcp", "--schedule", "auto", "-b", "4M", "-n", "1", "--mode", "out", "--json"]
+    ports = {}
+    for name, options in {"measured": [], "declared": ["--no-probe"], "asked": ["--ports", "fifo"]}.items():
+        done = fabric.run([*OPTCC, *words, *options], capture=True, timeout_s=120)
+        assert done.exit_code == 0, done.stderr
+        printed = json.loads(done.stdout)
+        ports[name] = printed["config"]["ports"]
+        assert printed["out_of_bounds"] == 0
+    assert ports == {"measured": "fair", "declared": "exclusive", "asked": "fifo"}
+
+
 def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fabric) -> None:
     words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "1M", "-n", "1", "--topology", "3@50MB/s"]
     done = fabric.run([*OPTCC, *words], capture=True, timeout_s=120)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,14 +16,17 @@ from optcc import cli
 from optcc.commands.bench import _overhead, _sizes
 from optcc.compiler import SLOTS
 from optcc.errors import EnvironmentMissing, InputError
-from optcc.experiments.bench import LOOPBACK_SLOTS, Ours, default_slots, measure
+from optcc.experiments import bench as bench_module
+from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, measure, measure_nics
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
 from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import Array
+from optcc.runtime.probe import MeasuredNics
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
+from optcc.runtime.transports.tcp import TcpTransport
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
@@ -160,9 +165,65 @@ def test_a_prediction_is_for_the_ports_that_the_plan_was_ordered_for(
     assert row["predicted_seconds"] == predicted[ports]
 
 
+class _FourHosts:
+    """What `measure_nics` asks of a transport between hosts of one NIC each."""
+
+    rank, n_ranks = 1, 4
+    nics = tuple((("eth0", f"10.0.0.{host}", 1, 1, 1),) for host in range(4))
+
+    def set_rates(self, rates: object) -> None:
+        self.rates = rates
+
+
+@pytest.mark.parametrize("declared", ["4@50MB/s,3=25MB/s", "4@50MB/s", None])
+def test_what_a_message_costs_is_known_whether_the_topology_is_right_or_wrong(
+    monkeypatch: pytest.MonkeyPatch, declared: str | None
+) -> None:
+    rates = tuple(((rate, rate),) for rate in (49_000_000, 50_000_000, 51_000_000, 25_000_000))
+    measured = MeasuredNics((("eth0",),) * 4, rates, (0, 1, 2, 3), 50e-6)
+    monkeypatch.setattr(bench_module, "probe", lambda transport: measured)
+    topology = Topology.parse(declared) if declared else None
+    settings = _settings(topology)
+    assert settings.ports == "exclusive"
+    transport = _FourHosts()
+    found = measure_nics(settings, cast("TcpTransport", transport), {})
+    assert transport.rates == rates
+    assert found.ports == "fair" and found.slots == SLOTS["fair"] and replace(found, ports_given="fifo").ports == "fifo"
+    assert found.wired is not None and found.wired.overhead_s == Fraction(50, 10**6)
+    is_right = declared is not None and "=" in declared
+    assert found.wired.out[0] == (50_000_000 if is_right else 49_000_000)
+    assert measure_nics(settings, cast("TcpTransport", transport), {"OPTCC_NIC_RATES": "1Gbit/s"}) is settings
+    assert measure_nics(replace(settings, probe=False), cast("TcpTransport", transport), {}).ports == "exclusive"
+
+
+def _settings(topology: Topology | None) -> BenchSettings:
+    return BenchSettings(
+        schedules=("auto",),
+        peers=(),
+        topology=topology,
+        latency_s=Fraction(0),
+        wire_overhead=Fraction(1),
+        bed="given",
+        sizes=(1 << 20,),
+        iterations=1,
+        warmup=0,
+        check=True,
+        dtype="float32",
+        reduction="sum",
+        segments="auto",
+        slots_given=None,
+        ports_given=None,
+        window=2,
+        modes=("out",),
+        deadline_s=10.0,
+        quiet=True,
+        probe=True,
+        transport="tcp",
+    )
+
+
 def test_slots_are_those_of_the_ports_where_none_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [default_slots("fifo", each) for each in ("mpi", "tcp")] == [SLOTS["fifo"]] * 2
-    assert default_slots("exclusive", "mpi") == SLOTS["exclusive"] < SLOTS["fifo"]
+    assert SLOTS["fifo"] > LOOPBACK_SLOTS
     for words, slots in ((("--ports", "fifo"), LOOPBACK_SLOTS), (("--ports", "fifo", "--slots", "128"), 128)):
         text = bench(capsys, "-b", "4K", "-n", "1", *words, "--json")
         assert json.loads(text)["config"]["slots"] == slots
