@@ -5,14 +5,15 @@
     planner = Planner(measured.topology())            # plans are made for them
 
 In a round one rank of each group, the *hub*, sends over all its NICs to the other ranks of its group, or receives from
-them: its NICs carry what they can while those of the others are far from busy. Every rank counts what arrives on each
-of its NICs; the slope of that count over time is a rate, whatever the clocks of the ranks say. The first part of a
-round does not count: token buckets and queues let it through faster than the NIC is. A hub's NIC whose rate is far
-below the best of the job is measured again, for a processor that was busy elsewhere looks like a slow NIC.
+them: its NICs carry what they can while those of the others are far from busy. The hub measures: messages that were
+acknowledged if it sends, bytes that have arrived if it receives, for each of its NICs; the slope of that over time is
+the rate. The first part of a round does not count: token buckets and queues let it through faster than the NIC is. A
+hub's NIC whose rate is far below the good ones of the job is measured again, for a processor that was busy elsewhere
+looks like a slow NIC.
 
-How long a sender goes on is its own decision: each message says whether the message `WINDOW` later exists, so both ends
-agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their rounds
-at the same time, so that the time does not grow with the job. Ranks that share NICs count as one.
+How long a sender goes on is its own decision: a message says that it is the last one of its slot of the window, so both
+ends agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their
+rounds at the same time, so that the time does not grow with the job. Ranks that share NICs count as one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import struct
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -54,12 +55,14 @@ DEADLINE_S = 30.0
 _LOOK_S, _CONNECT_S = 0.002, 0.1
 _GROUP = -1
 _MORE, _LAST = 1, 0
-_RATE, _COST = struct.Struct("<d"), struct.Struct("<d16sI")
+_COST = struct.Struct("<d16sI")
 _USELESS = 1e-3
 """A NIC that carries less than this share of the best carries nothing."""
 
 Rates = tuple[tuple[tuple[int, int], ...], ...]
 """By rank and NIC, bytes/s out and in."""
+RailPairs = Callable[[int, int], Sequence[tuple[int, int]]]
+"""The rails that join two ranks: the numbers of their NICs at both ends."""
 
 
 class ProbedTransport(Transport, Protocol):
@@ -92,7 +95,7 @@ class ProbedTransport(Transport, Protocol):
 class MeasuredNics:
     """What the NICs of each rank carry: `names` and `rates` by rank and NIC; 0 where nothing got through.
 
-    `hosts` has the number of the host of each rank: ranks that share their NICs are on one. `overhead_s` is the
+    `hosts` has for each rank the first rank of its host: ranks that share their NICs are on one. `overhead_s` is the
     processor time of a message at either end, times how many ranks share a processor.
     """
 
@@ -100,6 +103,11 @@ class MeasuredNics:
     rates: Rates
     hosts: tuple[int, ...]
     overhead_s: float
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first rank of each host."""
+        return sorted(set(self.hosts))
 
     @property
     def usable(self) -> Rates:
@@ -111,20 +119,19 @@ class MeasuredNics:
 
         Raises InputError if the ranks of a host do not follow one another, TopologyError if a host is cut off.
         """
-        firsts = [self.hosts.index(host) for host in sorted(set(self.hosts))]
         if list(self.hosts) != sorted(self.hosts):
             raise InputError("ranks of one host: must follow one another")
         rails = sorted({name for nics in self.names for name in nics})
         servers = tuple(
             Server(
                 names[number] if names else f"h{number}",
-                self.hosts.count(self.hosts[rank]),
+                self.hosts.count(rank),
                 tuple(
                     _nic(rails.index(name), *pair)
                     for name, pair in zip(self.names[rank], self.rates[rank], strict=True)
                 ),
             )
-            for number, rank in enumerate(firsts)
+            for number, rank in enumerate(self.firsts)
         )
         return Topology(servers, overhead_s=Fraction(round(self.overhead_s * 1e9), 10**9))
 
@@ -149,6 +156,12 @@ class ProbeRound(NamedTuple):
     hubs: tuple[int, ...]
     is_out: bool
     flows: tuple[ProbeFlow, ...]
+
+
+def hosts_of(nics: Sequence[Sequence[NicEntry]]) -> tuple[int, ...]:
+    """For each rank the first rank with the same addresses: ranks that share their NICs are on one host."""
+    first_of: dict[tuple[str, ...], int] = {}
+    return tuple(first_of.setdefault(tuple(nic[1] for nic in own), rank) for rank, own in enumerate(nics))
 
 
 def make_groups(ranks: Sequence[int], group_max: int = GROUP_MAX) -> list[tuple[int, ...]]:
@@ -183,14 +196,6 @@ def make_rounds(
             if hubs:
                 rounds.append(ProbeRound(tuple(hubs), is_out, tuple(flows)))
     return rounds
-
-
-class RailPairs(Protocol):
-    """The rails that join two ranks."""
-
-    def __call__(self, src: int, dst: int, /) -> Sequence[tuple[int, int]]:
-        """The numbers of their NICs at both ends."""
-        ...
 
 
 def _flows(hub: int, group: Sequence[int], is_out: bool, pairs: RailPairs) -> Iterator[ProbeFlow]:
@@ -254,10 +259,9 @@ class _Counter:
         self.samples: list[list[tuple[float, int]]] = [[] for _ in range(n_nics)]
         self.counts = [0] * n_nics
         self._has_ended = [False] * n_nics
-        self.n_messages = 0
 
     def add(self, now_s: float, nics: Sequence[int]) -> None:
-        """A message over each of these has arrived."""
+        """A message over each of these was acknowledged."""
         for nic in nics:
             self.counts[nic] += MESSAGE_BYTES
         self.look(now_s, self.counts)
@@ -272,6 +276,85 @@ class _Counter:
     def end(self, nic: int) -> None:
         """What comes from now on does not count."""
         self._has_ended[nic] = True
+
+
+class _RoundPart:
+    """What one rank sends and receives in a round, and, if it is a hub, the counter of its NICs."""
+
+    def __init__(
+        self,
+        transport: ProbedTransport,
+        clock: Clock,
+        round_: ProbeRound,
+        handles: Mapping[tuple[int, int, int], int],
+        window: int,
+    ) -> None:
+        self._transport, self._now, self._is_out, self._window = transport, clock.now_s, round_.is_out, window
+        self._nic_of: dict[int, int] = {}
+        # By handle, the slots that are posted, and what the messages that are on their way say.
+        self._slots: dict[int, deque[Bytes]] = {}
+        self._sent: dict[int, deque[int]] = {}
+        for flow in round_.flows:
+            handle = handles[flow[:3]]
+            if flow.dst == transport.rank:
+                self._nic_of[handle] = flow.theirs
+                self._slots[handle] = deque(np.empty(MESSAGE_BYTES, np.uint8) for _ in range(window))
+            elif flow.src == transport.rank:
+                self._nic_of[handle] = flow.mine
+                self._sent[handle] = deque([_MORE] * window)
+        self._messages = {flag: np.full(MESSAGE_BYTES, flag, np.uint8) for flag in (_MORE, _LAST)}
+        self._until_s = 0.0
+        self.counter = _Counter(len(transport.rails)) if transport.rank in round_.hubs else None
+        self.n_open = len(self._nic_of)
+        self.n_messages = 0
+
+    def start(self) -> None:
+        """Posts all slots and the first messages."""
+        for handle, slots in self._slots.items():
+            for slot in slots:
+                self._transport.post_recv(handle, slot)
+        for handle in self._sent:
+            for _ in range(self._window):
+                self._transport.post_send(handle, self._messages[_MORE])
+
+    def step(self) -> None:
+        """Takes a sample, and what has happened since the last one."""
+        counter = self.counter
+        if counter is not None and not self._is_out:
+            counter.look(self._now(), [count.received_bytes for count in self._transport.rails])
+        events = self._transport.poll(_LOOK_S)
+        sent = [handle for kind, handle in events if kind == SENT and handle in self._sent]
+        if counter is not None and self._is_out:
+            counter.add(self._now(), [self._nic_of[handle] for handle in sent])
+        self.n_messages += len(events)
+        for handle in sent:
+            self._send_next(handle)
+        for kind, handle in events:
+            if kind == RECEIVED and handle in self._slots:
+                self._take(handle)
+
+    def _send_next(self, handle: int) -> None:
+        """A message was acknowledged. The time begins with the first one: others may still be in the round before."""
+        self._until_s = self._until_s or self._now() + SEND_S
+        flags = self._sent[handle]
+        if flags.popleft() == _MORE:
+            flags.append(_MORE if self._now() < self._until_s else _LAST)
+            self._transport.post_send(handle, self._messages[flags[-1]])
+        elif self.counter is not None:
+            self.counter.end(self._nic_of[handle])
+        self.n_open -= not flags
+
+    def _take(self, handle: int) -> None:
+        """A message has arrived; its slot is posted again unless that was the last one in it."""
+        slots = self._slots[handle]
+        slot = slots.popleft()
+        if slot[0] == _MORE:
+            slots.append(slot)
+            self._transport.post_recv(handle, slot)
+            return
+        if self.counter is not None:
+            self.counter.end(self._nic_of[handle])
+        self.n_open -= not slots
 
 
 def probe(transport: ProbedTransport, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S) -> MeasuredNics:
@@ -289,13 +372,9 @@ class _Probe:
         self._transport, self._clock = transport, clock
         self._deadline_s, self._due_s = deadline_s, clock.now_s() + deadline_s
         self._rank, self._nics = transport.rank, transport.nics
-        first_of: dict[tuple[str, ...], int] = {}
-        self._hosts = tuple(
-            first_of.setdefault(tuple(nic[1] for nic in nics), rank) for rank, nics in enumerate(self._nics)
-        )
+        self._hosts = hosts_of(self._nics)
         self._groups = make_groups(sorted(set(self._hosts)))
         self._handles: dict[tuple[int, int, int], int] = {}
-        self._more, self._last = np.full(MESSAGE_BYTES, _MORE, np.uint8), np.full(MESSAGE_BYTES, _LAST, np.uint8)
         # By rank, NIC and way, what was measured: the most.
         self._best: dict[tuple[int, int, bool], float] = {}
         # Of this rank as a hub: processor time, and messages sent and received.
@@ -352,62 +431,18 @@ class _Probe:
         """Sends and receives what the round asks of this rank; if it is a hub, the rate of each of its NICs."""
         transport, now = self._transport, self._clock.now_s
         transport.barrier(max(0.1, self._due_s - now()))
-        window = _window(len(self._groups[0]))
-        nic_of: dict[int, int] = {}
-        slots: dict[int, deque[Bytes]] = {}
-        sent: dict[int, deque[int]] = {}
-        for flow in round_.flows:
-            handle = self._handles[flow[:3]]
-            if flow.dst == self._rank:
-                nic_of[handle] = flow.theirs
-                slots[handle] = deque(np.empty(MESSAGE_BYTES, np.uint8) for _ in range(window))
-                for slot in slots[handle]:
-                    transport.post_recv(handle, slot)
-            elif flow.src == self._rank:
-                nic_of[handle] = flow.mine
-                sent[handle] = deque([_MORE] * window)
         before, busy_s = transport.rails, time.process_time()
-        counter = _Counter(len(before)) if self._rank in round_.hubs else None
-        # From the first message that has arrived: the other end may still be in the round before.
-        until_s = 0.0
-        for handle in sent:
-            for _ in range(window):
-                transport.post_send(handle, self._more)
-        n_open = len(slots) + len(sent)
-        while n_open:
-            now_s = now()
-            if counter is not None and not round_.is_out:
-                counter.look(now_s, [count.received_bytes for count in transport.rails])
-            if now_s >= self._due_s:
+        part = _RoundPart(transport, self._clock, round_, self._handles, _window(len(self._groups[0])))
+        part.start()
+        while part.n_open:
+            if now() >= self._due_s:
                 raise DeadlineExceeded(f"rank {self._rank}: the NICs were not measured within {self._deadline_s:g} s")
-            events = transport.poll(_LOOK_S)
-            if counter is not None and round_.is_out:
-                counter.add(now(), [nic_of[handle] for kind, handle in events if kind == SENT and handle in sent])
-            for kind, handle in events:
-                if counter is not None:
-                    counter.n_messages += 1
-                if kind == SENT and handle in sent:
-                    until_s = until_s or now() + SEND_S
-                    flags = sent[handle]
-                    if flags.popleft() == _MORE:
-                        goes_on = now() < until_s
-                        flags.append(_MORE if goes_on else _LAST)
-                        transport.post_send(handle, self._more if goes_on else self._last)
-                    elif counter is not None:
-                        counter.end(nic_of[handle])
-                    n_open -= not flags
-                elif kind == RECEIVED and handle in slots:
-                    slot = slots[handle].popleft()
-                    if slot[0] == _MORE:
-                        slots[handle].append(slot)
-                        transport.post_recv(handle, slot)
-                    elif counter is not None:
-                        counter.end(nic_of[handle])
-                    n_open -= slot[0] != _MORE and not slots[handle]
+            part.step()
+        counter = part.counter
         if counter is None:
             return [0.0] * len(before)
         self._busy_s += time.process_time() - busy_s
-        self._n_messages += counter.n_messages
+        self._n_messages += part.n_messages
         rates = [slope(samples) for samples in counter.samples]
         if round_.is_out:
             # What went out over other NICs, since this one is down, is not this one's.
@@ -421,10 +456,12 @@ class _Probe:
     def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
         """Exchanges what the hubs have measured in these rounds: the mean of two that are alike, else the larger."""
         n_nics = max(map(len, self._nics))
-        rows = b"".join(_RATE.pack(rate) for each in own for rate in (*each, *[0.0] * (n_nics - len(each))))
+        rows = np.zeros((len(rounds), n_nics), "<f8")
+        for row, rates in zip(rows, own, strict=True):
+            row[: len(rates)] = rates
         everyone = [
             np.frombuffer(row, "<f8").reshape(len(rounds), n_nics)
-            for row in self._transport.allgather(rows, max(0.1, self._due_s - self._clock.now_s()))
+            for row in self._transport.allgather(rows.tobytes(), max(0.1, self._due_s - self._clock.now_s()))
         ]
         for number, round_ in enumerate(rounds):
             ends = [(flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs) for flow in round_.flows]

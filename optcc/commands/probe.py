@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import click
@@ -32,16 +33,18 @@ def command(output: Path | None, as_json: bool) -> None:
     mpi = mpi_of("tcp")
     with abort_on_failure(mpi), carried_by(mpi, "tcp", os.environ) as transport:
         assert isinstance(transport, TcpTransport)
+        started = time.monotonic()
         measured = probe(transport)
+        seconds = time.monotonic() - started
         hosts = [each.rstrip(b"\0").decode("utf-8", "replace") for each in transport.allgather(_host_name())]
     if mpi.rank == 0:
         topology = measured.topology(_names(hosts, measured))
         if output is not None:
             replace_file(output, topology.to_toml().encode())
         if as_json:
-            echo_json(_json(topology, measured))
+            echo_json(_json(topology, measured, seconds))
         else:
-            echo_card(_card(topology, measured))
+            echo_card(_card(topology, measured, seconds))
     mpi.close()
 
 
@@ -51,12 +54,11 @@ def _host_name() -> bytes:
 
 def _names(hosts: list[str], measured: MeasuredNics) -> list[str]:
     """The host names, or numbers where two hosts have the same one."""
-    names = [hosts[rank] for rank in sorted(set(measured.hosts))]
+    names = [hosts[rank] for rank in measured.firsts]
     return names if len(set(names)) == len(names) else []
 
 
-def _json(topology: Topology, measured: MeasuredNics) -> dict[str, object]:
-    nics = [measured.names[rank] for rank in sorted(set(measured.hosts))]
+def _json(topology: Topology, measured: MeasuredNics, seconds: float) -> dict[str, object]:
     return {
         "hosts": [
             {
@@ -69,21 +71,21 @@ def _json(topology: Topology, measured: MeasuredNics) -> dict[str, object]:
                         "out_bytes_per_s": 0 if nic.failed else int(nic.out),
                         "in_bytes_per_s": 0 if nic.failed else int(nic.in_),
                     }
-                    for name, nic in zip(names, server.nics, strict=True)
+                    for name, nic in zip(measured.names[rank], server.nics, strict=True)
                 ],
             }
-            for server, names in zip(topology.servers, nics, strict=True)
+            for server, rank in zip(topology.servers, measured.firsts, strict=True)
         ],
         "topology": topology.to_toml(),
+        "seconds": seconds,
     }
 
 
-def _card(topology: Topology, measured: MeasuredNics) -> Card:
-    nics = [measured.names[rank] for rank in sorted(set(measured.hosts))]
+def _card(topology: Topology, measured: MeasuredNics, seconds: float) -> Card:
     rows = tuple(
         (server.name, name, *(("-", "-") if nic.failed else (show_rate(nic.out), show_rate(nic.in_))))
-        for server, names in zip(topology.servers, nics, strict=True)
-        for name, nic in zip(names, server.nics, strict=True)
+        for server, rank in zip(topology.servers, measured.firsts, strict=True)
+        for name, nic in zip(measured.names[rank], server.nics, strict=True)
     )
-    title = f"measured: {len(topology.servers)} hosts, {topology.n_ranks} ranks"
+    title = f"measured in {seconds:.2f} s: {len(topology.servers)} hosts, {topology.n_ranks} ranks"
     return Card(title, ("host", "NIC", "out", "in"), rows)
