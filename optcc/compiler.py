@@ -226,6 +226,13 @@ class TimedPlan(NamedTuple):
     timing: Timing
 
 
+def costed_s(plan: Plan, seconds: float, topology: Topology) -> float:
+    """The predicted time of a plan with what its messages cost the processor of the busiest rank."""
+    if not topology.overhead_s:
+        return seconds
+    return with_overhead(seconds, plan.transfers.busiest_messages, topology.overhead_s)
+
+
 def try_segments(
     definition: Definition,
     topology: Topology,
@@ -260,13 +267,10 @@ def try_segments(
     if len(candidates) == 1:
         return candidates[0], None
 
-    def seconds_of(tried: TimedPlan) -> float:
-        return with_overhead(tried.timing.seconds, tried.plan.transfers.busiest_messages, topology.overhead_s)
-
     chosen, best = candidates[0], attempt(candidates[0])
     for segments in candidates[1:]:
         tried = attempt(segments)
-        if seconds_of(tried) >= seconds_of(best):
+        if costed_s(tried.plan, tried.timing.seconds, topology) >= costed_s(best.plan, best.timing.seconds, topology):
             break
         chosen, best = segments, tried
     return chosen, best if timed is topology else None

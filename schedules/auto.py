@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule
+from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule, costed_s
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.passes.lane_assignment import ALL_PAIRS_MAX
@@ -205,9 +205,7 @@ def choose(
         )
         if search.is_last(candidate):
             return Choice(plan, built[key], candidate, search.listed())
-        seconds = with_overhead(
-            simulate(plan, timed, model=ports).seconds, plan.transfers.busiest_messages, timed.overhead_s
-        )
+        seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed)
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, built[key], replace(candidate, seconds=seconds)

@@ -122,7 +122,7 @@ class Endpoint(LocalRank):
                     self._ends.append((inbound, inbound.channel(k)))
                 self._ends[-1][1].handle = handle
             end = self._ends[handle]
-            end[1].striping = stripings.get((src, dst), end[0].striping)
+            end[1].striping = stripings.get((src, dst)) or end[0].striping
             handles.append(handle)
         return handles
 
@@ -149,10 +149,6 @@ class Endpoint(LocalRank):
             for nics, pairs in zip(self.book, rates, strict=True)
         ]
         self.own_nics = self.book[self.rank]
-        for outbound in self.outbounds.values():
-            outbound.declare_anew()
-        for inbound in self.inbounds.values():
-            inbound.declare_anew()
         self.rates.forget()
 
     def post_send(self, handle: int, view: memoryview) -> SendConnection | None:
@@ -247,7 +243,7 @@ class Endpoint(LocalRank):
         if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
             return True
         was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
-        return was_joined and not any(not (self._is_leaving and each.awaits) for each in connections)
+        return was_joined and all(self._is_leaving and each.awaits for each in connections)
 
     # --- what the driver is to do
 

@@ -34,7 +34,7 @@ from optcc.runtime.protocol.connection import Broken, RecvConnection
 from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME, state_header
 from optcc.runtime.protocol.local import Established, LocalRank
 from optcc.runtime.protocol.reports import ReportHistory, Reports
-from optcc.runtime.protocol.striping import cut
+from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import RECEIVED
 
@@ -70,10 +70,10 @@ class Inbound:
         self.mine = [mine for _, mine in pairs]
         self._queue_s = [local.queue_s(mine, peer, theirs) for theirs, mine in pairs]
         self.connections: list[RecvConnection | None] = [None] * len(pairs)
-        self.striping = local.striping(peer, local.rank)
+        striping = self.striping
         # Virtual rails stand for the same rail all the time here: the sender's mapping does not matter to the receiver.
-        self._rails = self.striping.turns
-        self._link = Link(self.striping.n_turns, local.settings.window)
+        self._rails = striping.turns
+        self._link = Link(striping.n_turns, local.settings.window)
         self._cache = ReceiverCache(self._link)
         self._channels: dict[int, RecvChannel] = {}
         self.history = ReportHistory()
@@ -93,9 +93,10 @@ class Inbound:
                     self._at_receiver(channel, Event(DOWN, virtual))
         return self._channels[k]
 
-    def declare_anew(self) -> None:
-        """The declared rates of NICs have changed: they count for new channels."""
-        self.striping = self._local.striping(self.peer, self._local.rank)
+    @property
+    def striping(self) -> Striping:
+        """How messages are striped by the rates that are declared now; a channel keeps that of its opening."""
+        return self._local.striping(self.peer, self._local.rank)
 
     def has_work(self) -> bool:
         """True if something is posted and has not come."""

@@ -36,7 +36,7 @@ from optcc.runtime.protocol.hello import NONCE_BYTES, Caller, Hello
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.reports import Reports
-from optcc.runtime.protocol.striping import cut
+from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import SENT
 
@@ -104,7 +104,6 @@ class Outbound:
             Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
             for mine, theirs in local.pairs(me, peer)
         ]
-        self.striping = local.striping(me, peer)
         # The parts of the rails by measured rates; None: as declared, and as the messages are cut.
         self._parts: tuple[float, ...] | None = None
         self._credit = [0.0] * len(self.rails)
@@ -128,9 +127,10 @@ class Outbound:
         """The connections that are up."""
         return [rail.connection for rail in self.rails if rail.connection is not None]
 
-    def declare_anew(self) -> None:
-        """The declared rates of NICs have changed: they count for new channels."""
-        self.striping = self._local.striping(self._local.rank, self.peer)
+    @property
+    def striping(self) -> Striping:
+        """How messages are striped by the rates that are declared now; a channel keeps that of its opening."""
+        return self._local.striping(self._local.rank, self.peer)
 
     def has_work(self) -> bool:
         """True if something is posted and not acknowledged."""
