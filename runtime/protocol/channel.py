@@ -19,9 +19,10 @@ class SendChannel:
     """The sending end of a channel.
 
     `chunks` are those that the sender keeps, from `sender.acked` on: (view, whether its end is to be reported as a sent
-    message, whether it is a copy, rail). `has_copies`: some may be copies. `posted` counts all chunks, `slots` those
-    for which the peer has posted slots, `highest` those that have been sent once. `rails` maps each virtual rail of the
-    table to a rail of the pair. `n_whole` counts messages that went over one rail, `n_sent` those reported.
+    message, whether it is a copy, rail). `has_copies`: some may be copies that are not reported. `posted` counts all
+    chunks, `slots` those for which the peer has posted slots, `highest` those that have been sent once. `rails` maps
+    each virtual rail of the table to a rail of the pair. `n_whole` counts messages that went over one rail, `n_sent`
+    those reported.
     """
 
     __slots__ = (

@@ -88,7 +88,9 @@ class Endpoint(LocalRank):
         self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
-        self._ends: list[Ends] = []
+        # The channels that start here, and those that end here, by handle.
+        self._sends: dict[int, tuple[Outbound, SendChannel]] = {}
+        self._receives: dict[int, tuple[Inbound, RecvChannel]] = {}
         # Posts whose events have not been polled; whether the program says when it may not call again for long.
         self._n_awaited, self._is_settled = 0, False
         self._is_leaving, self.leaving_s = False, 0.0
@@ -113,16 +115,15 @@ class Endpoint(LocalRank):
                 continue
             handle = self._handles.get((src, dst, k))
             if handle is None:
-                handle = self._handles[src, dst, k] = len(self._ends)
+                handle = self._handles[src, dst, k] = len(self._handles)
                 if src == self.rank:
                     outbound = self.outbound(dst)
-                    self._ends.append((outbound, outbound.channel(k)))
+                    self._sends[handle] = outbound, outbound.channel(k)
                 else:
                     inbound = self.inbound(src)
-                    self._ends.append((inbound, inbound.channel(k)))
-                self._ends[-1][1].handle = handle
-            end = self._ends[handle]
-            end[1].striping = stripings.get((src, dst)) or end[0].striping
+                    self._receives[handle] = inbound, inbound.channel(k)
+            direction, end = self._end(handle)
+            end.handle, end.striping = handle, stripings.get((src, dst)) or direction.striping
             handles.append(handle)
         return handles
 
@@ -131,8 +132,12 @@ class Endpoint(LocalRank):
         handles = self.open(channels, group)
         for channel, rail, handle in zip(channels, rails, handles, strict=True):
             if handle >= 0:
-                self._ends[handle][1].striping = Striping.only(rail, len(self.pairs(channel.src, channel.dst)))
+                self._end(handle)[1].striping = Striping.only(rail, len(self.pairs(channel.src, channel.dst)))
         return handles
+
+    def _end(self, handle: int) -> Ends:
+        """This rank's end of a channel."""
+        return self._sends[handle] if handle in self._sends else self._receives[handle]
 
     def set_rates(self, rates: Sequence[Sequence[tuple[int, int]]]) -> None:
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared.
@@ -153,8 +158,7 @@ class Endpoint(LocalRank):
 
     def post_send(self, handle: int, view: memoryview) -> SendConnection | None:
         """Queues a message; returns a connection that is to be written at once, if there is just one."""
-        outbound, channel = self._ends[handle]
-        assert isinstance(outbound, Outbound) and isinstance(channel, SendChannel), f"channel {handle}: ends here"
+        outbound, channel = self._sends[handle]
         self._n_awaited += 1
         connection = outbound.post_eager(channel, view)
         if connection is None:
@@ -163,8 +167,7 @@ class Endpoint(LocalRank):
 
     def post_recv(self, handle: int, view: memoryview) -> bool:
         """Posts the slots of a message; True if something is to be written at once."""
-        inbound, channel = self._ends[handle]
-        assert isinstance(inbound, Inbound) and isinstance(channel, RecvChannel), f"channel {handle}: starts here"
+        inbound, channel = self._receives[handle]
         self._n_awaited += 1
         if inbound.post_eager(channel, view):
             return False

@@ -31,7 +31,7 @@ from optcc.failover import (
 from optcc.failover_cache import ReceiverCache
 from optcc.runtime.protocol.channel import RecvChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, RecvConnection
-from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME, state_header
+from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, GONE_FRAME, state_header
 from optcc.runtime.protocol.local import Established, LocalRank
 from optcc.runtime.protocol.reports import ReportHistory, Reports
 from optcc.runtime.protocol.striping import Striping, cut
@@ -66,6 +66,8 @@ class Inbound:
     ) -> None:
         self._local, self.peer = local, peer
         self._reports, self._suspicion, self._opposite = reports, suspicion, opposite
+        # The opposite direction, once it is there: each short message brings a report for it.
+        self._outbound: StateReader | None = None
         pairs = local.pairs(peer, local.rank)
         self.mine = [mine for _, mine in pairs]
         self._queue_s = [local.queue_s(mine, peer, theirs) for theirs, mine in pairs]
@@ -128,7 +130,7 @@ class Inbound:
     def post_eager(self, channel: RecvChannel, view: memoryview) -> bool:
         """`post` of an eager message, which may have come already; or False, and nothing is changed."""
         n_bytes, before = len(view), channel.receiver
-        if n_bytes > self._local.eager_bytes or channel.k == EXCHANGE:
+        if n_bytes > self._local.eager_bytes:
             return False
         found = self._cache.slot(before)
         if found is None:
@@ -331,7 +333,10 @@ class Inbound:
 
     def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
         """See `Reader`."""
-        self._opposite(self.peer).take_state(channel, epoch, number, slots)
+        outbound = self._outbound
+        if outbound is None:
+            outbound = self._outbound = self._opposite(self.peer)
+        outbound.take_state(channel, epoch, number, slots)
 
     # --- connections
 

@@ -167,7 +167,7 @@ class Outbound:
         number, n_bytes, turns = sender.offered, len(view), channel.striping.turns
         rail = turns[channel.n_whole % len(turns)]
         connection = self.rails[rail].connection
-        if n_bytes > local.eager_bytes or connection is None or not connection.is_idle() or channel.k == EXCHANGE:
+        if n_bytes > local.eager_bytes or connection is None or not connection.is_idle():
             return None
         if channel.rails[number % len(turns)] != rail or self._parts is not None:
             return None
@@ -182,7 +182,7 @@ class Outbound:
         now_s = local.now_s
         if not sender.out:
             channel.since_s, channel.timeout_s = now_s, TIMEOUT_S
-        channel.sender, channel.has_copies = found[0], True
+        channel.sender = found[0]
         channel.n_whole += 1
         channel.posted = channel.highest = number + 1
         copy, chunks = bytes(view), channel.chunks
@@ -191,6 +191,8 @@ class Outbound:
         chunks.append((memoryview(copy), not (has_slot and in_order), True, rail))
         if has_slot and in_order:
             self._report(channel)
+        else:
+            channel.has_copies = True
         self._reports.attach(connection, now_s)
         if local.next_tick_s > now_s + WATCH_S:
             local.next_tick_s = now_s + WATCH_S
@@ -316,6 +318,7 @@ class Outbound:
                     return
                 chunks[i] = (chunk, False, True, rail)
                 self._report(channel)
+        channel.has_copies = len(chunks) > len(channel.sender.out)
 
     def _tell(self, channel: SendChannel, rail: int, kind: str) -> None:
         """Tells the table of all virtual rails that a rail stands for."""

@@ -96,7 +96,7 @@ class EndpointTransport(ABC):
         connection = endpoint.post_send(channel, view.data)
         if connection is not None:
             self._write(connection)
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             self._flush()
 
     def post_recv(self, channel: int, view: Bytes) -> None:
@@ -115,7 +115,7 @@ class EndpointTransport(ABC):
             if endpoint.failure is not None:
                 raise endpoint.failure
         events = endpoint.poll_events()
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             self._flush()
         return events
 

@@ -180,18 +180,16 @@ class TcpTransport(EndpointTransport):
 
     def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
         """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once if it must."""
-        endpoint, clock = self._endpoint, self._clock
-        now_s = clock.now_s()
+        endpoint, reports = self._endpoint, self._endpoint.reports
+        now_s = endpoint.now_s = self._clock.now_s()
         deadline_s = now_s + timeout_s
         while not holds():
-            endpoint.now_s = now_s
-            endpoint.reports.release_late(now_s)
-            if endpoint.has_to_write():
+            reports.release_late(now_s)
+            if endpoint.to_send or endpoint.to_report:
                 self._flush()
-            self._turn(max(0.0, min(deadline_s, endpoint.next_tick_s, endpoint.reports.hold_to_s) - now_s))
-            if holds():
-                return
-            now_s = clock.now_s()
+            self._turn(max(0.0, min(deadline_s, endpoint.next_tick_s, reports.hold_to_s) - now_s))
+            # As of when the sockets were ready: to read the clock once more costs more than it is worth.
+            now_s = endpoint.now_s
             if endpoint.failure is not None or now_s >= deadline_s:
                 return
 
@@ -204,7 +202,7 @@ class TcpTransport(EndpointTransport):
         now_s = endpoint.now_s = clock.now_s()
         for (handler, subject), events in ready:
             handler(subject, events)
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             self._flush()
         if endpoint.to_close or endpoint.to_dial:
             self._carry_out()
