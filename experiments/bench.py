@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import click
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from optcc.collective import DTYPE_BYTES, Collective
 from optcc.compiler import SLOTS
 from optcc.experiments.peers import Peer, make_peer
-from optcc.experiments.record import BenchTiming, Samples, stolen_jiffies, stolen_share
+from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 MODES = ("out", "in")
 _POISON = 0x7B
+_RUN = struct.Struct("<ddqqq")
 LOOPBACK_SLOTS = 1
 """Loopback ports share fairly among all posted messages, so a second slot slows down the first: OptCC of 64 MiB on four
 ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
@@ -180,6 +181,8 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
     steal: list[float] = field(default_factory=list)
     wrong: int = 0
+    resent: int = 0
+    lost: int = 0
 
     def samples(self) -> Samples:
         """The tally, frozen."""
@@ -224,7 +227,7 @@ def run_cases(
         ours = [Ours(plan, engine, prove(plan, cache), settings.window, settings.deadline_s) for plan in plans]
         cases: list[Reducer] = [*ours, *peers]
         with _no_collection():
-            samples = measure(
+            tallies = measure(
                 transport,
                 cases,
                 count=size // DTYPE_BYTES[settings.dtype],
@@ -236,7 +239,7 @@ def run_cases(
                 modes=settings.modes,
                 progress=progress,
             )
-        rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, samples, strict=True)]
+        rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, tallies, strict=True)]
         for case in ours:
             case.close()
     for peer in peers:
@@ -258,13 +261,14 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
     )
 
 
-def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, samples: dict[str, Samples]) -> BenchTiming:
+def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, tallies: dict[str, Tally]) -> BenchTiming:
     plan = case.plan if isinstance(case, Ours) else None
     bound = predicted = None
     wired = settings.wired
     if wired is not None:
         bound = float(allreduce_bound(wired, size).seconds)
         predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
+    samples = {mode: tally.samples() for mode, tally in tallies.items()}
     return BenchTiming(
         case.name,
         settings.bed,
@@ -279,6 +283,8 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, sample
         predicted,
         samples.get("out"),
         samples.get("in"),
+        sum(tally.resent for tally in tallies.values()),
+        sum(tally.lost for tally in tallies.values()),
     )
 
 
@@ -305,8 +311,8 @@ def measure(
     check: bool,
     modes: Sequence[str] = MODES,
     progress: Progress = lambda done, total: None,
-) -> list[dict[str, Samples]]:
-    """For each case, its samples by mode ("out" of place, "in" place); collective over the transport's ranks.
+) -> list[dict[str, Tally]]:
+    """For each case, its tally by mode ("out" of place, "in" place); collective over the transport's ranks.
 
     `progress` is called with (runs done, runs in all).
     """
@@ -317,14 +323,16 @@ def measure(
     tallies = [{mode: Tally() for mode in modes} for _ in cases]
     turns = list(_turns(len(cases), modes, warmup, iterations))
     for position, (number, mode, counted) in enumerate(turns):
-        seconds, steal, wrong = _run(transport, cases[number], mode, source, target, wanted)
+        run = _run(transport, cases[number], mode, source, target, wanted)
         tally = tallies[number][mode]
-        tally.wrong += wrong
+        tally.wrong += run.wrong
+        tally.resent += run.resent
+        tally.lost += run.lost
         if counted:
-            tally.seconds.append(seconds)
-            tally.steal.append(steal)
+            tally.seconds.append(run.seconds)
+            tally.steal.append(run.steal)
         progress(position + 1, len(turns))
-    return [{mode: tally.samples() for mode, tally in each.items()} for each in tallies]
+    return tallies
 
 
 def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> Iterator[tuple[int, str, bool]]:
@@ -335,22 +343,52 @@ def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> 
                 yield number, mode, round_ >= warmup
 
 
-def _run(
-    transport: Transport, case: Reducer, mode: str, source: Array, target: Array, wanted: Array | None
-) -> tuple[float, float, int]:
-    """One run: seconds of the slowest rank, stolen share, wrong elements over all ranks."""
+class _Run(NamedTuple):
+    """Seconds of the slowest rank, the largest stolen share; and over all ranks wrong elements, chunks that were sent
+    again, and connections that were lost."""
+
+    seconds: float
+    steal: float
+    wrong: int
+    resent: int
+    lost: int
+
+
+def _run(transport: Transport, case: Reducer, mode: str, source: Array, target: Array, wanted: Array | None) -> _Run:
     if mode == "in":
         np.copyto(target, source)
         send = target
     else:
         target.view(np.uint8).fill(_POISON)
         send = source
-    stolen = stolen_jiffies()
+    stolen, before = stolen_jiffies(), _losses(transport)
     transport.barrier()
     started = time.perf_counter()
     case.all_reduce(send, target)
     own = time.perf_counter() - started
     steal = stolen_share(stolen, stolen_jiffies())
     wrong = 0 if wanted is None else int(np.count_nonzero(target != wanted))
-    everyone = [struct.unpack("<ddq", each) for each in transport.allgather(struct.pack("<ddq", own, steal, wrong))]
-    return max(e[0] for e in everyone), max(e[1] for e in everyone), sum(e[2] for e in everyone)
+    resent, lost = (now - then for then, now in zip(before, _losses(transport), strict=True))
+    row = _RUN.pack(own, steal, wrong, resent, lost)
+    seconds, stolen_shares, *counts = zip(*map(_RUN.unpack, transport.allgather(row)), strict=True)
+    return _Run(max(seconds), max(stolen_shares), *map(sum, counts))
+
+
+def _losses(transport: Transport) -> tuple[int, int]:
+    """Chunks that this rank has sent again, and connections that it has lost so far; 0 where they are not counted."""
+    if not isinstance(transport, TcpTransport):
+        return 0, 0
+    return transport.counts.resent, sum(count.failures for count in transport.rails)
+
+
+def nic_traffic(transport: TcpTransport) -> tuple[NicTraffic, ...]:
+    """What every NIC of every rank has carried so far; collective."""
+    own = [(each.sent_bytes, each.received_bytes, each.failures, each.out_share) for each in transport.rails]
+    rows = np.zeros((max(map(len, transport.nics)), 4))
+    rows[: len(own)] = own
+    everyone = [np.frombuffer(each).reshape(rows.shape) for each in transport.allgather(rows.tobytes())]
+    return tuple(
+        NicTraffic(rank, nic[0], int(counts[0]), int(counts[1]), int(counts[2]), float(counts[3]))
+        for rank, (nics, found) in enumerate(zip(transport.nics, everyone, strict=True))
+        for nic, counts in zip(nics, found, strict=False)
+    )

@@ -200,6 +200,7 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One schedule at one size: what was measured, what was predicted, and the bound.
 
     `bed` names the state of the hosts (`healthy`, `half`); `bound_s` and `predicted_s` include the wire's headers.
+    `resent` chunks were sent again and `lost` connections were lost, over all runs and ranks (TCP; 0 elsewhere).
     """
 
     schedule: str
@@ -215,6 +216,8 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predicted_s: float | None
     out_of_place: Samples | None
     in_place: Samples | None
+    resent: int = 0
+    lost: int = 0
 
     @property
     def seconds(self) -> float:
@@ -254,11 +257,26 @@ def busbw(size_bytes: int, seconds: float, ranks: int) -> float:
     return algbw(size_bytes, seconds) * 2 * (ranks - 1) / ranks
 
 
+class NicTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a NIC of a rank carried in a job, bytes with headers, and how many of its connections were lost.
+
+    `rate_share` is the share of its declared rate that it was last seen to send at.
+    """
+
+    rank: int
+    nic: str
+    sent_bytes: int
+    received_bytes: int
+    lost: int
+    rate_share: float
+
+
 @dataclass(frozen=True)
 class Record(Plain, Shown):
     """What was run (`command`), where (`bed`, `machine`), with which versions, and the results (`rows`).
 
-    `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it.
+    `wire_overhead` is bytes on the wire for each byte of payload; bounds and predictions in the rows include it. `nics`
+    is what each NIC carried, where our transport counts it (TCP).
     """
 
     format: ClassVar[str] = "optcc-record/1"
@@ -270,6 +288,7 @@ class Record(Plain, Shown):
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
     rows: tuple[BenchTiming, ...]
+    nics: tuple[NicTraffic, ...] = ()
 
     def card(self) -> Card:
         fault_free = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from optcc.cli import OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
 from optcc.collective import DTYPE_BYTES, reductions_of
@@ -19,12 +20,14 @@ from optcc.experiments.bench import (
     BenchSettings,
     Progress,
     measure_nics,
+    nic_traffic,
     run_cases,
     run_on_loopback,
 )
 from optcc.experiments.peers import PEERS
 from optcc.experiments.record import (
     BenchTiming,
+    NicTraffic,
     Record,
     Samples,
     algbw,
@@ -180,17 +183,25 @@ def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool) -> i
             if isinstance(transport, TcpTransport):
                 settings = measure_nics(settings, transport, os.environ)
             rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
+            nics = nic_traffic(transport) if isinstance(transport, TcpTransport) else ()
     if mpi.rank == 0:
-        code = _report(rows, settings, output, as_json)
+        code = _report(rows, settings, output, as_json, nics)
     else:
         code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
     mpi.close()
     return code
 
 
-def _report(rows: list[BenchTiming], settings: BenchSettings, output: Path | None, as_json: bool) -> int:
+def _report(
+    rows: list[BenchTiming],
+    settings: BenchSettings,
+    output: Path | None,
+    as_json: bool,
+    nics: tuple[NicTraffic, ...] = (),
+) -> int:
     """Prints the table or the JSON, writes the record, and says whether every element was right."""
     wrong = sum(row.wrong for row in rows)
+    resent, lost = sum(row.resent for row in rows), sum(row.lost for row in rows)
     if output is not None:
         record = Record(
             "AllReduce",
@@ -200,16 +211,26 @@ def _report(rows: list[BenchTiming], settings: BenchSettings, output: Path | Non
             this_machine(),
             these_versions(),
             tuple(rows),
+            nics,
         )
         record.write(output)
     if settings.quiet:
         pass
     elif as_json:
-        echo_json({"config": _config(settings), "results": [_json_row(row) for row in rows], "out_of_bounds": wrong})
+        echo_json(
+            {
+                "config": _config(settings),
+                "results": [_json_row(row) for row in rows],
+                "out_of_bounds": wrong,
+                "nics": [msgspec.to_builtins(each) for each in nics],
+            }
+        )
     else:
         click.echo(_table(rows))
         click.echo(f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}")
         mean = sum(row.busbw for row in rows) / len(rows) if rows else 0.0
+        if resent or lost:
+            click.echo(f"# Lost connections     : {lost}, {resent} chunks were sent again")
         click.echo(f"# Avg bus bandwidth    : {mean:.6g}")
     return EXIT_REFUTED if wrong else EXIT_DONE
 
@@ -256,6 +277,8 @@ def _json_row(row: BenchTiming) -> dict[str, Any]:
         "predicted_seconds": row.predicted_s,
         "schedule": row.schedule,
         "segments": row.segments,
+        "resent": row.resent,
+        "lost": row.lost,
     }
 
 

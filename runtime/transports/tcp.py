@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError, MismatchError
+from optcc.runtime.nic_log import NicLog
 from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
@@ -139,6 +140,7 @@ class TcpTransport(EndpointTransport):
                 checksum=crc32 if crc else None,
                 now_s=self._clock.now_s(),
             )
+            self._nic_log = NicLog(self._endpoint.rank, [nic.name for nic in nics])
             self._watch_nics()
             for number, listener in enumerate(self._listeners):
                 self._register(listener, EPOLLIN, self._accept, number)
@@ -214,6 +216,8 @@ class TcpTransport(EndpointTransport):
             endpoint.tick()
             endpoint.ticked(clock.now_s() - now_s)
             self._flush()
+            shares = [count.out_share for count in endpoint.rail_counts]
+            self._nic_log.look(now_s, endpoint.nic_up, tuple(endpoint.up), shares)
 
     def _flush(self) -> None:
         """Writes what has been queued, also what a broken connection leaves to others, and carries out the rest."""

@@ -1,10 +1,12 @@
-"""`optcc probe`, and the bench that measures by itself, on emulated hosts of which nobody says anything."""
+"""`optcc probe`, and the bench that measures by itself and says what failed, on hosts of which nobody says anything."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
+from optcc.experiments.record import Record
 from optcc.topology import Topology
 
 pytestmark = [pytest.mark.netns, pytest.mark.mpi]
@@ -79,3 +82,35 @@ def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fab
     assert "h2 sends " in line and "h1 receives " in line
     told = fabric.run([*OPTCC, *words, "--no-probe"], capture=True, timeout_s=120)
     assert told.exit_code == 0 and "--topology" not in told.stderr
+
+
+def test_a_nic_that_goes_down_in_the_bench_is_told_and_recorded(fabric: Fabric, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "4M", "-n", "60", "--mode", "out"]
+
+    def carried() -> int:
+        return fabric.status().hosts[0].nics[1].tx_bytes
+
+    before = carried()
+
+    def fail_in_the_middle() -> None:
+        until_s = time.monotonic() + 60
+        while carried() < before + (40 << 20) and time.monotonic() < until_s:
+            time.sleep(0.05)
+        fabric.fail("h0.eth1")
+
+    thread = threading.Thread(target=fail_in_the_middle)
+    thread.start()
+    try:
+        done = fabric.run([*UNTOLD, *OPTCC, *words, "-J", str(path)], capture=True, timeout_s=120)
+    finally:
+        thread.join()
+        fabric.heal("h0.eth1")
+    assert done.exit_code == 0, done.stderr
+    assert "optcc: rank 0: eth1 is down: messages go over the other NICs" in done.stderr.splitlines()
+    record = Record.read(path)
+    assert record.rows[0].lost > 0 and record.rows[0].wrong == 0
+    assert f"# Lost connections     : {record.rows[0].lost}, {record.rows[0].resent} chunks" in done.stdout
+    carried_by = {(each.rank, each.nic): each for each in record.nics}
+    assert carried_by.keys() == {(0, "eth0"), (0, "eth1"), (1, "eth0"), (1, "eth1"), (2, "eth0")}
+    assert carried_by[0, "eth0"].sent_bytes > carried_by[0, "eth1"].sent_bytes > 0 < carried_by[0, "eth1"].lost
