@@ -20,7 +20,7 @@ UP, DOWN, SILENT = "up", "down", "silent"
 logger = logging.getLogger("optcc.nics")
 
 
-class Carrier(Protocol):
+class CarryingConnection(Protocol):
     """A connection that is up."""
 
     nic: int
@@ -45,7 +45,9 @@ class NicLog:
         self._rank, self._names = rank, tuple(names)
         self._nics = [_NicState() for _ in names]
 
-    def look(self, now_s: float, up: Sequence[bool], connections: Sequence[Carrier], shares: Sequence[float]) -> None:
+    def look(
+        self, now_s: float, up: Sequence[bool], connections: Sequence[CarryingConnection], shares: Sequence[float]
+    ) -> None:
         """By NIC, whether the kernel says that it is up, and its measured share of its declared rate; and the
         connections of this rank that are up. A NIC without any counts as silent only while another NIC has some:
         otherwise it is the peers that have gone."""
