@@ -13,13 +13,15 @@ from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import Checksum
 from optcc.runtime.protocol.handshake import Accepting, Dialing
-from optcc.runtime.protocol.liveness import WATCH_S, Connection
+from optcc.runtime.protocol.liveness import WATCH_S, Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
 from optcc.runtime.sim.clock import Timer
 from optcc.runtime.sim.network import End, SimulatedNetwork
 
 _CONTROL_BYTES = 1 << 14
+_SYN_SENT = KernelReport(0, 1, 0, 1, 0, 0, 0.0)
+"""What TCP_INFO says of a connection that is being opened: the SYN is in flight and counts as one segment."""
 
 
 class SimulatedHost:
@@ -131,7 +133,7 @@ class SimulatedHost:
         if self.now_s >= endpoint.next_tick_s:
             for connection in endpoint.watched():
                 end: End | None = connection.wire
-                connection.kernel = end.outgoing.report() if end is not None else None
+                connection.kernel = end.outgoing.report() if end is not None else _SYN_SENT
             endpoint.tick()
             self.flush()
             endpoint.ticked(0.0)

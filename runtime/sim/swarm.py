@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from optcc.errors import AllRailsFailed, OptccError
+from optcc.failover import NOWHERE
 from optcc.plan import Channel
 from optcc.runtime.protocol.endpoint import CLOSE_S, LINGER_S
 from optcc.runtime.protocol.exchange import Exchange
@@ -80,6 +81,8 @@ class _Program:
         self._watched_s = self._watched_to_s = 0.0
         # Slots of the channels to a peer; the last word about a connection.
         self._known: dict[object, int] = {}
+        # The rail of each proposal that is out, by the state that would have to change to move it.
+        self._proposals: dict[object, int] = {}
         host.wakes, host.ticked, host.stopped = self.wake, self._ticked, swarm.note_stop
 
     def wake(self) -> None:
@@ -289,6 +292,7 @@ class _Program:
             for what in broken_invariants(endpoint):
                 raise Violation(f"rank {self.host.rank}: {what}")
             self._check_overtaken()
+            self._check_proposals()
 
     def _check_overtaken(self) -> None:
         """What is known only grows: words that were overtaken on another connection change nothing."""
@@ -306,6 +310,20 @@ class _Program:
             if count < self._known.get(key, 0):
                 raise Violation(f"rank {self.host.rank}: {what}: {self._known[key]} were known, and now {count}")
             self._known[key] = count
+
+    def _check_proposals(self) -> None:
+        """A proposal stays on the rail that carries it until a connection changes or the sender's timer fires."""
+        before, self._proposals = self._proposals, {}
+        for peer, outbound in self.host.endpoint.outbounds.items():
+            for k, channel in outbound._channels.items():
+                sender = channel.sender
+                if sender.changing and sender.asked != NOWHERE:
+                    up = tuple((each.session, each.doubts_said, each.doubts_heard) for each in outbound.connections)
+                    key = peer, k, sender.epoch, sender.asked, channel.since_s, up
+                    rail = self._proposals[key] = channel.rails[sender.asked]
+                    if before.get(key, rail) != rail:
+                        moved = f"moved from rail {before[key]} to {rail}"
+                        raise Violation(f"rank {self.host.rank}: channel {k} to {peer}: a proposal is {moved}")
 
     def check(self, *, is_over: bool) -> None:
         """The invariants hold, and nobody waits for long.
