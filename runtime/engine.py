@@ -8,8 +8,8 @@ One file for the three, as each calls the others at every step. `buffers` has a 
 from an event; `executor` runs one plan and waits.
 
 All ranks make plans ready, and begin the runs of each plan, in the same order. The runs of one plan follow each other;
-those of different plans overlap in any way. Progress is made inside `test`, `wait` and `barrier`, for all runs at once:
-there is no thread.
+those of different plans overlap in any way. Progress is made inside `test`, `wait` and `barrier`, for all runs of all
+engines of the thread at once: there is no thread of their own.
 
 A run that fails takes all others with it. Whatever the cause (a deadline, a lost rank, `cancel`, an interrupt), the
 engine gives up every run and aborts the transport, so that every other rank's runs end in RankLost; here they end in
@@ -45,6 +45,7 @@ from optcc.runtime.buffers import (
     Staging,
     nature_of,
 )
+from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
 from optcc.runtime.plan_handshake import agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
@@ -196,6 +197,8 @@ class Engine:
 
     def _note_begin(self, handle: Handle) -> None:
         self._has_begun = True
+        if not self._running:
+            THREAD_ENGINES.begin(self)
         handle.due_s = self._clock.now_s() + handle.deadline_s
         self._running[handle] = None
         if handle.due_s < self._due_s:
@@ -205,6 +208,7 @@ class Engine:
         del self._running[handle]
         if not self._running:
             self._due_s = _NEVER_S
+            THREAD_ENGINES.end(self)
         elif handle.due_s <= self._due_s:
             self._due_s = min(each.due_s for each in self._running)
 
@@ -212,6 +216,7 @@ class Engine:
         """Every run is over, here and at the other ranks."""
         self.failure = error
         self._running.clear()
+        THREAD_ENGINES.end(self)
         self._computes.clear()
         self._marks.clear()
         # What else goes wrong on the way out must not hide the cause.
@@ -238,6 +243,11 @@ class Engine:
             self._settle()
         return is_over
 
+    def drive_once(self) -> None:
+        """Goes on with every run as far as is possible without waiting; raises as `Handle.test`."""
+        if self.failure is None:
+            self._drive(_never, self._clock.now_s())
+
     def _loop(self, holds: Callable[[], bool], deadline_s: float) -> bool:
         """Computations first, and only when none is left a wait for events."""
         poll, now, routes = self.transport.poll, self._clock.now_s, self._routes
@@ -254,6 +264,9 @@ class Engine:
             if now_s >= self._due_s:
                 self._miss_deadline(now_s)
             wait_s = min(deadline_s - now_s, self._due_s - now_s, _DEVICE_POLL_S if marks else _POLL_S_MAX)
+            if THREAD_ENGINES.has_others(self):
+                THREAD_ENGINES.drive_others(self)
+                wait_s = min(wait_s, TURN_S)
             # The device does not wake who waits for the network.
             events = poll(wait_s if wait_s > 0 else 0.0)
             for event in events:
@@ -594,6 +607,10 @@ def _carried(plan: Plan) -> list[int]:
     sends = plan.out_channel >= 0
     carried = np.bincount(plan.out_channel[sends], plan.bytes[sends], minlength=len(plan.channels))
     return [int(n_bytes) for n_bytes in carried]
+
+
+def _never() -> bool:
+    return False
 
 
 def _have_come(seen: dict[Event, int], wanted: dict[Event, int]) -> bool:

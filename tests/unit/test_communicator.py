@@ -26,6 +26,7 @@ from optcc.planner import Planner
 from optcc.runtime import communicator
 from optcc.runtime.buffers import COPIED_BYTES_MAX
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.kernels import NumpyKernels
@@ -601,3 +602,63 @@ def test_the_example_of_the_docs_runs_in_one_process(tmp_path: Path) -> None:
     script = tmp_path / "in_one_process.py"
     script.write_text(block, encoding="utf-8")
     runpy.run_path(str(script))
+
+
+class TestTwoCommunicators:
+    @pytest.mark.parametrize("n_ranks", [2, 3])
+    def test_they_make_progress_whatever_the_order_in_which_they_are_waited_for(
+        self, tmp_path: Path, n_ranks: int
+    ) -> None:
+        """Long messages: each run needs its rank again and again, while that waits for the other communicator."""
+        count = 300_001
+
+        def program(first: Transport) -> None:
+            nics = nics_of({"OPTCC_SOCKET_IFNAME": "=lo"})
+            second = TcpTransport(in_file(tmp_path / "second", first.rank, n_ranks), nics)
+            with (
+                Communicator(first, sample, deadline_s=20.0) as one,
+                Communicator(second, sample, deadline_s=20.0) as two,
+            ):
+                arrays = [np.full(count, float(comm.rank + 1)) for comm in (one, two)]
+                handles = [comm.start_all_reduce(array) for comm, array in zip((one, two), arrays, strict=True)]
+                for handle in handles if first.rank else handles[::-1]:
+                    assert np.all(handle.result() == n_ranks * (n_ranks + 1) / 2)
+                assert not THREAD_ENGINES.running
+
+        run_tcp(n_ranks, program, tmp_path)
+
+    def test_one_that_fails_says_so_when_it_is_waited_for(self) -> None:
+        """The other one goes on."""
+
+        def program(_: int, transport: Transport) -> None:
+            bad, good = Engine(_Broken(transport)), Engine(transport)
+            plan, verdict = sample(Collective("allreduce", 2), 8000, "float64", "sum")
+            lost = bad.prepare(plan, verdict).start(np.ones(1000), np.empty(1000))
+            handle = good.prepare(plan, verdict).start(np.ones(1000), np.empty(1000))
+            assert np.all(handle.result() == 2.0)
+            with pytest.raises(RankLost, match="planted"):
+                lost.wait()
+
+        run_ranks(2, program, deadline_s=20.0)
+
+
+class _Broken:
+    """A transport on which nothing ever comes."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def post_send(self, channel: int, view: Bytes) -> None:
+        pass
+
+    def post_recv(self, channel: int, view: Bytes) -> None:
+        pass
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        raise RankLost("planted")
+
+    def abort(self, cause: str) -> None:
+        pass

@@ -1,0 +1,62 @@
+"""Engines of one thread make progress together: who waits for one drives the others that have runs under way.
+
+Otherwise two ranks that wait for the runs of two engines in opposite order would stop, each until its deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+from weakref import ref
+
+from optcc.errors import RuntimeFault
+
+TURN_S = 1e-3
+"""While others have runs under way an engine waits no longer than this for its own events."""
+
+
+class Drivable(Protocol):
+    """An engine, as far as it is driven by others."""
+
+    def drive_once(self) -> None:
+        """Goes on with every run as far as is possible without waiting; raises what `Handle.test` raises."""
+        ...
+
+
+class ThreadEngines(threading.local):
+    """The engines of this thread that have runs under way, by their identity."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Callable[[], Drivable | None]] = {}
+        self._is_driving = False
+
+    def begin(self, engine: Drivable) -> None:
+        """An engine has runs under way from now on."""
+        self.running[id(engine)] = ref(engine)
+
+    def end(self, engine: Drivable) -> None:
+        """An engine has no more runs under way, or has failed."""
+        self.running.pop(id(engine), None)
+
+    def has_others(self, engine: Drivable) -> bool:
+        """True if another engine has runs under way."""
+        return not self._is_driving and len(self.running) > (id(engine) in self.running)
+
+    def drive_others(self, engine: Drivable) -> None:
+        """Drives every other engine once. One that fails says so when its own runs are waited for."""
+        self._is_driving = True
+        try:
+            for identity, get in list(self.running.items()):
+                other = get()
+                if other is None:
+                    del self.running[identity]
+                elif other is not engine:
+                    with suppress(RuntimeFault):
+                        other.drive_once()
+        finally:
+            self._is_driving = False
+
+
+THREAD_ENGINES = ThreadEngines()
