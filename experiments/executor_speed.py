@@ -33,10 +33,11 @@ from optcc.experiments.recorder import Measured, check_times, head, record_comma
 from optcc.plan import Channel, Plan
 from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
+from optcc.runtime.mpi_library import load_mpi
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, RECEIVED, SENT, Bytes, Event, Transport
-from optcc.runtime.transports.mpi import MpiTransport, load_mpi
+from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.show import Card
 from optcc.topology import Topology

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from optcc.errors import DeadlineExceeded, InputError, MismatchError
+from optcc.runtime.mpi_library import StartUp
 from optcc.runtime.protocol.frames import WireError
 from optcc.runtime.protocol.hello import (
     ANSWER_BYTES,
@@ -39,6 +40,7 @@ from optcc.runtime.protocol.hello import (
     Hello,
     Listener,
 )
+from optcc.runtime.transport import MonotonicClock
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -75,19 +77,24 @@ Meet = Callable[[bytes], Meeting]
 # --- meeting over MPI -------------------------------------------------------------------------------------------------
 
 
-def over_mpi(comm: MPI.Intracomm) -> Meet:
-    """The ranks of a communicator. MPI's own start-up has joined them, and carries the secret."""
+def over_mpi(comm: MPI.Intracomm, *, timeout_s: float = MEET_S) -> Meet:
+    """The ranks of a communicator. MPI's own start-up has joined them, and carries the secret.
+
+    Raises DeadlineExceeded, naming the ranks that have not come, after `timeout_s` seconds.
+    """
 
     def meet(record: bytes) -> Meeting:
         _check_record(record)
         rank, n_ranks = comm.Get_rank(), comm.Get_size()
+        start = StartUp(comm, MonotonicClock(), timeout_s)
         keys = np.frombuffer(os.urandom(SECRET_BYTES + JOB_BYTES), np.uint8).copy()
-        comm.Bcast(keys, 0)
+        start.wait(comm.Ibcast(keys, 0))
         mine = np.zeros(_LENGTH.size + RECORD_BYTES_MAX, np.uint8)
         framed = _LENGTH.pack(len(record)) + record
         mine[: len(framed)] = np.frombuffer(framed, np.uint8)
         everyone = np.empty((n_ranks, len(mine)), np.uint8)
-        comm.Allgather(mine, everyone)
+        start.wait(comm.Iallgather(mine, everyone))
+        start.end()
         records = tuple(
             row.tobytes()[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(row.tobytes())[0]] for row in everyone
         )

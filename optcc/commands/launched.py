@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import click
 
-from optcc.errors import EXIT_BAD_INPUT, MismatchError, OptccError, RuntimeFault
+from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, MismatchError, OptccError, RuntimeFault
+from optcc.runtime.mpi_library import load_mpi
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import Transport
@@ -19,11 +20,21 @@ from optcc.runtime.transports.ucx_library import load as load_ucx
 
 
 def mpi_of(carrier: str) -> MpiTransport:
-    """The ranks of the job, if `carrier` (mpi, tcp or ucx) is to carry its messages."""
+    """The ranks of the job, if `carrier` (mpi, tcp or ucx) is to carry its messages.
+
+    Ends the job if a rank does not come.
+    """
     if carrier == "ucx":
         # Before MPI, which would load a UCX of its own, perhaps an older one.
         load_ucx()
-    return MpiTransport()
+    try:
+        return MpiTransport()
+    except DeadlineExceeded as error:
+        # To leave MPI in order would be to wait for the rank that has not come.
+        click.echo(f"optcc: {error}", err=True)
+        sys.stderr.flush()
+        load_mpi().COMM_WORLD.Abort(error.exit_code)
+        raise
 
 
 @contextmanager

@@ -10,14 +10,14 @@ outnumber cores.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, RankLost
+from optcc.errors import DeadlineExceeded, InputError, RankLost
 from optcc.plan import Channel
+from optcc.runtime.mpi_library import START_S, Requests, StartUp, UnderWay, load_mpi, wait_for
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,
@@ -40,48 +40,40 @@ _SLEEP_S_MIN = 50e-6
 _SLEEP_S_MAX = 200e-6
 
 
-def load_mpi() -> Any:
-    """The module `mpi4py.MPI`; importing it starts MPI. Raises EnvironmentMissing if it is not there."""
-    try:
-        import mpi4py
+class _Queue(Requests):
+    """The requests of one direction of a channel; only the oldest is asked about."""
 
-        # Threads never share a communicator here, and matched probes are for pickled messages only.
-        mpi4py.rc.thread_level = "funneled"
-        mpi4py.rc.recv_mprobe = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise EnvironmentMissing(f"MPI: {error}: pip install 'optcc[mpi]'") from error
-    return MPI
-
-
-class _Queue:
-    """The requests of one direction of a channel, oldest first; only the oldest is asked about."""
-
-    __slots__ = ("event", "waiting")
+    __slots__ = ("event",)
 
     def __init__(self, event: Event) -> None:
+        super().__init__()
         self.event = event
-        self.waiting: deque[MPI.Request] = deque()
 
 
 class MpiTransport:
     """This process's end of a communicator (`MPI.COMM_WORLD` if none is given), of which it makes its own copy.
 
-    Making one is collective. Raises EnvironmentMissing without mpi4py or an MPI library.
+    Making one is collective. Raises EnvironmentMissing without mpi4py or an MPI library, DeadlineExceeded if some rank
+    has not come to it after `start_s` seconds; the job can then only be aborted, as leaving MPI waits for all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm | None = None, *, clock: Clock | None = None, start_s: float = START_S
+    ) -> None:
         self._mpi = load_mpi()
-        self._comm: MPI.Intracomm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
+        self._clock: Clock = clock or MonotonicClock()
+        parent: MPI.Intracomm = self._mpi.COMM_WORLD if comm is None else comm
+        start = StartUp(parent, self._clock, start_s)
+        # On the second, whoever gives up says so to everyone; apart, so that a receive from anyone slows no message.
+        self._comm, self._notices = (_duplicate(parent, start) for _ in range(2))
+        start.end()
         self._rank, self._n_ranks = self._comm.Get_rank(), self._comm.Get_size()
-        # Whoever gives up says so here, to everyone; apart, so that a receive from anyone slows no message down.
-        self._notices: MPI.Intracomm = self._comm.Dup()
+        self._under_way = UnderWay()
         self._notice = np.zeros(_NOTICE_BYTES, dtype=np.uint8)
         self._notice_comes = self._notices.Irecv((self._notice, self._mpi.BYTE), self._mpi.ANY_SOURCE, 0)
-        self._notices_sent: list[MPI.Request] = []
+        self._under_way.others.append(self._notice_comes)
         self._status = self._mpi.Status()
         self._tag_max: int = self._comm.Get_attr(self._mpi.TAG_UB) or 32767
-        self._clock: Clock = clock or MonotonicClock()
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
         self._peers: list[tuple[int, int]] = []
@@ -92,7 +84,7 @@ class MpiTransport:
         self._owner: list[_Queue] = []
         self._events: list[Event] = []
         self._lost = ""
-        self._broken = False
+        self._broken = self._has_given_up = False
         self._closed = False
 
     @property
@@ -128,6 +120,8 @@ class MpiTransport:
                 self._peers.append((dst if src == self._rank else src, k))
                 self._sends.append(_Queue((SENT, handle)))
                 self._recvs.append(_Queue((RECEIVED, handle)))
+                self._under_way.sends.append(self._sends[-1])
+                self._under_way.recvs.append(self._recvs[-1])
             handles.append(handle)
         return handles
 
@@ -211,35 +205,36 @@ class MpiTransport:
         self._wait(self._comm.Ibarrier(), timeout_s, "at a barrier")
 
     def _wait(self, request: MPI.Request, timeout_s: float, purpose: str) -> None:
-        clock, deadline = self._clock, self._clock.now_s() + timeout_s
-        tries = 0
-        while not request.Test():
-            tries += 1
-            if tries <= _POLLS_YIELD:
-                os.sched_yield()
-                continue
-            self._check_lost()
-            if clock.now_s() >= deadline:
-                self._broken = True
-                raise DeadlineExceeded(f"rank {self._rank}: waited {timeout_s:g} s in vain for other ranks {purpose}")
-            clock.sleep_s(_SLEEP_S_MIN)
+        self._under_way.others.append(request)
+        if not wait_for(request, self._clock, self._clock.now_s() + timeout_s, self._check_lost):
+            self._broken = True
+            raise DeadlineExceeded(f"rank {self._rank}: waited {timeout_s:g} s in vain for other ranks {purpose}")
+        self._under_way.others.pop()
 
     def abort(self, cause: str) -> None:
         """See `Transport`."""
         # Whoever has told this rank that it gives up has told all others too.
-        if self._closed or self._notices_sent or self._lost:
+        if self._closed or self._has_given_up or self._lost:
             return
-        self._broken = True
+        self._has_given_up = True
+        self._break()
         notice = np.frombuffer(cause.encode()[:_NOTICE_BYTES].ljust(_NOTICE_BYTES, b"\0"), np.uint8)
         others = [rank for rank in range(self._n_ranks) if rank != self._rank]
-        self._notices_sent = [self._notices.Isend((notice, self._mpi.BYTE), rank, 0) for rank in others]
+        self._under_way.others += [self._notices.Isend((notice, self._mpi.BYTE), rank, 0) for rank in others]
+
+    def _break(self) -> None:
+        """Nothing more is sent or received; what cannot be called off is kept for MPI."""
+        self._broken = True
+        self._oldest.clear()
+        self._owner.clear()
+        self._under_way.abandon()
 
     def _check_lost(self) -> None:
         """Raises RankLost once another rank has said that it gives up."""
-        if not self._lost and self._notice_comes.Test(self._status):
+        if not self._lost and not self._has_given_up and self._notice_comes.Test(self._status):
             cause = self._notice.tobytes().rstrip(b"\0").decode(errors="replace")
             self._lost = f"rank {self._status.Get_source()} is lost: {cause}"
-            self._broken = True
+            self._break()
         if self._lost:
             raise RankLost(self._lost)
 
@@ -248,12 +243,22 @@ class MpiTransport:
         if self._closed:
             return
         self._closed = True
-        if self._oldest or self._broken or self._mpi.Is_finalized():
+        if self._mpi.Is_finalized():
+            return
+        if self._oldest or self._broken:
+            self._break()
             return
         self._notice_comes.Cancel()
         self._notice_comes.Wait()
+        self._under_way.release()
         self._notices.Free()
         self._comm.Free()
+
+
+def _duplicate(comm: MPI.Intracomm, start: StartUp) -> MPI.Intracomm:
+    copy, request = comm.Idup()
+    start.wait(request)
+    return copy
 
 
 def _check_length(view: Bytes) -> None:
