@@ -46,6 +46,7 @@ from optcc.runtime.buffers import (
     nature_of,
 )
 from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
+from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
 from optcc.runtime.plan_handshake import agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
@@ -101,6 +102,7 @@ class Engine:
         # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
         self._context = contextvars.copy_context()
         self._context.run(np.seterr, all="ignore")
+        call_in_child(self, Engine._leave_to_parent)
 
     def prepare(
         self,
@@ -211,6 +213,13 @@ class Engine:
             THREAD_ENGINES.end(self)
         elif handle.due_s <= self._due_s:
             self._due_s = min(each.due_s for each in self._running)
+
+    def _leave_to_parent(self) -> None:
+        """In a process that is forked: the runs are the parent's."""
+        self.failure = RuntimeFault(FORKED)
+        self._running.clear()
+        THREAD_ENGINES.end(self)
+        refuse_uses(self, ["_check_alive"])
 
     def _give_up(self, error: RuntimeFault) -> None:
         """Every run is over, here and at the other ranks."""

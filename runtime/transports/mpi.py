@@ -17,6 +17,7 @@ import numpy as np
 
 from optcc.errors import DeadlineExceeded, InputError, RankLost
 from optcc.plan import Channel
+from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.mpi_library import START_S, Requests, StartUp, UnderWay, load_mpi, wait_for
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
@@ -86,6 +87,7 @@ class MpiTransport:
         self._lost = ""
         self._broken = self._has_given_up = False
         self._closed = False
+        call_in_child(self, take_no_part)
 
     @property
     def rank(self) -> int:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError, MismatchError
+from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.nic_log import NicLog
 from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
@@ -122,6 +123,7 @@ class TcpTransport(EndpointTransport):
         self._listeners: list[socket.socket] = []
         self._watch: NicWatch | None = None
         self._wires: dict[Connection, Wire] = {}
+        call_in_child(self, TcpTransport._leave_to_parent)
         try:
             for nic in nics:
                 self._listeners.append(_listen_on(nic, buffer_bytes))
@@ -152,6 +154,11 @@ class TcpTransport(EndpointTransport):
         """Says bye on every connection and gives everything back."""
         for connection in list(self._endpoint.up):
             _send_last(connection.wire.sock, self._endpoint.bye(connection))
+        self._give_back()
+
+    def _leave_to_parent(self) -> None:
+        """In a process that is forked: the connections are the parent's, and this process must not keep them open."""
+        take_no_part(self)
         self._give_back()
 
     def _give_back(self) -> None:

@@ -22,6 +22,7 @@ import msgspec
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.bruck import Gathering
 from optcc.runtime.protocol.striping import Striping, cut
@@ -105,6 +106,7 @@ class UcxTransport:
         self._active: dict[_Lane, bool] = {}
         self._events: list[Event] = []
         self._closed = False
+        call_in_child(self, take_no_part)
         try:
             for nic in nics:
                 port = Port(nic.name, self._fail)

@@ -27,6 +27,7 @@ from optcc.errors import DeadlineExceeded, RuntimeFault
 from optcc.plan import Channel, Plan
 from optcc.runtime import mpi_library
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.forks import FORKED
 from optcc.runtime.mpi_library import StartUp, load_mpi
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.samples import ring
@@ -157,9 +158,35 @@ def _attempt(make: Callable[[], object]) -> dict[str, Any]:
     return {}
 
 
+def fork() -> dict[str, Any]:
+    """A child of rank 0 uses and closes what it has inherited."""
+    comm = Communicator(MpiTransport(), by_hand, deadline_s=20)
+    data = np.ones(1 << 16, np.float32)
+    before = float(comm.all_reduce(data).max())
+    refused = ""
+    if comm.rank == 0:
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                comm.all_reduce(data)
+            except RuntimeFault as error:
+                comm.close()
+                os.write(write_end, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(write_end)
+        refused = os.read(read_end, 1000).decode()
+    after = float(comm.all_reduce(data).max())
+    comm.barrier()
+    comm.close()
+    return {"before": before, "after": after, "refused": refused}
+
+
 CASES = (
     *(drop_after_failure, close_under_way, stop_before_start, stop_in_start, stop_before_meeting),
-    *(stop_before_mpi, stop_before_command),
+    *(stop_before_mpi, stop_before_command, fork),
 )
 
 
@@ -242,3 +269,9 @@ def test_a_command_ends_the_job_if_a_rank_does_not_come(tmp_path: Path) -> None:
     done = launch(3, [__file__, str(tmp_path), "stop_before_command"])
     assert done.returncode == DeadlineExceeded.exit_code
     assert f"waited 1 s in vain for rank {LATE} to start" in done.stderr
+
+
+def test_a_forked_child_has_no_part_in_the_job(tmp_path: Path) -> None:
+    first, second = reports(range(2), 2, "fork", tmp_path)
+    assert first == {"before": 2.0, "after": 2.0, "refused": FORKED}
+    assert second == {"before": 2.0, "after": 2.0, "refused": ""}
