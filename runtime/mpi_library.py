@@ -157,7 +157,12 @@ class StartUp:
             self._under_way.others.pop()
             return
         # The others wait in vain as well, and for as long: whoever does not answer now is the reason.
-        self._fail(self._absent_after(_RECALL_S))
+        try:
+            absent = self._absent_after(_RECALL_S)
+        except RuntimeError:
+            # MPI's own error: some have come one collective further, and take this one for that.
+            absent = []
+        self._fail(absent)
 
     def end(self) -> None:
         """All have come to everything."""

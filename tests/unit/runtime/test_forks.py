@@ -14,7 +14,7 @@ from typing import Any
 from optcc.runtime.forks import FORKED
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 import numpy as np
 from optcc.errors import OptccError
@@ -68,6 +68,8 @@ if mode == "use":
         os.waitpid(pid, 0)
     seen["during"] = float(handle.result().max())
     seen["after"] = [float(comm.all_reduce(data).max()) for _ in range(3)]
+    shown = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, stdin=-3, stderr=-3, stdout=-1, text=True)
+    seen["inherited"] = shown.stdout.count("socket:") + shown.stdout.count("eventpoll")
     comm.barrier()
     comm.close()
 elif rank == 1:
@@ -115,7 +117,7 @@ def test_a_child_keeps_no_dead_rank_alive(tmp_path: Path) -> None:
 def test_a_child_has_no_part_in_the_job(tmp_path: Path) -> None:
     assert run(tmp_path, "use") == [0, 0]
     for rank in ("0", "1"):
-        assert read(tmp_path, rank) == {"before": 2.0, "during": 2.0, "after": [2.0] * 3}
+        assert read(tmp_path, rank) == {"before": 2.0, "during": 2.0, "after": [2.0] * 3, "inherited": 0}
     refused = f"RuntimeFault: {FORKED}"
     child = read(tmp_path, "child")
     uses = ("collective", "barrier", "handle", "poll", "allgather")
