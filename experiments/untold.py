@@ -1,16 +1,17 @@
 """How near to the bound an AllReduce comes of whose hosts nobody says anything, as a record.
 
-    python -m optcc.experiments.untold           (four states and twenty random fabrics, in about ten minutes)
+    python -m optcc.experiments.untold           (eight states and twenty random fabrics, in about twenty minutes)
 
 Every row is the user's own command on emulated hosts,
 
-    optcc fabric run -- env -u OPTCC_TOPOLOGY optcc bench --transport tcp --schedule auto
+    optcc fabric run -- env -u OPTCC_TOPOLOGY optcc bench --transport tcp --schedule auto --peer mpi
 
 without a topology, rates or a model of ports: the run-time measures the NICs and plans for what it has found. T* is
 the certified bound for the rates that the NICs really have, in payload bytes; a NIC reaches only NICs of its own rail,
 so that it is not the bound of hosts whose NICs are pooled, where hosts have different rails. Two runs come before those
-that count. In a random fabric half of the NICs have 15 to 100 % of their rate, out and in by themselves. The record is
-a file of its own format, `optcc-untold/1`. Needs root, for the hosts.
+that count. In a random fabric half of the NICs have 15 to 100 % of their rate, out and in by themselves. Open MPI's own
+AllReduce, over TCP and all NICs, is timed in turn with ours. The record is a file of its own format, `optcc-untold/2`.
+Needs root, for the hosts.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ class UntoldState:
     size_bytes: int = SIZE_BYTES
 
 
+def _random_rates(rng: random.Random, hosts: int, full_mbits: int = 400) -> dict[str, str]:
+    """Rates out and in, 15 to 100 % of the full one, for hosts of one NIC."""
+    draws = [[round(full_mbits * rng.uniform(_LEAST, 1)) for _ in range(2)] for _ in range(hosts)]
+    return {f"h{host}.eth0": f"{out}Mbit/s:{in_}Mbit/s" for host, (out, in_) in enumerate(draws)}
+
+
 STATES = (
     UntoldState("healthy", "4x2@400Mbit/s"),
     UntoldState("one NIC at half", "4x2@400Mbit/s", {"h3.eth1": "200Mbit/s"}),
@@ -63,6 +70,10 @@ STATES = (
         "5x2@400Mbit/s",
         {"h1.eth0": "100Mbit/s", "h2.eth1": "200Mbit/s", "h4.eth0": "300Mbit/s", "h4.eth1": "300Mbit/s"},
     ),
+    UntoldState("all rates random", "7x1@400Mbit/s", _random_rates(random.Random(7), 7)),
+    UntoldState("8 hosts, healthy", "8x2@100Mbit/s"),
+    UntoldState("8 hosts, one NIC at half", "8x2@100Mbit/s", {"h3.eth1": "50Mbit/s"}),
+    UntoldState("8 hosts, one NIC down", "8x2@100Mbit/s", {"h3.eth1": "down"}),
 )
 
 
@@ -87,7 +98,10 @@ def random_state(seed: int) -> UntoldState:
 
 
 class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A state: its bound, what a run took (the median), how the plan was predicted, and which it was."""
+    """A state: its bound, what a run took (the median), how the plan was predicted, and which it was.
+
+    `peer_s` is what Open MPI's own AllReduce took in the same run.
+    """
 
     state: str
     fabric: str
@@ -100,6 +114,7 @@ class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: str
     segments: int
     wrong: int
+    peer_s: float
 
     @property
     def ratio(self) -> float:
@@ -111,7 +126,7 @@ class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Untold(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = "optcc-untold/1"
+    format: ClassVar[str] = "optcc-untold/2"
     own_path: ClassVar = RECORDS / "untold.json"
     docs_page: ClassVar[str] = "transports.md"
 
@@ -122,6 +137,7 @@ class Untold(Measured):
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
             check(f"rows[{number}].bound_s", row.bound_s, row.bound_s > 0, "be above 0")
+            check(f"rows[{number}].peer_s", row.peer_s, row.peer_s > 0, "be above 0")
             check(f"rows[{number}].seconds", row.seconds, row.seconds > 0, "be above 0")
 
     def card(self) -> Card:
@@ -132,12 +148,13 @@ class Untold(Measured):
                 show_size(row.size_bytes),
                 f"{row.bound_s:.3f} s",
                 f"{row.ratio:.3f}",
+                f"{row.peer_s / row.bound_s:.2f}",
                 f"{row.schedule}, {row.segments}",
                 str(row.wrong),
             )
             for row in self.rows
         )
-        heads = ("state", "hosts", "size", "T*", "time / T*", "plan, segments", "wrong elements")
+        heads = ("state", "hosts", "size", "T*", "time / T*", "Open MPI / T*", "plan, segments", "wrong elements")
         return Card("AllReduce by auto over TCP, nothing declared", heads, rows)
 
 
@@ -162,7 +179,7 @@ def bound_of(standing: FabricState, size_bytes: int) -> float:
 
 def measure_state(state: UntoldState) -> UntoldRow:
     """One row. Raises RuntimeFault if the command fails."""
-    words = ["bench", "--transport", "tcp", "--schedule", "auto", "--mode", "out", "--json"]
+    words = ["bench", "--transport", "tcp", "--schedule", "auto", "--peer", "mpi", "--mode", "out", "--json"]
     words += ["-b", str(state.size_bytes), "-n", str(RUNS), "-w", str(WARMUP)]
     command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-m", "optcc", *words]
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
@@ -176,7 +193,7 @@ def measure_state(state: UntoldState) -> UntoldRow:
     if done.exit_code:
         raise RuntimeFault(f"{state.name}: {done.stderr.strip()[-500:]}")
     printed = json.loads(done.stdout)
-    (row,) = printed["results"]
+    row, peer = printed["results"]
     return UntoldRow(
         *(state.name, state.fabric, dict(state.nics), standing.topology_text(), state.size_bytes),
         bound_s=bound_of(standing, state.size_bytes),
@@ -185,6 +202,7 @@ def measure_state(state: UntoldState) -> UntoldRow:
         schedule=row["schedule"],
         segments=row["segments"],
         wrong=printed["out_of_bounds"],
+        peer_s=peer["out_of_place"]["time"] / 1e6,
     )
 
 

@@ -12,7 +12,7 @@ from optcc.errors import CodecError
 from optcc.experiments.fabric import FabricSpec, NicRates, NicTarget
 from optcc.experiments.untold import RANDOM_FABRICS, SEED, STATES, Untold, UntoldRow, UntoldState, random_state
 
-ROW = UntoldRow("healthy", "4x2@400Mbit/s", {}, "4@100MB/s", 1 << 26, 1.0, 1.02, 1.01, "shares", 384, 0)
+ROW = UntoldRow("healthy", "4x2@400Mbit/s", {}, "4@100MB/s", 1 << 26, 1.0, 1.02, 1.01, "shares", 384, 0, 1.9)
 
 
 @pytest.mark.parametrize("state", [*STATES, *map(random_state, range(SEED, SEED + RANDOM_FABRICS))])
