@@ -25,19 +25,17 @@ from optcc.compiler import SLOTS
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
+from optcc.job import differences, measure_nics, tcp_ports
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input
-from optcc.runtime.nics import RATES_VARIABLE
-from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
-from optcc.units import show_rate
 from optcc.verdict import Verdict
 from optcc.verify.bounds.closed_forms import allreduce_bound
 
@@ -81,12 +79,8 @@ class BenchSettings:
 
     @property
     def ports(self) -> Model:
-        """Fair ones, which the flows of TCP share, if it is known what a message costs; else exclusive ones.
-
-        Plans for fair ports gain by more segments, up to more messages than a processor keeps up with.
-        """
-        is_costed = self.topology is not None and self.topology.overhead_s > 0
-        return self.ports_given or ("fair" if self.transport == "tcp" and is_costed else "exclusive")
+        """Those that were asked for; else over TCP those of `optcc.job.tcp_ports`, and exclusive ones elsewhere."""
+        return self.ports_given or (tcp_ports(self.topology) if self.transport == "tcp" else "exclusive")
 
     @property
     def slots(self) -> int:
@@ -101,22 +95,13 @@ class BenchSettings:
         return self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
 
 
-def measure_nics(settings: BenchSettings, transport: TcpTransport, environ: Mapping[str, str]) -> BenchSettings:
-    """Measures the NICs and what a message costs, divides messages by what the NICs carry, and takes that as the
-    topology if none is given or if the hosts carry something else; collective.
-
-    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if no NIC is between the ranks. Where
-    ranks share NICs, the topology stays as it was: most schedules are for one rank a host.
+def measured(settings: BenchSettings, transport: TcpTransport, environ: Mapping[str, str]) -> BenchSettings:
+    """The settings for what the NICs carry: the topology that was measured, if none is given or if the hosts carry
+    something else, and what a message costs; collective. See `optcc.job.measure_nics`.
     """
-    n_hosts = len(set(hosts_of(transport.nics)))
-    is_local = n_hosts == 1 or all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
-    if not settings.probe or is_local or environ.get(RATES_VARIABLE):
+    found = measure_nics(transport, environ) if settings.probe else None
+    if found is None:
         return settings
-    measured = probe(transport)
-    transport.set_rates(measured.usable)
-    if n_hosts < transport.n_ranks:
-        return settings
-    found = measured.topology()
     declared, wired = settings.topology, settings.wired
     if declared is not None and wired is not None:
         wrong = differences(wired, found)
@@ -125,22 +110,6 @@ def measure_nics(settings: BenchSettings, transport: TcpTransport, environ: Mapp
         if transport.rank == 0:
             click.echo(f"optcc: --topology: {'; '.join(wrong)}: plans and bounds are for what was measured", err=True)
     return replace(settings, topology=found, wire_overhead=Fraction(1))
-
-
-def differences(declared: Topology, measured: Topology, share: float = 0.1) -> list[str]:
-    """What the hosts carry otherwise than declared, by more than `share`; nothing for other hosts or ranks.
-
-    >>> differences(Topology.parse("2@50MB/s"), Topology.parse("2@50MB/s,1=25MB/s:49MB/s"))
-    ['h1 sends 25MB/s, not 50MB/s']
-    """
-    if [server.gpus for server in declared.servers] != [server.gpus for server in measured.servers]:
-        return []
-    return [
-        f"{old.name} {verb} {show_rate(is_)}, not {show_rate(was)}"
-        for old, new in zip(declared.servers, measured.servers, strict=True)
-        for verb, was, is_ in (("sends", old.out, new.out), ("receives", old.in_, new.in_))
-        if abs(is_ - was) > Fraction(share) * was
-    ]
 
 
 Progress = Callable[[int, int], None]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from optcc.compiler import compile_schedule
     from optcc.dsl import Program
     from optcc.errors import OptccError
+    from optcc.job import init
     from optcc.plan import Plan
     from optcc.planner import Planner, build_plan, find_schedule
     from optcc.runtime.communicator import Communicator
@@ -50,6 +51,7 @@ _MODULE_OF = {
     "build_plan": "optcc.planner",
     "compile_schedule": "optcc.compiler",
     "find_schedule": "optcc.planner",
+    "init": "optcc.job",
     "probe": "optcc.runtime.probe",
     "run_ranks": "optcc.runtime.transports.loopback",
     "verify_plan": "optcc.verify.plan",
@@ -71,6 +73,7 @@ __all__ = [
     "build_plan",
     "compile_schedule",
     "find_schedule",
+    "init",
     "probe",
     "run_ranks",
     "verify_plan",

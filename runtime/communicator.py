@@ -70,6 +70,14 @@ class Communicator:
         # Last used, last.
         self._plans: dict[tuple[Collective, int, str, str, bool], PersistentPlan] = {}
 
+    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
+        """This rank, as mpi4py says it."""
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802 - mpi4py's name
+        """Number of ranks, as mpi4py says it."""
+        return self.n_ranks
+
     # --- blocking -----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Any:

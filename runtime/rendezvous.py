@@ -5,6 +5,7 @@ A `Meet` publishes the record of this rank and returns those of all, with the se
     over_mpi(comm)                       the ranks were started by mpirun
     in_file(path, rank, n_ranks)         a file that all can write to, of a name that no other job has
     at_address(address, rank, n_ranks, secret)   rank 0 listens there; all know a secret
+    over_store(store, rank, n_ranks)     a key-value store of the launcher, such as torch's
 
 `read_secret` takes the last one's secret from a file of mode 0600: a command line or an environment is read by others.
 """
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -190,6 +191,52 @@ def _write_sheet(file: int, sheet: _Sheet) -> None:
     data = msgspec.json.encode(sheet)
     os.ftruncate(file, 0)
     os.pwrite(file, data, 0)
+
+
+# --- meeting over a store ---------------------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """A key-value store of the job, as torch.distributed has them: `get` waits until the key is set."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Sets a key."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key; raises after the store's own timeout."""
+        ...
+
+
+def over_store(store: Store, rank: int, n_ranks: int, *, name: str = "") -> Meet:
+    """The ranks that share a store, which carries the secret; `name` tells meetings of one store apart.
+
+    Raises InputError for a rank that cannot be, DeadlineExceeded when the store gives up waiting for a rank.
+    """
+    _check_ranks(rank, n_ranks)
+
+    def meet(record: bytes) -> Meeting:
+        _check_record(record)
+        if rank == 0:
+            store.set(f"{name}/keys", os.urandom(SECRET_BYTES + JOB_BYTES).hex())
+        store.set(f"{name}/record/{rank}", record.hex())
+        keys = _value_of(store, f"{name}/keys", 0)
+        records = tuple(_value_of(store, f"{name}/record/{other}", other) for other in range(n_ranks))
+        store.set(f"{name}/seen/{rank}", "00")
+        if rank == 0:
+            # The store may be in this process: it stays until everyone has read it.
+            for other in range(n_ranks):
+                _value_of(store, f"{name}/seen/{other}", other)
+        return Meeting(rank, n_ranks, keys[SECRET_BYTES:], keys[:SECRET_BYTES], records)
+
+    return meet
+
+
+def _value_of(store: Store, key: str, rank: int) -> bytes:
+    try:
+        return bytes.fromhex(store.get(key).decode())
+    except Exception as error:  # Stores raise what they like when they give up.
+        raise DeadlineExceeded(f"rank {rank} has not come to the store of the job: {error}") from error
 
 
 # --- meeting at rank 0 ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from optcc.experiments.bench import (
     MODES,
     BenchSettings,
     Progress,
-    measure_nics,
+    measured,
     nic_traffic,
     run_cases,
     run_on_loopback,
@@ -181,7 +181,7 @@ def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool) -> i
         cache = verdict_cache()
         with carried_by(mpi, settings.transport, os.environ) as transport:
             if isinstance(transport, TcpTransport):
-                settings = measure_nics(settings, transport, os.environ)
+                settings = measured(settings, transport, os.environ)
             rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
             nics = nic_traffic(transport) if isinstance(transport, TcpTransport) else ()
     if mpi.rank == 0:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import click
 
-from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, MismatchError, OptccError, RuntimeFault
+from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, InputError, MismatchError, OptccError, RuntimeFault
+from optcc.runtime.launchers import check_count, find_launch
 from optcc.runtime.mpi_library import load_mpi
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import over_mpi
@@ -22,19 +24,26 @@ from optcc.runtime.transports.ucx_library import load as load_ucx
 def mpi_of(carrier: str) -> MpiTransport:
     """The ranks of the job, if `carrier` (mpi, tcp or ucx) is to carry its messages.
 
-    Ends the job if a rank does not come.
+    Ends the job if a rank does not come. Raises InputError if the variables of a launcher say another number of ranks.
     """
     if carrier == "ucx":
         # Before MPI, which would load a UCX of its own, perhaps an older one.
         load_ucx()
+    launch = find_launch(os.environ)
     try:
-        return MpiTransport()
+        mpi = MpiTransport()
     except DeadlineExceeded as error:
         # To leave MPI in order would be to wait for the rank that has not come.
         click.echo(f"optcc: {error}", err=True)
         sys.stderr.flush()
         load_mpi().COMM_WORLD.Abort(error.exit_code)
         raise
+    try:
+        check_count(launch, mpi.n_ranks)
+    except InputError:
+        mpi.close()
+        raise
+    return mpi
 
 
 @contextmanager

@@ -12,12 +12,11 @@ from typing import cast
 import numpy as np
 import pytest
 
-from optcc import cli
+from optcc import cli, job
 from optcc.commands.bench import _overhead, _sizes
 from optcc.compiler import SLOTS
 from optcc.errors import EnvironmentMissing, InputError
-from optcc.experiments import bench as bench_module
-from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, measure, measure_nics
+from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, measure, measured
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
 from optcc.planner import build_plan
@@ -180,20 +179,20 @@ def test_what_a_message_costs_is_known_whether_the_topology_is_right_or_wrong(
     monkeypatch: pytest.MonkeyPatch, declared: str | None
 ) -> None:
     rates = tuple(((rate, rate),) for rate in (49_000_000, 50_000_000, 51_000_000, 25_000_000))
-    measured = MeasuredNics((("eth0",),) * 4, rates, (0, 1, 2, 3), 50e-6)
-    monkeypatch.setattr(bench_module, "probe", lambda transport: measured)
+    found_nics = MeasuredNics((("eth0",),) * 4, rates, (0, 1, 2, 3), 50e-6)
+    monkeypatch.setattr(job, "probe", lambda transport: found_nics)
     topology = Topology.parse(declared) if declared else None
     settings = _settings(topology)
     assert settings.ports == "exclusive"
     transport = _FourHosts()
-    found = measure_nics(settings, cast("TcpTransport", transport), {})
+    found = measured(settings, cast("TcpTransport", transport), {})
     assert transport.rates == rates
     assert found.ports == "fair" and found.slots == SLOTS["fair"] and replace(found, ports_given="fifo").ports == "fifo"
     assert found.wired is not None and found.wired.overhead_s == Fraction(50, 10**6)
     is_right = declared is not None and "=" in declared
     assert found.wired.out[0] == (50_000_000 if is_right else 49_000_000)
-    assert measure_nics(settings, cast("TcpTransport", transport), {"OPTCC_NIC_RATES": "1Gbit/s"}) is settings
-    assert measure_nics(replace(settings, probe=False), cast("TcpTransport", transport), {}).ports == "exclusive"
+    assert measured(settings, cast("TcpTransport", transport), {"OPTCC_NIC_RATES": "1Gbit/s"}) is settings
+    assert measured(replace(settings, probe=False), cast("TcpTransport", transport), {}).ports == "exclusive"
 
 
 def _settings(topology: Topology | None) -> BenchSettings:

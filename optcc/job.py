@@ -1,0 +1,131 @@
+"""`init`: a communicator for the ranks of a job, however it was launched.
+
+    with optcc.init() as comm:
+        total = comm.all_reduce(np.ones(1 << 20, np.float32))
+
+The same program runs under mpirun, torchrun and srun, and alone as a job of one rank (`optcc.runtime.launchers`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+from optcc.errors import InputError
+from optcc.planner import Planner
+from optcc.runtime.communicator import Communicator
+from optcc.runtime.engine import DEADLINE_S
+from optcc.runtime.launchers import find_launch, meet_of
+from optcc.runtime.nics import RATES_VARIABLE, nics_of
+from optcc.runtime.probe import hosts_of, probe
+from optcc.runtime.rendezvous import Meet
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.timing import Model
+from optcc.topology import Topology
+from optcc.units import show_rate
+
+WRONG_SHARE = 0.1
+"""Rates that differ from the declared ones by a larger share are not what was declared."""
+_numbers = itertools.count()
+
+logger = logging.getLogger("optcc.nics")
+
+
+def init(
+    topology: Topology | str | None = None,
+    *,
+    meet: Meet | None = None,
+    measure: bool = True,
+    schedules: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
+    environ: Mapping[str, str] = os.environ,
+) -> Communicator:
+    """A communicator over TCP and all NICs that OPTCC_SOCKET_IFNAME leaves; collective.
+
+    The ranks meet as their launcher lets them, or by `meet` (`optcc.runtime.rendezvous`). The NICs are measured, unless
+    `measure` is False or OPTCC_NIC_RATES declares their rates: messages are striped, and plans made, for what they
+    carry. A `topology`, or its text, counts unless that is something else. `schedules` see `optcc.planner.Planner`; a
+    collective that takes longer than `deadline_s` seconds fails.
+
+    Raises InputError for variables of launchers that contradict each other or the number of ranks that MPI has started,
+    or a topology of another number of ranks, EnvironmentMissing without a NIC or what the launcher needs,
+    DeadlineExceeded if some rank does not come.
+    """
+    if isinstance(topology, str):
+        topology = Topology.parse(topology)
+    if meet is None:
+        meet = meet_of(find_launch(environ), environ, next(_numbers))
+    transport = TcpTransport(meet, nics_of(environ))
+    try:
+        n_ranks = transport.n_ranks
+        if topology is not None and topology.n_ranks != n_ranks:
+            raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the job has")
+        measured = measure_nics(transport, environ) if measure else None
+        topology = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
+        planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology))
+        return Communicator(transport, planner, deadline_s=deadline_s)
+    except BaseException:
+        transport.close()
+        raise
+
+
+def measure_nics(transport: TcpTransport, environ: Mapping[str, str]) -> Topology | None:
+    """Measures the NICs and what a message costs, and stripes messages by it; collective. What was found, or None.
+
+    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if no NIC is between the ranks. Where
+    ranks share NICs nothing is returned: most schedules are for one rank a host.
+    """
+    n_hosts = len(set(hosts_of(transport.nics)))
+    is_local = n_hosts == 1 or all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
+    if is_local or environ.get(RATES_VARIABLE):
+        return None
+    measured = probe(transport)
+    transport.set_rates(measured.usable)
+    return measured.topology() if n_hosts == transport.n_ranks else None
+
+
+def agreed_topology(declared: Topology | None, measured: Topology | None, rank: int = 0) -> Topology | None:
+    """What plans are made for: the declared topology if the hosts carry that, with the cost of a message as measured.
+
+    If they carry something else, rank 0 warns.
+
+    >>> declared, measured = Topology.parse("2@50MB/s"), Topology.parse("2@49MB/s")
+    >>> agreed_topology(declared, measured) == declared, agreed_topology(None, measured) is measured
+    (True, True)
+    """
+    if declared is None or measured is None:
+        return declared or measured
+    wrong = differences(declared, measured)
+    if not wrong:
+        return replace(declared, overhead_s=measured.overhead_s)
+    if rank == 0:
+        logger.warning("optcc: topology: %s: plans are for what was measured", "; ".join(wrong))
+    return measured
+
+
+def differences(declared: Topology, measured: Topology, share: float = WRONG_SHARE) -> list[str]:
+    """What the hosts carry otherwise than declared, by more than `share`; nothing for other hosts or ranks.
+
+    >>> differences(Topology.parse("2@50MB/s"), Topology.parse("2@50MB/s,1=25MB/s:49MB/s"))
+    ['h1 sends 25MB/s, not 50MB/s']
+    """
+    if [server.gpus for server in declared.servers] != [server.gpus for server in measured.servers]:
+        return []
+    return [
+        f"{old.name} {verb} {show_rate(is_)}, not {show_rate(was)}"
+        for old, new in zip(declared.servers, measured.servers, strict=True)
+        for verb, was, is_ in (("sends", old.out, new.out), ("receives", old.in_, new.in_))
+        if abs(is_ - was) > Fraction(share) * was
+    ]
+
+
+def tcp_ports(topology: Topology | None) -> Model:
+    """Fair ports, which the flows of TCP share, if it is known what a message costs; else exclusive ones.
+
+    Plans for fair ports gain by more segments, up to more messages than a processor keeps up with.
+    """
+    return "fair" if topology is not None and topology.overhead_s > 0 else "exclusive"

@@ -1,0 +1,53 @@
+"""`optcc.init` under mpirun, on one host and on emulated ones, and commands that are started without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optcc.experiments.fabric import Fabric, FabricSpec, run_local_job
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = """
+import numpy as np, optcc
+with optcc.init() as comm:
+    total = comm.all_reduce(np.full(100_000, comm.rank + 1.0, np.float32))
+    print(comm.rank, comm.n_ranks, total.min(), total.max(), flush=True)
+"""
+
+
+def test_the_ranks_of_mpirun_are_those_of_the_job(tmp_path: Path) -> None:
+    said = run_local_job([sys.executable, "-c", PROGRAM], 3, timeout_s=60)
+    assert sorted(said.split("\n")) == ["", *(f"{rank} 3 6.0 6.0" for rank in range(3))]
+
+
+@pytest.mark.netns
+def test_a_program_on_hosts_of_which_nobody_says_anything(tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=f"job-{os.getpid()}")) as fabric:
+        fabric.fail("h2.eth1")
+        command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-c", PROGRAM]
+        before = fabric.control_bytes()
+        done = fabric.run(command, capture=True, timeout_s=60)
+        sneaked = fabric.control_bytes() - before
+    assert done.exit_code == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", *(f"{rank} 3 6.0 6.0" for rank in range(3))]
+    assert sneaked < 400_000, "data go over the NICs"
+
+
+def test_a_command_refuses_to_be_several_jobs_of_one_rank(tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "optcc", "bench", "-b", "4K", "-n", "1"],
+        env={**clean, "RANK": "0", "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert "WORLD_SIZE says 2 ranks, MPI has started 1" in done.stderr

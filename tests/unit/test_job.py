@@ -1,0 +1,212 @@
+"""`optcc.init` under the variables of every launcher, each rank a process of its own, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError
+from optcc.job import agreed_topology, init
+from optcc.runtime.communicator import Communicator
+from optcc.runtime.launchers import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch, check_count, find_launch, meet_of
+from optcc.runtime.rendezvous import Meeting, over_store
+from optcc.topology import Topology
+
+PROGRAM = """
+import numpy as np, optcc
+for _ in range(2):
+    with optcc.init() as comm:
+        total = comm.all_reduce(np.full(1000, comm.rank + 1.0))
+        print(comm.rank, comm.n_ranks, total[0], total.min() == total.max())
+"""
+DONE_S = 60.0
+
+
+def run_ranks_with(variables: Mapping[int, Mapping[str, str]], folder: Path) -> list[str]:
+    """The program, a process for each rank, whose environment has nothing of another launcher."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
+    clean |= {"OPTCC_SOCKET_IFNAME": "=lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            cwd=folder,
+            env={**clean, **each},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for each in variables.values()
+    ]
+    said = []
+    for each in ranks:
+        try:
+            out, errors = each.communicate(timeout=DONE_S)
+        finally:
+            each.kill()
+        assert each.returncode == 0, errors
+        said.append(out)
+    return said
+
+
+def torchrun(rank: int, n_ranks: int) -> dict[str, str]:
+    """What torchrun says to a worker on one host."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(n_ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(n_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def slurm(rank: int, n_ranks: int) -> dict[str, str]:
+    """What srun says to a task."""
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(n_ranks),
+        "SLURM_NTASKS": str(n_ranks),
+        "SLURM_JOB_ID": "17",
+        "SLURM_STEP_ID": "0",
+    }
+
+
+@pytest.mark.parametrize("launcher", [torchrun, slurm])
+def test_ranks_find_each_other_again_and_again(launcher: object, tmp_path: Path) -> None:
+    assert callable(launcher)
+    said = run_ranks_with({rank: launcher(rank, 3) for rank in range(3)}, tmp_path)
+    assert said == [f"{rank} 3 6.0 True\n" * 2 for rank in range(3)]
+    assert not list(tmp_path.iterdir()), "the file of the meeting is gone"
+
+
+def test_a_process_without_a_launcher_is_a_job_of_one_rank(tmp_path: Path) -> None:
+    assert run_ranks_with({0: {}}, tmp_path) == ["0 1 1.0 True\n" * 2]
+
+
+def test_a_batch_script_of_slurm_is_no_task(tmp_path: Path) -> None:
+    """It has the variables of the job, and would wait for tasks that do not exist."""
+    variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}
+    assert find_launch(variables) == Launch("none", 0, 1)
+
+
+def test_mpi_counts_inside_a_step_of_slurm_whose_tasks_are_hosts() -> None:
+    variables = {**slurm(0, 2), "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
+    assert find_launch(variables) == Launch("mpi", 3, 8, "OMPI_COMM_WORLD_SIZE")
+    assert find_launch({**variables, LAUNCHER_VARIABLE: "slurm"}).n_ranks == 2
+    assert find_launch({**variables, LAUNCHER_VARIABLE: "none"}).n_ranks == 1
+
+
+def test_variables_that_agree_are_one_launch() -> None:
+    """Scripts under mpirun set torch's variables from MPI's."""
+    variables = {**torchrun(1, 2), "PMI_RANK": "1", "PMI_SIZE": "2"}
+    assert find_launch(variables) == Launch("mpi", 1, 2, "PMI_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("variables", "what"),
+    [
+        ({"RANK": "0"}, "RANK is set: WORLD_SIZE must be, too"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set: RANK must be, too"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2: must be below WORLD_SIZE 2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK '-1': must be a number from 0"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+            "OMPI_COMM_WORLD_SIZE says rank 0 of 4, WORLD_SIZE rank 0 of 2: must agree, or OPTCC_LAUNCHER",
+        ),
+        ({"OPTCC_LAUNCHER": "mpi"}, "OPTCC_LAUNCHER 'mpi': must come with OMPI_COMM_WORLD_RANK or"),
+        ({"OPTCC_LAUNCHER": "pbs"}, "OPTCC_LAUNCHER 'pbs': must be one of mpi, torchrun, slurm, none"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(variables: dict[str, str], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        init(environ=variables)
+
+
+def test_a_count_that_mpi_has_not_started_is_refused() -> None:
+    launch = find_launch({"RANK": "0", "WORLD_SIZE": "2"})
+    check_count(launch, 2)
+    with pytest.raises(InputError, match="WORLD_SIZE says 2 ranks, MPI has started 1"):
+        check_count(launch, 1)
+    check_count(find_launch({}), 7)
+
+
+def test_a_topology_of_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="topology of 4 ranks: must have 1, as the job has"):
+        init("4@1GB/s", environ={"OPTCC_SOCKET_IFNAME": "=lo"})
+
+
+def test_several_hosts_under_torchrun_need_its_store_or_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    variables = {**torchrun(0, 2), "LOCAL_WORLD_SIZE": "1"}
+    with pytest.raises(EnvironmentMissing, match=r"needs torch .*; or set OPTCC_RENDEZVOUS_DIR"):
+        meet_of(find_launch(variables), variables, 0)
+    said = run_ranks_with(
+        {rank: {**torchrun(rank, 2), "LOCAL_WORLD_SIZE": "1", FOLDER_VARIABLE: str(tmp_path)} for rank in range(2)},
+        tmp_path,
+    )
+    assert said == [f"{rank} 2 3.0 True\n" * 2 for rank in range(2)]
+
+
+class _Store:
+    """A store as torch's: `get` waits for a key, for a while."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._timeout_s = timeout_s
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, self._timeout_s):
+                raise RuntimeError(f"wait timeout after {self._timeout_s} s, keys: {key}")
+            return self._values[key].encode()
+
+
+def test_ranks_meet_over_a_store() -> None:
+    store, met = _Store(10.0), dict[int, Meeting]()
+
+    def meet(rank: int) -> None:
+        met[rank] = over_store(store, rank, 3)(b"record %d" % rank)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DONE_S)
+    assert {meeting.records for meeting in met.values()} == {(b"record 0", b"record 1", b"record 2")}
+    assert len({(meeting.job, meeting.secret) for meeting in met.values()}) == 1 and len(met) == 3
+
+
+def test_a_rank_that_does_not_come_to_the_store_is_named() -> None:
+    with pytest.raises(DeadlineExceeded, match="rank 1 has not come to the store of the job"):
+        over_store(_Store(0.05), 0, 2)(b"record")
+
+
+def test_a_topology_that_is_not_what_was_measured_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    declared, measured = Topology.parse("2@50MB/s"), Topology.parse("2@50MB/s,1=25MB/s:49MB/s")
+    assert agreed_topology(declared, measured) is measured
+    assert agreed_topology(declared, measured, rank=1) is measured
+    assert caplog.messages == ["optcc: topology: h1 sends 25MB/s, not 50MB/s: plans are for what was measured"]
+
+
+def test_a_communicator_has_what_users_of_mpi4py_look_for() -> None:
+    with init(environ={"OPTCC_SOCKET_IFNAME": "=lo"}) as comm:
+        assert isinstance(comm, Communicator)
+        assert (comm.Get_rank(), comm.Get_size()) == (0, 1)
+        assert np.array_equal(comm.all_reduce(np.arange(4.0)), np.arange(4.0))
