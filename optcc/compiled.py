@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from operator import getitem
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,6 +59,24 @@ class Tier:
         return result
 
 
+T = TypeVar("T")
+_IMPORTING = threading.RLock()
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """`make`, which imports numba, called once. One thread imports it at a time: another would see half of it."""
+    made: list[T] = []
+
+    def get() -> T:
+        if not made:
+            with _IMPORTING:
+                if not made:
+                    made.append(make())
+        return made[0]
+
+    return get
+
+
 tier = Tier(loaded_s=0.4, compiled_s=3.0)
 
 
@@ -86,7 +105,7 @@ def compiled(kernels: Sequence[Callable[..., Any]], namespace: dict[str, Any]) -
     `globals()`. Keep the result (functools.cache), and look kernels up in it for every call: compiling replaces them.
     """
     made = SimpleNamespace()
-    compiled_once = cache(lambda: compiled_at_once(kernels, namespace))
+    compiled_once = once(lambda: compiled_at_once(kernels, namespace))
 
     def tiered(kernel: FunctionType) -> Callable[..., Any]:
         name = _public(kernel)

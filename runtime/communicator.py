@@ -225,7 +225,7 @@ class PersistentAllReduce:
 
 
 def _name_of(array: Any, dtype: str | None) -> str:
-    if not hasattr(array, "dtype"):
+    if isinstance(array, np.generic) or not hasattr(array, "dtype"):
         raise InputError(f"{type(array).__name__}: must be an array")
     return str(array.dtype.name) if dtype is None else dtype
 

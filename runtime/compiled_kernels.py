@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from optcc.collective import FLOATS
-from optcc.compiled import compiled_at_once
+from optcc.compiled import compiled_at_once, once
 
 Kernel = Callable[[Any, Any], None]
 
@@ -157,13 +156,15 @@ def find_compiled(dtype: str, reduction: str) -> Kernel | None:
     return kernel
 
 
-@cache
-def _load() -> Any:
+def _load_all() -> Any:
     """All kernels that this processor can run; imports numba."""
     if not _converts_half():
         return compiled_at_once(_LOOPS, globals())
     widen, narrow = _half_casts()
     return compiled_at_once((*_LOOPS, *_HALF_LOOPS), {**globals(), "_widen": widen, "_narrow": narrow})
+
+
+_load = once(_load_all)
 
 
 def _converts_half() -> bool:

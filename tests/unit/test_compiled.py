@@ -290,3 +290,22 @@ def test_a_cache_entry_that_names_a_module_of_another_version_is_ignored(
         assert compiled_at_once((module.double,), vars(module)).double(module.Pair(21)) == 42
         del sys.modules[types], sys.modules["upgraded"]
         (tmp_path / f"{types}.py").unlink()
+
+
+def test_threads_that_need_a_kernel_at_the_same_time_load_it_once(tmp_path: Path) -> None:
+    """In a process that has not imported numba yet, of which a thread would see half while another imports it."""
+    program = """
+import sys, threading
+from optcc.runtime.compiled_kernels import find_compiled
+sys.setswitchinterval(1e-6)
+found, start = [], threading.Barrier(8)
+def look():
+    start.wait()
+    found.append(find_compiled("bfloat16", "sum"))
+threads = [threading.Thread(target=look) for _ in range(8)]
+for each in threads: each.start()
+for each in threads: each.join()
+assert len(found) == 8 and found[0] is not None and len(set(map(id, found))) == 1, found
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -261,7 +261,7 @@ class TestChoice:
 
     def test_a_processor_without_float16_leaves_it_to_numpy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compiled_kernels, "_converts_half", lambda: False)
-        loaded = compiled_kernels._load.__wrapped__()
+        loaded = compiled_kernels._load_all()
         assert hasattr(loaded, "sum_bfloat16") and not hasattr(loaded, "sum_float16")
 
     def test_a_kernel_is_compiled_before_its_first_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
