@@ -38,6 +38,7 @@ from optcc.experiments.record import (
 )
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
+from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.timing import MODELS, Model
@@ -169,7 +170,8 @@ def command(
             raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
         if peers:
             raise InputError(f"--peer {peers[0]}: needs --transport mpi, tcp or ucx")
-        return _report(run_on_loopback(settings, _progress), settings, output, as_json)
+        head = _head(settings, topology.n_ranks, topology)
+        return _report(run_on_loopback(settings, _progress), settings, output, as_json, head)
     return _under_mpi(settings, output, as_json)
 
 
@@ -179,13 +181,15 @@ def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool) -> i
     with abort_on_failure(mpi):
         _check_ranks(settings.topology, mpi.n_ranks)
         cache = verdict_cache()
+        given = settings.topology
         with carried_by(mpi, settings.transport, os.environ) as transport:
             if isinstance(transport, TcpTransport):
                 settings = measured(settings, transport, os.environ)
             rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
             nics = nic_traffic(transport) if isinstance(transport, TcpTransport) else ()
+            head = _head(settings, transport.n_ranks, given, nics)
     if mpi.rank == 0:
-        code = _report(rows, settings, output, as_json, nics)
+        code = _report(rows, settings, output, as_json, head, nics)
     else:
         code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
     mpi.close()
@@ -197,6 +201,7 @@ def _report(
     settings: BenchSettings,
     output: Path | None,
     as_json: bool,
+    head: dict[str, Any],
     nics: tuple[NicTraffic, ...] = (),
 ) -> int:
     """Prints the table or the JSON, writes the record, and says whether every element was right."""
@@ -219,20 +224,54 @@ def _report(
     elif as_json:
         echo_json(
             {
-                "config": _config(settings),
-                "results": [_json_row(row) for row in rows],
-                "out_of_bounds": wrong,
+                "config": head | _config(settings),
+                "results": [_json_row(row, is_checked=settings.check) for row in rows],
+                "out_of_bounds": wrong if settings.check else None,
                 "nics": [msgspec.to_builtins(each) for each in nics],
             }
         )
     else:
-        click.echo(_table(rows))
-        click.echo(f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}")
+        click.echo(_header(head, settings.topology))
+        click.echo(_table(rows, is_checked=settings.check))
+        found = f"{wrong} {'OK' if not wrong else 'FAILED'}" if settings.check else "N/A"
+        click.echo(f"# Out of bounds values : {found}")
         mean = sum(row.busbw for row in rows) / len(rows) if rows else 0.0
         if resent or lost:
             click.echo(f"# Lost connections     : {lost}, {resent} chunks were sent again")
         click.echo(f"# Avg bus bandwidth    : {mean:.6g}")
     return EXIT_REFUTED if wrong else EXIT_DONE
+
+
+def _head(
+    settings: BenchSettings, n_ranks: int, given: Topology | None, nics: tuple[NicTraffic, ...] = ()
+) -> dict[str, Any]:
+    """What ran where: versions, ranks, launcher, transport, NICs, and from where the topology is known."""
+    if settings.topology is None:
+        source = None
+    else:
+        source = "given" if given is not None and repr(given) == repr(settings.topology) else "measured"
+    return {
+        "versions": these_versions(),
+        "ranks": n_ranks,
+        "launcher": find_launch(os.environ).launcher,
+        "transport": settings.transport,
+        "nics": sorted({each.nic for each in nics}),
+        "topology_source": source,
+    }
+
+
+def _header(head: dict[str, Any], topology: Topology | None) -> str:
+    """The lines before the columns."""
+    launcher = "" if head["launcher"] == "none" else f", launched by {head['launcher']}"
+    over = f" over {', '.join(head['nics'])}" if head["nics"] else ""
+    lines = [
+        "# " + ", ".join(f"{package} {version}" for package, version in head["versions"].items()),
+        f"# {head['ranks']} ranks{launcher}, messages by {head['transport']}{over}",
+    ]
+    if topology is not None:
+        text = repr(topology)[len("Topology('") : -len("')")]
+        lines.append(f"# topology {text}, {head['topology_source']}")
+    return "\n".join(lines)
 
 
 def _config(settings: BenchSettings) -> dict[str, Any]:
@@ -251,7 +290,7 @@ def _config(settings: BenchSettings) -> dict[str, Any]:
     }
 
 
-def _json_row(row: BenchTiming) -> dict[str, Any]:
+def _json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
     """nccl-tests' keys, then ours."""
 
     def side(samples: Samples | None) -> dict[str, Any] | None:
@@ -261,7 +300,7 @@ def _json_row(row: BenchTiming) -> dict[str, Any]:
             "time": samples.median_s * 1e6,
             "alg_bw": algbw(row.size_bytes, samples.median_s),
             "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks),
-            "nwrong": samples.wrong,
+            "nwrong": samples.wrong if is_checked else None,
         }
 
     return {
@@ -282,7 +321,7 @@ def _json_row(row: BenchTiming) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[BenchTiming]) -> str:
+def _table(rows: list[BenchTiming], *, is_checked: bool) -> str:
     """nccl-tests' columns, then %bound and the schedule."""
     head = f"#{'out-of-place':>77}{'in-place':>36}"
     side = f"{'time':>11}{'algbw':>8}{'busbw':>8}{'#wrong':>8}"
@@ -293,19 +332,21 @@ def _table(rows: list[BenchTiming]) -> str:
         f"#{'(B)':>12}{'(elements)':>14}{'':>26}{unit}{unit}",
     ]
     for row in rows:
-        cells = "".join(_table_side(row, samples) for samples in (row.out_of_place, row.in_place))
+        cells = "".join(
+            _table_side(row, samples, is_checked=is_checked) for samples in (row.out_of_place, row.in_place)
+        )
         percent = "N/A" if row.bound_percent is None else f"{row.bound_percent:.1f}"
         what = f"{row.size_bytes:>12}{row.size_bytes // DTYPE_BYTES[row.dtype]:>14}{row.dtype:>10}{row.reduction:>8}"
         lines.append(f" {what}{-1:>8}{cells}{percent:>8}  {row.schedule}")
     return "\n".join(lines)
 
 
-def _table_side(row: BenchTiming, samples: Samples | None) -> str:
+def _table_side(row: BenchTiming, samples: Samples | None, *, is_checked: bool) -> str:
     if samples is None:
         return f"{'N/A':>11}{'N/A':>8}{'N/A':>8}{'N/A':>8}"
     seconds = samples.median_s
     bandwidths = f"{algbw(row.size_bytes, seconds):>8.4f}{busbw(row.size_bytes, seconds, row.ranks):>8.4f}"
-    return f"{seconds * 1e6:>11.1f}{bandwidths}{samples.wrong:>8}"
+    return f"{seconds * 1e6:>11.1f}{bandwidths}{samples.wrong if is_checked else 'N/A':>8}"
 
 
 def _sizes(low: int, high: int, factor: int, dtype: str) -> tuple[int, ...]:

@@ -59,7 +59,9 @@ def test_the_wire_overhead_is_a_fraction() -> None:
 
 def test_columns_are_those_of_nccl_tests_and_then_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     lines = bench(capsys, "-b", "4K", "-e", "16K", "-f", "4", "-n", "2").splitlines()
-    heads = lines[1].lstrip("#").split()
+    assert lines[0].startswith("# optcc ") and lines[1] == "# 3 ranks, messages by loopback"
+    assert lines[2] == "# topology 3@1GB/s, given"
+    heads = lines[4].lstrip("#").split()
     assert heads[:5] == ["size", "count", "type", "redop", "root"]
     assert heads[5:13] == ["time", "algbw", "busbw", "#wrong"] * 2
     assert heads[13:] == ["%bound", "schedule"]
@@ -79,6 +81,16 @@ def test_every_element_is_right(capsys: pytest.CaptureFixture[str], dtype: str, 
     assert {"size", "count", "type", "redop", "root", "out_of_place", "in_place", "bound_ratio"} <= set(row)
     assert set(row["out_of_place"]) == {"time", "alg_bw", "bus_bw", "nwrong"}
     assert row["out_of_place"]["nwrong"] == row["in_place"]["nwrong"] == 0
+
+
+def test_what_is_not_checked_is_not_said_to_be_right(capsys: pytest.CaptureFixture[str]) -> None:
+    text = bench(capsys, "-b", "4K", "-n", "1", "-c", "0", "--mode", "out")
+    assert "# Out of bounds values : N/A" in text.splitlines()
+    (row,) = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert row[8] == "N/A"
+    printed = json.loads(bench(capsys, "-b", "4K", "-n", "1", "-c", "0", "--json"))
+    assert printed["out_of_bounds"] is None and printed["results"][0]["in_place"]["nwrong"] is None
+    assert printed["config"]["ranks"] == 3 and printed["config"]["topology_source"] == "given"
 
 
 def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
