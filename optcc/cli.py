@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,7 @@ COMMANDS = {
 }
 """What each command does; its module is that of `optcc.commands` with its name."""
 SEGMENTS_MAX = 1_000_000
+_FIRST_RANK_S = 0.5
 
 
 class Door(click.Group):
@@ -121,10 +123,14 @@ def run(words: list[str], command: click.Command | None = None) -> int:
     except click.Abort:
         return _complain("interrupted", EXIT_INTERRUPTED, debug)
     except click.ClickException as error:
+        _let_first_rank_speak()
         return _complain(error.format_message().replace("\n", " "), EXIT_BAD_INPUT, debug)
     except ArgumentError as error:
+        _let_first_rank_speak()
         return _complain(f"--{error}", error.exit_code, debug)
     except OptccError as error:
+        if isinstance(error, InputError):
+            _let_first_rank_speak()
         return _complain(str(error), error.exit_code, debug)
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away: nothing is left to say, and nobody to say it to
@@ -136,6 +142,15 @@ def run(words: list[str], command: click.Command | None = None) -> int:
         where = "output" if error.filename is None else f"file {str(error.filename)!r}"
         return _complain(f"{where}: {error.strerror or error}", EXIT_REFUTED, debug)
     return result if isinstance(result, int) else 0
+
+
+def _let_first_rank_speak() -> None:
+    """An error in what all ranks were given is said once: when rank 0 exits, its launcher ends the others."""
+    from optcc.runtime.launchers import find_launch
+
+    with suppress(InputError):
+        if find_launch(os.environ).rank > 0:
+            time.sleep(_FIRST_RANK_S)
 
 
 def _discard_stdout() -> None:

@@ -11,14 +11,17 @@ import click
 
 from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, InputError, MismatchError, OptccError, RuntimeFault
 from optcc.runtime.launchers import check_count, find_launch
-from optcc.runtime.mpi_library import load_mpi
+from optcc.runtime.mpi_library import load_mpi, wait_for
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import over_mpi
-from optcc.runtime.transport import Transport
+from optcc.runtime.transport import MonotonicClock, Transport
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import load as load_ucx
+
+_ALIKE_S = 2.0
+"""An error that every rank meets is met by all within this time."""
 
 
 def mpi_of(carrier: str) -> MpiTransport:
@@ -60,9 +63,15 @@ def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> I
         transport.close()
 
 
+def _all_have_failed() -> bool:
+    """Whether every rank comes here within `_ALIKE_S`. Nothing else uses this communicator after the start."""
+    clock = MonotonicClock()
+    return wait_for(load_mpi().COMM_WORLD.Ibarrier(), clock, clock.now_s() + _ALIKE_S)
+
+
 @contextmanager
 def abort_on_failure(mpi: MpiTransport) -> Iterator[None]:
-    """Ends the job with the exit code of what one rank alone has met; what all ranks meet, rank 0 says."""
+    """Ends the job with the exit code of what one rank alone has met, and says it; what all ranks meet, rank 0 says."""
     try:
         yield
     except MismatchError:
@@ -78,6 +87,10 @@ def abort_on_failure(mpi: MpiTransport) -> Iterator[None]:
         mpi.comm.Abort(EXIT_BAD_INPUT)
         raise
     except OptccError as error:
+        if not _all_have_failed():
+            click.echo(f"optcc: rank {mpi.rank}: {error}", err=True)
+            sys.stderr.flush()
+            mpi.comm.Abort(error.exit_code)
         if mpi.rank == 0:
             raise
         sys.exit(error.exit_code)

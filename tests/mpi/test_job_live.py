@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from optcc.experiments.fabric import Fabric, FabricSpec, run_local_job
+from optcc.experiments.fabric import Fabric, FabricSpec, find_mpirun, run_local_job
+from optcc.experiments.fabric.mpi import LOCAL_JOB
 
 pytestmark = pytest.mark.mpi
 
@@ -37,6 +38,38 @@ def test_a_program_on_hosts_of_which_nobody_says_anything(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", *(f"{rank} 3 6.0 6.0" for rank in range(3))]
     assert sneaked < 400_000, "data go over the NICs"
+
+
+def mpirun(*words: str) -> subprocess.CompletedProcess[str]:
+    """Open MPI's mpirun; more ranks than cores are fine."""
+    return subprocess.run(
+        [find_mpirun(), *words],
+        env=os.environ | LOCAL_JOB,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+OPTCC = (sys.executable, "-m", "optcc")
+
+
+def test_an_error_that_every_rank_meets_is_said_once() -> None:
+    for wrong, what in ((("-b", "1x"), "size '1x'"), (("--schedule", "none"), "schedule 'none': must be one of")):
+        done = mpirun("-n", "3", *OPTCC, "bench", *wrong)
+        assert done.returncode == 2
+        lines = [line for line in done.stderr.splitlines() if line.startswith("optcc: ")]
+        assert len(lines) == 1 and what in lines[0], done.stderr
+
+
+def test_an_error_that_one_rank_alone_meets_is_said_and_ends_the_job() -> None:
+    """A host without the NIC; its rank said nothing, and the others waited for it."""
+    words = (*OPTCC, "bench", "--transport", "tcp", "-b", "1K", "-n", "1")
+    alone = ("-n", "1", "env", "OPTCC_SOCKET_IFNAME=nope", *words)
+    done = mpirun("-n", "2", "env", "OPTCC_SOCKET_IFNAME==lo", *words, ":", *alone)
+    assert done.returncode == 2
+    assert "optcc: rank 2: OPTCC_SOCKET_IFNAME 'nope': must leave an interface that is up" in done.stderr
 
 
 def test_a_command_refuses_to_be_several_jobs_of_one_rank(tmp_path: Path) -> None:
