@@ -395,7 +395,8 @@ class Outbound:
         for connection in connections:
             for owner, number, epoch, view in connection.take_back():
                 to = connection
-                if view is not None:
+                # A chunk of a former plan decides nothing about the rail of the one that has replaced it.
+                if view is not None and not owner.is_stale(number, epoch):
                     to = self._move(owner, number, connection, self._choose(len(view)))
                 to.put(owner, number, epoch, view)
                 self._local.wake(to)
