@@ -1,4 +1,4 @@
-"""Timing AllReduce: schedules and peers interleaved in one run, every element checked.
+"""Timing collectives: schedules and peers interleaved in one run, every element checked.
 
 Every case runs once in each round, so that a drift of the machine affects all alike. A time is from a barrier until the
 slowest rank is done. Inputs are those of `optcc.runtime.exact_inputs`: every reduction of them is exact, so a single
@@ -20,8 +20,9 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from optcc.collective import DTYPE_BYTES, Collective
+from optcc.collective import DTYPE_BYTES, ROOTED, Collective, Region
 from optcc.compiler import SLOTS
+from optcc.errors import InputError
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
@@ -37,7 +38,7 @@ from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verdict import Verdict
-from optcc.verify.bounds.closed_forms import allreduce_bound
+from optcc.verify.bounds.closed_forms import collective_bound
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,6 +77,8 @@ class BenchSettings:
     quiet: bool
     probe: bool
     transport: str
+    collective: str = "allreduce"
+    root: int = 0
 
     @property
     def ports(self) -> Model:
@@ -116,13 +119,17 @@ Progress = Callable[[int, int], None]
 """Called with (runs done, runs in all)."""
 
 
-class Reducer(Protocol):
-    """Something that reduces: a schedule on our run-time, or a peer."""
+class Contestant(Protocol):
+    """Something that carries out the collective: a schedule on our run-time, or a peer.
+
+    `modes` are those of `MODES` that it has.
+    """
 
     name: str
+    modes: tuple[str, ...]
 
-    def all_reduce(self, send: Array, recv: Array) -> None:
-        """recv = the reduction of every rank's send; send may be recv."""
+    def run(self, send: Array | None, recv: Array | None) -> None:
+        """From what this rank gives to what it gets, None for nothing; in place both are parts of one message."""
         ...
 
 
@@ -131,11 +138,12 @@ class Ours:
 
     def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
         self.name = plan.name
+        self.modes: tuple[str, ...] = MODES
         self.plan = plan
         self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
 
-    def all_reduce(self, send: Array, recv: Array) -> None:
-        """See `Reducer`."""
+    def run(self, send: Array | None, recv: Array | None) -> None:
+        """See `Contestant`."""
         self._prepared.start(send, recv).wait()
 
     def close(self) -> None:
@@ -187,14 +195,16 @@ def run_cases(
     rows: list[BenchTiming] = []
     peers: list[Peer] = []
     engine = Engine(transport)
+    collective = Collective(settings.collective, transport.n_ranks, settings.root)
     if comm is not None:
         peers = [
-            make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s) for name in settings.peers
+            make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s, collective)
+            for name in settings.peers
         ]
     for size in settings.sizes:
         plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
         ours = [Ours(plan, engine, prove(plan, cache), settings.window, settings.deadline_s) for plan in plans]
-        cases: list[Reducer] = [*ours, *peers]
+        cases: list[Contestant] = [*ours, *peers]
         with _no_collection():
             tallies = measure(
                 transport,
@@ -207,6 +217,7 @@ def run_cases(
                 check=settings.check,
                 modes=settings.modes,
                 progress=progress,
+                collective=collective,
             )
         rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, tallies, strict=True)]
         for case in ours:
@@ -218,7 +229,7 @@ def run_cases(
 
 def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
     topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
-    return build_plan(
+    plan = build_plan(
         name,
         topology,
         size,
@@ -227,15 +238,19 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
         segments=settings.segments,
         slots=settings.slots,
         ports=settings.ports,
+        root=settings.root,
     )
+    if plan.collective.name != settings.collective:
+        raise InputError(f"--schedule {name}: {plan.collective.name}: must be for {settings.collective}")
+    return plan
 
 
-def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, tallies: dict[str, Tally]) -> BenchTiming:
+def _row(settings: BenchSettings, n_ranks: int, size: int, case: Contestant, tallies: dict[str, Tally]) -> BenchTiming:
     plan = case.plan if isinstance(case, Ours) else None
     bound = predicted = None
     wired = settings.wired
     if wired is not None:
-        bound = float(allreduce_bound(wired, size).seconds)
+        bound = float(collective_bound(wired, size, settings.collective, settings.root).seconds)
         predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
     samples = {mode: tally.samples() for mode, tally in tallies.items()}
     return BenchTiming(
@@ -254,6 +269,8 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Reducer, tallie
         samples.get("in"),
         sum(tally.resent for tally in tallies.values()),
         sum(tally.lost for tally in tallies.values()),
+        settings.collective,
+        settings.root if settings.collective in ROOTED else -1,
     )
 
 
@@ -270,7 +287,7 @@ def _no_collection() -> Iterator[None]:
 
 def measure(
     transport: Transport,
-    cases: Sequence[Reducer],
+    cases: Sequence[Contestant],
     *,
     count: int,
     dtype: str,
@@ -280,19 +297,18 @@ def measure(
     check: bool,
     modes: Sequence[str] = MODES,
     progress: Progress = lambda done, total: None,
+    collective: Collective | None = None,
 ) -> list[dict[str, Tally]]:
     """For each case, its tally by mode ("out" of place, "in" place); collective over the transport's ranks.
 
     `progress` is called with (runs done, runs in all).
     """
-    source = make_input(transport.rank, count, dtype, reduction)
-    collective = Collective("allreduce", transport.n_ranks)
-    wanted = expected_output(collective, count, dtype, reduction, transport.rank)[0] if check else None
-    target = np.zeros_like(source)
-    tallies = [{mode: Tally() for mode in modes} for _ in cases]
-    turns = list(_turns(len(cases), modes, warmup, iterations))
+    collective = collective or Collective("allreduce", transport.n_ranks)
+    message = _Message(collective, transport.rank, count, dtype, reduction, check)
+    tallies = [{mode: Tally() for mode in modes if mode in case.modes} for case in cases]
+    turns = [turn for turn in _turns(len(cases), modes, warmup, iterations) if turn[1] in tallies[turn[0]]]
     for position, (number, mode, counted) in enumerate(turns):
-        run = _run(transport, cases[number], mode, source, target, wanted)
+        run = _run(transport, cases[number], mode, message)
         tally = tallies[number][mode]
         tally.wrong += run.wrong
         tally.resent += run.resent
@@ -323,20 +339,47 @@ class _Run(NamedTuple):
     lost: int
 
 
-def _run(transport: Transport, case: Reducer, mode: str, source: Array, target: Array, wanted: Array | None) -> _Run:
-    if mode == "in":
-        np.copyto(target, source)
-        send = target
-    else:
+class _Message:
+    """A rank's message, where in it are what the rank gives and what it gets, and what that must be."""
+
+    def __init__(self, collective: Collective, rank: int, count: int, dtype: str, reduction: str, check: bool) -> None:
+        self._given = _span(collective.before(rank, count))
+        self._got = _span(collective.after(rank, count))
+        self._source = make_input(rank, count, dtype, reduction)
+        self._target = np.zeros_like(self._source)
+        expected = expected_output(collective, count, dtype, reduction, rank)[0] if check else None
+        self._wanted = None if expected is None or self._got is None else expected[self._got]
+
+    def arrays(self, mode: str) -> tuple[Array | None, Array | None]:
+        """What the rank gives and gets, made ready for a run."""
+        given, got, target = self._given, self._got, self._target
         target.view(np.uint8).fill(_POISON)
-        send = source
+        if mode == "in" and given is not None:
+            np.copyto(target[given], self._source[given])
+        send = None if given is None else (target if mode == "in" else self._source)[given]
+        return send, None if got is None else target[got]
+
+    def wrong(self) -> int:
+        """Wrong elements after a run; 0 if nothing is to be checked."""
+        if self._wanted is None or self._got is None:
+            return 0
+        return int(np.count_nonzero(self._target[self._got] != self._wanted))
+
+
+def _span(regions: Sequence[Region]) -> slice | None:
+    """The elements of adjacent regions; None for no region."""
+    return slice(regions[0][0], regions[-1][1]) if regions else None
+
+
+def _run(transport: Transport, case: Contestant, mode: str, message: _Message) -> _Run:
+    send, recv = message.arrays(mode)
     stolen, before = stolen_jiffies(), _losses(transport)
     transport.barrier()
     started = time.perf_counter()
-    case.all_reduce(send, target)
+    case.run(send, recv)
     own = time.perf_counter() - started
     steal = stolen_share(stolen, stolen_jiffies())
-    wrong = 0 if wanted is None else int(np.count_nonzero(target != wanted))
+    wrong = message.wrong()
     resent, lost = (now - then for then, now in zip(before, _losses(transport), strict=True))
     row = _RUN.pack(own, steal, wrong, resent, lost)
     seconds, stolen_shares, *counts = zip(*map(_RUN.unpack, transport.allgather(row)), strict=True)

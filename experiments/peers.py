@@ -1,4 +1,4 @@
-"""Peers: AllReduces of others that run beside ours, in the same processes, on the same buffers.
+"""Peers: collectives of others that run beside ours, in the same processes, on the same buffers.
 
     mpi    the MPI library's own, by the algorithm that it was started with
     gloo   torch.distributed's backend for CPUs, over every NIC that all ranks have
@@ -14,7 +14,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+import numpy as np
 
+from optcc.collective import Collective, split
 from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.runtime.kernels import Array, divide
 from optcc.runtime.nics import HostNic, nics_of
@@ -35,12 +37,13 @@ takes 1.52 of the bound each time; the unsegmented ring (algorithm 4) 1.52 to 1.
 
 
 class Peer(Protocol):
-    """An AllReduce of another library."""
+    """A collective of another library; `modes`: whether it runs out of place, in place, or both."""
 
     name: str
+    modes: tuple[str, ...]
 
-    def all_reduce(self, send: Array, recv: Array) -> None:
-        """recv = the reduction of every rank's send; send may be recv."""
+    def run(self, send: Array | None, recv: Array | None) -> None:
+        """From what this rank gives to what it gets, None for nothing; in place both are parts of one message."""
         ...
 
     def close(self) -> None:
@@ -48,23 +51,37 @@ class Peer(Protocol):
         ...
 
 
-def make_peer(name: str, comm: MPI.Intracomm, dtype: str, reduction: str, deadline_s: float) -> Peer:
-    """The peer called `name`, one of `PEERS`; collective over `comm`.
+def make_peer(
+    name: str,
+    comm: MPI.Intracomm,
+    dtype: str,
+    reduction: str,
+    deadline_s: float,
+    collective: Collective | None = None,
+) -> Peer:
+    """The peer called `name`, one of `PEERS`, for an AllReduce unless another collective is given; collective.
 
-    Raises EnvironmentMissing without what it needs, InputError for a dtype or a reduction that it does not have.
+    Raises EnvironmentMissing without what it needs, InputError for a dtype, reduction or collective that it lacks.
     """
+    collective = collective or Collective("allreduce", comm.Get_size())
     if name == "gloo":
+        if collective.name != "allreduce":
+            raise ArgumentError(f"peer gloo: {collective.name}: must be an allreduce")
         return GlooPeer(comm, dtype, reduction, deadline_s)
     assert name == "mpi", name
-    return MpiPeer(comm, dtype, reduction)
+    return MpiPeer(comm, dtype, reduction, collective)
 
 
 class MpiPeer:
-    """The MPI library's own AllReduce, by the algorithm that it was started with."""
+    """The MPI library's own collective, by the algorithm that it was started with.
+
+    In place its ReduceScatter leaves the result at the beginning of the message and not where the rank's piece is, so
+    it runs out of place only.
+    """
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm, dtype: str, reduction: str) -> None:
+    def __init__(self, comm: MPI.Intracomm, dtype: str, reduction: str, collective: Collective) -> None:
         from mpi4py import MPI
 
         if dtype in ("float16", "bfloat16"):
@@ -73,12 +90,34 @@ class MpiPeer:
         sums = {"sum": MPI.SUM, "avg": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
         self._op = {**sums, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}[reduction]
         self._average = reduction == "avg"
+        self._collective = collective
+        self.modes: tuple[str, ...] = ("out",) if collective.name == "reducescatter" else ("out", "in")
 
-    def all_reduce(self, send: Array, recv: Array) -> None:
+    def run(self, send: Array | None, recv: Array | None) -> None:
         """See `Peer`."""
-        self._comm.Allreduce(self._in_place if send is recv else send, recv, op=self._op)
-        if self._average:
-            divide(recv, self._comm.Get_size())
+        name, root, comm = self._collective.name, self._collective.root, self._comm
+        is_in_place = send is not None and recv is not None and np.may_share_memory(send, recv)
+        given: Any = self._in_place if is_in_place else send
+        if name == "allreduce":
+            comm.Allreduce(given, recv, op=self._op)
+        elif name == "reducescatter":
+            assert send is not None
+            comm.Reduce_scatter(send, recv, self._counts(send.size), op=self._op)
+        elif name == "allgather":
+            assert recv is not None
+            comm.Allgatherv(given, [recv, self._counts(recv.size)])
+        elif name == "reduce":
+            comm.Reduce(given, recv, op=self._op, root=root)
+        else:
+            assert recv is not None
+            if send is not None and not is_in_place:
+                np.copyto(recv, send)
+            comm.Bcast(recv, root)
+        if self._average and recv is not None and name not in ("allgather", "broadcast"):
+            divide(recv, comm.Get_size())
+
+    def _counts(self, count: int) -> list[int]:
+        return [stop - start for start, stop in split(count, self._collective.n_ranks)]
 
     def close(self) -> None:
         """See `Peer`."""
@@ -92,6 +131,7 @@ class GlooPeer:
     """
 
     name = "gloo"
+    modes: tuple[str, ...] = ("out", "in")
 
     def __init__(self, comm: MPI.Intracomm, dtype: str, reduction: str, deadline_s: float) -> None:
         try:
@@ -119,10 +159,11 @@ class GlooPeer:
             store = group.TCPStore(address, port, self._size, False, limit)
         group.init_process_group("gloo", store=store, rank=comm.Get_rank(), world_size=self._size, timeout=limit)
 
-    def all_reduce(self, send: Array, recv: Array) -> None:
+    def run(self, send: Array | None, recv: Array | None) -> None:
         """See `Peer`."""
+        assert send is not None and recv is not None
         tensor = self._torch.from_numpy(recv)
-        if send is not recv:
+        if not np.may_share_memory(send, recv):
             tensor.copy_(self._torch.from_numpy(send))
         pieces = tensor.tensor_split(self._pieces)
         under_way = [self._group.all_reduce(piece, self._op, async_op=True) for piece in pieces if piece.numel()]

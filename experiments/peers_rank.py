@@ -26,7 +26,7 @@ import numpy as np
 
 from optcc.cli import main
 from optcc.errors import OptccError
-from optcc.experiments.bench import Array, Ours, Reducer
+from optcc.experiments.bench import Array, Contestant, Ours
 from optcc.experiments.peers import Peer, make_peer
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
@@ -57,7 +57,7 @@ class Rank:
         self.source: Array = np.load(assignment["inputs"][self.rank], mmap_mode="r")
         self.wanted: Array = np.load(assignment["wanted"], mmap_mode="r")
         self.target = np.zeros(self.source.shape, self.source.dtype)
-        self.cases: list[Reducer | None] = []
+        self.cases: list[Contestant | None] = []
 
     def make(self, case: Mapping[str, Any]) -> dict[str, str]:
         """Prepares one case; the answer has the reason if it cannot be run."""
@@ -100,7 +100,7 @@ class Rank:
         used = time.process_time()
         time.sleep(max(0.0, start_s - time.perf_counter()))
         try:
-            case.all_reduce(send, self.target)
+            case.run(send, self.target)
         except (OptccError, RuntimeError) as error:  # Gloo's own are RuntimeErrors, and so are MPI's
             return {"error": f"{type(error).__name__}: {error}"[:200]}
         return {"end_s": time.perf_counter(), "cpu_s": time.process_time() - used}

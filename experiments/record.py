@@ -218,6 +218,8 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_place: Samples | None
     resent: int = 0
     lost: int = 0
+    collective: str = "allreduce"
+    root: int = -1
 
     @property
     def seconds(self) -> float:
@@ -243,8 +245,8 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def busbw(self) -> float:
-        """algbw times 2(p - 1)/p, in GB/s, as nccl-tests counts it."""
-        return busbw(self.size_bytes, self.seconds, self.ranks)
+        """algbw times the share of the message that its busiest port must carry, in GB/s, as nccl-tests counts it."""
+        return busbw(self.size_bytes, self.seconds, self.ranks, self.collective)
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
@@ -252,9 +254,14 @@ def algbw(size_bytes: int, seconds: float) -> float:
     return size_bytes / seconds / 1e9 if seconds else 0.0
 
 
-def busbw(size_bytes: int, seconds: float, ranks: int) -> float:
-    """GB/s of the message times 2(p - 1)/p."""
-    return algbw(size_bytes, seconds) * 2 * (ranks - 1) / ranks
+def busbw(size_bytes: int, seconds: float, ranks: int, collective: str = "allreduce") -> float:
+    """GB/s of the message times 2(p - 1)/p for an AllReduce, (p - 1)/p for ReduceScatter and AllGather, else 1."""
+    factor = {
+        "allreduce": 2 * (ranks - 1) / ranks,
+        "reducescatter": (ranks - 1) / ranks,
+        "allgather": (ranks - 1) / ranks,
+    }
+    return algbw(size_bytes, seconds) * factor.get(collective, 1.0)
 
 
 class NicTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

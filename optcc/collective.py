@@ -27,6 +27,7 @@ REDUCTIONS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 BITWISE = ("band", "bor", "bxor")
 """Bit by bit and, or, exclusive or: of integers only."""
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "reduce")
+ROOTED = ("broadcast", "reduce")
 
 Region = tuple[int, int, int]
 """(first element, element after the last, contributors)."""

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from optcc.cli import OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
-from optcc.collective import DTYPE_BYTES, reductions_of
+from optcc.collective import COLLECTIVES, DTYPE_BYTES, reductions_of
 from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.bench import (
@@ -37,7 +37,7 @@ from optcc.experiments.record import (
     this_machine,
 )
 from optcc.plan import SLOTS_MAX
-from optcc.planner import verdict_cache
+from optcc.planner import SCHEDULE_OF, verdict_cache
 from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transports.tcp import TcpTransport
@@ -46,6 +46,9 @@ from optcc.topology import Topology
 from optcc.units import parse_time
 
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
+_DEFAULT_SCHEDULES = {**SCHEDULE_OF, "allreduce": "ring"}
+_TITLES = {"allreduce": "AllReduce", "reducescatter": "ReduceScatter", "allgather": "AllGather"}
+_TITLES |= {"broadcast": "Broadcast", "reduce": "Reduce"}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
 TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
@@ -67,6 +70,8 @@ SIZES_MAX = 1000
     help="half, float, double, bfloat16, int8, ...",
 )
 @click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor.")
+@click.option("--collective", type=OneOf(COLLECTIVES), default="allreduce", show_default=True, help="What is timed.")
+@click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help="Of broadcast and reduce.")
 @click.option("--schedule", "schedules", multiple=True, help="A schedule, or FILE.py:FUNCTION; may be repeated.")
 @click.option(
     "--peer",
@@ -114,6 +119,8 @@ def command(
     check: int,
     datatype: str,
     op: str,
+    collective: str,
+    root: int,
     schedules: tuple[str, ...],
     peers: tuple[str, ...],
     topology: Topology | None,
@@ -132,7 +139,7 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Time AllReduce schedules and peers, interleaved, and check every element.
+    """Time schedules of a collective and peers, interleaved, and check every element.
 
     One process a rank under mpirun, whose messages MPI carries, or with `--transport tcp` or `ucx` our own TCP, or
     UCX, over the NICs that OPTCC_SOCKET_IFNAME leaves; or `--transport loopback`, where the ranks are threads of this
@@ -143,7 +150,7 @@ def command(
     if op not in reductions_of(dtype):
         raise InputError(f"-o {op!r}: must be one of {', '.join(reductions_of(dtype))}")
     settings = BenchSettings(
-        schedules or (() if peers else ("ring",)),
+        schedules or (() if peers else (_DEFAULT_SCHEDULES[collective],)),
         peers,
         topology,
         parse_time(latency),
@@ -164,6 +171,8 @@ def command(
         quiet,
         probe,
         transport,
+        collective,
+        root,
     )
     if transport == "loopback":
         if topology is None:
@@ -209,7 +218,7 @@ def _report(
     resent, lost = sum(row.resent for row in rows), sum(row.lost for row in rows)
     if output is not None:
         record = Record(
-            "AllReduce",
+            _TITLES[settings.collective],
             command_line(),
             settings.bed,
             float(settings.wire_overhead),
@@ -276,6 +285,7 @@ def _header(head: dict[str, Any], topology: Topology | None) -> str:
 
 def _config(settings: BenchSettings) -> dict[str, Any]:
     return {
+        "collective": settings.collective,
         "schedules": [*settings.schedules, *settings.peers],
         "topology": repr(settings.topology) if settings.topology is not None else None,
         "latency_s": float(settings.latency_s),
@@ -299,7 +309,7 @@ def _json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
         return {
             "time": samples.median_s * 1e6,
             "alg_bw": algbw(row.size_bytes, samples.median_s),
-            "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks),
+            "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks, row.collective),
             "nwrong": samples.wrong if is_checked else None,
         }
 
@@ -308,7 +318,7 @@ def _json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
         "count": row.size_bytes // DTYPE_BYTES[row.dtype],
         "type": row.dtype,
         "redop": row.reduction,
-        "root": -1,
+        "root": row.root,
         "out_of_place": side(row.out_of_place),
         "in_place": side(row.in_place),
         "bound_ratio": None if row.bound_s is None or not row.bound_s else row.seconds / row.bound_s,
@@ -337,7 +347,7 @@ def _table(rows: list[BenchTiming], *, is_checked: bool) -> str:
         )
         percent = "N/A" if row.bound_percent is None else f"{row.bound_percent:.1f}"
         what = f"{row.size_bytes:>12}{row.size_bytes // DTYPE_BYTES[row.dtype]:>14}{row.dtype:>10}{row.reduction:>8}"
-        lines.append(f" {what}{-1:>8}{cells}{percent:>8}  {row.schedule}")
+        lines.append(f" {what}{row.root:>8}{cells}{percent:>8}  {row.schedule}")
     return "\n".join(lines)
 
 
@@ -345,7 +355,9 @@ def _table_side(row: BenchTiming, samples: Samples | None, *, is_checked: bool) 
     if samples is None:
         return f"{'N/A':>11}{'N/A':>8}{'N/A':>8}{'N/A':>8}"
     seconds = samples.median_s
-    bandwidths = f"{algbw(row.size_bytes, seconds):>8.4f}{busbw(row.size_bytes, seconds, row.ranks):>8.4f}"
+    bandwidths = (
+        f"{algbw(row.size_bytes, seconds):>8.4f}{busbw(row.size_bytes, seconds, row.ranks, row.collective):>8.4f}"
+    )
     return f"{seconds * 1e6:>11.1f}{bandwidths}{samples.wrong if is_checked else 'N/A':>8}"
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from optcc.collective import COLLECTIVES
+from optcc.planner import SCHEDULE_OF
+
 pytestmark = pytest.mark.mpi
 
 OPTCC = [sys.executable, "-m", "optcc"]
@@ -47,6 +50,17 @@ def test_ours_and_the_librarys_own_are_exact_side_by_side(tmp_path: Path) -> Non
     assert [row["schedule"] for row in rows] == ["ring", "optcc", "mpi"] * 4
     assert all(row[side]["nwrong"] == 0 for row in rows for side in ("out_of_place", "in_place"))
     assert list((tmp_path / "optcc").rglob("*.json")), "proofs are kept for the next run"
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_exact_beside_the_librarys_own(collective: str, tmp_path: Path) -> None:
+    words = ("bench", "--collective", collective, "-r", "2", "-b", "40004", "-n", "2", "-o", "avg", "--json")
+    both = ("--schedule", SCHEDULE_OF[collective], "--peer", "mpi")
+    done = mpirun("-n", "3", *OPTCC, *words, "--transport", "tcp", *both, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ours, peer = json.loads(done.stdout)["results"]
+    assert ours["out_of_place"]["nwrong"] == ours["in_place"]["nwrong"] == peer["out_of_place"]["nwrong"] == 0
+    assert (peer["in_place"] is None) == (collective == "reducescatter")
 
 
 def test_a_topology_of_other_ranks_is_bad_input(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.simulate import simulate
 from optcc.topology import Topology
+from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.plan import verify_plan
 
 LOOPBACK = ("--transport", "loopback", "--topology", "3@1GB/s")
@@ -93,15 +94,45 @@ def test_what_is_not_checked_is_not_said_to_be_right(capsys: pytest.CaptureFixtu
     assert printed["config"]["ranks"] == 3 and printed["config"]["topology_source"] == "given"
 
 
-def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Ours.all_reduce
+@pytest.mark.parametrize(
+    ("collective", "schedule", "factor"),
+    [
+        ("reducescatter", "ring-reduce-scatter", 2 / 3),
+        ("allgather", "ring-all-gather", 2 / 3),
+        ("broadcast", "chain-broadcast", 1),
+        ("reduce", "chain-reduce", 1),
+    ],
+)
+@pytest.mark.parametrize("count", [999, 1000])
+def test_every_collective_is_exact_and_counted_as_nccl_tests_do(
+    capsys: pytest.CaptureFixture[str], collective: str, schedule: str, factor: float, count: int
+) -> None:
+    words = ("--collective", collective, "-r", "1", "-b", str(4 * count), "-n", "2", "-o", "max", "--json")
+    printed = json.loads(bench(capsys, *words))
+    (row,) = printed["results"]
+    assert printed["config"]["collective"] == collective and row["schedule"] == schedule
+    assert row["root"] == (1 if factor == 1 else -1)
+    for side in (row["out_of_place"], row["in_place"]):
+        assert side["nwrong"] == 0
+        assert side["bus_bw"] == pytest.approx(factor * side["alg_bw"])
+    bound = collective_bound(Topology.parse("3@1GB/s"), 4 * count, collective, 1)
+    assert row["bound_seconds"] == float(bound.seconds)
 
-    def corrupt(self: Ours, send: Array, recv: Array) -> None:
+
+def test_a_schedule_of_another_collective_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", *LOOPBACK, "--collective", "reduce", "--schedule", "ring", "-b", "4K"]) == 2
+    assert "--schedule ring: allreduce: must be for reduce" in capsys.readouterr().err
+
+
+def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Ours.run
+
+    def corrupt(self: Ours, send: Array | None, recv: Array | None) -> None:
         honest(self, send, recv)
-        if self._prepared.engine.rank == 1:
+        if self._prepared.engine.rank == 1 and recv is not None:
             recv[17] += 1
 
-    monkeypatch.setattr(Ours, "all_reduce", corrupt)
+    monkeypatch.setattr(Ours, "run", corrupt)
     text = bench(capsys, "-b", "4K", "-n", "2", "-w", "0", "--mode", "out", "--json", code=1)
     assert json.loads(text)["results"][0]["out_of_place"]["nwrong"] == 2
     assert bench(capsys, "-b", "4K", "-n", "2", "-c", "0", "--mode", "out", "--json")
@@ -110,8 +141,9 @@ def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], mon
 def test_a_run_that_does_nothing_is_noticed() -> None:
     class Lazy:
         name = "lazy"
+        modes: tuple[str, ...] = ("out", "in")
 
-        def all_reduce(self, send: Array, recv: Array) -> None:
+        def run(self, send: Array | None, recv: Array | None) -> None:
             del send, recv
 
     def body(_rank: int, transport: object) -> int:
