@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +215,35 @@ def test_a_communicator_has_what_users_of_mpi4py_look_for() -> None:
         for wrong in ([1.0, 2.0], 3.0, np.float32(3.0)):
             with pytest.raises(InputError, match="must be an array"):
                 comm.all_reduce(wrong)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchruns_workers_meet_on_one_node_and_over_its_store_on_two(nodes: int, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = ["--nnodes", str(nodes), "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *words, "--node-rank", str(node), str(program)],
+            env=clean | {"OPTCC_SOCKET_IFNAME": "=lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(nodes)
+    ]
+    said = ""
+    for agent in agents:
+        try:
+            out, errors = agent.communicate(timeout=DONE_S)
+        finally:
+            agent.kill()
+        assert agent.returncode == 0, errors
+        said += out
+    n_ranks = 2 * nodes
+    # Workers of an agent share its output: their words may mingle, and none may be missing.
+    assert said.count(f"{n_ranks} {n_ranks * (n_ranks + 1) / 2} True") == 2 * n_ranks
