@@ -1,6 +1,6 @@
 """How near to the bound an AllReduce comes of whose hosts nobody says anything, as a record.
 
-    python -m optcc.experiments.untold           (eight states and twenty random fabrics, in about a quarter of an hour)
+    python -m optcc.experiments.untold           (eight states and twenty random fabrics, in about 25 minutes)
 
 Every row is the user's own command on emulated hosts,
 
