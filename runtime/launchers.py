@@ -21,7 +21,7 @@ from typing import Any
 
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.runtime.mpi_library import load_mpi
-from optcc.runtime.rendezvous import MEET_S, Meet, in_file, over_mpi, over_store
+from optcc.runtime.rendezvous import MEET_S, Meet, alone, in_file, over_mpi, over_store
 
 LAUNCHER_VARIABLE, FOLDER_VARIABLE = "OPTCC_LAUNCHER", "OPTCC_RENDEZVOUS_DIR"
 MPI, TORCHRUN, SLURM, NONE = "mpi", "torchrun", "slurm", "none"
@@ -121,9 +121,7 @@ def meet_of(launch: Launch, environ: Mapping[str, str], number: int, *, timeout_
         check_count(launch, comm.Get_size())
         return over_mpi(comm, timeout_s=timeout_s)
     if launch.launcher == NONE:
-        with tempfile.NamedTemporaryFile(prefix="optcc-") as file:
-            path = Path(file.name)
-        return in_file(path, 0, 1, timeout_s=timeout_s)
+        return alone()
     folder = environ.get(FOLDER_VARIABLE, "")
     if launch.launcher == SLURM:
         job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"

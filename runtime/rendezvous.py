@@ -2,6 +2,7 @@
 
 A `Meet` publishes the record of this rank and returns those of all, with the secret of the job:
 
+    alone()                              a job of one rank
     over_mpi(comm)                       the ranks were started by mpirun
     in_file(path, rank, n_ranks)         a file that all can write to, of a name that no other job has
     at_address(address, rank, n_ranks, secret)   rank 0 listens there; all know a secret
@@ -73,6 +74,16 @@ class Meeting:
 
 Meet = Callable[[bytes], Meeting]
 """Publishes this rank's record, of at most `RECORD_BYTES_MAX`, and waits for those of the others; collective."""
+
+
+def alone() -> Meet:
+    """A job of one rank."""
+
+    def meet(record: bytes) -> Meeting:
+        _check_record(record)
+        return Meeting(0, 1, os.urandom(JOB_BYTES), os.urandom(SECRET_BYTES), (record,))
+
+    return meet
 
 
 # --- meeting over MPI -------------------------------------------------------------------------------------------------

@@ -196,9 +196,8 @@ def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool) -> i
                 settings = measured(settings, transport, os.environ)
             rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
             nics = nic_traffic(transport) if isinstance(transport, TcpTransport) else ()
-            head = _head(settings, transport.n_ranks, given, nics)
     if mpi.rank == 0:
-        code = _report(rows, settings, output, as_json, head, nics)
+        code = _report(rows, settings, output, as_json, _head(settings, mpi.n_ranks, given, nics), nics)
     else:
         code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
     mpi.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import pytest
 
 from optcc.collective import COLLECTIVES
 from optcc.planner import SCHEDULE_OF
+from tests.mpi import launch
 
 pytestmark = pytest.mark.mpi
 
@@ -22,22 +22,8 @@ TIMEOUT_S = 120
 
 
 def mpirun(*words: str, cache: Path, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Runs Open MPI's mpirun; more ranks than cores are fine."""
-    beside = Path(sys.executable).parent / "mpirun"
-    environment = os.environ | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "XDG_CACHE_HOME": str(cache),
-    }
-    return subprocess.run(
-        [str(beside) if beside.exists() else "mpirun", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    """mpirun with a cache of its own."""
+    return launch.mpirun(*words, more={"XDG_CACHE_HOME": str(cache)}, timeout_s=timeout_s)
 
 
 def test_ours_and_the_librarys_own_are_exact_side_by_side(tmp_path: Path) -> None:

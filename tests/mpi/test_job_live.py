@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from optcc.experiments.fabric import Fabric, FabricSpec, find_mpirun, run_local_job
-from optcc.experiments.fabric.mpi import LOCAL_JOB
+from optcc.experiments.fabric import Fabric, FabricSpec, run_local_job
+from tests.mpi.launch import mpirun
 
 pytestmark = pytest.mark.mpi
 
@@ -38,18 +38,6 @@ def test_a_program_on_hosts_of_which_nobody_says_anything(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", *(f"{rank} 3 6.0 6.0" for rank in range(3))]
     assert sneaked < 400_000, "data go over the NICs"
-
-
-def mpirun(*words: str) -> subprocess.CompletedProcess[str]:
-    """Open MPI's mpirun; more ranks than cores are fine."""
-    return subprocess.run(
-        [find_mpirun(), *words],
-        env=os.environ | LOCAL_JOB,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 OPTCC = (sys.executable, "-m", "optcc")

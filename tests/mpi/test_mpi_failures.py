@@ -8,13 +8,11 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +32,6 @@ from optcc.runtime.samples import ring
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.verdict import PROPERTIES, PROVED, Verdict
 
-ROOT = Path(__file__).parents[2]
 LAUNCH_S_MAX = 60
 LATE = 2
 
@@ -206,27 +203,13 @@ if __name__ == "__main__":
 
 import pytest  # noqa: E402 - a rank under mpirun needs no pytest, and its import takes as long as its work
 
+from tests.mpi.launch import ROOT, rank_command  # noqa: E402
+
 pytestmark = pytest.mark.mpi
 
 
-def command(n_ranks: int, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None or find_spec("mpi4py") is None:
-        pytest.skip("no mpirun or no mpi4py on this machine")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    }
-    return [mpirun, "-n", str(n_ranks), sys.executable, *arguments], environment
-
-
 def launch(n_ranks: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    line, environment = command(n_ranks, arguments)
+    line, environment = rank_command(n_ranks, arguments)
     return subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=LAUNCH_S_MAX, check=False, cwd=ROOT
     )

@@ -6,13 +6,10 @@ The tests launch this file as a program; every rank writes what it saw to a file
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +31,6 @@ MIX = [
     *(("float32", "sum"), ("float64", "max"), ("int32", "avg"), ("int64", "prod"), ("bfloat16", "sum")),
     *(("float16", "min"), ("uint8", "bxor"), ("float32", "avg"), ("int8", "sum"), ("float32", "min")),
 ]
-ROOT = Path(__file__).parents[2]
 LAUNCH_S_MAX = 60
 
 
@@ -156,27 +152,13 @@ if __name__ == "__main__":
 
 import pytest  # noqa: E402 - a rank under mpirun needs no pytest, and its import takes as long as its work
 
+from tests.mpi.launch import ROOT, rank_command  # noqa: E402
+
 pytestmark = pytest.mark.mpi
 
 
-def find_mpirun() -> str | None:
-    beside = Path(sys.executable).with_name("mpirun")
-    return str(beside) if beside.exists() else shutil.which("mpirun")
-
-
 def launch(n_ranks: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    mpirun = find_mpirun()
-    if mpirun is None or find_spec("mpi4py") is None:
-        pytest.skip("no mpirun or no mpi4py on this machine")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    }
-    command = [mpirun, "-n", str(n_ranks), sys.executable, *arguments]
+    command, environment = rank_command(n_ranks, arguments)
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=LAUNCH_S_MAX, check=False, cwd=ROOT
     )

@@ -31,10 +31,15 @@ for _ in range(2):
 DONE_S = 60.0
 
 
+def clean_environment() -> dict[str, str]:
+    """This process's, without what a launcher says, over loopback."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
+    return clean | {"OPTCC_SOCKET_IFNAME": "=lo"}
+
+
 def run_ranks_with(variables: Mapping[int, Mapping[str, str]], folder: Path) -> list[str]:
     """The program, a process for each rank, whose environment has nothing of another launcher."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
-    clean |= {"OPTCC_SOCKET_IFNAME": "=lo"}
+    clean = clean_environment()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
@@ -224,14 +229,13 @@ def test_torchruns_workers_meet_on_one_node_and_over_its_store_on_two(nodes: int
     # Workers of an agent share its output: a line is written at once.
     at_once = PROGRAM.replace("print(", "import os; os.write(1, b'%d %d %g %d\\n' % (").replace(".max())", ".max()))")
     program.write_text(at_once, encoding="utf-8")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     words = ["--nnodes", str(nodes), "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     agents = [
         subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *words, "--node-rank", str(node), str(program)],
-            env=clean | {"OPTCC_SOCKET_IFNAME": "=lo"},
+            env=clean_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
