@@ -478,7 +478,7 @@ class Endpoint(LocalRank):
                 if (to is not None and to.has_work()) or (from_ is not None and from_.has_work()):
                     self.suspicion.probe_idle(peer)
         if self.rates.is_on:
-            self.rates.look(now_s, elapsed_s)
+            self.rates.look(now_s)
         failure = find_failure(self, self.outbounds, self.inbounds)
         if failure is not None:
             self.fail(failure)

@@ -1,10 +1,12 @@
 """How fast the NICs of a rank send, estimated from the traffic that flows anyway. No I/O, no clock.
 
-A `NicMeter` judges one NIC from windows of samples: whether the NIC was backlogged at each sample, and what the window
-carried. A window that was backlogged throughout, with open receive windows, bounds the NIC's rate from above; any
-traffic bounds it from below. Neither is a rate by itself: a NIC may wait for a host that is busy elsewhere, or for a
-path that has failed. So a NIC counts as slower than declared only if several full windows say so, and only relative to
-the other NICs of its host, which wait for the same host: windows count in which another NIC was idle meanwhile.
+A `NicMeter` judges one NIC from windows of samples: whether the NIC was backlogged at each sample, and what the kernel
+says that it carried in which time. The kernel counts the time in which bytes were on their way, so a window may be of
+any length, however seldom the process looks. A window of a NIC that was backlogged, with open receive windows, bounds
+its rate from above; any traffic bounds it from below. Neither is a rate by itself: a NIC may wait for a host that is
+busy elsewhere, or for a path that has failed. So a NIC counts as slower than declared only if several full windows say
+so, and only relative to the other NICs of its host, which wait for the same host: windows count in which another NIC
+was idle meanwhile.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from typing import NamedTuple
 from optcc.runtime.protocol.settings import RATE_MIN
 
 LOOKS_MIN = 3
-"""A window has so many looks at least, and takes about so long."""
+"""A window has so many looks at least, and takes so long at least."""
 WINDOW_S = 0.06
 LOADED_BYTES = 1 << 15
 """So much must be on its way for a NIC to count as loaded."""
-_BUSY_SHARE = 0.9
-_ALONE_SHARE = 0.25
+_LOADED_SHARE, _ALONE_SHARE = 0.75, 0.25
+_BUSY_SHARE, _OPEN_SHARE = 0.5, 0.9
+"""Of a full window, so much is busy at least, and so much of that with open receive windows."""
 _AT_LEAST_BYTES, _AT_LEAST_S = 1 << 21, 0.06
 _SAMPLES = 4
 _SLOW, _FAST = 0.7, 0.75
@@ -33,12 +36,14 @@ _CHANGE = 1.6
 
 class Carried(NamedTuple):
     """What went over a NIC in a window: all bytes; those that nothing beyond the NIC is known to hold up, for how long
-    some of them were on their way, and for how much of that the receivers had room, summed over the connections."""
+    some of them were on their way, and for how much of that the receivers had room, summed over the connections; and
+    the longest of these times of one connection."""
 
     n_bytes: int = 0
     own_bytes: int = 0
     busy_s: float = 0.0
-    free_s: float = 0.0
+    open_s: float = 0.0
+    longest_s: float = 0.0
 
 
 class NicMeter:
@@ -48,7 +53,7 @@ class NicMeter:
     >>> for _ in range(5):
     ...     for _ in range(3):
     ...         meter.look(True)
-    ...     meter.close(Carried(500_000, 500_000, 0.0625, 0.0625), 0.0625)
+    ...     meter.close(Carried(500_000, 500_000, 0.0625, 0.0625, 0.0625), 0.0625)
     >>> meter.at_most, meter.at_least
     (8000000.0, 8000000.0)
     """
@@ -68,19 +73,26 @@ class NicMeter:
         self._loaded += is_loaded
         self._alone += is_alone
 
+    @property
+    def n_looks(self) -> int:
+        """How often it was looked at in this window."""
+        return self._looks
+
     def drop(self) -> None:
-        """This window says nothing: nobody watched all the time, or a connection may have failed."""
+        """This window says nothing: a connection may have failed."""
         self._looks = self._loaded = self._alone = 0
 
     def close(self, carried: Carried, took_s: float) -> None:
         """The end of a window that took so long."""
-        is_full = LOOKS_MIN <= self._looks == self._loaded and carried.free_s >= _BUSY_SHARE * took_s
+        is_full = self._looks >= LOOKS_MIN and self._loaded >= _LOADED_SHARE * self._looks
         is_full &= self._alone >= _ALONE_SHARE * self._looks
+        is_full &= carried.longest_s >= _BUSY_SHARE * took_s and carried.open_s >= _OPEN_SHARE * carried.busy_s
         self.drop()
         if not carried.n_bytes:
             return
         if is_full:
-            self._full.append(carried.n_bytes / took_s)
+            # Not shorter than the NIC was busy: that other connections were busy at other times makes it faster.
+            self._full.append(carried.n_bytes / min(took_s, carried.longest_s))
         self._own_bytes += carried.own_bytes
         self._busy_s += min(carried.busy_s, took_s)
         if self._own_bytes >= _AT_LEAST_BYTES and self._busy_s >= _AT_LEAST_S:
@@ -116,7 +128,7 @@ def weigh(meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[f
     ...     for _ in range(16):
     ...         for _ in range(3):
     ...             meter.look(True)
-    ...         meter.close(Carried(n_bytes, n_bytes, 0.0625, 0.0625), 0.0625)
+    ...         meter.close(Carried(n_bytes, n_bytes, 0.0625, 0.0625, 0.0625), 0.0625)
     ...     return meter
     >>> weigh([meter_of(10**6), meter_of(10**6 // 4)], [1, 1], [1.0, 1.0])
     [1.0, 0.25]

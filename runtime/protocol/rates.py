@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, rate_word, read_rate_word
-from optcc.runtime.protocol.liveness import WATCH_S
 from optcc.runtime.protocol.local import LocalRank
-from optcc.runtime.protocol.nic_meter import LOADED_BYTES, WINDOW_S, Carried, NicMeter, weigh
+from optcc.runtime.protocol.nic_meter import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
 from optcc.runtime.protocol.outbound import Outbound, Rail
 from optcc.runtime.striping import divide
 
 _AS_FAST = 0.85
-_LOOK_S_MAX = 2 * WATCH_S
 _RATE_UNIT = 1 << 12
 
 
@@ -33,6 +31,7 @@ class Rates:
         self.is_on = local.settings.learn_rates and len(local.own_nics) > 1
         self.carried: dict[tuple[int, int], int] = {}
         self._meters = [NicMeter() for _ in local.own_nics]
+        self._unsure = [False] * len(self._meters)
         self._shares: dict[tuple[int, int], float] = {}
         self._down: set[tuple[int, int]] = set()
         self._heard: dict[tuple[int, int], int] = {}
@@ -46,25 +45,22 @@ class Rates:
             count.out_share = 1.0
         self.divide_anew()
 
-    def look(self, now_s: float, elapsed_s: float) -> None:
-        """Samples whether each NIC is backlogged, and judges the NICs at the end of a window.
-
-        `elapsed_s` is how long ago the last sample was.
-        """
-        loaded, busy = [False] * len(self._meters), [False] * len(self._meters)
-        is_unsure = elapsed_s > _LOOK_S_MAX
+    def look(self, now_s: float) -> None:
+        """Samples whether each NIC is backlogged, and judges the NICs at the end of a window."""
+        n_nics = len(self._meters)
+        loaded, busy = [False] * n_nics, [False] * n_nics
         for out in self._outbounds.values():
             for rail in out.rails:
                 connection = rail.connection
                 if connection is not None and connection.awaits:
-                    is_unsure |= connection.suspect
+                    self._unsure[rail.mine] |= connection.suspect
                     if connection.waiting_bytes >= LOADED_BYTES:
                         busy[rail.mine] = True
                         loaded[rail.mine] |= not self._is_slower(out.peer, rail)
         for meter, is_loaded in zip(self._meters, loaded, strict=True):
             meter.look(is_loaded, is_loaded and not all(busy))
-        if is_unsure or now_s - self._began_s >= WINDOW_S:
-            self._close(now_s - self._began_s, is_unsure)
+        if now_s - self._began_s >= WINDOW_S and (not any(busy) or self._meters[0].n_looks >= LOOKS_MIN):
+            self._close(now_s - self._began_s)
             self._began_s = now_s
 
     def _is_slower(self, peer: int, rail: Rail) -> bool:
@@ -77,23 +73,31 @@ class Rates:
         """The share of its declared out rate that a NIC is known to have."""
         return self._shares.get((rank, nic), 1.0)
 
-    def _close(self, took_s: float, is_unsure: bool) -> None:
-        """Ends a window, which counts unless it `is_unsure`."""
-        carried = [[0.0] * len(Carried._fields) for _ in self._meters]
+    def _close(self, took_s: float) -> None:
+        """Ends a window, which says nothing of a NIC one of whose connections was suspected."""
+        carried = [Carried() for _ in self._meters]
         for out in self._outbounds.values():
             for rail in out.rails:
                 if rail.connection is not None:
-                    n_bytes, busy_s, free_s = rail.connection.take_carried()
-                    own = (0, 0.0, 0.0) if self._is_slower(out.peer, rail) else (n_bytes, busy_s, free_s)
-                    for i, value in enumerate((n_bytes, *own)):
-                        carried[rail.mine][i] += value
-        for meter, (all_bytes, own_bytes, own_busy_s, own_free_s) in zip(self._meters, carried, strict=True):
-            if is_unsure:
+                    n_bytes, busy_s, open_s = rail.connection.take_carried()
+                    before = carried[rail.mine]
+                    after = before._replace(n_bytes=before.n_bytes + n_bytes)
+                    if not self._is_slower(out.peer, rail):
+                        after = Carried(
+                            after.n_bytes,
+                            before.own_bytes + n_bytes,
+                            before.busy_s + busy_s,
+                            before.open_s + open_s,
+                            max(before.longest_s, open_s),
+                        )
+                    carried[rail.mine] = after
+        for nic, (meter, each) in enumerate(zip(self._meters, carried, strict=True)):
+            if self._unsure[nic]:
                 meter.drop()
             else:
-                meter.close(Carried(int(all_bytes), int(own_bytes), own_busy_s, own_free_s), took_s)
-        if not is_unsure:
-            self._judge()
+                meter.close(each, took_s)
+        self._unsure = [False] * len(self._meters)
+        self._judge()
 
     def _judge(self) -> None:
         """Tells the rates of this rank's NICs if they have changed."""

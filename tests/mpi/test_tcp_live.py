@@ -72,7 +72,7 @@ transport = Watched(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20
 plan = ring(n, size, segments=2)
 executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
 data, recv = make_input(rank, size // 4, "float32", "sum"), np.empty(size // 4, np.float32)
-seconds, wrong, error = [], 0, ""
+seconds, sent, wrong, error = [], [], 0, ""
 print("ready", flush=True)
 began = time.monotonic()
 try:
@@ -82,6 +82,7 @@ try:
         at = last_s = time.monotonic()
         executor.all_reduce(data, recv)
         seconds.append(time.monotonic() - at)
+        sent.append([rail.sent_bytes for rail in transport.rails])
         if len(seconds) == 1:
             print("idle", flush=True)
             time.sleep(given["idle_s"])
@@ -95,8 +96,9 @@ lost = sum(rail.failures for rail in transport.rails)
 rails = [[rail.name, rail.sent_bytes, rail.failures] for rail in transport.rails]
 transport.close()
 left = len(os.listdir("/proc/self/fd"))
-print(json.dumps({"seconds": seconds, "wrong": wrong, "error": error, "failed_s": failed_s, "rails": rails, "resent":
-    transport.counts.resent, "files": left, "gaps": gaps, "lost": lost, "given_up": given_up}), flush=True)
+print(json.dumps({"seconds": seconds, "wrong": wrong, "error": error, "failed_s": failed_s, "rails": rails,
+    "sent": sent, "resent": transport.counts.resent, "files": left, "gaps": gaps, "lost": lost, "given_up": given_up}),
+    flush=True)
 """
 
 
@@ -214,8 +216,10 @@ def test_a_nic_at_half_its_rate_gets_half_as_much_though_nobody_has_said_so(name
     shares = []
     for each in seen:
         assert (each["wrong"], each["error"]) == (0, "")
-        shares.append(each["rails"][0][1] / (each["rails"][0][1] + each["rails"][1][1]))
-    # The first run stripes equally. Rank 2 sends to rank 0, past the slow NIC.
+        # The first runs stripe equally until the rank has found out, which a host that is busy with others delays.
+        first, last = each["sent"][min(1, len(each["sent"]) - 2)], each["sent"][-1]
+        shares.append((last[0] - first[0]) / (sum(last) - sum(first)))
+    # Rank 2 sends to rank 0, past the slow NIC.
     assert 0.57 < shares[0] < 0.8 and 0.57 < shares[1] < 0.85 and 0.4 < shares[2] < 0.6, shares
 
 

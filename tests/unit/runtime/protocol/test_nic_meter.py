@@ -17,10 +17,8 @@ def feed(meter: NicMeter, rate: float, *, busy: float = 1.0, free: float = 1.0, 
     for _ in range(n):
         for look in range(LOOKS_MIN):
             meter.look(look < round(LOOKS_MIN * busy))
-        n_bytes = round(rate * busy * WINDOW_S)
-        meter.close(
-            Carried(n_bytes, round(own * n_bytes), own * busy * WINDOW_S, own * free * busy * WINDOW_S), WINDOW_S
-        )
+        n_bytes, busy_s = round(rate * busy * WINDOW_S), own * busy * WINDOW_S
+        meter.close(Carried(n_bytes, round(own * n_bytes), busy_s, free * busy_s, free * busy_s), WINDOW_S)
 
 
 def judge(meters: Sequence[NicMeter], known: Sequence[float] = (1.0, 1.0)) -> list[float]:
@@ -122,12 +120,12 @@ def test_a_nic_that_is_loaded_no_longer_than_the_others_says_nothing() -> None:
     for _ in range(20):
         for _ in range(4):
             meter.look(True, False)
-        meter.close(Carried(RATE // 4, RATE // 4, WINDOW_S, WINDOW_S), WINDOW_S)
+        meter.close(Carried(RATE // 4, RATE // 4, *[WINDOW_S] * 3), WINDOW_S)
     assert meter.at_most is None
     for _ in range(4):
         for look in range(4):
             meter.look(True, look == 0)
-        meter.close(Carried(round(RATE / 4 * WINDOW_S), round(RATE / 4 * WINDOW_S), WINDOW_S, WINDOW_S), WINDOW_S)
+        meter.close(Carried(round(RATE / 4 * WINDOW_S), round(RATE / 4 * WINDOW_S), *[WINDOW_S] * 3), WINDOW_S)
     assert meter.at_most == pytest.approx(RATE / 4, rel=0.02)
 
 
@@ -142,7 +140,7 @@ def test_more_than_a_nic_is_declared_to_send_is_a_queue_that_was_empty() -> None
 
 def test_a_slow_nic_is_forgiven_for_two_quick_samples_in_a_row_and_not_for_one() -> None:
     meter = NicMeter()
-    slow, quick = (Carried(n_bytes, n_bytes, 0.0625, 0.0625) for n_bytes in (1 << 21, 1 << 23))
+    slow, quick = (Carried(n_bytes, n_bytes, *[0.0625] * 3) for n_bytes in (1 << 21, 1 << 23))
     for carried in [slow] * 4:
         for _ in range(LOOKS_MIN):
             meter.look(True)
@@ -154,3 +152,15 @@ def test_a_slow_nic_is_forgiven_for_two_quick_samples_in_a_row_and_not_for_one()
     meter.close(quick, 0.0625)
     meter.close(quick, 0.0625)
     assert meter.at_most is None
+
+
+@pytest.mark.parametrize("took_s", [WINDOW_S, 0.2, 0.5])
+@pytest.mark.parametrize("busy", [1.0, 0.6])
+def test_a_process_that_looks_seldom_measures_as_well(took_s: float, busy: float) -> None:
+    """The window is as long as it takes, and the kernel says for how much of it the NIC had something to send."""
+    meter, n_bytes = NicMeter(), round(RATE / 2 * busy * took_s)
+    for _ in range(4):
+        for _ in range(LOOKS_MIN):
+            meter.look(True)
+        meter.close(Carried(n_bytes, n_bytes, *[busy * took_s] * 3), took_s)
+    assert meter.at_most == pytest.approx(RATE / 2, rel=0.02)

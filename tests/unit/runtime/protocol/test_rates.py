@@ -30,7 +30,7 @@ def looked(waiting: tuple[int, int], theirs: int = RATE) -> list[tuple[int, int]
     )
     outbounds: Any = {1: SimpleNamespace(peer=1, rails=rails)}
     rates = Rates(local, outbounds)
-    rates.look(0.01, 0.01)
+    rates.look(0.01)
     return [(meter._loaded, meter._alone) for meter in rates._meters]
 
 
