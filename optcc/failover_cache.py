@@ -1,8 +1,10 @@
-"""Memoised transitions of the failover table, for the events of a healthy channel.
+"""Linked states of the failover table, for the events of a healthy channel.
 
-A healthy channel takes the same few transitions again and again, at other chunk numbers. Each cache asks
-`optcc.failover.step` once for each, with the numbers shifted to the start, and remembers the answer; it has no rules of
-its own. Where a transition does anything else, a cache answers None and its owner asks the table itself.
+A healthy channel takes the same few transitions again and again, at other chunk numbers. A linked state stands for all
+states of an end that differ in their epoch and by a shift of the chunk numbers, and links to those that follow: what
+`optcc.failover.step` says is asked once for each link and remembered; there are no rules here. Where an event causes
+anything else than sending one new chunk, freeing chunks, or delivering one chunk, there is no link, and the owner of
+the state asks the table itself.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from optcc.failover import (
     RECEIVER_ROWS,
     SEND,
     SENDER_ROWS,
+    Action,
     Actions,
     Event,
     Link,
@@ -30,151 +33,164 @@ from optcc.failover import (
 _CACHE_MAX = 1 << 14
 
 
+class LinkedSender:
+    """States of a sender with rails up and no change under way: `n_ahead` chunks are offered and not acknowledged.
+
+    `after_offer` and `after_ack` are the links that are known; `offer` and `acknowledge` ask the table for the others.
+    """
+
+    __slots__ = ("_base", "_cache", "after_ack", "after_offer", "n_ahead", "out", "up")
+
+    def __init__(self, cache: SenderCache, up: int, out: tuple[int, ...], n_ahead: int, base: int) -> None:
+        self._cache, self._base = cache, base
+        self.up, self.out, self.n_ahead = up, out, n_ahead
+        self.after_offer: tuple[LinkedSender, int] | None = None
+        # By the number of chunks that are freed.
+        self.after_ack: dict[int, LinkedSender] = {}
+
+    def state(self, epoch: int, start: int, acked: int) -> Sender:
+        """The one of these states in which the chunks below `acked` are acknowledged."""
+        return Sender(self.up, epoch, start, acked + self.n_ahead, acked, self.out)
+
+    def offer(self) -> tuple[LinkedSender, int] | None:
+        """The state after OFFER and the rail of the new chunk, if sending it on its own rail is the only action."""
+        link, number = self._cache.link, self._base + self.n_ahead
+        after, actions = step(SENDER_ROWS, link, self.state(0, 0, self._base), Event(OFFER))
+        if actions != (Action(SEND, DATA, number % link.n_rails, 0, number),):
+            return None
+        found = self._cache.find(after)
+        assert found is not None
+        self.after_offer = found, actions[0].rail
+        return self.after_offer
+
+    def acknowledge(self, n_freed: int) -> LinkedSender | None:
+        """The state after an ACK of this epoch that frees so many chunks, if that is all that it causes."""
+        if n_freed > self.n_ahead:
+            return None
+        event = Event(ACK, 0, 0, self._base + n_freed)
+        after, actions = step(SENDER_ROWS, self._cache.link, self.state(0, 0, self._base), event)
+        found = self._cache.find(after)
+        if found is None or any(action.kind != FREE for action in actions) or len(actions) != n_freed:
+            return None
+        self.after_ack[n_freed] = found
+        return found
+
+
 class SenderCache:
-    """`step` of a sender for the events of a healthy channel, memoised.
+    """The linked states of the senders of one pair of ranks.
 
     The table depends on chunk numbers only through differences and, in `Link.share`, through the number modulo
     n_rails, or n_rails times the number of rails that are up if some are down. `tests/property/test_failover_cache.py`
-    holds this to `step`.
+    holds the links to `step`.
 
     >>> link = Link(n_rails=2, window=2)
-    >>> cache = SenderCache(link)
-    >>> state, rail = cache.offer(link.sender())
+    >>> first = SenderCache(link).find(link.sender())
+    >>> state, rail = first.offer()
     >>> state.out, rail
     ((0,), 0)
-    >>> cache.acknowledge(state, 0, 1).acked
-    1
+    >>> state.acknowledge(1).out, state.acknowledge(1) is state.after_ack[1]
+    ((), True)
     """
 
-    __slots__ = ("_acks", "_all_up", "_link", "_offers")
+    __slots__ = ("_known", "link")
 
     def __init__(self, link: Link) -> None:
-        self._link, self._all_up = link, (1 << link.n_rails) - 1
-        self._offers: dict[tuple[int, tuple[int, ...], int, int], tuple[tuple[int, ...], int] | None] = {}
-        self._acks: dict[tuple[int, tuple[int, ...], int, int, int], tuple[int, tuple[int, ...]] | None] = {}
+        self.link = link
+        self._known: dict[tuple[int, tuple[int, ...], int, int], LinkedSender] = {}
 
-    def offer(self, state: Sender) -> tuple[Sender, int] | None:
-        """The state after OFFER and the rail of the new chunk, if sending it is the only action; else None."""
-        up, out, acked, offered = state.up, state.out, state.acked, state.offered
-        if state.changing or not up:
+    def find(self, state: Sender) -> LinkedSender | None:
+        """What stands for a state; None if no rail is up, or a change is under way."""
+        if state.changing or not state.up:
             return None
-        period = self._link.n_rails if up == self._all_up else self._link.n_rails * up.bit_count()
-        key = up, out, offered - acked, acked % period
-        try:
-            found = self._offers[key]
-        except KeyError:
-            found = self._offers[key] = self._ask_offer(*key)
+        n_rails, n_up = self.link.n_rails, state.up.bit_count()
+        base = state.acked % (n_rails if n_up == n_rails else n_rails * n_up)
+        key = state.up, state.out, state.offered - state.acked, base
+        found = self._known.get(key)
         if found is None:
-            return None
-        return Sender(up, state.epoch, state.start, offered + 1, acked, found[0]), found[1]
+            if len(self._known) >= _CACHE_MAX:
+                self._known.clear()
+            found = self._known[key] = LinkedSender(self, *key)
+        return found
 
-    def acknowledge(self, state: Sender, epoch: int, number: int) -> Sender | None:
-        """The state after an ACK if freeing chunks is all that it causes; else None."""
-        up, out, acked, offered = state.up, state.out, state.acked, state.offered
-        if state.changing or not up or epoch != state.epoch:
-            return None
-        if number <= acked:
-            number = acked
-        elif number > offered:
-            return None
-        period = self._link.n_rails if up == self._all_up else self._link.n_rails * up.bit_count()
-        key = up, out, offered - acked, number - acked, acked % period
-        try:
-            found = self._acks[key]
-        except KeyError:
-            found = self._acks[key] = self._ask_ack(*key)
-        if found is None:
-            return None
-        return Sender(up, epoch, state.start, offered, acked + found[0], found[1]) if found[0] else state
 
-    def _ask_offer(self, up: int, out: tuple[int, ...], ahead: int, base: int) -> tuple[tuple[int, ...], int] | None:
-        if len(self._offers) >= _CACHE_MAX:
-            self._offers.clear()
-        state = Sender(up, offered=base + ahead, acked=base, out=out)
-        after, actions = step(SENDER_ROWS, self._link, state, Event(OFFER))
-        if len(actions) == 1 and actions[0].message == DATA and actions[0].number == base + ahead:
-            return after.out, actions[0].rail
-        return None
+class LinkedReceiver:
+    """States of a receiver that has `n_slots` slots more than it has delivered chunks.
 
-    def _ask_ack(
-        self, up: int, out: tuple[int, ...], ahead: int, n_freed: int, base: int
-    ) -> tuple[int, tuple[int, ...]] | None:
-        if len(self._acks) >= _CACHE_MAX:
-            self._acks.clear()
-        state = Sender(up, offered=base + ahead, acked=base, out=out)
-        after, actions = step(SENDER_ROWS, self._link, state, Event(ACK, 0, 0, base + n_freed))
-        return (after.acked - base, after.out) if all(action.kind == FREE for action in actions) else None
+    `after_slot` and `after_chunk` are the links that are known; `slot` and `chunk` ask the table for the others. Each
+    has the state after the event, whether one chunk was delivered, and the rail of its acknowledgement. `reports_on`
+    is the rail on which a state is reported unasked, NOWHERE if none is up.
+    """
+
+    __slots__ = ("_base", "_cache", "after_chunk", "after_slot", "held", "n_slots", "reports_on", "up")
+
+    def __init__(self, cache: ReceiverCache, up: int, held: int, n_slots: int, base: int) -> None:
+        self._cache, self._base = cache, base
+        self.up, self.held, self.n_slots = up, held, n_slots
+        self.reports_on = cache.link.pick(up, base)
+        self.after_slot: tuple[LinkedReceiver, bool, int] | None = None
+        # By the rail on which the next chunk comes.
+        self.after_chunk: dict[int, tuple[LinkedReceiver, bool, int]] = {}
+
+    def state(self, epoch: int, start: int, delivered: int) -> Receiver:
+        """The one of these states in which the chunks below `delivered` are delivered."""
+        return Receiver(self.up, epoch, start, delivered + self.n_slots, delivered, self.held)
+
+    def slot(self) -> tuple[LinkedReceiver, bool, int] | None:
+        """After OFFER, if it causes nothing or one delivery."""
+        # The offset keeps `offered` from being negative where chunks came before their slots.
+        base = self._base + RAILS_MAX * self._cache.link.n_rails
+        found = self._one_delivery(*step(RECEIVER_ROWS, self._cache.link, self.state(0, 0, base), Event(OFFER)))
+        self.after_slot = found
+        return found
+
+    def chunk(self, rail: int) -> tuple[LinkedReceiver, bool, int] | None:
+        """After the next chunk, in this epoch, on a rail that is up, if it is kept, or kept and delivered, and no more.
+
+        None where chunks are held already.
+        """
+        if self.held or not self.up >> rail & 1:
+            return None
+        base = self._base + RAILS_MAX * self._cache.link.n_rails
+        event = Event(DATA, rail, 0, base)
+        after, actions = step(RECEIVER_ROWS, self._cache.link, self.state(0, 0, base), event)
+        if not actions or actions[0] != Action(KEEP, number=base):
+            return None
+        found = self._one_delivery(after, actions[1:])
+        if found is not None:
+            self.after_chunk[rail] = found
+        return found
+
+    def _one_delivery(self, after: Receiver, actions: Actions) -> tuple[LinkedReceiver, bool, int] | None:
+        """The link, if the actions are at most one delivery and its ACK."""
+        if [action.kind for action in actions] not in ([], [DELIVER, SEND]):
+            return None
+        return self._cache.find(after), bool(actions), actions[1].rail if actions else NOWHERE
 
 
 class ReceiverCache:
-    """`step` of a receiver for the events of a healthy channel, memoised; see `SenderCache`.
-
-    Both methods return the state after the event, which has delivered one chunk or none, and the rail of the
-    acknowledgement, or NOWHERE for none; or None if there are other actions.
+    """The linked states of the receivers of one pair of ranks; see `SenderCache`.
 
     >>> link = Link(n_rails=2, window=2)
-    >>> cache = ReceiverCache(link)
-    >>> state, rail = cache.slot(link.receiver())
-    >>> state.offered, rail
-    (1, -1)
-    >>> state, rail = cache.chunk(state, rail=1, epoch=0, number=0)
-    >>> state.delivered, rail
-    (1, 1)
+    >>> state, is_delivered, rail = ReceiverCache(link).find(link.receiver()).slot()
+    >>> state.n_slots, is_delivered, rail
+    (1, False, -1)
+    >>> state, is_delivered, rail = state.chunk(rail=1)
+    >>> state.n_slots, is_delivered, rail
+    (0, True, 1)
     """
 
-    __slots__ = ("_chunks", "_link", "_slots")
+    __slots__ = ("_known", "link")
 
     def __init__(self, link: Link) -> None:
-        self._link = link
-        self._slots: dict[tuple[int, int, int, int], tuple[int, int, int] | None] = {}
-        self._chunks: dict[tuple[int, int, int, int, int], tuple[int, int, int] | None] = {}
+        self.link = link
+        self._known: dict[tuple[int, int, int, int], LinkedReceiver] = {}
 
-    def slot(self, state: Receiver) -> tuple[Receiver, int] | None:
-        """OFFER: a slot is posted."""
-        delivered, offered = state.delivered, state.offered
-        key = state.up, state.held, offered - delivered, delivered % self._link.n_rails
-        try:
-            found = self._slots[key]
-        except KeyError:
-            found = self._slots[key] = self._ask_slot(*key)
+    def find(self, state: Receiver) -> LinkedReceiver:
+        """What stands for a state."""
+        key = state.up, state.held, state.offered - state.delivered, state.delivered % self.link.n_rails
+        found = self._known.get(key)
         if found is None:
-            return None
-        return Receiver(state.up, state.epoch, state.start, offered + 1, delivered + found[0], found[1]), found[2]
-
-    def chunk(self, state: Receiver, rail: int, epoch: int, number: int) -> tuple[Receiver, int] | None:
-        """DATA: chunk `number` of `epoch` has arrived on `rail`, and is to be kept."""
-        delivered, offered = state.delivered, state.offered
-        if epoch != state.epoch or number < delivered:
-            return None
-        key = state.up, state.held, offered - delivered, number - delivered, rail
-        try:
-            found = self._chunks[key]
-        except KeyError:
-            found = self._chunks[key] = self._ask_chunk(*key)
-        if found is None:
-            return None
-        return Receiver(state.up, epoch, state.start, offered, delivered + found[0], found[1]), found[2]
-
-    def _ask_slot(self, up: int, held: int, ahead: int, base: int) -> tuple[int, int, int] | None:
-        if len(self._slots) >= _CACHE_MAX:
-            self._slots.clear()
-        state = Receiver(up, offered=base + ahead, delivered=base, held=held)
-        return _one_delivery(base, *step(RECEIVER_ROWS, self._link, state, Event(OFFER)))
-
-    def _ask_chunk(self, up: int, held: int, slots: int, ahead: int, rail: int) -> tuple[int, int, int] | None:
-        if len(self._chunks) >= _CACHE_MAX:
-            self._chunks.clear()
-        # The offset keeps `offered` from being negative where chunks came before their slots.
-        base = RAILS_MAX * self._link.n_rails
-        state = Receiver(up, offered=base + slots, delivered=base, held=held)
-        after, actions = step(RECEIVER_ROWS, self._link, state, Event(DATA, rail, 0, base + ahead))
-        if not actions or actions[0].kind != KEEP:
-            return None
-        return _one_delivery(base, after, actions[1:])
-
-
-def _one_delivery(base: int, after: Receiver, actions: Actions) -> tuple[int, int, int] | None:
-    """(chunks delivered, chunks kept, rail of the ACK) if the actions are at most one delivery and its ACK."""
-    if [action.kind for action in actions] not in ([], [DELIVER, SEND]):
-        return None
-    return after.delivered - base, after.held, actions[1].rail if actions else NOWHERE
+            if len(self._known) >= _CACHE_MAX:
+                self._known.clear()
+            found = self._known[key] = LinkedReceiver(self, *key)
+        return found

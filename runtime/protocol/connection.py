@@ -271,21 +271,21 @@ class Reader(Protocol):
 class RecvConnection(Connection):
     """The receiver's end, at NIC `nic` of this rank: reads chunks into their slots, writes states.
 
-    `low_water`: how many bytes must have come before it is worth reading. `blocked`, `words`, `left`: as of a
-    `SendConnection`.
+    `virtual` is a virtual rail of the failover table that stands for this one. `low_water`: how many bytes must
+    have come before it is worth reading. `blocked`, `words`, `left`: as of a `SendConnection`.
     """
 
     __slots__ = (
         *("_at", "_checksum", "_chunk", "_count", "_crc", "_header", "_left", "_out", "_reader", "_rest", "_slot"),
         *("_stage", "_states", "_sum", "_urgent"),
-        *("blocked", "left", "low_water", "nic", "offered_bytes", "peer", "rail", "session", "words"),
+        *("blocked", "left", "low_water", "nic", "offered_bytes", "peer", "rail", "session", "virtual", "words"),
     )
 
     def __init__(
         self, peer: int, rail: int, session: int, count: RailCount, checksum: Checksum | None, reader: Reader
     ) -> None:
         super().__init__()
-        self.peer, self.rail, self.session, self.nic = peer, rail, session, -1
+        self.peer, self.rail, self.session, self.nic, self.virtual = peer, rail, session, -1, 0
         self._count, self._checksum, self._reader = count, checksum, reader
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._stage = memoryview(bytearray(_STAGE_BYTES))

@@ -115,7 +115,7 @@ class Inbound:
         pieces = cut(channel, len(view), self._local.settings.chunk_bytes)
         eager = is_eager(channel, view, pieces)
         for i, (start, end, _) in enumerate(pieces):
-            number = channel.receiver.delivered + len(channel.slots)
+            number = channel.delivered + len(channel.slots)
             channel.slots.append((view[start:end], i == len(pieces) - 1, eager))
             if number in channel.early:
                 chunk = channel.early.pop(number)
@@ -129,27 +129,26 @@ class Inbound:
 
     def post_eager(self, channel: RecvChannel, view: memoryview) -> bool:
         """`post` of an eager message, which may have come already; or False, and nothing is changed."""
-        n_bytes, before = len(view), channel.receiver
-        if n_bytes > self._local.eager_bytes:
+        state = channel.linked or channel.link(self._cache)
+        found = state.after_slot or state.slot()
+        n_bytes = len(view)
+        if found is None or n_bytes > self._local.eager_bytes:
             return False
-        found = self._cache.slot(before)
-        if found is None:
-            return False
-        receiver, virtual = found
-        number = before.delivered
-        is_here = receiver.delivered > number
+        after, is_here, virtual = found
+        number = channel.delivered
         # An early chunk that is not the next one may be the one for this slot.
-        if before.offered != number if is_here else channel.early:
+        if state.n_slots if is_here else channel.early:
             return False
         if is_here and len(channel.early[number]) != n_bytes:
             return False
-        channel.receiver = receiver
+        channel.linked = after
         channel.n_whole += 1
         channel.posted += 1
         if not is_here:
             channel.slots.append((view, True, True))
-            self._tell_slots(channel, can_wait=True)
+            self._say(after.reports_on, channel, can_wait=True)
             return True
+        channel.delivered = number + 1
         view[:] = channel.early.pop(number)
         self._note_delivery(channel, True)
         # The acknowledgement of the chunk reports the slot as well.
@@ -162,7 +161,7 @@ class Inbound:
             channel.n_received += 1
             if channel.handle >= 0:
                 self._local.events.append((RECEIVED, channel.handle))
-        if channel.receiver.delivered > channel.told:
+        if channel.delivered > channel.told:
             # It counts as sent once its slot is reported.
             self._reports.is_owed = True
 
@@ -175,7 +174,7 @@ class Inbound:
     @property
     def owes_report(self) -> bool:
         """True if a message was delivered whose slot the sender does not know of: there it does not count as sent."""
-        return any(channel.receiver.delivered > channel.told for channel in self._channels.values())
+        return any(channel.delivered > channel.told for channel in self._channels.values())
 
     def repeat_states(self) -> None:
         """Reports all states again: some went over a connection of the opposite direction, and were lost with it."""
@@ -186,25 +185,25 @@ class Inbound:
         """(epoch, chunks delivered, slots posted) of a channel, to be reported now."""
         channel = self._channels[k]
         channel.told = channel.posted
-        return channel.receiver.epoch, channel.receiver.delivered, channel.posted
+        return channel.epoch, channel.delivered, channel.posted
 
     def final_states(self, session: int) -> bytes:
         """The states of all channels, encoded for a connection."""
         return b"".join(
-            state_header(session, channel.receiver.epoch, k, channel.receiver.delivered, channel.posted)
+            state_header(session, channel.epoch, k, channel.delivered, channel.posted)
             for k, channel in self._channels.items()
         )
 
     def _tell_slots(self, channel: RecvChannel, *, can_wait: bool = False) -> None:
         """Reports a state over the rail whose turn it is, or the next that is up."""
-        receiver = channel.receiver
-        virtual = self._link.pick(receiver.up, receiver.delivered % len(self._rails))
-        if virtual >= 0:
-            self._say(virtual, channel, can_wait=can_wait)
+        self._say(channel.link(self._cache).reports_on, channel, can_wait=can_wait)
 
     def _say(self, virtual: int, channel: RecvChannel, *, can_wait: bool = False) -> None:
-        """Reports the state of a channel; if it `can_wait`, with a message to the peer or when this rank waits."""
-        connection = self.connections[self._rails[virtual]]
+        """Reports the state of a channel over the connection of a virtual rail, if there is one.
+
+        If it `can_wait`, with a message to the peer or when this rank waits.
+        """
+        connection = self.connections[self._rails[virtual]] if virtual >= 0 else None
         if connection is not None:
             connection.tell(channel.k)
             if can_wait:
@@ -234,9 +233,6 @@ class Inbound:
             if its_rail == rail:
                 self._at_receiver(channel, Event(kind, virtual))
 
-    def _virtual(self, connection: RecvConnection) -> int:
-        return self._rails.index(connection.rail)
-
     def _end(self, k: int) -> RecvChannel:
         if k not in self._channels:
             raise Broken(f"channel {k} is not open", is_damage=True)
@@ -249,12 +245,12 @@ class Inbound:
     ) -> memoryview | None:
         """See `Reader`."""
         end = self._end(channel)
-        event = Event(DATA, self._virtual(connection), epoch, number)
+        event = Event(DATA, connection.virtual, epoch, number)
         if not is_fresh(self._link, end.receiver, event):
             self._local.counts.suppressed += 1
             self._at_receiver(end, event)
             return None
-        ahead = number - end.receiver.delivered
+        ahead = number - end.delivered
         if ahead >= len(end.slots):
             if length > EAGER_BYTES or ahead >= EARLY_CHUNKS_MAX:
                 raise Broken(f"chunk {number} without a slot", is_damage=True)
@@ -273,25 +269,22 @@ class Inbound:
     def take_eager(self, connection: RecvConnection, epoch: int, channel: int, number: int, chunk: memoryview) -> bool:
         """See `Reader`."""
         end = self._channels.get(channel)
-        if end is None or end.arriving or len(chunk) > EAGER_BYTES:
+        if end is None or number != end.delivered or epoch != end.epoch or end.arriving or len(chunk) > EAGER_BYTES:
             return False
-        before = end.receiver
-        if number != before.delivered or before.held:
-            return False
-        rail = self._rails.index(connection.rail)
-        found = self._cache.chunk(before, rail, epoch, number) if before.up >> rail & 1 else None
+        state, rail = end.linked or end.link(self._cache), connection.virtual
+        found = state.after_chunk.get(rail) or state.chunk(rail)
         if found is None:
             return False
-        receiver, virtual = found
-        if receiver.delivered == number:
-            end.receiver = receiver
+        after, is_delivered, virtual = found
+        if not is_delivered:
+            end.linked = after
             end.early[number] = memoryview(bytes(chunk))
             return True
         view, is_last, can_wait = end.slots[0]
         if len(view) != len(chunk):
             return False
         view[:] = chunk
-        end.receiver = receiver
+        end.linked, end.delivered = after, number + 1
         end.slots.popleft()
         self._note_delivery(end, is_last)
         self._say(virtual, end, can_wait=can_wait)
@@ -310,14 +303,14 @@ class Inbound:
     def complete(self, connection: RecvConnection, epoch: int, channel: int, number: int, chunk: memoryview) -> None:
         """See `Reader`."""
         end = self._channels[channel]
-        event = Event(DATA, self._virtual(connection), epoch, number)
+        event = Event(DATA, connection.virtual, epoch, number)
         if end.arriving.get(number) is connection:
             del end.arriving[number]
         elif is_fresh(self._link, end.receiver, event):
             other = end.arriving.pop(number, None)
             if other is not None:
                 other.turn_away()
-            ahead = number - end.receiver.delivered
+            ahead = number - end.delivered
             if ahead >= len(end.slots):
                 end.early[number] = chunk
             elif len(chunk) != len(end.slots[ahead][0]):
@@ -329,7 +322,7 @@ class Inbound:
 
     def change(self, connection: RecvConnection, epoch: int, channel: int) -> None:
         """See `Reader`."""
-        self._at_receiver(self._end(channel), Event(CHANGE, self._virtual(connection), epoch))
+        self._at_receiver(self._end(channel), Event(CHANGE, connection.virtual, epoch))
 
     def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
         """See `Reader`."""
@@ -346,7 +339,7 @@ class Inbound:
         if former is not None:
             self.lose(former, Broken("replaced"))
         self.connections[connection.rail] = connection
-        connection.nic = self.mine[connection.rail]
+        connection.nic, connection.virtual = self.mine[connection.rail], self._rails.index(connection.rail)
         self._local.up[connection] = None
         self.was_joined = True
         self._gone.pop(connection.rail, None)

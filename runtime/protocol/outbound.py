@@ -163,26 +163,24 @@ class Outbound:
 
         Returns the connection to write; or None, and nothing is changed.
         """
-        sender, local = channel.sender, self._local
-        number, n_bytes, turns = sender.offered, len(view), channel.striping.turns
-        rail = turns[channel.n_whole % len(turns)]
+        state = channel.linked or channel.link(self._cache)
+        if state is None:
+            return None
+        local, turns, acked = self._local, channel.striping.turns, channel.acked
+        number, rail = acked + state.n_ahead, turns[channel.n_whole % len(turns)]
         connection = self.rails[rail].connection
-        if n_bytes > local.eager_bytes or connection is None or not connection.is_idle():
-            return None
-        if channel.rails[number % len(turns)] != rail or self._parts is not None:
-            return None
-        if number != channel.posted or number < channel.highest:
+        if connection is None or not connection.is_idle() or self._parts is not None or number != channel.posted:
             return None
         has_slot = number < channel.slots
-        if not (has_slot or (channel.slots and number - sender.acked < EARLY_CHUNKS_MAX)):
+        if len(view) > local.eager_bytes or not (has_slot or (channel.slots and number - acked < EARLY_CHUNKS_MAX)):
             return None
-        found = self._cache.offer(sender)
+        found = state.after_offer or state.offer()
         if found is None or channel.rails[found[1]] != rail:
             return None
         now_s = local.now_s
-        if not sender.out:
+        if not state.out:
             channel.since_s, channel.timeout_s = now_s, TIMEOUT_S
-        channel.sender = found[0]
+        channel.linked = found[0]
         channel.n_whole += 1
         channel.posted = channel.highest = number + 1
         copy, chunks = bytes(view), channel.chunks
@@ -196,7 +194,7 @@ class Outbound:
         self._reports.attach(connection, now_s)
         if local.next_tick_s > now_s + WATCH_S:
             local.next_tick_s = now_s + WATCH_S
-        connection.put_eager(channel.k, number, sender.epoch, copy)
+        connection.put_eager(channel.k, number, channel.epoch, copy)
         return connection
 
     def received(self, connection: SendConnection, data: bytes) -> None:
@@ -207,19 +205,24 @@ class Outbound:
     def take_state(self, k: int, epoch: int, number: int, slots: int) -> None:
         """The receiver's state of a channel. Raises Broken for one that cannot be."""
         channel = self._channels.get(k)
-        if channel is not None and channel.sender.offered == channel.posted:
-            after = self._cache.acknowledge(channel.sender, epoch, number)
+        if channel is not None and epoch == channel.epoch:
+            state = channel.linked or channel.link(self._cache)
+            n_freed = number - channel.acked
+            if n_freed < 0:
+                n_freed = 0
+            after = None
+            if state is not None and channel.acked + state.n_ahead == channel.posted:
+                after = state.after_ack.get(n_freed) or state.acknowledge(n_freed)
             if after is not None:
                 if slots > channel.slots:
                     channel.slots = slots
-                n_freed = after.acked - channel.sender.acked
                 if n_freed:
-                    channel.sender = after
+                    channel.linked, channel.acked = after, number
                     channel.since_s, channel.timeout_s = self._local.now_s, TIMEOUT_S
                     for _ in range(n_freed):
                         if channel.chunks.popleft()[1]:
                             self._report(channel)
-                if after.out and channel.has_copies:
+                if channel.has_copies and after.out:
                     self._report_copies(channel)
                 return
         if k != EXCHANGE and k >= CHANNELS_MAX:
@@ -310,15 +313,16 @@ class Outbound:
 
     def _report_copies(self, channel: SendChannel) -> None:
         """Reports eager messages as sent, in order, once they have a slot and are out."""
-        chunks, acked = channel.chunks, channel.sender.acked
-        for i, virtual in enumerate(channel.sender.out):
+        chunks, acked = channel.chunks, channel.acked
+        out = channel.sender.out if channel.linked is None else channel.linked.out
+        for i, virtual in enumerate(out):
             chunk, is_last, is_copy, rail = chunks[i]
             if is_last:
                 if not is_copy or virtual == NOWHERE or acked + i >= channel.slots:
                     return
                 chunks[i] = (chunk, False, True, rail)
                 self._report(channel)
-        channel.has_copies = len(chunks) > len(channel.sender.out)
+        channel.has_copies = len(chunks) > len(out)
 
     def _tell(self, channel: SendChannel, rail: int, kind: str) -> None:
         """Tells the table of all virtual rails that a rail stands for."""

@@ -132,7 +132,7 @@ FIXES = (
     ),
     PlantedFault(
         "a message that was delivered before its slot was reported owes no report",
-        *(Inbound, "_note_delivery", "channel.receiver.delivered > channel.told", "False"),
+        *(Inbound, "_note_delivery", "channel.delivered > channel.told", "False"),
     ),
     PlantedFault(
         "time counts that nobody has watched",
@@ -215,7 +215,7 @@ MUTATIONS = (
     ),
     PlantedFault(
         "a chunk is acknowledged before it has come",
-        *(Inbound, "state_of", "channel.receiver.delivered, channel.posted", "channel.posted, channel.posted"),
+        *(Inbound, "state_of", "channel.delivered, channel.posted", "channel.posted, channel.posted"),
     ),
     PlantedFault(
         "one chunk too many is freed",

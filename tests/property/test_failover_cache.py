@@ -1,8 +1,8 @@
-"""The memoised transitions of the failover table against `step`, over random walks of both ends.
+"""The linked states of the failover table against `step`, over random walks of both ends.
 
-Whenever a cache answers, its state is that of the table, and the actions of the table are just those that the answer
-stands for; whenever the actions are of that form, it answers. The caches see chunk numbers only through differences and
-remainders, so each of them serves walks that begin at 0 and far from it.
+Whenever there is a link, the state behind it is that of the table, and the actions of the table are just those that the
+link stands for; whenever the actions are of that form, there is a link. Linked states see chunk numbers only through
+differences and remainders, so those of one cache serve walks that begin at 0 and far from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from optcc.failover import (
     Sender,
     step,
 )
-from optcc.failover_cache import ReceiverCache, SenderCache
+from optcc.failover_cache import LinkedSender, ReceiverCache, SenderCache
 
 STARTS = (0, 1, 29, (1 << 40) + 7, (1 << 63) - 3)
 RAILS, WINDOWS = (1, 2, 3, 4, 16), range(1, 9)
@@ -73,62 +73,78 @@ def receiver_event(rng: random.Random, link: Link, state: Receiver) -> Event:
     return rng.choice((Event(OFFER) if state.offered < state.delivered + 3 else data, data))
 
 
+def shown(state: LinkedSender, like: Sender, acked: int) -> Sender:
+    """The state that a linked state stands for."""
+    return state.state(like.epoch, like.start, acked)
+
+
 def check_offer(link: Link, cache: SenderCache, state: Sender, after: Sender, actions: Actions) -> str:
-    """Holds the answer to OFFER to what the table says; what kind of answer it was."""
-    found = cache.offer(state)
-    if found is None:
-        assert [action.message for action in actions] != [DATA] or actions[0].number != state.offered, actions
+    """Holds the link for OFFER to what the table says; what kind of answer it was."""
+    linked = cache.find(state)
+    found = None if linked is None else linked.after_offer or linked.offer()
+    own = state.offered % link.n_rails
+    if linked is None or found is None:
+        assert actions != (Action(SEND, DATA, own, state.epoch, state.offered),), actions
         return "no offer"
-    assert found[0] == after
+    assert shown(linked, state, state.acked) == state
+    assert shown(found[0], state, state.acked) == after
     assert actions == (Action(SEND, DATA, found[1], state.epoch, state.offered),)
-    assert found[1] == link.share(state.up, state.offered)
+    assert found[1] == own == link.share(state.up, state.offered)
     return "offer"
 
 
 def check_ack(cache: SenderCache, state: Sender, event: Event, after: Sender, actions: Actions) -> str:
-    """As `check_offer`, for ACK."""
-    found = cache.acknowledge(state, event.epoch, event.number)
-    if found is None:
-        is_usual = event.epoch == state.epoch and not state.changing and state.up and event.number <= state.offered
-        assert not is_usual or any(action.kind != FREE for action in actions), actions
+    """As `check_offer`, for an ACK of this epoch; its number may be an old one."""
+    linked, n_freed = cache.find(state), max(0, event.number - state.acked)
+    if linked is None or event.epoch != state.epoch:
+        assert state.changing or not state.up or event.epoch != state.epoch
         return "no ack"
-    assert found == after
+    found = linked.after_ack.get(n_freed) or linked.acknowledge(n_freed)
+    if found is None:
+        is_free = len(actions) == n_freed and all(action.kind == FREE for action in actions)
+        assert not is_free, actions
+        return "no ack"
+    assert shown(found, state, state.acked + n_freed) == after
     assert actions == tuple(Action(FREE, number=number) for number in range(state.acked, after.acked))
     if not actions:
-        assert found is state, "the very object: there is nothing new"
+        assert found is linked, "the very object: there is nothing new"
         return "old ack"
     return "ack"
 
 
-def delivery(before: Receiver, after: Receiver, rail: int) -> Actions:
-    """The actions that a cache's answer stands for, but for keeping the chunk."""
-    if rail == NOWHERE:
-        assert after.delivered == before.delivered
+def delivery(before: Receiver, is_delivered: bool, rail: int) -> Actions:
+    """The actions that a link stands for, but for keeping the chunk."""
+    if not is_delivered:
+        assert rail == NOWHERE
         return ()
-    assert after.delivered == before.delivered + 1
     number = before.delivered
-    return Action(DELIVER, number=number), Action(SEND, ACK, rail, after.epoch, number + 1)
+    return Action(DELIVER, number=number), Action(SEND, ACK, rail, before.epoch, number + 1)
 
 
 def check_slot(cache: ReceiverCache, state: Receiver, after: Receiver, actions: Actions) -> str:
     """As `check_offer`, for the receiver's OFFER."""
-    found = cache.slot(state)
+    linked = cache.find(state)
+    assert linked.state(state.epoch, state.start, state.delivered) == state
+    assert linked.reports_on == cache.link.pick(state.up, state.delivered % cache.link.n_rails)
+    found = linked.after_slot or linked.slot()
     if found is None:
         assert [action.kind for action in actions] not in ([], [DELIVER, SEND]), actions
         return "no slot"
-    assert found[0] == after
-    assert actions == delivery(state, *found)
+    assert found[0].state(state.epoch, state.start, state.delivered + found[1]) == after
+    assert actions == delivery(state, *found[1:])
     return "kept slot" if actions else "slot"
 
 
 def check_chunk(cache: ReceiverCache, state: Receiver, event: Event, after: Receiver, actions: Actions) -> str:
-    """As `check_offer`, for DATA."""
-    found = cache.chunk(state, event.rail, event.epoch, event.number)
+    """As `check_offer`, for the next chunk in this epoch."""
+    linked = cache.find(state)
+    found = linked.after_chunk.get(event.rail) or linked.chunk(event.rail)
     if found is None:
-        assert [action.kind for action in actions] not in ([KEEP], [KEEP, DELIVER, SEND]), actions
+        is_simple = [action.kind for action in actions] in ([KEEP], [KEEP, DELIVER, SEND])
+        assert state.held or not state.up >> event.rail & 1 or not is_simple, actions
         return "no chunk"
-    assert found[0] == after
-    assert actions == (Action(KEEP, number=event.number), *delivery(state, *found))
+    assert found[0].state(state.epoch, state.start, state.delivered + found[1]) == after
+    assert actions == (Action(KEEP, number=event.number), *delivery(state, *found[1:]))
     return "chunk" if len(actions) > 1 else "early chunk"
 
 
@@ -156,7 +172,7 @@ def walk_receiver(rng: random.Random, link: Link, cache: ReceiverCache, start: i
         after, actions = step(RECEIVER_ROWS, link, state, event)
         if event.kind == OFFER:
             seen[check_slot(cache, state, after, actions)] += 1
-        elif event.kind == DATA:
+        elif event.kind == DATA and event.epoch == state.epoch and event.number == state.delivered:
             seen[check_chunk(cache, state, event, after, actions)] += 1
         state = after
     return seen
@@ -199,48 +215,52 @@ def test_a_healthy_channel_asks_the_table_a_bounded_number_of_times(
     link = Link(n_rails, window)
     senders, receivers = SenderCache(link), ReceiverCache(link)
     full = (1 << n_rails) - 1
-    sender, receiver = Sender(full, 0, start, start, start), Receiver(full, 0, start, start, start)
+    sender = senders.find(Sender(full, 0, start, start, start))
+    receiver = receivers.find(Receiver(full, 0, start, start, start))
+    assert sender is not None
     period = n_rails * n_rails
     for turn in range(2 * period):
         if turn == period:
             asked[0] = 0
-        number = start + turn
-        slot, offered = receivers.slot(receiver), senders.offer(sender)
+        slot, offered = receiver.after_slot or receiver.slot(), sender.after_offer or sender.offer()
         assert slot is not None and offered is not None
-        assert (slot[1], offered[1]) == (NOWHERE, number % n_rails)
-        chunk = receivers.chunk(slot[0], offered[1], 0, number)
-        acked = senders.acknowledge(offered[0], 0, number + 1)
+        assert (slot[1:], offered[1]) == ((False, NOWHERE), (start + turn) % n_rails)
+        chunk = slot[0].after_chunk.get(offered[1]) or slot[0].chunk(offered[1])
+        acked = offered[0].after_ack.get(1) or offered[0].acknowledge(1)
         assert chunk is not None and acked is not None
-        assert chunk[1] == offered[1], "acknowledged on the rail on which it came"
+        assert chunk[1:] == (True, offered[1]), "acknowledged on the rail on which it came"
         sender, receiver = acked, chunk[0]
-    assert (sender.acked, receiver.delivered) == (start + 2 * period, start + 2 * period)
+    number = start + 2 * period
+    assert sender.state(0, start, number) == Sender(full, 0, start, number, number)
+    assert receiver.state(0, start, number) == Receiver(full, 0, start, number, number)
     assert asked[0] == 0
+
+
+def after_ack(cache: SenderCache, state: Sender, n_freed: int) -> LinkedSender | None:
+    linked = cache.find(state)
+    assert linked is not None
+    return linked.acknowledge(n_freed)
 
 
 @pytest.mark.parametrize("n_rails", RAILS)
 def test_what_is_not_healthy_is_left_to_the_table(n_rails: int) -> None:
-    link = Link(n_rails, 2)
+    link, all_up = Link(n_rails, 2), (1 << n_rails) - 1
     senders, receivers = SenderCache(link), ReceiverCache(link)
-    full = Sender((1 << n_rails) - 1, offered=2, out=(0, 1 % n_rails))
-    assert senders.offer(full) is None, "the window is full"
+    full = Sender(all_up, offered=2, out=(0, 1 % n_rails))
+    linked = senders.find(full)
+    assert linked is not None and linked.offer() is None, "the window is full"
     waits, _ = step(SENDER_ROWS, link, full, Event(OFFER))
-    assert senders.acknowledge(waits, 0, 1) is None, "it lets another chunk go"
-    assert senders.acknowledge(full, 0, 3) is None, "more than was offered"
-    assert senders.acknowledge(full, 1, 1) is None, "of another epoch"
+    assert after_ack(senders, waits, 1) is None, "it lets another chunk go"
+    assert after_ack(senders, waits, 3) is None, "offered, and not sent"
+    assert after_ack(senders, full, 3) is None, "more than was offered"
     changing, _ = step(SENDER_ROWS, link, full, Event(REPLAN))
-    assert senders.offer(changing) is None and senders.acknowledge(changing, 0, 1) is None
-    assert senders.acknowledge(changing, 1, 1) is None, "the agreement"
-    dark = Sender(0)
-    assert senders.offer(dark) is None and senders.acknowledge(dark, 0, 0) is None
-    receiver = Receiver((1 << n_rails) - 1, epoch=1, offered=3, delivered=2)
-    assert receivers.chunk(receiver, 0, 1, 1) is None, "delivered before"
-    assert receivers.chunk(receiver, 0, 0, 2) is None, "of another epoch"
-    assert receivers.chunk(receiver, 0, 1, 4) is None, "beyond the window"
-    kept = Receiver((1 << n_rails) - 1, offered=2, held=0b10)
-    assert receivers.chunk(kept, 0, 0, 0) is None, "two are delivered"
-    assert receivers.chunk(kept, 0, 0, 1) is None, "kept already"
-    assert receivers.chunk(Receiver(0, offered=1), 0, 0, 0) is None, "no rail for the acknowledgement"
-    assert receivers.slot(Receiver(0, held=1)) is None, "nor here"
+    assert senders.find(changing) is None and senders.find(Sender(0)) is None
+    if n_rails > 1:
+        other = senders.find(Sender(all_up - 1))
+        assert other is not None and other.offer() is None, "its own rail is down"
+    assert receivers.find(Receiver(all_up, offered=2, held=0b10)).chunk(0) is None, "two are delivered"
+    assert receivers.find(Receiver(0, offered=1)).chunk(0) is None, "no rail for the acknowledgement"
+    assert receivers.find(Receiver(0, held=1)).slot() is None, "nor here"
 
 
 @pytest.mark.parametrize("n_rails", RAILS)
@@ -250,5 +270,5 @@ def test_a_cache_that_is_full_begins_anew(n_rails: int, monkeypatch: pytest.Monk
     senders, receivers = SenderCache(link), ReceiverCache(link)
     walk_sender(rng, link, senders, 5, 500)
     walk_receiver(rng, link, receivers, 5, 500)
-    for cache in (senders._offers, senders._acks, receivers._slots, receivers._chunks):
-        assert 1 <= len(cache) <= 2
+    for cache in (senders, receivers):
+        assert 1 <= len(cache._known) <= 2

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from optcc import failover, failover_cache
+from optcc import failover
 from optcc.plan import Plan
 from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.protocol import channel, connection, endpoint, inbound, outbound
@@ -251,42 +251,63 @@ def test_a_damaged_chunk_or_header_costs_the_connection_and_nothing_else(monkeyp
 
 
 def hold_to_the_table(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The rows of the table that the transport uses from now on; what the caches answer is held to them."""
+    """The rows of the table that the transport uses from now on; steps along links are held to them."""
     used: set[str] = set()
+    asked = [0]
 
     def step(rows: Any, link: Any, state: Any, event: Any) -> Any:
         used.add(failover.find_row(rows, link, state, event).name)
+        asked[0] += 1
         return failover.step(rows, link, state, event)
 
-    def watch(kind: type, method: str, rows: Any, event_of: Callable[..., failover.Event]) -> None:
+    def compare(link: Any, rows: Any, before: Any, event: failover.Event, after: Any, kinds: list[list[str]]) -> None:
+        used.add(f"{failover.find_row(rows, link, before, event).name} at once")
+        wanted, actions = failover.step(rows, link, before, event)
+        assert after == wanted, (before, event)
+        assert [action.kind for action in actions] in kinds, (before, event)
+
+    def watch(kind: type, method: str, end_of: Callable[..., Any], is_taken: Callable[[Any, int], bool]) -> None:
         real = getattr(kind, method)
 
-        def answer(cache: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-            found = real(cache, state, *args, **kwargs)
-            if found is not None:
-                event, link = event_of(*args, **kwargs), cache._link
-                used.add(f"{failover.find_row(rows, link, state, event).name} at once")
-                wanted, actions = failover.step(rows, link, state, event)
-                after, rail = found if isinstance(found, tuple) else (found, failover.NOWHERE)
-                assert after == wanted, (state, event)
-                kinds = [action.kind for action in actions]
-                if rows is failover.RECEIVER_ROWS:
-                    assert kinds.count("deliver") == kinds.count("send") == after.delivered - state.delivered
-                assert [action.rail for action in actions if action.kind == "send"] == ([rail] if rail >= 0 else [])
-            return found
+        def taken(direction: Any, *args: Any) -> Any:
+            n_asked, (channel, event) = asked[0], end_of(direction, *args)
+            is_sender = kind is outbound.Outbound
+            before = channel and (channel.sender if is_sender else channel.receiver)
+            result = real(direction, *args)
+            if channel is not None and is_taken(result, asked[0] - n_asked):
+                after = channel.sender if is_sender else channel.receiver
+                freed = ["free"] * (after.acked - before.acked) if is_sender else []
+                kinds = {
+                    "offer": [["send"]] if is_sender else [[], ["deliver", "send"]],
+                    "ack": [freed],
+                    "data": [["keep"], ["keep", "deliver", "send"]],
+                }
+                rows = failover.SENDER_ROWS if is_sender else failover.RECEIVER_ROWS
+                compare(direction._link, rows, before, event, after, kinds[event.kind])
+            return result
 
-        monkeypatch.setattr(kind, method, answer)
+        monkeypatch.setattr(kind, method, taken)
 
-    senders, receivers = failover.SENDER_ROWS, failover.RECEIVER_ROWS
-    watch(failover_cache.SenderCache, "offer", senders, lambda: failover.Event("offer"))
     watch(
-        *(failover_cache.SenderCache, "acknowledge", senders),
-        lambda epoch, number: failover.Event("ack", 0, epoch, number),
+        *(outbound.Outbound, "post_eager", lambda _, channel, view: (channel, failover.Event("offer"))),
+        lambda result, _: result is not None,
     )
-    watch(failover_cache.ReceiverCache, "slot", receivers, lambda: failover.Event("offer"))
     watch(
-        *(failover_cache.ReceiverCache, "chunk", receivers),
-        lambda rail, epoch, number: failover.Event("data", rail, epoch, number),
+        *(outbound.Outbound, "take_state"),
+        lambda out, k, epoch, number, _: (out._channels.get(k), failover.Event("ack", 0, epoch, number)),
+        lambda _, n_asked: not n_asked,
+    )
+    watch(
+        *(inbound.Inbound, "post_eager", lambda _, channel, view: (channel, failover.Event("offer"))),
+        lambda result, _: bool(result),
+    )
+    watch(
+        *(inbound.Inbound, "take_eager"),
+        lambda in_, connection, epoch, k, number, _: (
+            in_._channels.get(k),
+            failover.Event("data", connection.virtual, epoch, number),
+        ),
+        lambda result, _: bool(result),
     )
     monkeypatch.setattr(outbound, "step", step)
     monkeypatch.setattr(inbound, "step", step)
