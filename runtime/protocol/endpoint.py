@@ -342,6 +342,7 @@ class Endpoint(LocalRank):
         connection = RecvConnection(hello.src, hello.rail, accepting.session, count, self.checksum, inbound)
         connection.wire = accepting.wire
         inbound.joined(connection)
+        self.rates.tell(hello.src)
         return connection
 
     def _check_hello(self, nic: int, hello: Hello) -> None:

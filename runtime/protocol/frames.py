@@ -16,7 +16,7 @@ and in both directions control frames about connections, NICs and ranks:
     back    the sender's NIC `number` can be reached again
     probe   no content; its TCP acknowledgement is the answer
     doubt   the connection with session `number` (low 32 bits; a count above) is suspected, or no longer
-    rate    the measured rate of a NIC of the sender (see `rate_word`)
+    rate    the measured rates of a NIC (see `RateWord`)
     bye     the last frame of a rank that closes
 
 A header is 36 bytes, big-endian:
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 try:
     # The same sums as zlib's, by wider instructions: 57 GB/s from the cache instead of 4.
@@ -46,7 +47,7 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """(bytes, checksum of the bytes before them or 0) -> checksum of both."""
 crc32: Checksum = _crc32
 
-VERSION = 5
+VERSION = 6
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME = range(
     1, 10
 )
@@ -66,13 +67,15 @@ EAGER_BYTES = 1 << 14
 EARLY_CHUNKS_MAX = 4
 """Eager messages of a channel that may be out before their slots are posted; the receiver buffers them."""
 
-RATE_NICS_MAX = 1 << 16
-"""NICs of a rank whose rates can be reported."""
+RATE_RANKS_MAX, RATE_NICS_MAX = 1 << 16, 1 << 8
+"""Ranks, and NICs of a rank, whose rates can be told."""
+RATE_TURNS = 1 << 20
+"""Words about the rates of a NIC are counted modulo this."""
 
 _DATA = struct.Struct("!BBHIIIQII")
 _STATE = struct.Struct("!BBHIIIQQ")
 _CRC = struct.Struct("!I")
-_RATE_PARTS = 10_000
+_RATE_PARTS = (1 << 10) - 1
 _SEALED_DATA = struct.Struct("!BBHIIIQIII")
 _SEALED_STATE = struct.Struct("!BBHIIIQQI")
 _BODY_BYTES = _DATA.size
@@ -113,19 +116,35 @@ def control_header(session: int, kind: int, number: int) -> bytes:
     return _sealed(_DATA.pack(kind, 0, 0, session, 0, 0, number, 0, 0))
 
 
-def rate_word(count: int, nic: int, share: float) -> int:
-    """The number of a `RATE_FRAME`: the `count`-th word of a rank about rates says which share of its declared rate, at
-    most 1, a NIC below `RATE_NICS_MAX` sends; 0 if it is down.
+class RateWord(NamedTuple):
+    """The number of a `RATE_FRAME`: the `turn`-th word of `rank` about its NIC `nic` says which shares of its declared
+    rates it sends and receives, at most 1 each; both are 0 if it is down.
 
-    >>> read_rate_word(rate_word(3, 1, 0.25))
-    (3, 1, 0.25)
+    >>> RateWord.read(RateWord(3, 7, 1, 1.0, 1 / 3).number) == RateWord(3, 7, 1, 1.0, 341 / 1023)
+    True
     """
-    return count << 32 | nic << 16 | (max(1, round(share * _RATE_PARTS)) if share else 0)
 
+    turn: int
+    rank: int
+    nic: int
+    out: float
+    in_: float
 
-def read_rate_word(number: int) -> tuple[int, int, float]:
-    """What `rate_word` was given."""
-    return number >> 32, number >> 16 & RATE_NICS_MAX - 1, (number & 0xFFFF) / _RATE_PARTS
+    @property
+    def number(self) -> int:
+        """All of it in 64 bits; a share that is not 0 is not told as 0."""
+        out, in_ = (max(1, round(share * _RATE_PARTS)) if share else 0 for share in (self.out, self.in_))
+        return self.turn % RATE_TURNS << 44 | self.rank << 28 | self.nic << 20 | out << 10 | in_
+
+    @classmethod
+    def read(cls, number: int) -> RateWord:
+        """What a number says."""
+        out, in_ = ((number >> shift & _RATE_PARTS) / _RATE_PARTS for shift in (10, 0))
+        return cls(number >> 44, number >> 28 & RATE_RANKS_MAX - 1, number >> 20 & RATE_NICS_MAX - 1, out, in_)
+
+    def is_after(self, turn: int) -> bool:
+        """True if it was said after the word of that turn."""
+        return 0 < (self.turn - turn) % RATE_TURNS < RATE_TURNS // 2
 
 
 def state_header(session: int, epoch: int, channel: int, number: int, slots: int) -> bytes:

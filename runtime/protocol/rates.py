@@ -1,15 +1,15 @@
 """The measured rates of NICs: what this rank's send, what peers say of theirs, and how data is divided by them. No I/O.
 
-Each rank judges its own NICs (`nic_meter`) and tells its peers. A rank that learns of a slower NIC divides anew what it
-has still to send; this needs no agreement, since the sender says over which rail a chunk goes. A NIC that is down is
-told in the same way, so that peers route around it.
+Each rank judges its own NICs (`nic_meter`) and tells its peers, which tell theirs: every rank knows of all. A rank that
+learns of a slower NIC divides anew what it has still to send; this needs no agreement, since the sender says over which
+rail a chunk goes. A NIC that is down is told in the same way, so that peers route around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, rate_word, read_rate_word
+from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_MAX, RateWord
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.nic_meter import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
 from optcc.runtime.protocol.outbound import Outbound, Rail
@@ -22,8 +22,8 @@ _RATE_UNIT = 1 << 12
 class Rates:
     """The rates of all NICs as far as this rank knows them, as shares of what is declared.
 
-    A destination NIC that takes in less than declared looks like a source NIC that sends less: data is held up either
-    way. `carried` is what the plan that was opened last has each pair carry, bytes.
+    `version` grows with every change of `known`. `carried` is what the plan that was opened last has each pair carry,
+    bytes.
     """
 
     def __init__(self, local: LocalRank, outbounds: Mapping[int, Outbound]) -> None:
@@ -32,18 +32,29 @@ class Rates:
         self.carried: dict[tuple[int, int], int] = {}
         self._meters = [NicMeter() for _ in local.own_nics]
         self._unsure = [False] * len(self._meters)
-        self._shares: dict[tuple[int, int], float] = {}
+        self.version = 0
+        # What was measured, and the last word, of NICs that are, or were, other than declared.
+        self._shares: dict[tuple[int, int], tuple[float, float]] = {}
         self._down: set[tuple[int, int]] = set()
-        self._heard: dict[tuple[int, int], int] = {}
-        self._n_said, self._began_s = 0, 0.0
+        self._words: dict[tuple[int, int], RateWord] = {}
+        self._began_s = 0.0
 
     def forget(self) -> None:
         """The declared rates are others: what was measured in parts of the old ones counts no more."""
         self._meters = [NicMeter() for _ in self._local.own_nics]
+        self._unsure = [False] * len(self._meters)
         self._shares.clear()
         for count in self._local.rail_counts:
-            count.out_share = 1.0
+            count.out_share = count.in_share = 1.0
+        for rank, nic in list(self._words):
+            if rank == self._local.rank:
+                self._publish(nic)
+        self.version += 1
         self.divide_anew()
+
+    def known(self, rank: int, nic: int) -> tuple[float, float]:
+        """The shares of the rates in `local.book` that a NIC sends and receives, as far as known; 0.0 if it is down."""
+        return (0.0, 0.0) if (rank, nic) in self._down else self._shares.get((rank, nic), (1.0, 1.0))
 
     def look(self, now_s: float) -> None:
         """Samples whether each NIC is backlogged, and judges the NICs at the end of a window."""
@@ -66,12 +77,9 @@ class Rates:
     def _is_slower(self, peer: int, rail: Rail) -> bool:
         """True if the destination NIC is known to be slower than the source NIC: then the traffic says nothing of the
         latter."""
-        mine = self._local.own_nics[rail.mine][3] * self.share(self._local.rank, rail.mine)
-        return self._local.book[peer][rail.theirs][4] < _AS_FAST * mine
-
-    def share(self, rank: int, nic: int) -> float:
-        """The share of its declared out rate that a NIC is known to have."""
-        return self._shares.get((rank, nic), 1.0)
+        local = self._local
+        out = local.own_nics[rail.mine][3] * self.known(local.rank, rail.mine)[0]
+        return local.book[peer][rail.theirs][4] * self.known(peer, rail.theirs)[1] < _AS_FAST * out
 
     def _close(self, took_s: float) -> None:
         """Ends a window, which says nothing of a NIC one of whose connections was suspected."""
@@ -102,52 +110,67 @@ class Rates:
     def _judge(self) -> None:
         """Tells the rates of this rank's NICs if they have changed."""
         local = self._local
-        known = [self.share(local.rank, nic) for nic in range(len(self._meters))]
-        shares = weigh(self._meters, [nic[3] for nic in local.own_nics], known)
-        if shares != known:
-            self.know(shares)
+        before = [self._shares.get((local.rank, nic), (1.0, 1.0)) for nic in range(len(self._meters))]
+        outs = weigh(self._meters, [nic[3] for nic in local.own_nics], [out for out, _ in before])
+        for nic, (out, (known, in_)) in enumerate(zip(outs, before, strict=True)):
+            if out != known:
+                self.know(nic, out, in_)
 
-    def know(self, shares: Sequence[float]) -> None:
-        """The NICs of this rank have these shares of their declared rates: tells the peers, and divides anew."""
-        for nic, share in enumerate(shares):
-            self._shares[self._local.rank, nic] = self._local.rail_counts[nic].out_share = share
-        self._publish()
+    def know(self, nic: int, out: float, in_: float) -> None:
+        """A NIC of this rank sends and receives these shares of its declared rates: tells the peers, divides anew."""
+        count = self._local.rail_counts[nic]
+        self._shares[self._local.rank, nic] = count.out_share, count.in_share = out, in_
+        self._publish(nic)
 
     def note_nic(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down, or is back."""
-        own = self._local.rank, nic
-        self._shares.setdefault(own, 1.0)
-        (self._down.discard if is_up else self._down.add)(own)
-        self._publish()
+        (self._down.discard if is_up else self._down.add)((self._local.rank, nic))
+        self._publish(nic)
 
-    def _publish(self) -> None:
-        self._n_said += 1
-        for peer in dict.fromkeys(connection.peer for connection in self._local.up):
-            self.tell(peer)
+    def _publish(self, nic: int) -> None:
+        """Tells the peers what is known of a NIC of this rank."""
+        own = self._local.rank, nic
+        if nic < RATE_NICS_MAX and own[0] < RATE_RANKS_MAX:
+            before = self._words.get(own)
+            self._words[own] = RateWord(before.turn + 1 if before else 1, *own, *self.known(*own))
+            self._say(own)
+        self.version += 1
         self.divide_anew()
 
+    def _say(self, which: tuple[int, int], but: int = -1) -> None:
+        """Tells all peers but one the last word on a NIC."""
+        for peer in dict.fromkeys(connection.peer for connection in self._local.up):
+            if peer != but:
+                self._local.say(peer, RATE_FRAME, self._words[which].number)
+
     def tell(self, peer: int) -> None:
-        """Tells a peer the rates of this rank's NICs that are, or were, below what is declared."""
-        for nic in range(min(len(self._meters), RATE_NICS_MAX)):
-            own = self._local.rank, nic
-            if own in self._shares:
-                share = 0.0 if own in self._down else self._shares[own]
-                self._local.say(peer, RATE_FRAME, rate_word(self._n_said, nic, share))
+        """Tells a peer the rates of all NICs that are, or were, below what is declared."""
+        for word in self._words.values():
+            self._local.say(peer, RATE_FRAME, word.number)
 
     def hear(self, peer: int, number: int) -> None:
-        """What a peer says of one of its NICs, unless a later report has come before."""
-        count, nic, share = read_rate_word(number)
-        if nic < len(self._local.book[peer]) and count > self._heard.get((peer, nic), 0):
-            self._heard[peer, nic] = count
-            if share:
-                self._shares[peer, nic] = share
-            (self._down.discard if share else self._down.add)((peer, nic))
-            self.divide_anew()
+        """What a peer says of a NIC, its own or another's, unless that is known; the others are told."""
+        word = RateWord.read(number)
+        which, book = (word.rank, word.nic), self._local.book
+        if word.rank == self._local.rank or word.rank >= len(book) or word.nic >= len(book[word.rank]):
+            return
+        before = self._words.get(which)
+        if before is not None and not word.is_after(before.turn):
+            return
+        self._words[which] = word
+        if word.out and word.in_:
+            self._shares[which] = word.out, word.in_
+            self._down.discard(which)
+        else:
+            self._down.add(which)
+        self._say(which, but=peer)
+        self.version += 1
+        self.divide_anew()
 
     def divide_anew(self) -> None:
         """Divides what this rank has still to send by the rates that are known now."""
         local = self._local
-        if not self.is_on or (not self._down and all(share == 1 for share in self._shares.values())):
+        if not self.is_on or (not self._down and all(shares == (1, 1) for shares in self._shares.values())):
             for out in self._outbounds.values():
                 out.take_parts(None)
             return
@@ -160,7 +183,8 @@ class Rates:
 
     def _rates(self, rank: int, nic: int) -> tuple[int, int]:
         """What a NIC sends and receives, in parts of what is declared; next to nothing if it is down."""
-        if (rank, nic) in self._down:
-            return 1, 1
-        *_, out, in_ = self._local.book[rank][nic]
-        return max(1, round(_RATE_UNIT * out * self.share(rank, nic))), _RATE_UNIT * in_
+        out, in_ = (
+            round(_RATE_UNIT * rate * share)
+            for rate, share in zip(self._local.book[rank][nic][3:], self.known(rank, nic), strict=True)
+        )
+        return max(1, out), max(1, in_)

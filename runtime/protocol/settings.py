@@ -53,9 +53,9 @@ class Counts:
 
 @dataclass(slots=True)
 class RailCount:
-    """Traffic of one NIC of this rank: bytes with headers, failed connections, and its measured rate.
+    """Traffic of one NIC of this rank: bytes with headers, failed connections, and its measured rates.
 
-    `out_share` is the measured share of its declared rate, 1 unless it is slower.
+    `out_share` and `in_share` are the measured shares of its declared rates, 1 unless it is slower.
     """
 
     name: str
@@ -63,3 +63,4 @@ class RailCount:
     received_bytes: int = 0
     failures: int = 0
     out_share: float = 1.0
+    in_share: float = 1.0

@@ -204,10 +204,10 @@ class Recorder:
 
     # --- rates and ranks
 
-    def _rates_know(self, former: Any, rates: Rates, shares: Any) -> None:
-        shown = ", ".join(f"{share:.2f}" for share in shares)
-        self.note(rates._local.rank, "rates measured", f"finds that its NICs have {shown} of their rates")
-        former(rates, shares)
+    def _rates_know(self, former: Any, rates: Rates, nic: int, out: float, in_: float) -> None:
+        what = f"finds that its NIC {nic} has {out:.2f} of its rate out and {in_:.2f} of that in"
+        self.note(rates._local.rank, "rates measured", what)
+        former(rates, nic, out, in_)
 
     def _outbound_take_parts(self, former: Any, out: Outbound, parts: Any) -> None:
         before = out._parts

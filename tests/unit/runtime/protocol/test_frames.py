@@ -12,6 +12,8 @@ from optcc.runtime.protocol.frames import (
     CONTROL_FRAMES,
     HEADER_BYTES,
     RATE_FRAME,
+    RATE_TURNS,
+    RateWord,
     WireError,
     bye_header,
     change_header,
@@ -19,8 +21,6 @@ from optcc.runtime.protocol.frames import (
     crc32,
     data_header,
     decode,
-    rate_word,
-    read_rate_word,
     state_header,
 )
 
@@ -46,9 +46,13 @@ def test_control_frames_are_of_the_size_of_the_others_and_keep_their_numbers() -
             header = control_header(9, kind, number)
             assert len(header) == HEADER_BYTES
             assert decode(header, 9) == (kind, 0, 0, 0, number, 0, 0)
-    for count, nic, share in ((1, 0, 0.0), (2**31, 2**16 - 1, 1.0), (7, 3, 0.25), (8, 3, 1e-9)):
-        kind, _, _, _, number, _, _ = decode(control_header(9, RATE_FRAME, rate_word(count, nic, share)), 9)
-        assert (kind, read_rate_word(number)) == (RATE_FRAME, (count, nic, max(share, 1e-4) if share else 0.0))
+    for rank, nic, out, in_ in ((0, 0, 0.0, 0.0), (2**16 - 1, 2**8 - 1, 1.0, 1.0), (7, 3, 0.25, 1e-9)):
+        for count in (1, RATE_TURNS - 1):
+            said = RateWord(count, rank, nic, out, in_)
+            kind, _, _, _, number, _, _ = decode(control_header(9, RATE_FRAME, said.number), 9)
+            heard = RateWord.read(number)
+            assert kind == RATE_FRAME and heard[:3] == said[:3]
+            assert heard[3:] == pytest.approx((out, in_), abs=1e-3) and all(heard[3:]) == all(said[3:])
 
 
 def test_wide_checksums_are_those_of_zlib() -> None:

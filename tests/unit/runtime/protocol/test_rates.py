@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from optcc.runtime.protocol.frames import RATE_FRAME, control_header, rate_word
+from optcc.runtime.protocol.frames import RATE_FRAME, RATE_TURNS, RateWord, control_header
 from optcc.runtime.protocol.nic_meter import LOADED_BYTES
 from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.transport import RECEIVED, SENT
@@ -55,7 +56,7 @@ def test_rails_carry_what_their_nics_turn_out_to_be_good_for() -> None:
     views = [np.zeros(4 << 20, np.uint8) for _ in range(2)]
     seen: list[list[list[float]]] = [[], []]
     for share in (1 / 3, 1.0):
-        network.endpoints[0].rates.know([1.0, share])
+        network.endpoints[0].rates.know(1, share, 1.0)
         network.barrier()
         before = [[rail.sent_bytes for rail in endpoint.rail_counts] for endpoint in network.endpoints]
         for _ in range(12):
@@ -67,7 +68,7 @@ def test_rails_carry_what_their_nics_turn_out_to_be_good_for() -> None:
                 assert sorted(events) == sorted([(SENT, handles[rank][rank]), (RECEIVED, handles[rank][1 - rank])])
         for rank, endpoint in enumerate(network.endpoints):
             sent = [rail.sent_bytes - at for rail, at in zip(endpoint.rail_counts, before[rank], strict=True)]
-            seen[rank].append([sent[0] / sum(sent), endpoint.rates.share(0, 1), endpoint.rail_counts[1].out_share])
+            seen[rank].append([sent[0] / sum(sent), endpoint.rates.known(0, 1)[0], endpoint.rail_counts[1].out_share])
     first, second = seen
     assert [each[0] for each in first] == pytest.approx([0.75, 0.5], abs=0.03), first
     assert [each[0] for each in second] == pytest.approx([0.5, 0.5], abs=0.03), "its own NICs are as declared"
@@ -98,11 +99,27 @@ def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
     network = Network(3, learn_rates=True)
     network.open((0, 1))
     network.until(network.all_up)
-    network.endpoints[0].rates.know([1.0, 0.25])
+    network.endpoints[0].rates.know(1, 0.25, 1.0)
     network.open((0, 2))
     network.until(network.all_up)
     for endpoint in network.endpoints:
-        assert endpoint.rates.share(0, 1) == pytest.approx(0.25, abs=1e-4)
+        assert endpoint.rates.known(0, 1) == pytest.approx((0.25, 1.0), abs=1e-3)
+
+
+def test_ranks_that_are_not_joined_hear_of_each_other_s_nics() -> None:
+    """A ring of five: what is told goes round, once."""
+    network = Network(5, learn_rates=True)
+    network.open(*((rank, (rank + 1) % 5) for rank in range(5)))
+    network.until(network.all_up)
+    network.endpoints[2].rates.know(0, 0.5, 0.75)
+    network.endpoints[2].rates.note_nic(1, False)
+    network.settle()
+    for endpoint in network.endpoints:
+        assert endpoint.rates.known(2, 0) == pytest.approx((0.5, 0.75), abs=1e-3)
+        assert endpoint.rates.known(2, 1) == (0.0, 0.0) and endpoint.rates.version == 2
+    network.endpoints[2].rates.note_nic(1, True)
+    network.settle()
+    assert [endpoint.rates.known(2, 1) for endpoint in network.endpoints] == [(1.0, 1.0)] * 5
 
 
 def test_a_rate_that_has_been_overtaken_says_nothing() -> None:
@@ -111,16 +128,31 @@ def test_a_rate_that_has_been_overtaken_says_nothing() -> None:
     network.until(network.all_up)
     endpoint, connection = network.endpoints[0], network.outbound(0, 1, 0)
 
-    def hear(count: int, nic: int, share: float) -> None:
-        endpoint.received(connection, control_header(connection.session, RATE_FRAME, rate_word(count, nic, share)))
+    def hear(count: int, nic: int, share: float, rank: int = 1) -> None:
+        endpoint.received(
+            connection, control_header(connection.session, RATE_FRAME, RateWord(count, rank, nic, share, share).number)
+        )
+        after = endpoint.rates.version
+        assert endpoint.rates.known(0, 1) == (1.0, 1.0), "nobody knows better than the rank itself"
+        versions.append(after)
 
+    versions = [endpoint.rates.version]
+    half = pytest.approx((0.5, 0.5), abs=1e-3)
     hear(2, 1, 0.5)
     hear(1, 1, 0.25)
-    assert endpoint.rates.share(1, 1) == 0.5
+    assert endpoint.rates.known(1, 1) == half
     hear(3, 1, 0.0)
-    assert endpoint.rates._down == {(1, 1)} and endpoint.rates.share(1, 1) == 0.5
-    hear(4, 7, 0.25)
-    assert endpoint.rates.share(1, 7) == 1.0, "it has no such NIC"
+    assert endpoint.rates.known(1, 1) == (0.0, 0.0)
+    hear(4, 1, 0.5)
+    hear(5, 7, 0.25)
+    hear(5, 1, 0.25, rank=9)
+    hear(5, 1, 0.25, rank=0)
+    assert endpoint.rates.known(1, 1) == half and endpoint.rates.known(1, 7) == (1.0, 1.0), "it has no such NIC"
+    assert [after > before for before, after in pairwise(versions)] == [True, False, True, True, False, False, False]
+    hear(RATE_TURNS // 2, 1, 0.1)
+    hear(RATE_TURNS - 1, 1, 0.2)
+    hear(0, 1, 0.5)
+    assert endpoint.rates.known(1, 1) == half, "the count begins anew"
 
 
 def test_the_kernel_buffers_little_for_slow_rails() -> None:
@@ -129,7 +161,7 @@ def test_the_kernel_buffers_little_for_slow_rails() -> None:
     network.until(network.all_up)
     endpoint = network.endpoints[0]
     for share, wanted in ((0.25, [False, True]), (1.0, [False, False])):
-        endpoint.rates.know([1.0, share])
+        endpoint.rates.know(1, share, 1.0)
         assert [network.outbound(0, 1, rail).holds_little for rail in range(2)] == wanted
         assert endpoint.to_limit == [network.outbound(0, 1, 1)]
         endpoint.to_limit.clear()
