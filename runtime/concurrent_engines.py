@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
-from weakref import ref
 
 from optcc.errors import RuntimeFault
 
@@ -26,15 +25,14 @@ class Drivable(Protocol):
 
 
 class ThreadEngines(threading.local):
-    """The engines of this thread that have runs under way, by their identity."""
+    """The engines of this thread that have runs under way, by their identity, entered by themselves.
+
+    With no call between, as a short run begins and ends within some 100 us.
+    """
 
     def __init__(self) -> None:
         self.running: dict[int, Callable[[], Drivable | None]] = {}
         self._is_driving = False
-
-    def begin(self, engine: Drivable) -> None:
-        """An engine has runs under way from now on."""
-        self.running[id(engine)] = ref(engine)
 
     def end(self, engine: Drivable) -> None:
         """An engine has no more runs under way, or has failed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,14 @@ class CupyKernels:
     def reduce_forward(self, dst: Any, src: Any, out: Any) -> None:
         """See `Kernels`."""
         self._launch("forward", dst, (dst, src, out, np.uint64(len(dst))))
+
+    def bind_reduce(self, dst: Any, src: Any) -> Callable[[], Any]:
+        """See `Kernels`."""
+        return partial(self.reduce, dst, src)
+
+    def bind_copy(self, dst: Any, src: Any) -> Callable[[], Any]:
+        """See `Kernels`."""
+        return partial(self.copy, dst, src)
 
     def copy(self, dst: Any, src: Any) -> None:
         """See `Kernels`."""

@@ -24,7 +24,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -74,8 +75,15 @@ REMEMBERED_ACTIONS_MAX = 128
 REMEMBERED_BYTES_MAX = 1 << 14
 """Of programs up to this size, with no longer messages, the machine's steps are remembered: to compute at once what has
 come delays what has come behind it by a few us at most."""
-P = ParamSpec("P")
-T = TypeVar("T")
+
+
+class Goal(Protocol):
+    """What the engine goes on for."""
+
+    @property
+    def done(self) -> bool:
+        """True once it need not go on."""
+        ...
 
 
 class Engine:
@@ -92,6 +100,8 @@ class Engine:
         # What goes on once a device has done what was queued before a mark.
         self._marks: deque[tuple[Kernels, Any, Callable[[], None]]] = deque()
         self._running: dict[Handle, None] = {}
+        # As the engines of this thread know it while runs are under way; see `ThreadEngines`.
+        self._identity, self._myself = id(self), ref(self)
         self._due_s = _NEVER_S
         self._n_groups = _CONTROL + 1
         self._free_groups: list[int] = []
@@ -164,7 +174,7 @@ class Engine:
             wanted = {event: seen.get(event, 0) + 1 for event in ((SENT, out), (RECEIVED, in_))}
             self.transport.post_recv(in_, byte[:1])
             self.transport.post_send(out, byte[1:])
-            if not self._drive(partial(_have_come, seen, wanted), deadline_s):
+            if not self._drive(_Come(seen, wanted), deadline_s):
                 error = DeadlineExceeded(f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to come")
                 self._give_up(error)
                 raise error
@@ -200,17 +210,17 @@ class Engine:
     def _note_begin(self, handle: Handle) -> None:
         self._has_begun = True
         if not self._running:
-            THREAD_ENGINES.begin(self)
-        handle.due_s = self._clock.now_s() + handle.deadline_s
+            THREAD_ENGINES.running[self._identity] = self._myself
+        handle.due_s = due_s = self._clock.now_s() + handle.deadline_s
         self._running[handle] = None
-        if handle.due_s < self._due_s:
-            self._due_s = handle.due_s
+        if due_s < self._due_s:
+            self._due_s = due_s
 
     def _note_end(self, handle: Handle) -> None:
         del self._running[handle]
         if not self._running:
             self._due_s = _NEVER_S
-            THREAD_ENGINES.end(self)
+            THREAD_ENGINES.running.pop(self._identity, None)
         elif handle.due_s <= self._due_s:
             self._due_s = min(each.due_s for each in self._running)
 
@@ -232,22 +242,20 @@ class Engine:
         with suppress(OptccError):
             self.transport.abort(f"{type(error).__name__}: {error}")
 
-    def _attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns, whose failure is the failure of every run."""
-        try:
-            return self._context.run(work, *args, **kwargs)
-        except RuntimeFault as error:
-            if self.failure is None:
-                self._give_up(error)
-            raise
-        except BaseException as error:
-            if self.failure is None:
-                self._give_up(RuntimeFault(f"rank {self.rank}: {type(error).__name__}: {error}"))
-            raise
+    def _fail(self, error: BaseException) -> None:
+        """The failure of one run is that of every run."""
+        if self.failure is None:
+            if not isinstance(error, RuntimeFault):
+                error = RuntimeFault(f"rank {self.rank}: {type(error).__name__}: {error}")
+            self._give_up(error)
 
-    def _drive(self, holds: Callable[[], bool], deadline_s: float) -> bool:
-        """Goes on with every run until `holds()`, or until `deadline_s` and nothing more can be done; looks once."""
-        is_over = self._attempt(self._loop, holds, deadline_s)
+    def _drive(self, goal: Goal, deadline_s: float) -> bool:
+        """Goes on with every run until `goal` is done, or until `deadline_s` and nothing more can be done."""
+        try:
+            is_over = self._context.run(self._loop, goal, deadline_s)
+        except BaseException as error:
+            self._fail(error)
+            raise
         if self._settle is not None:
             self._settle()
         return is_over
@@ -255,13 +263,13 @@ class Engine:
     def drive_once(self) -> None:
         """Goes on with every run as far as is possible without waiting; raises as `Handle.test`."""
         if self.failure is None:
-            self._drive(_never, self._clock.now_s())
+            self._drive(_NEVER, self._clock.now_s())
 
-    def _loop(self, holds: Callable[[], bool], deadline_s: float) -> bool:
+    def _loop(self, goal: Goal, deadline_s: float) -> bool:
         """Computations first, and only when none is left a wait for events."""
         poll, now, routes = self.transport.poll, self._clock.now_s, self._routes
-        computes, marks = self._computes, self._marks
-        while not holds():
+        computes, marks, of_thread = self._computes, self._marks, THREAD_ENGINES.running
+        while not goal.done:
             if computes:
                 prepared, entry = computes.popleft()
                 prepared.compute(entry)
@@ -272,30 +280,38 @@ class Engine:
             now_s = now()
             if now_s >= self._due_s:
                 self._miss_deadline(now_s)
+            # The device does not wake who waits for the network.
             wait_s = min(deadline_s - now_s, self._due_s - now_s, _DEVICE_POLL_S if marks else _POLL_S_MAX)
-            if THREAD_ENGINES.has_others(self):
+            if (len(of_thread) > 1 or not self._running) and THREAD_ENGINES.has_others(self):
                 THREAD_ENGINES.drive_others(self)
                 wait_s = min(wait_s, TURN_S)
-            # The device does not wake who waits for the network.
             events = poll(wait_s if wait_s > 0 else 0.0)
-            for event in events:
-                kind, handle = event
-                route = routes.get(handle)
-                if route is None:
-                    self._control_events[event] = self._control_events.get(event, 0) + 1
-                    continue
-                prepared, channel = route
-                if prepared.place is not None:
-                    prepared.follow(prepared.place, event, channel)
-                elif kind == SENT:
-                    if prepared.lent:
-                        prepared.take_back(handle)
-                    prepared.go_on(prepared.machine.sent(channel))
-                else:
-                    prepared.go_on(prepared.machine.arrived(channel))
-            if not events and now_s >= deadline_s:
-                return holds()
+            if not events:
+                if now_s >= deadline_s:
+                    return goal.done
+                continue
+            route = routes.get(events[0][1])
+            if route is None or route[0].place is None or not route[0].follow(events):
+                self._follow(events)
         return True
+
+    def _follow(self, events: list[Event]) -> None:
+        """What follows from events, one after another."""
+        for event in events:
+            kind, handle = event
+            route = self._routes.get(handle)
+            if route is None:
+                self._control_events[event] = self._control_events.get(event, 0) + 1
+                continue
+            prepared, channel = route
+            if prepared.place is not None:
+                prepared.follow_one(prepared.place, event, channel)
+            elif kind == SENT:
+                if prepared.lent:
+                    prepared.take_back(handle)
+                prepared.go_on(prepared.machine.sent(channel))
+            else:
+                prepared.go_on(prepared.machine.arrived(channel))
 
     def _miss_deadline(self, now_s: float) -> None:
         handle = next(each for each in self._running if each.due_s <= now_s)
@@ -331,7 +347,7 @@ class Handle:
             if engine.failure is not None:
                 raise type(engine.failure)(str(engine.failure))
             until_s = _NEVER_S if timeout_s is None else engine._clock.now_s() + timeout_s
-            engine._drive(lambda: self.done, until_s)
+            engine._drive(self, until_s)
         return self.done
 
     def result(self) -> Any:
@@ -393,7 +409,7 @@ class PersistentPlan:
         self._memory: Memory | None = None
         # The arrays of the last run, if they are copied: what they were, and how they are.
         self._arranged: tuple[Any, Any, Any, Arrays] | None = None
-        self._calls: list[tuple[Callable[[Any, Any], Any], Any, Any]] = []
+        self._calls: list[Callable[[], Any]] = []
         is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and self._longest <= REMEMBERED_BYTES_MAX
         if is_small and staging is None and not self._is_queued:
             self._memory = Memory(self.program, window)
@@ -443,13 +459,19 @@ class PersistentPlan:
             deadline_s = self.deadline_s
         elif not deadline_s > 0:
             raise InputError(f"deadline {deadline_s} s: must be above zero")
-        self.engine._check_alive()
+        engine = self.engine
+        if engine.failure is not None:
+            engine._check_alive()
         if self._is_closed:
             raise InputError(f"plan {self.plan.name}: closed: must be prepared again")
         handle = Handle(self, arrays, deadline_s)
         self._queue.append(handle)
         if len(self._queue) == 1:
-            self.engine._attempt(self._begin)
+            try:
+                engine._context.run(self._begin)
+            except BaseException as error:
+                engine._fail(error)
+                raise
         return handle
 
     def close(self) -> None:
@@ -464,18 +486,19 @@ class PersistentPlan:
 
     def _begin(self) -> None:
         """The oldest run has its turn."""
-        handle = self._queue[0]
+        handle, memory, buffers = self._queue[0], self._memory, self._buffers
         arrays = handle.arrays
         assert arrays is not None
         if arrays.before is not None:
             self._copy(*arrays.before)
-        if self._buffers.tied_to != (arrays.address, arrays.source_address):
-            self._bound = self._buffers.tie(arrays)
-            if self._memory is not None:
+        tied_to = buffers.tied_to
+        if tied_to is None or tied_to[0] != arrays.address or tied_to[1] != arrays.source_address:
+            self._bound = buffers.tie(arrays)
+            if memory is not None:
                 self._calls = [self._call_of(entry) for entry in self._bound]
         self.engine._note_begin(handle)
-        if self._memory is not None:
-            self._take_step(*self._memory.start)
+        if memory is not None:
+            self._take_step(*memory.start)
         else:
             self.go_on(self.machine.start())
 
@@ -503,20 +526,32 @@ class PersistentPlan:
 
     # --- what the loop asks for ---------------------------------------------------------------------------------------
 
-    def follow(self, place: Place, event: Event, channel: int) -> None:
-        """Does what follows from an event, where the steps are remembered."""
-        step = place.steps.get(event)
+    def follow(self, events: list[Event]) -> bool:
+        """Does what follows from events that came at once, if that is remembered; else False, and nothing is done."""
+        place = self.place
+        assert place is not None and self._memory is not None
+        step = place.steps.get(events[0] if len(events) == 1 else tuple(events))
         if step is None:
-            assert self._memory is not None
-            step = self._memory.step(place, event, channel)
+            routes = self.engine._routes
+            channels = [routes[handle][1] for _, handle in events if handle in routes and routes[handle][0] is self]
+            if len(channels) < len(events):
+                return False
+            step = self._memory.steps(place, events, channels)
+            if step is None:
+                return False
         self._take_step(*step)
+        return True
+
+    def follow_one(self, place: Place, event: Event, channel: int) -> None:
+        """Does what follows from an event, where the steps are remembered."""
+        assert self._memory is not None
+        self._take_step(*self._memory.step(place, event, channel))
 
     def _take_step(self, actions: tuple[int, ...], place: Place) -> None:
         self.place = place
         calls = self._calls
         for index in actions:
-            call, first, second = calls[index]
-            call(first, second)
+            calls[index]()
         if place.done:
             self._end()
 
@@ -596,19 +631,17 @@ class PersistentPlan:
         else:
             self._copy(target, self._kernels.view(landing))
 
-    def _call_of(self, entry: BoundAction) -> tuple[Callable[[Any, Any], Any], Any, Any]:
-        """An action as a function and its two arguments."""
+    def _call_of(self, entry: BoundAction) -> Callable[[], Any]:
+        """An action as a call."""
         code, where, first, second = entry
         if code in (SEND, RECV):
             transport = self.engine.transport
-            post: Callable[[Any, Any], Any] = transport.post_send if code == SEND else transport.post_recv
-            return post, where, first
-        compute: dict[int, Callable[[Any, Any], Any]] = {
-            REDUCE: self._reduce,
-            COPY: self._copy,
-            REDUCE_FIRST: self._reduce_first,
-        }
-        return compute[code], first, second
+            return partial(transport.post_send if code == SEND else transport.post_recv, where, first)
+        if code == REDUCE_FIRST:
+            return partial(self._reduce_first, first, second)
+        assert code in (REDUCE, COPY)
+        bind = self._kernels.bind_reduce if code == REDUCE else self._kernels.bind_copy
+        return bind(first, second)
 
 
 def _carried(plan: Plan) -> list[int]:
@@ -618,9 +651,21 @@ def _carried(plan: Plan) -> list[int]:
     return [int(n_bytes) for n_bytes in carried]
 
 
-def _never() -> bool:
-    return False
+class _Come(NamedTuple):
+    """The goal of a barrier: of each event so many have been seen."""
+
+    seen: dict[Event, int]
+    wanted: dict[Event, int]
+
+    @property
+    def done(self) -> bool:
+        return all(self.seen.get(event, 0) >= count for event, count in self.wanted.items())
 
 
-def _have_come(seen: dict[Event, int], wanted: dict[Event, int]) -> bool:
-    return all(seen.get(event, 0) >= count for event, count in wanted.items())
+class _Never:
+    """No goal: the engine goes on as long as it may."""
+
+    done = False
+
+
+_NEVER = _Never()

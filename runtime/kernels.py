@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import setitem
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +70,14 @@ class Kernels(Protocol):
         """dst = src, elements or their bytes; the two may overlap."""
         ...
 
+    def bind_reduce(self, dst: Array, src: Array) -> Callable[[], Any]:
+        """`reduce` on these arrays, for many calls."""
+        ...
+
+    def bind_copy(self, dst: Array, src: Array) -> Callable[[], Any]:
+        """`copy` on these arrays, which do not overlap, for many calls."""
+        ...
+
     def pack(self, out: Array, pieces: Sequence[Array]) -> None:
         """`pieces` one behind the other into `out`, which is as long as all of them."""
         ...
@@ -104,7 +113,7 @@ class NumpyKernels:
     Raises InputError for a dtype or reduction that does not exist, or that do not go together.
     """
 
-    __slots__ = ("_divide", "_stored", "reduce")
+    __slots__ = ("_divide", "_plain", "_stored", "reduce")
 
     reduce: Callable[[Array, Array], Any]
     """See `Kernels`; no method, for a short run spends its time on calls."""
@@ -112,7 +121,9 @@ class NumpyKernels:
 
     def __init__(self, dtype: str, reduction: str, *, compiled: bool = True) -> None:
         self._stored = stored_dtype(dtype)
-        self.reduce = _find_reduce(dtype, check_reduction_of(reduction, dtype), compiled)
+        check_reduction_of(reduction, dtype)
+        self._plain = _find_plain(dtype, reduction)
+        self.reduce = _find_reduce(dtype, reduction, compiled)
         self._divide = _find_divide(dtype, compiled) if reduction == "avg" else None
 
     def view(self, data: Bytes) -> Array:
@@ -128,6 +139,13 @@ class NumpyKernels:
             part = dst[block]
             self.reduce(part, src[block])
             np.copyto(out[block], part)
+
+    def bind_reduce(self, dst: Array, src: Array) -> Callable[[], Any]:
+        # No function of Python's around NumPy's: of a short run that would be a tenth.
+        return partial(self.reduce, dst, src) if self._plain is None else partial(self._plain, dst, src, out=dst)
+
+    def bind_copy(self, dst: Array, src: Array) -> Callable[[], Any]:
+        return partial(setitem, dst, ..., src)
 
     def pack(self, out: Array, pieces: Sequence[Array]) -> None:
         for part, piece in _cut(out, pieces):
@@ -240,9 +258,8 @@ def divide(data: Array, divisor: int, dtype: str = "") -> None:
 
 def _find_reduce(dtype: str, reduction: str, compiled: bool) -> Callable[[Array, Array], Any]:
     """dst = dst op src, by the fastest that there is."""
-    ufunc = UFUNCS[reduction]
-    is_extreme = reduction in ("min", "max")
-    if dtype not in FLOATS or (dtype in ("float32", "float64") and not is_extreme):
+    ufunc, is_extreme = UFUNCS[reduction], reduction in ("min", "max")
+    if _find_plain(dtype, reduction) is not None:
         return lambda dst, src: ufunc(dst, src, out=dst)
     kernel = find_compiled(dtype, reduction) if compiled else None
     if kernel is not None:
@@ -253,6 +270,12 @@ def _find_reduce(dtype: str, reduction: str, compiled: bool) -> Callable[[Array,
     if dtype == "bfloat16":
         return partial(_reduce_bfloat16, _reduce_extreme if is_extreme else _reduce_plain, ufunc)
     return partial(_in_blocks, _reduce_extreme, ufunc) if is_extreme else partial(_reduce_plain, ufunc)
+
+
+def _find_plain(dtype: str, reduction: str) -> np.ufunc | None:
+    """NumPy's own function where it does all that there is to do."""
+    is_plain = dtype not in FLOATS or (dtype in ("float32", "float64") and reduction not in ("min", "max"))
+    return UFUNCS[reduction] if is_plain else None
 
 
 def _find_divide(dtype: str, compiled: bool) -> Callable[[Array, int], None]:

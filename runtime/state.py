@@ -17,7 +17,9 @@ A fused instruction computes, frees its slot, then sends what it has written, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ WINDOW = 1
 """One instruction at a time in a lane: more would let messages share a port that the plan serves one after the other.
 Four hosts of 2 x 200 Mbit/s, one at half: OptCC with 32 segments 1.08 of the bound with 1, 1.24 with 2."""
 PLACES_MAX = 1024
+STEPS_MAX = 64
 """So many states of a program a `Memory` keeps."""
 _REPORT_LINES_MAX = 12
 _WAITING, _ISSUED, _COMPUTING, _SENDING, _DONE = range(5)
@@ -413,7 +416,8 @@ class Place:
 
     def __init__(self, machine: RankMachine, is_kept: bool) -> None:
         self.machine, self.done, self.is_kept = machine, machine.done, is_kept
-        self.steps: dict[tuple[int, int], Step] = {}
+        # Those of several events at once are found by all of these.
+        self.steps: dict[tuple[Any, ...], Step] = {}
 
 
 Step = tuple[tuple[int, ...], Place]
@@ -443,6 +447,26 @@ class Memory:
             step = self._settle(machine, machine.sent(channel) if event[0] == SENT else machine.arrived(channel))
             if step[1].is_kept:
                 place.steps[event] = step
+        return step
+
+    def steps(self, place: Place, events: Sequence[tuple[int, int]], channels: Sequence[int]) -> Step | None:
+        """What follows in `place` from events that came at once, one `step` after another; None if the run is over
+        before the last of them, which then belongs to another run."""
+        if len(events) == 1:
+            return self.step(place, events[0], channels[0])
+        key = tuple(events)
+        step = place.steps.get(key)
+        if step is None:
+            actions: tuple[int, ...] = ()
+            after = place
+            for event, channel in zip(events, channels, strict=True):
+                if after.done:
+                    return None
+                more, after = self.step(after, event, channel)
+                actions += more
+            step = actions, after
+            if after.is_kept and len(place.steps) < STEPS_MAX:
+                place.steps[key] = step
         return step
 
     def _settle(self, machine: RankMachine, actions: list[Action]) -> Step:

@@ -72,6 +72,40 @@ def test_what_is_remembered_is_what_the_machine_does(number: int, window: int, p
             assert run_side_by_side(memory, machine, random.Random(seed)) > 0
 
 
+@pytest.mark.parametrize("places_max", [0, 3, 1024])
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_events_that_come_at_once_have_the_effects_of_one_after_another(number: int, places_max: int) -> None:
+    """Twice each, so that the second time all is remembered that is; a run's last event has no other behind it."""
+    plan, rng = PLANS[number], random.Random(number)
+    program = RankProgram(plan, 0)
+    memory, single = Memory(program, 2, places_max), Memory(program, 2, places_max)
+    n_together = n_over = 0
+    for _ in range(20):
+        indices, place = memory.start
+        _, alone = single.start
+        waiting: list[tuple[int, int]] = []
+        while not place.done:
+            actions = [program.actions[index] for index in indices]
+            waiting += [(EVENT_OF[type(each)], each.channel) for each in actions if not isinstance(each, Compute)]
+            rng.shuffle(waiting)
+            events, waiting = waiting[: (count := rng.randint(1, 3))], waiting[count:]
+            n_together += len(events) > 1
+            channels = [channel for _, channel in events]
+            first, found = memory.steps(place, events, channels), memory.steps(place, events, channels)
+            assert first is not None and found is not None and first[0] == found[0]
+            too_many = memory.steps(place, [*events, events[0]], [*channels, channels[0]]) if found[1].done else None
+            n_over += found[1].done
+            assert too_many is None
+            wanted: list[int] = []
+            for event in events:
+                more, alone = single.step(alone, event, event[1])
+                wanted += more
+            indices, place = found
+            assert list(indices) == wanted and place.machine.snapshot() == alone.machine.snapshot()
+        assert not waiting
+    assert n_over == 20 and n_together >= 20
+
+
 def n_places(memory: Memory) -> int:
     """States that can be reached by what is remembered."""
     seen: set[int] = set()
