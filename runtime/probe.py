@@ -24,10 +24,11 @@ import socket
 import statistics
 import struct
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -42,19 +43,25 @@ from optcc.topology import Nic, Server, Topology
 GROUP_MAX = 8
 SEND_S, SKIP_S, SKIP_BYTES = 0.055, 0.025, 192 << 10
 """A sender begins messages for so long; what arrives in the first part, and the first bytes, do not count."""
-MESSAGE_BYTES, IN_FLIGHT_BYTES = 24 << 10, 1 << 18
-"""So long is a message, and so much is on its way over a NIC at least."""
+MESSAGE_BYTES, MESSAGE_BYTES_MIN = 24 << 10, 8 << 10
+IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX, QUEUE_S = 1 << 18, 1 << 20, 0.01
+"""What is on its way over a hub's NIC: what it carries in `QUEUE_S`, at most `IN_FLIGHT_BYTES_MAX`; `IN_FLIGHT_BYTES`
+while nothing is known of its rate. In a shorter queue a NIC idles while a rank waits for the processor. A longer one
+delays acknowledgements beyond TCP's estimates: with 27 ms, of seven flows to one NIC of 100 Mbit/s, tail loss probes
+sent every flow's last packet again, 6 % of what the NIC carried."""
 AGAIN_BELOW, AGAIN_MAX, GOOD = 0.93, 1, 0.8
 """Rates below the first share of the good ones are measured again, so many times; good is what has so much of the
 best."""
 ALIKE = 0.04
-"""Of two measurements of a NIC that differ by less the mean counts, else the larger: most disturbances slow it down."""
+"""Of two measurements of a NIC that differ by less the mean counts, else the larger: most disturbances slow it down.
+Out and in of a NIC that differ by less are taken to be equal: plans for equal rates are shorter."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
 DEADLINE_S = 30.0
 _LOOK_S, _CONNECT_S = 0.002, 0.1
 _GROUP = -1
 _MORE, _LAST = 1, 0
+_WINDOW_MAX = ceil(IN_FLIGHT_BYTES_MAX / MESSAGE_BYTES)
 _COST = struct.Struct("<d16sI")
 _USELESS = 1e-3
 """A NIC that carries less than this share of the best carries nothing."""
@@ -148,6 +155,24 @@ class ProbeFlow(NamedTuple):
     rail: int
     mine: int
     theirs: int
+
+
+class FlowLoad(NamedTuple):
+    """How many messages of a flow are on their way, and how long they are."""
+
+    window: int
+    message_bytes: int
+
+    @classmethod
+    def of(cls, rate: float | None, flows: int) -> FlowLoad:
+        """For a hub's NIC of that rate, None if it is not known, and so many flows.
+
+        >>> FlowLoad.of(50e6, 3), FlowLoad.of(6.2e6, 7)
+        (FlowLoad(window=7, message_bytes=24576), FlowLoad(window=1, message_bytes=8857))
+        """
+        bytes_ = IN_FLIGHT_BYTES if rate is None else min(IN_FLIGHT_BYTES_MAX, rate * QUEUE_S)
+        message_bytes = min(MESSAGE_BYTES, max(MESSAGE_BYTES_MIN, int(bytes_ / flows)))
+        return cls(max(1, round(bytes_ / (message_bytes * flows))), message_bytes)
 
 
 class ProbeRound(NamedTuple):
@@ -246,6 +271,10 @@ def level(rates: Sequence[float], share: float = LEVEL) -> list[int]:
     return [levels[number] for number in range(len(rates))]
 
 
+def _are_alike(rate: float, other: float) -> bool:
+    return (1 - ALIKE) * rate < other < (1 + ALIKE) * rate
+
+
 def _typical(rates: Collection[float]) -> float:
     """The median of the good ones: the best itself may be a measurement that went wrong."""
     best = max(rates, default=0.0)
@@ -260,10 +289,10 @@ class _Counter:
         self.counts = [0] * n_nics
         self._has_ended = [False] * n_nics
 
-    def add(self, now_s: float, nics: Sequence[int]) -> None:
-        """A message over each of these was acknowledged."""
-        for nic in nics:
-            self.counts[nic] += MESSAGE_BYTES
+    def add(self, now_s: float, messages: Sequence[tuple[int, int]]) -> None:
+        """Messages, each of a NIC and so many bytes, were acknowledged."""
+        for nic, n_bytes in messages:
+            self.counts[nic] += n_bytes
         self.look(now_s, self.counts)
 
     def look(self, now_s: float, counts: Sequence[int]) -> None:
@@ -287,22 +316,24 @@ class _RoundPart:
         clock: Clock,
         round_: ProbeRound,
         handles: Mapping[tuple[int, int, int], int],
-        window: int,
+        loads: Mapping[tuple[int, int, int], FlowLoad],
     ) -> None:
-        self._transport, self._now, self._is_out, self._window = transport, clock.now_s, round_.is_out, window
+        self._transport, self._now, self._is_out = transport, clock.now_s, round_.is_out
         self._nic_of: dict[int, int] = {}
+        self._messages: dict[int, tuple[Bytes, Bytes]] = {}
         # By handle, the slots that are posted, and what the messages that are on their way say.
         self._slots: dict[int, deque[Bytes]] = {}
         self._sent: dict[int, deque[int]] = {}
         for flow in round_.flows:
-            handle = handles[flow[:3]]
+            handle, load = handles[flow[:3]], loads[flow[:3]]
             if flow.dst == transport.rank:
                 self._nic_of[handle] = flow.theirs
-                self._slots[handle] = deque(np.empty(MESSAGE_BYTES, np.uint8) for _ in range(window))
+                self._slots[handle] = deque(np.empty(load.message_bytes, np.uint8) for _ in range(load.window))
             elif flow.src == transport.rank:
                 self._nic_of[handle] = flow.mine
-                self._sent[handle] = deque([_MORE] * window)
-        self._messages = {flag: np.full(MESSAGE_BYTES, flag, np.uint8) for flag in (_MORE, _LAST)}
+                self._sent[handle] = deque([_MORE] * load.window)
+                last, more = (np.full(load.message_bytes, flag, np.uint8) for flag in (_LAST, _MORE))
+                self._messages[handle] = last, more
         self._until_s = 0.0
         self.counter = _Counter(len(transport.rails)) if transport.rank in round_.hubs else None
         self.n_open = len(self._nic_of)
@@ -313,9 +344,9 @@ class _RoundPart:
         for handle, slots in self._slots.items():
             for slot in slots:
                 self._transport.post_recv(handle, slot)
-        for handle in self._sent:
-            for _ in range(self._window):
-                self._transport.post_send(handle, self._messages[_MORE])
+        for handle, flags in self._sent.items():
+            for flag in flags:
+                self._transport.post_send(handle, self._messages[handle][flag])
 
     def step(self) -> None:
         """Takes a sample, and what has happened since the last one."""
@@ -325,7 +356,7 @@ class _RoundPart:
         events = self._transport.poll(_LOOK_S)
         sent = [handle for kind, handle in events if kind == SENT and handle in self._sent]
         if counter is not None and self._is_out:
-            counter.add(self._now(), [self._nic_of[handle] for handle in sent])
+            counter.add(self._now(), [(self._nic_of[handle], len(self._messages[handle][0])) for handle in sent])
         self.n_messages += len(events)
         for handle in sent:
             self._send_next(handle)
@@ -339,7 +370,7 @@ class _RoundPart:
         flags = self._sent[handle]
         if flags.popleft() == _MORE:
             flags.append(_MORE if self._now() < self._until_s else _LAST)
-            self._transport.post_send(handle, self._messages[flags[-1]])
+            self._transport.post_send(handle, self._messages[handle][flags[-1]])
         elif self.counter is not None:
             self.counter.end(self._nic_of[handle])
         self.n_open -= not flags
@@ -384,14 +415,25 @@ class _Probe:
         self._open()
         up = self._find_rails()
         rounds = self._rounds(up)
-        for _ in range(1 + AGAIN_MAX):
-            self._note(rounds, [self._run_round(each) for each in rounds])
+        for is_out in (True, False):  # what NICs send tells how much to send to them
+            self._measure([each for each in rounds if each.is_out == is_out])
+        for _ in range(AGAIN_MAX):
             best = _typical(self._best.values())
             again = {(rank, is_out) for (rank, _, is_out), rate in self._best.items() if rate < AGAIN_BELOW * best}
-            if not again:
-                break
-            rounds = self._rounds(up, sorted(again))
+            if again:
+                self._measure(self._rounds(up, sorted(again)))
         return self._result()
+
+    def _measure(self, rounds: Sequence[ProbeRound]) -> None:
+        self._note(rounds, [self._run_round(each) for each in rounds])
+
+    def _loads(self, round_: ProbeRound) -> dict[tuple[int, int, int], FlowLoad]:
+        """By flow; into a hub's NIC for what it was measured to receive, or else for what a good NIC sends."""
+        nics = {flow[:3]: (flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs) for flow in round_.flows}
+        n_flows = Counter(nics.values())
+        typical = _typical(self._best.values()) or None
+        rates = {nic: None if round_.is_out else self._best.get((*nic, False)) or typical for nic in n_flows}
+        return {flow: FlowLoad.of(rates[nic], n_flows[nic]) for flow, nic in nics.items()}
 
     def _rounds(
         self, up: Collection[tuple[int, int, int]], wanted: Sequence[tuple[int, bool]] = ()
@@ -421,7 +463,7 @@ class _Probe:
         """Opens a channel for every flow that a round may have."""
         flows = [flow for each in make_rounds(self._groups, self._transport.pairs) for flow in each.flows]
         flows = list(dict.fromkeys(flows))
-        channels = [Channel(flow.src, flow.dst, _window(len(self._groups[0]))) for flow in flows]
+        channels = [Channel(flow.src, flow.dst, _WINDOW_MAX) for flow in flows]
         handles = self._transport.open_over(channels, [flow.rail for flow in flows], _GROUP)
         self._handles = {flow[:3]: handle for flow, handle in zip(flows, handles, strict=True)}
 
@@ -432,7 +474,7 @@ class _Probe:
         transport, now = self._transport, self._clock.now_s
         transport.barrier(max(0.1, self._due_s - now()))
         before, busy_s = transport.rails, time.process_time()
-        part = _RoundPart(transport, self._clock, round_, self._handles, _window(len(self._groups[0])))
+        part = _RoundPart(transport, self._clock, round_, self._handles, self._loads(round_))
         part.start()
         while part.n_open:
             if now() >= self._due_s:
@@ -468,8 +510,8 @@ class _Probe:
             for hub, nic in dict.fromkeys(ends):
                 key = hub, nic, round_.is_out
                 rate, before = float(everyone[hub][number, nic]), self._best.get(key)
-                alike = before is not None and (1 - ALIKE) * rate < before < (1 + ALIKE) * rate
-                self._best[key] = (rate + before) / 2 if before is not None and alike else max(rate, before or 0.0)
+                mean = before is not None and _are_alike(rate, before)
+                self._best[key] = (rate + before) / 2 if before is not None and mean else max(rate, before or 0.0)
 
     def _agree_overhead(self) -> float:
         """The median over the ranks of what a message costs, times the ranks that share a processor."""
@@ -481,6 +523,11 @@ class _Probe:
         return crowded * statistics.median(costs) if costs else 0.0
 
     def _result(self) -> MeasuredNics:
+        for host, nic in {key[:2] for key in self._best}:
+            ways = [(host, nic, is_out) for is_out in (True, False)]
+            out, in_ = (self._best.get(way, 0.0) for way in ways)
+            if _are_alike(out, in_):
+                self._best.update(dict.fromkeys(ways, (out + in_) / 2))
         keys = sorted(self._best)
         best = max(self._best.values(), default=0.0)
         levels = dict(zip(keys, level([self._best[key] for key in keys]), strict=True))
@@ -506,8 +553,3 @@ def _machine() -> bytes:
 
 def _bits(flags: Sequence[bool]) -> int:
     return sum(1 << number for number, flag in enumerate(flags) if flag)
-
-
-def _window(group: int) -> int:
-    """Messages on their way in a flow, so that `IN_FLIGHT_BYTES` are over a hub's NIC."""
-    return max(2, -(-IN_FLIGHT_BYTES // (MESSAGE_BYTES * max(1, group - 1))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.plan import Channel
-from optcc.runtime.probe import MeasuredNics, level, make_groups, make_rounds, probe, slope
+from optcc.runtime.probe import FlowLoad, MeasuredNics, level, make_groups, make_rounds, probe, slope
 from optcc.runtime.transport import Bytes
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -181,3 +182,16 @@ def test_ranks_that_share_their_nics_are_one_server() -> None:
     assert topology.overhead_s == Fraction(1, 10**4)
     with pytest.raises(InputError, match="must follow one another"):
         MeasuredNics((("eth0",),) * 3, rates, (0, 1, 0), 0.0).topology()
+
+
+@pytest.mark.parametrize(("rate", "flows"), [(2e6, 2), (6.2e6, 7), (12.4e6, 7), (25e6, 5), (50e6, 3)])
+def test_what_is_on_its_way_into_a_nic_queues_for_about_ten_milliseconds(rate: float, flows: int) -> None:
+    load = FlowLoad.of(rate, flows)
+    assert 0.007 < load.window * load.message_bytes * flows / rate < 0.015
+
+
+def test_out_and_in_of_a_nic_that_differ_by_less_than_a_measurement_are_equal() -> None:
+    fast = Server("h0", 1, (Nic(0, Fraction(50_000_000), Fraction(50_000_000)),))
+    slow = Server("h1", 1, (Nic(0, Fraction(20_000_000), Fraction(19_300_000)),))
+    (out, in_), *others = measure(SimNetwork(Topology((fast, slow, replace(fast, name="h2"))))).rates[1]
+    assert out == in_ == pytest.approx(19_650_000, rel=0.02) and not others
