@@ -18,18 +18,23 @@ from optcc.runtime.protocol.frames import (
     CHECKED,
     CONTROL_FRAMES,
     DATA_FRAME,
+    DATA_STATE_BYTES,
+    DATA_STATE_FRAME,
     EAGER_BYTES,
     FAILED,
     HEADER_BYTES,
     STATE_FRAME,
     Checksum,
     Header,
+    State,
     WireError,
     bye_header,
     change_header,
     control_header,
     data_header,
+    data_state_header,
     decode,
+    decode_data_state,
     state_header,
 )
 from optcc.runtime.protocol.liveness import Connection
@@ -111,10 +116,14 @@ class SendConnection(Connection):
         """Queues bytes that go before all chunks: the last message of the handshake."""
         self._pending.append(frame)
 
-    def put_eager(self, channel: int, number: int, epoch: int, copy: bytes) -> None:
-        """Queues an eager message with the reports that wait, on an idle connection."""
+    def put_eager(self, channel: int, number: int, epoch: int, copy: bytes, state: State | None) -> None:
+        """Queues an eager message with the reports that wait, on an idle connection; `state` goes in its header."""
         crc = None if self._checksum is None else self._checksum(copy, 0)
-        frame: bytes | bytearray = data_header(self.session, epoch, channel, number, len(copy), crc) + copy
+        frame: bytes | bytearray
+        if state is None:
+            frame = data_header(self.session, epoch, channel, number, len(copy), crc) + copy
+        else:
+            frame = data_state_header(self.session, epoch, channel, number, len(copy), crc, state) + copy
         if self._urgent:
             self._urgent += frame
             frame, self._urgent = self._urgent, bytearray()
@@ -153,6 +162,10 @@ class SendConnection(Connection):
         pending = self._pending
         self._count.sent_bytes += n_bytes
         self.awaits = True
+        if len(pending) == 1 and n_bytes == len(pending[0]):
+            pending.clear()
+            self.blocked = False
+            return bool(self._queue or self._urgent)
         while pending:
             n_first = len(pending[0])
             if n_bytes < n_first:
@@ -259,11 +272,11 @@ class Reader(Protocol):
         """The proposal of an epoch has come."""
         ...
 
-    def state_of(self, channel: int) -> tuple[int, int, int]:
-        """(epoch, number, slots) to tell the sender."""
+    def state_of(self, channel: int) -> State:
+        """The state to tell the sender."""
         ...
 
-    def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
+    def report(self, channel: int, epoch: int, number: int, slots: int) -> None:
         """The state of a channel of the opposite direction has come. Raises Broken."""
         ...
 
@@ -273,11 +286,12 @@ class RecvConnection(Connection):
 
     `virtual` is a virtual rail of the failover table that stands for this one. `low_water`: how many bytes must
     have come before it is worth reading. `blocked`, `words`, `left`: as of a `SendConnection`.
+    `states` are the channels whose state has changed: it goes out with the next `flush`, as it is then.
     """
 
     __slots__ = (
         *("_at", "_checksum", "_chunk", "_count", "_crc", "_header", "_left", "_out", "_reader", "_rest", "_slot"),
-        *("_stage", "_states", "_sum", "_urgent"),
+        *("_first", "_stage", "_sum", "_urgent", "states"),
         *("blocked", "left", "low_water", "nic", "offered_bytes", "peer", "rail", "session", "virtual", "words"),
     )
 
@@ -287,7 +301,8 @@ class RecvConnection(Connection):
         super().__init__()
         self.peer, self.rail, self.session, self.nic, self.virtual = peer, rail, session, -1, 0
         self._count, self._checksum, self._reader = count, checksum, reader
-        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._header = memoryview(bytearray(DATA_STATE_BYTES))
+        self._first = self._header[:HEADER_BYTES]
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         # Bytes of the header that have come; bytes of the chunk that are missing.
         self._at = self._left = 0
@@ -298,7 +313,7 @@ class RecvConnection(Connection):
         self._chunk = (0, 0, 0)
         self._crc: int | None = None
         self._sum, self.low_water = 0, 1
-        self._states: dict[int, None] = {}
+        self.states: dict[int, None] = {}
         self._out, self._urgent = bytearray(), bytearray()
         self.blocked = False
         self.words: list[tuple[int, int]] = []
@@ -322,7 +337,7 @@ class RecvConnection(Connection):
         if len(rest) < self._left:
             return [rest]
         self.offered_bytes += HEADER_BYTES
-        return [rest, self._header]
+        return [rest, self._first]
 
     def received(self, n_bytes: int) -> None:
         """So many bytes of `buffers` were filled. Raises Broken."""
@@ -339,10 +354,7 @@ class RecvConnection(Connection):
             self._check(rest[:into_chunk])
             if n_bytes and not self._left:
                 self._finish_chunk()
-            self._at = n_bytes - into_chunk
-            if self._at == HEADER_BYTES:
-                self._at = 0
-                self._take_header(self._decode(self._header, 0))
+            self._note_part_of_header(n_bytes - into_chunk)
         self.low_water = min(self._left, _LOW_WATER_BYTES) if self._left else 1
 
     def _take(self, data: memoryview) -> None:
@@ -359,31 +371,43 @@ class RecvConnection(Connection):
                 self._check(part)
                 if not self._left:
                     self._finish_chunk()
-            elif not self._at and end - at >= HEADER_BYTES:
-                at = self._take_frames(data, at, end)
+                at += n_bytes
                 continue
-            else:
-                n_bytes = min(HEADER_BYTES - self._at, end - at)
+            after = at if self._at else self._take_frames(data, at, end)
+            if after == at:
+                # Its first byte says how long a header is.
+                n_bytes = min((HEADER_BYTES if self._at < HEADER_BYTES else DATA_STATE_BYTES) - self._at, end - at)
                 self._header[self._at : self._at + n_bytes] = data[at : at + n_bytes]
-                self._at += n_bytes
-                if self._at == HEADER_BYTES:
-                    self._at = 0
-                    self._take_header(self._decode(self._header, 0))
-            at += n_bytes
+                self._note_part_of_header(n_bytes)
+                after = at + n_bytes
+            at = after
+
+    def _note_part_of_header(self, n_bytes: int) -> None:
+        """So many bytes more of a header have come; takes it if it is whole."""
+        self._at += n_bytes
+        if self._at == DATA_STATE_BYTES:
+            self._at = 0
+            self._take_header(self._decode_data_state(self._header, 0))
+        elif self._at == HEADER_BYTES and self._header[0] != DATA_STATE_FRAME:
+            self._at = 0
+            self._take_header(self._decode(self._header, 0))
 
     def _take_frames(self, data: memoryview, at: int, end: int) -> int:
         """Takes the frames from byte `at` of `data` to before `end`, as far as they are here as a whole and can be
         taken at once, then one header; where the next byte stands."""
         reader = self._reader
         while end - at >= HEADER_BYTES:
-            try:
-                header = decode(data, self.session, at)
-            except WireError as error:
-                raise Broken(str(error), is_damage=True) from error
-            at += HEADER_BYTES
+            if data[at] == DATA_STATE_FRAME:
+                if end - at < DATA_STATE_BYTES:
+                    break
+                header = self._decode_data_state(data, at)
+                at += DATA_STATE_BYTES
+            else:
+                header = self._decode(data, at)
+                at += HEADER_BYTES
             kind, flags, epoch, channel, number, length, crc = header
             if kind == STATE_FRAME:
-                reader.report(epoch, channel, number, length)
+                reader.report(channel, epoch, number, length)
                 continue
             if kind != DATA_FRAME or length > end - at:
                 self._take_header(header)
@@ -395,6 +419,15 @@ class RecvConnection(Connection):
                 break
             at += length
         return at
+
+    def _decode_data_state(self, data: memoryview, at: int) -> Header:
+        """The header of the chunk; the state is reported."""
+        try:
+            header, state = decode_data_state(data, self.session, at)
+        except WireError as error:
+            raise Broken(str(error), is_damage=True) from error
+        self._reader.report(*state)
+        return header
 
     def _decode(self, data: memoryview, at: int) -> Header:
         try:
@@ -420,7 +453,7 @@ class RecvConnection(Connection):
         elif kind == BYE_FRAME:
             self.left = bool(flags & FAILED)
         elif kind == STATE_FRAME:
-            self._reader.report(epoch, channel, number, length)
+            self._reader.report(channel, epoch, number, length)
         else:
             assert kind in CONTROL_FRAMES, f"kind {kind}: decode has let it pass"
             self.words.append((kind, number))
@@ -437,13 +470,9 @@ class RecvConnection(Connection):
             return
         self._reader.complete(self, *self._chunk, slot)
 
-    def tell(self, channel: int) -> None:
-        """The state of a channel has changed: it goes out with the next `flush`, as it is then."""
-        self._states[channel] = None
-
     def take_states(self) -> Iterable[int]:
         """The channels whose states wait: somebody else tells them."""
-        channels, self._states = self._states, {}
+        channels, self.states = self.states, {}
         return channels
 
     def say(self, kind: int, number: int) -> None:
@@ -455,10 +484,10 @@ class RecvConnection(Connection):
         if not self._out:
             self._out += self._urgent
             self._urgent.clear()
-            for channel in self._states:
-                epoch, number, slots = self._reader.state_of(channel)
-                self._out += state_header(self.session, epoch, channel, number, slots)
-            self._states.clear()
+            for channel in self.states:
+                k, epoch, number, slots = self._reader.state_of(channel)
+                self._out += state_header(self.session, epoch, k, number, slots)
+            self.states.clear()
         self.blocked = False
         return (self._out,) if self._out else ()
 
@@ -468,7 +497,7 @@ class RecvConnection(Connection):
         self.awaits = True
         del self._out[:n_bytes]
         self.blocked = bool(self._out)
-        return not self._out and bool(self._urgent or self._states)
+        return not self._out and bool(self._urgent or self.states)
 
     def bye(self, failed: bool) -> bytes:
         """The last frame; empty where it cannot be sent."""

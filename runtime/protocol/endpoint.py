@@ -259,7 +259,9 @@ class Endpoint(LocalRank):
         if self.to_send:
             connection, _ = self.to_send.popitem()
             if connection.can_carry_reports():
-                self.reports.attach(connection, self.now_s)
+                state = self.reports.attach(connection, self.now_s)
+                if state is not None:
+                    connection.report(*state)
             return connection
         return self.to_report.popitem()[0] if self.to_report else None
 

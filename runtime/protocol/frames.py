@@ -5,6 +5,7 @@ A connection carries the data of one direction of one pair of ranks over one rai
     data    chunk `number` of a channel, in an epoch, and its bytes
     change  the proposal of an epoch
     state   (only before short data frames) the state of a channel of the opposite direction
+    data and state   both in one frame: a short chunk, and the state of a channel of the opposite direction
 
 and towards the sender
 
@@ -24,6 +25,12 @@ A header is 36 bytes, big-endian:
     data, change, ...   kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
                         checksum of the chunk u32, crc of the header u32
     state               kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, slots u64,
+                        crc of the header u32
+
+or, of data and state, 60 bytes:
+
+                        kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
+                        checksum of the chunk u32, then channel u32, epoch u32, number u64, slots u64 of the state,
                         crc of the header u32
 
 crc is CRC-32, of a chunk as of a header; that of a chunk is 0 unless the flag CHECKED is set. A length is compared with
@@ -47,12 +54,14 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """(bytes, checksum of the bytes before them or 0) -> checksum of both."""
 crc32: Checksum = _crc32
 
-VERSION = 6
+VERSION = 7
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME = range(
     1, 10
 )
 CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME)
 """Frames about connections, NICs and ranks rather than about a channel."""
+DATA_STATE_FRAME = 0x30
+"""One flipped bit makes it of no other kind, nor any other of it: a header of another length would be waited for."""
 CHECKED = 1
 """Flag of a data frame: the chunk has a checksum."""
 FAILED = 1
@@ -78,8 +87,13 @@ _CRC = struct.Struct("!I")
 _RATE_PARTS = (1 << 10) - 1
 _SEALED_DATA = struct.Struct("!BBHIIIQIII")
 _SEALED_STATE = struct.Struct("!BBHIIIQQI")
+_DATA_STATE = struct.Struct("!BBHIIIQIIIIQQ")
+_SEALED_DATA_STATE = struct.Struct("!BBHIIIQIIIIQQI")
 _BODY_BYTES = _DATA.size
+_LONG_BODY_BYTES = _DATA_STATE.size
 HEADER_BYTES = _SEALED_DATA.size
+DATA_STATE_BYTES = _SEALED_DATA_STATE.size
+"""Bytes of the header of data and state."""
 
 
 class WireError(Exception):
@@ -157,6 +171,23 @@ def state_header(session: int, epoch: int, channel: int, number: int, slots: int
     return body + _CRC.pack(crc32(body, 0))
 
 
+State = tuple[int, int, int, int]
+"""(channel, epoch, chunks delivered, slots posted)."""
+
+
+def data_state_header(
+    session: int, epoch: int, channel: int, number: int, length: int, crc: int | None, state: State
+) -> bytes:
+    """The header of a short chunk, with a state of the opposite direction.
+
+    >>> decode_data_state(data_state_header(7, 1, 2, 3, 5, None, (4, 1, 8, 9)), 7)
+    ((1, 0, 1, 2, 3, 5, 0), (4, 1, 8, 9))
+    """
+    flags, crc = (0, 0) if crc is None else (CHECKED, crc)
+    body = _DATA_STATE.pack(DATA_STATE_FRAME, flags, 0, session, epoch, channel, number, length, crc, *state)
+    return body + _CRC.pack(crc32(body, 0))
+
+
 def _sealed(body: bytes) -> bytes:
     return body + _CRC.pack(crc32(body, 0))
 
@@ -179,3 +210,17 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
     if not DATA_FRAME <= kind <= RATE_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
+
+
+def decode_data_state(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> tuple[Header, State]:
+    """Decodes the header of data and state at byte `at`, as one of data and a state; raises as `decode`."""
+    _, flags, zero, its_session, epoch, channel, number, length, crc, k, its_epoch, delivered, slots, seal = (
+        _SEALED_DATA_STATE.unpack_from(data, at)
+    )
+    if seal != crc32(data[at : at + _LONG_BODY_BYTES], 0):
+        raise WireError("header: wrong checksum")
+    if its_session != session:
+        raise WireError("header: of another connection")
+    if zero or flags > 1:
+        raise WireError(f"header: kind {DATA_STATE_FRAME}, flags {flags}: unknown")
+    return (DATA_FRAME, flags, epoch, channel, number, length, crc), (k, its_epoch, delivered, slots)

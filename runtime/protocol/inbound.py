@@ -31,7 +31,7 @@ from optcc.failover import (
 from optcc.failover_cache import ReceiverCache
 from optcc.runtime.protocol.channel import RecvChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, RecvConnection
-from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, GONE_FRAME, state_header
+from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, GONE_FRAME, State, state_header
 from optcc.runtime.protocol.local import Established, LocalRank
 from optcc.runtime.protocol.reports import ReportHistory, Reports
 from optcc.runtime.protocol.striping import Striping, cut
@@ -181,11 +181,11 @@ class Inbound:
         for channel in self._channels.values():
             self._tell_slots(channel)
 
-    def state_of(self, k: int) -> tuple[int, int, int]:
-        """(epoch, chunks delivered, slots posted) of a channel, to be reported now."""
+    def state_of(self, k: int) -> State:
+        """The state of a channel, to be reported now."""
         channel = self._channels[k]
         channel.told = channel.posted
-        return channel.epoch, channel.delivered, channel.posted
+        return k, channel.epoch, channel.delivered, channel.posted
 
     def final_states(self, session: int) -> bytes:
         """The states of all channels, encoded for a connection."""
@@ -205,9 +205,9 @@ class Inbound:
         """
         connection = self.connections[self._rails[virtual]] if virtual >= 0 else None
         if connection is not None:
-            connection.tell(channel.k)
+            connection.states[channel.k] = None
             if can_wait:
-                self._reports.defer(connection, self)
+                self._reports.deferred[connection] = self
             else:
                 self._local.wake(connection)
 
@@ -324,7 +324,7 @@ class Inbound:
         """See `Reader`."""
         self._at_receiver(self._end(channel), Event(CHANGE, connection.virtual, epoch))
 
-    def report(self, epoch: int, channel: int, number: int, slots: int) -> None:
+    def report(self, channel: int, epoch: int, number: int, slots: int) -> None:
         """See `Reader`."""
         outbound = self._outbound
         if outbound is None:

@@ -191,10 +191,9 @@ class Outbound:
             self._report(channel)
         else:
             channel.has_copies = True
-        self._reports.attach(connection, now_s)
         if local.next_tick_s > now_s + WATCH_S:
             local.next_tick_s = now_s + WATCH_S
-        connection.put_eager(channel.k, number, channel.epoch, copy)
+        connection.put_eager(channel.k, number, channel.epoch, copy, self._reports.attach(connection, now_s))
         return connection
 
     def received(self, connection: SendConnection, data: bytes) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
+from optcc.runtime.protocol.frames import State
 from optcc.runtime.protocol.local import NEVER_S, LocalRank
 
 HOLD_S = 0.001
@@ -60,51 +61,55 @@ class Reporter(Protocol):
         """By rail."""
         ...
 
-    def state_of(self, k: int) -> tuple[int, int, int]:
-        """(epoch, chunks delivered, slots posted) of a channel, to be reported now."""
+    def state_of(self, k: int) -> State:
+        """The state of a channel, to be reported now."""
         ...
 
 
 class Reports:
-    """The deferred reports of a rank. `hold_to_s`: when `release_late` has something to do next. `is_owed`: a peer may
-    wait for one."""
+    """The deferred reports of a rank.
+
+    `deferred` are the connections whose states may wait. `hold_to_s`: when `release_late` has something to do next.
+    `is_owed`: a peer may wait for one.
+    """
 
     def __init__(self, local: LocalRank, inbounds: Mapping[int, Reporter]) -> None:
         self._local, self._inbounds = local, inbounds
-        self._deferred: dict[RecvConnection, Reporter] = {}
+        self.deferred: dict[RecvConnection, Reporter] = {}
         self.hold_to_s = NEVER_S
         self.is_owed = False
 
-    def defer(self, connection: RecvConnection, inbound: Reporter) -> None:
-        """The states that wait on a connection may wait on."""
-        self._deferred[connection] = inbound
-
     def forget(self, connection: RecvConnection) -> None:
         """The connection is lost; its states are reported over another one."""
-        self._deferred.pop(connection, None)
+        self.deferred.pop(connection, None)
 
-    def attach(self, connection: SendConnection, now_s: float) -> None:
-        """Puts what is deferred for the peer in front of the eager message that is written next."""
+    def attach(self, connection: SendConnection, now_s: float) -> State | None:
+        """Puts what is deferred for the peer in front of the eager message that is written next; but for the last
+        state, which is returned for the message's own header."""
         inbound = self._inbounds.get(connection.peer)
         if inbound is None:
-            return
+            return None
         history = inbound.history
         if history.reported_s:
             history.note_message(now_s)
-        if not self._deferred:
-            return
-        for each in inbound.connections:
-            if each is not None and self._deferred.pop(each, None) is not None:
-                history.note_carried()
-                for k in each.take_states():
-                    connection.report(k, *inbound.state_of(k))
+        last: State | None = None
+        if self.deferred:
+            for each in inbound.connections:
+                if each is not None and each in self.deferred:
+                    del self.deferred[each]
+                    history.note_carried()
+                    for k in each.take_states():
+                        if last is not None:
+                            connection.report(*last)
+                        last = inbound.state_of(k)
+        return last
 
     def release_late(self, now_s: float) -> None:
         """This rank waits: writes what is deferred, except where a message to the peer is likely to follow."""
         self.hold_to_s = NEVER_S
-        if not self._deferred:
+        if not self.deferred:
             return
-        for connection, inbound in list(self._deferred.items()):
+        for connection, inbound in list(self.deferred.items()):
             history = inbound.history
             if now_s >= history.hold_to_s:
                 history.chances = max(0, history.chances - _MISS)
@@ -118,7 +123,7 @@ class Reports:
     def release_owed(self) -> None:
         """Writes the reports that peers may wait for; this rank may not call again for long."""
         self.is_owed = False
-        for connection, inbound in list(self._deferred.items()):
+        for connection, inbound in list(self.deferred.items()):
             if inbound.owes_report:
                 inbound.history.hold_to_s = NEVER_S
                 self._release(connection)
@@ -126,10 +131,10 @@ class Reports:
     def release_all(self) -> None:
         """Writes everything that is deferred."""
         self.is_owed, self.hold_to_s = False, NEVER_S
-        for connection, inbound in list(self._deferred.items()):
+        for connection, inbound in list(self.deferred.items()):
             inbound.history.hold_to_s = NEVER_S
             self._release(connection)
 
     def _release(self, connection: RecvConnection) -> None:
-        del self._deferred[connection]
+        del self.deferred[connection]
         self._local.wake(connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from optcc.runtime.protocol.frames import DATA_STATE_FRAME, STATE_FRAME
 from optcc.runtime.sim.host import SimulatedHost
 from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
@@ -50,7 +51,7 @@ class FaultInjector:
         def note(kind: int, flow: Flow | None) -> None:
             if clock.now_s > fault.at_s + trigger.armed_s:
                 triggers.remove(note)
-            elif kind == trigger.kind:
+            elif trigger.kind == (STATE_FRAME if kind == DATA_STATE_FRAME else kind):
                 left[0] -= 1
                 if not left[0]:
                     triggers.remove(note)

@@ -310,7 +310,7 @@ MUTATIONS = (
     ),
     PlantedFault(
         "a report that a message should carry is dropped",
-        *(Reports, "attach", "connection.report(k, *inbound.state_of(k))", "inbound.state_of(k)"),
+        *(Reports, "attach", "last = inbound.state_of(k)", "inbound.state_of(k)"),
     ),
     PlantedFault("a deferred report is not released", *(Reports, "release_late", "self._release(connection)", "pass")),
     PlantedFault(

@@ -17,6 +17,7 @@ from optcc.runtime.protocol.frames import (
     change_header,
     control_header,
     data_header,
+    data_state_header,
     decode,
     state_header,
 )
@@ -109,20 +110,25 @@ def test_only_eager_messages_carry_reports() -> None:
     assert not connection.can_carry_reports()
     connection.take_back()
     connection.report(3, 0, 1, 2)
-    connection.put_eager(4, 0, 0, b"abc")
+    connection.put_eager(4, 0, 0, b"abc", None)
+    written = state_header(SESSION, 0, 3, 1, 2) + data_header(SESSION, 0, 4, 0, 3, None) + b"abc"
+    assert b"".join(connection.views()) == written
+    connection.written(len(written))
+    connection.report(3, 0, 1, 2)
+    connection.put_eager(4, 1, 0, b"abc", (5, 0, 7, 8))
     assert b"".join(connection.views()) == (
-        state_header(SESSION, 0, 3, 1, 2) + data_header(SESSION, 0, 4, 0, 3, None) + b"abc"
+        state_header(SESSION, 0, 3, 1, 2) + data_state_header(SESSION, 0, 4, 1, 3, None, (5, 0, 7, 8)) + b"abc"
     )
 
 
 def test_a_state_is_written_as_it_is_when_it_goes_out_and_a_half_written_one_is_finished() -> None:
     rails = TwoRails()
     connection: RecvConnection = rails.connections[0]
-    connection.tell(0)
+    connection.states[0] = None
     rails.channel.posted = 5
     assert connection.views() == (state_header(SESSION, 0, 0, 0, 5),) and rails.channel.told == 5
     assert not connection.written(10) and connection.blocked and connection.bye(True) == b""
-    connection.tell(0)
+    connection.states[0] = None
     rails.channel.posted = 6
     assert connection.views() == (state_header(SESSION, 0, 0, 0, 5)[10:],)
     assert connection.written(HEADER_BYTES - 10)

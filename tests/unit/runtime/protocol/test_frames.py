@@ -9,7 +9,11 @@ import pytest
 
 from optcc.runtime.protocol.frames import (
     BYE_FRAME,
+    CHECKED,
     CONTROL_FRAMES,
+    DATA_FRAME,
+    DATA_STATE_BYTES,
+    DATA_STATE_FRAME,
     HEADER_BYTES,
     RATE_FRAME,
     RATE_TURNS,
@@ -20,7 +24,9 @@ from optcc.runtime.protocol.frames import (
     control_header,
     crc32,
     data_header,
+    data_state_header,
     decode,
+    decode_data_state,
     state_header,
 )
 
@@ -37,7 +43,23 @@ def test_a_damaged_header_is_no_header() -> None:
             damaged[bit // 8] ^= 1 << bit % 8
             with pytest.raises(WireError):
                 decode(damaged, 9)
+            assert damaged[0] != DATA_STATE_FRAME, "more bytes would be waited for"
     assert decode(headers[2], 9)[:2] == (BYE_FRAME, 1)
+
+
+def test_a_damaged_header_of_data_and_state_is_none() -> None:
+    header = data_state_header(9, 1, 2, 3, 4, 5, (6, 7, 8, 10))
+    assert len(header) == DATA_STATE_BYTES
+    assert decode_data_state(header, 9) == ((DATA_FRAME, CHECKED, 1, 2, 3, 4, 5), (6, 7, 8, 10))
+    with pytest.raises(WireError, match="of another connection"):
+        decode_data_state(header, 8)
+    with pytest.raises(WireError):
+        decode(header, 9)
+    for bit in range(8 * len(header)):
+        damaged = bytearray(header)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            (decode_data_state if damaged[0] == DATA_STATE_FRAME else decode)(damaged, 9)
 
 
 def test_control_frames_are_of_the_size_of_the_others_and_keep_their_numbers() -> None:

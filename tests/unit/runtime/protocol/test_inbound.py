@@ -15,6 +15,7 @@ from optcc.runtime.protocol.frames import (
     STATE_FRAME,
     change_header,
     data_header,
+    data_state_header,
     decode,
     state_header,
 )
@@ -113,7 +114,7 @@ def test_an_early_chunk_that_is_not_next_finds_its_slot() -> None:
 
 def test_short_frames_may_come_in_any_parts() -> None:
     """States and chunks, byte by byte, all at once, and with one byte of the next header."""
-    for step in (1, 7, 35, 36, 37, 150, 1000):
+    for step in (1, 7, 35, 36, 37, 59, 60, 61, 150, 1000):
         rails = TwoRails()
         slots = [rails.slot, *(np.zeros(100, np.uint8) for _ in range(7))]
         for slot in slots[1:]:
@@ -121,9 +122,11 @@ def test_short_frames_may_come_in_any_parts() -> None:
         out = rails.endpoint.outbound(0)
         stream = b""
         for n in range(len(slots)):
-            stream += (
-                state_header(SESSION, 0, 0, 0, n + 1) + data_header(SESSION, 0, 0, n, 100, None) + bytes([n] * 100)
-            )
+            if n % 3 == 1:
+                stream += data_state_header(SESSION, 0, 0, n, 100, None, (0, 0, 0, n + 1))
+            else:
+                stream += state_header(SESSION, 0, 0, 0, n + 1) + data_header(SESSION, 0, 0, n, 100, None)
+            stream += bytes([n] * 100)
         for at in range(0, len(stream), step):
             rails.send(0, stream[at : at + step])
         assert [slot.tolist() for slot in slots] == [[n] * 100 for n in range(len(slots))], step

@@ -55,7 +55,7 @@ def test_a_rank_waits_for_a_full_socket_before_it_leaves() -> None:
     assert network.poll(1) == [(RECEIVED, handle)]
     network.until(endpoint.may_leave, 0.1)
     rails = TwoRails()
-    rails.connections[0].tell(0)
+    rails.connections[0].states[0] = None
     rails.connections[0].views()
     assert rails.endpoint.may_leave()
     rails.connections[0].written(10)

@@ -196,7 +196,7 @@ def test_reports_that_are_lost_with_a_message_of_the_opposite_direction_are_repe
     rails.endpoint.reports.release_all()
     rails.written()
     outbound.lose(connection, Broken("a test"))
-    states = [list(each._states) for each in rails.connections if each in rails.endpoint.to_report]
+    states = [list(each.states) for each in rails.connections if each in rails.endpoint.to_report]
     assert [0] in states
 
 

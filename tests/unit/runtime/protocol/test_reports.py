@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optcc.runtime.protocol.frames import HEADER_BYTES
+from optcc.runtime.protocol.frames import DATA_STATE_BYTES, HEADER_BYTES
 from optcc.runtime.protocol.reports import HOLD_S
 from optcc.runtime.transport import RECEIVED, SENT
 from tests.unit.runtime.protocol.network import Network, TwoRails, write_all
@@ -25,7 +25,7 @@ def test_a_short_message_takes_the_reports_for_its_peer_along() -> None:
         for rank, endpoint in enumerate(network.endpoints):
             network.post_recv(rank, handles[rank][1 - rank], into[rank])
             network.post_send(rank, handles[rank][rank], send)
-            assert turn < 5 or not endpoint.reports._deferred, "they have gone with the message"
+            assert turn < 5 or not endpoint.reports.deferred, "they have gone with the message"
         for rank in range(2):
             wanted = [(SENT, handles[rank][rank]), (RECEIVED, handles[rank][1 - rank])]
             assert sorted(network.poll(rank)) == sorted(wanted)
@@ -34,8 +34,8 @@ def test_a_short_message_takes_the_reports_for_its_peer_along() -> None:
         after = [sum(rail.sent_bytes for rail in endpoint.rail_counts) for endpoint in network.endpoints]
         n_bytes += [b - a for a, b in zip(before, after, strict=True)]
     assert n_writes[10:] == [1] * 30
-    # A data frame with its 64 bytes, and a state for each rail on which one waits, of 36 bytes of header each.
-    assert set(n_bytes[10:]) <= {2 * HEADER_BYTES + 64, 3 * HEADER_BYTES + 64}
+    # The message with a state in its header, and one before it where states wait on both rails.
+    assert set(n_bytes[10:]) <= {DATA_STATE_BYTES + 64, HEADER_BYTES + DATA_STATE_BYTES + 64}
     assert all(network.endpoints[rank].inbounds[1 - rank].history.chances >= 15 for rank in range(2))
 
 
@@ -117,10 +117,10 @@ def test_a_program_that_says_itself_when_it_goes_away_holds_reports_until_then()
 
 def test_a_report_of_a_connection_that_is_lost_goes_over_another_one() -> None:
     rails = TwoRails()
-    deferred = [each for each in rails.connections if each in rails.endpoint.reports._deferred]
+    deferred = [each for each in rails.connections if each in rails.endpoint.reports.deferred]
     assert len(deferred) == 1
     rails.endpoint.broken(deferred[0], "reset")
-    assert deferred[0] not in rails.endpoint.reports._deferred
+    assert deferred[0] not in rails.endpoint.reports.deferred
     rails.endpoint.reports.release_all()
     assert len(rails.written()) % HEADER_BYTES == 0
     assert rails.channel.told == 1
@@ -144,4 +144,4 @@ def test_only_what_a_peer_waits_for_is_written_before_the_program_goes_away() ->
     assert receiver.events == [(RECEIVED, handles[2][0])]
     receiver.reports.release_owed()
     assert {connection.peer for connection in write_all(receiver)} == {0}
-    assert {connection.peer for connection in receiver.reports._deferred} == {1}
+    assert {connection.peer for connection in receiver.reports.deferred} == {1}

@@ -55,7 +55,7 @@ class Scripted(EndpointTransport):
     def fill_a_socket(self) -> None:
         """A report is half written on one of the two connections, so that the rank may not leave."""
         connection = self.rails_of_test.connections[0]
-        connection.tell(0)
+        connection.states[0] = None
         connection.views()
         connection.written(1)
 
