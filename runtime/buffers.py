@@ -263,25 +263,23 @@ def _aligned(n_bytes: int) -> Bytes:
     return raw[at : at + n_bytes]
 
 
-_address_of = ctypes.addressof
-_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+def nature_of(send: Array, recv: Array) -> tuple[Any, ...]:
+    """All that matters of two arrays that are held already, but what they hold.
 
-
-def nature_of(array: Array) -> tuple[int, int, np.dtype[Any], bool, bool]:
-    """All that matters of an array but what it holds."""
-    flags = array.flags
-    try:
-        address = _address_of(_first_byte(array))
-    except (BufferError, TypeError, ValueError):
-        address = _address(array)
-    return address, array.nbytes, array.dtype, flags.c_contiguous, flags.writeable
+    Where they are is no part of it: an array's memory does not move while others refer to it.
+    """
+    ours, theirs = send.flags, recv.flags
+    return (
+        *(send.nbytes, send.dtype, ours.c_contiguous),
+        *(recv.nbytes, recv.dtype, theirs.c_contiguous, theirs.writeable),
+    )
 
 
 def _address(array: Any) -> int:
     """Where the bytes of an array stand, in the memory of the processor or of a GPU."""
     if type(array) is np.ndarray:
         try:
-            return _address_of(_first_byte(array))
+            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
         except (BufferError, TypeError, ValueError):  # read-only, empty, in pieces, or of a type of another package
             return int(array.ctypes.data)
     interface = getattr(array, "__cuda_array_interface__", None)

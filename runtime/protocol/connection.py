@@ -9,7 +9,7 @@ Nothing here knows the failover table.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from optcc.runtime.protocol.frames import (
@@ -385,26 +385,37 @@ class RecvConnection(Connection):
     def _note_part_of_header(self, n_bytes: int) -> None:
         """So many bytes more of a header have come; takes it if it is whole."""
         self._at += n_bytes
-        if self._at == DATA_STATE_BYTES:
-            self._at = 0
-            self._take_header(self._decode_data_state(self._header, 0))
-        elif self._at == HEADER_BYTES and self._header[0] != DATA_STATE_FRAME:
-            self._at = 0
-            self._take_header(self._decode(self._header, 0))
+        is_long = self._at >= HEADER_BYTES and self._header[0] == DATA_STATE_FRAME
+        if self._at < (DATA_STATE_BYTES if is_long else HEADER_BYTES):
+            return
+        self._at = 0
+        try:
+            if is_long:
+                header, state = decode_data_state(self._header, self.session)
+                self._reader.report(*state)
+            else:
+                header = decode(self._header, self.session)
+        except WireError as error:
+            raise Broken(str(error), is_damage=True) from error
+        self._take_header(header)
 
     def _take_frames(self, data: memoryview, at: int, end: int) -> int:
         """Takes the frames from byte `at` of `data` to before `end`, as far as they are here as a whole and can be
         taken at once, then one header; where the next byte stands."""
         reader = self._reader
         while end - at >= HEADER_BYTES:
-            if data[at] == DATA_STATE_FRAME:
-                if end - at < DATA_STATE_BYTES:
-                    break
-                header = self._decode_data_state(data, at)
-                at += DATA_STATE_BYTES
-            else:
-                header = self._decode(data, at)
-                at += HEADER_BYTES
+            try:
+                if data[at] == DATA_STATE_FRAME:
+                    if end - at < DATA_STATE_BYTES:
+                        break
+                    header, state = decode_data_state(data, self.session, at)
+                    at += DATA_STATE_BYTES
+                    reader.report(*state)
+                else:
+                    header = decode(data, self.session, at)
+                    at += HEADER_BYTES
+            except WireError as error:
+                raise Broken(str(error), is_damage=True) from error
             kind, flags, epoch, channel, number, length, crc = header
             if kind == STATE_FRAME:
                 reader.report(channel, epoch, number, length)
@@ -419,21 +430,6 @@ class RecvConnection(Connection):
                 break
             at += length
         return at
-
-    def _decode_data_state(self, data: memoryview, at: int) -> Header:
-        """The header of the chunk; the state is reported."""
-        try:
-            header, state = decode_data_state(data, self.session, at)
-        except WireError as error:
-            raise Broken(str(error), is_damage=True) from error
-        self._reader.report(*state)
-        return header
-
-    def _decode(self, data: memoryview, at: int) -> Header:
-        try:
-            return decode(data, self.session, at)
-        except WireError as error:
-            raise Broken(str(error), is_damage=True) from error
 
     def _check(self, part: memoryview) -> None:
         """Takes what has just come of a chunk into its checksum."""
@@ -469,11 +465,6 @@ class RecvConnection(Connection):
             self._reader.discard(self, *self._chunk[1:])
             return
         self._reader.complete(self, *self._chunk, slot)
-
-    def take_states(self) -> Iterable[int]:
-        """The channels whose states wait: somebody else tells them."""
-        channels, self.states = self.states, {}
-        return channels
 
     def say(self, kind: int, number: int) -> None:
         """Queues a word."""

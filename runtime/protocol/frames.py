@@ -20,7 +20,7 @@ and in both directions control frames about connections, NICs and ranks:
     rate    the measured rates of a NIC (see `RateWord`)
     bye     the last frame of a rank that closes
 
-A header is 36 bytes, big-endian:
+A header is 36 bytes, little-endian, as the processors are that this runs on:
 
     data, change, ...   kind u8, flags u8, 0 u16, session u32, epoch u32, channel u32, number u64, length u32,
                         checksum of the chunk u32, crc of the header u32
@@ -81,14 +81,14 @@ RATE_RANKS_MAX, RATE_NICS_MAX = 1 << 16, 1 << 8
 RATE_TURNS = 1 << 20
 """Words about the rates of a NIC are counted modulo this."""
 
-_DATA = struct.Struct("!BBHIIIQII")
-_STATE = struct.Struct("!BBHIIIQQ")
-_CRC = struct.Struct("!I")
+_DATA = struct.Struct("<BBHIIIQII")
+_STATE = struct.Struct("<BBHIIIQQ")
+_CRC = struct.Struct("<I")
 _RATE_PARTS = (1 << 10) - 1
-_SEALED_DATA = struct.Struct("!BBHIIIQIII")
-_SEALED_STATE = struct.Struct("!BBHIIIQQI")
-_DATA_STATE = struct.Struct("!BBHIIIQIIIIQQ")
-_SEALED_DATA_STATE = struct.Struct("!BBHIIIQIIIIQQI")
+_SEALED_DATA = struct.Struct("<BBHIIIQIII")
+_SEALED_STATE = struct.Struct("<BBHIIIQQI")
+_DATA_STATE = struct.Struct("<BBHIIIQIIIIQQ")
+_SEALED_DATA_STATE = struct.Struct("<BBHIIIQIIIIQQI")
 _BODY_BYTES = _DATA.size
 _LONG_BODY_BYTES = _DATA_STATE.size
 HEADER_BYTES = _SEALED_DATA.size

@@ -66,8 +66,8 @@ class Inbound:
     ) -> None:
         self._local, self.peer = local, peer
         self._reports, self._suspicion, self._opposite = reports, suspicion, opposite
-        # The opposite direction, once it is there: each short message brings a report for it.
-        self._outbound: StateReader | None = None
+        # See `Reader`; each short message brings a report.
+        self.report: Callable[[int, int, int, int], None] = self._find_outbound
         pairs = local.pairs(peer, local.rank)
         self.mine = [mine for _, mine in pairs]
         self._queue_s = [local.queue_s(mine, peer, theirs) for theirs, mine in pairs]
@@ -146,7 +146,10 @@ class Inbound:
         channel.posted += 1
         if not is_here:
             channel.slots.append((view, True, True))
-            self._say(after.reports_on, channel, can_wait=True)
+            connection = self.connections[self._rails[after.reports_on]] if after.reports_on >= 0 else None
+            if connection is not None:
+                connection.states[channel.k] = None
+                self._reports.deferred[connection] = self
             return True
         channel.delivered = number + 1
         view[:] = channel.early.pop(number)
@@ -287,7 +290,11 @@ class Inbound:
         end.linked, end.delivered = after, number + 1
         end.slots.popleft()
         self._note_delivery(end, is_last)
-        self._say(virtual, end, can_wait=can_wait)
+        if can_wait and virtual == rail:
+            connection.states[channel] = None
+            self._reports.deferred[connection] = self
+        else:
+            self._say(virtual, end, can_wait=can_wait)
         return True
 
     def wants(self, epoch: int, channel: int, number: int) -> bool:
@@ -324,12 +331,10 @@ class Inbound:
         """See `Reader`."""
         self._at_receiver(self._end(channel), Event(CHANGE, connection.virtual, epoch))
 
-    def report(self, channel: int, epoch: int, number: int, slots: int) -> None:
-        """See `Reader`."""
-        outbound = self._outbound
-        if outbound is None:
-            outbound = self._outbound = self._opposite(self.peer)
-        outbound.take_state(channel, epoch, number, slots)
+    def _find_outbound(self, channel: int, epoch: int, number: int, slots: int) -> None:
+        """See `Reader.report`, which from now on is the opposite direction's."""
+        self.report = self._opposite(self.peer).take_state
+        self.report(channel, epoch, number, slots)
 
     # --- connections
 

@@ -98,10 +98,11 @@ class Reports:
                 if each is not None and each in self.deferred:
                     del self.deferred[each]
                     history.note_carried()
-                    for k in each.take_states():
+                    for k in each.states:
                         if last is not None:
                             connection.report(*last)
                         last = inbound.state_of(k)
+                    each.states.clear()
         return last
 
     def release_late(self, now_s: float) -> None:

@@ -76,8 +76,11 @@ class EndpointTransport(ABC):
         """Writes everything that waits, and carries out what the endpoint asks for."""
 
     @abstractmethod
-    def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once if it must."""
+    def _progress(self, holds: Callable[[], bool] | None, timeout_s: float) -> None:
+        """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once if it must.
+
+        None stands for waiting until there are events.
+        """
 
     @abstractmethod
     def _hang_up(self) -> None:
@@ -108,12 +111,12 @@ class EndpointTransport(ABC):
         """See `Transport`; raises AllRailsFailed and MismatchError too."""
         endpoint = self._endpoint
         if not endpoint.events:
-            self._progress(lambda: bool(endpoint.events), timeout_s)
-        if not endpoint.events:
-            endpoint.reports.release_all()
-            self._flush()
-            if endpoint.failure is not None:
-                raise endpoint.failure
+            self._progress(None, timeout_s)
+            if not endpoint.events:
+                endpoint.reports.release_all()
+                self._flush()
+                if endpoint.failure is not None:
+                    raise endpoint.failure
         events = endpoint.poll_events()
         if endpoint.to_send or endpoint.to_report:
             self._flush()

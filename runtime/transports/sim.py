@@ -204,11 +204,15 @@ class SimTransport(EndpointTransport):
     def _flush(self) -> None:
         self._host.flush()
 
-    def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
+    def _progress(self, holds: Callable[[], bool] | None, timeout_s: float) -> None:
         endpoint = self._endpoint
-        if not holds():
+
+        def is_over() -> bool:
+            return bool(endpoint.events if holds is None else holds())
+
+        if not is_over():
             self._host.look_at(self._network.now_s)
-            self._network.wait(self.rank, lambda: holds() or endpoint.failure is not None, timeout_s)
+            self._network.wait(self.rank, lambda: is_over() or endpoint.failure is not None, timeout_s)
 
     def _hang_up(self) -> None:
         self._host.leave()

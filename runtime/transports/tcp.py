@@ -187,16 +187,22 @@ class TcpTransport(EndpointTransport):
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        """Reads and writes until `holds()`, a failure, or `timeout_s` have passed; looks at least once if it must."""
+    def _progress(self, holds: Callable[[], bool] | None, timeout_s: float) -> None:
+        """See `EndpointTransport`."""
         endpoint, reports = self._endpoint, self._endpoint.reports
         now_s = endpoint.now_s = self._clock.now_s()
         deadline_s = now_s + timeout_s
-        while not holds():
-            reports.release_late(now_s)
+        while not (endpoint.events if holds is None else holds()):
+            until_s = endpoint.next_tick_s
+            if deadline_s < until_s:
+                until_s = deadline_s
+            if reports.deferred:
+                reports.release_late(now_s)
+                until_s = min(until_s, reports.hold_to_s)
             if endpoint.to_send or endpoint.to_report:
                 self._flush()
-            self._turn(max(0.0, min(deadline_s, endpoint.next_tick_s, reports.hold_to_s) - now_s))
+                until_s = min(until_s, endpoint.next_tick_s)
+            self._turn(until_s - now_s if until_s > now_s else 0.0)
             # As of when the sockets were ready: to read the clock once more costs more than it is worth.
             now_s = endpoint.now_s
             if endpoint.failure is not None or now_s >= deadline_s:
@@ -204,24 +210,28 @@ class TcpTransport(EndpointTransport):
 
     def _turn(self, wait_s: float) -> None:
         """Waits for the sockets once, and does what they and the time ask for."""
-        endpoint, clock = self._endpoint, self._clock
-        handlers = self._handlers
-        # Looked up before any is called: what one of them closes and opens may have the file number of another.
-        ready = [(handlers[number], events) for number, events in self._epoll.poll(wait_s)]
-        now_s = endpoint.now_s = clock.now_s()
-        for (handler, subject), events in ready:
+        endpoint, handlers = self._endpoint, self._handlers
+        ready = self._epoll.poll(wait_s)
+        now_s = endpoint.now_s = self._clock.now_s()
+        if len(ready) == 1:
+            number, events = ready[0]
+            handler, subject = handlers[number]
             handler(subject, events)
+        elif ready:
+            # Looked up before any is called: what one of them closes and opens may have the file number of another.
+            for (handler, subject), events in [(handlers[number], events) for number, events in ready]:
+                handler(subject, events)
         if endpoint.to_send or endpoint.to_report:
             self._flush()
         if endpoint.to_close or endpoint.to_dial:
             self._carry_out()
         if now_s >= endpoint.next_tick_s:
             # Reading and writing are no part of the cost of a tick; and what is written after it may hasten the next.
-            now_s = endpoint.now_s = clock.now_s()
+            now_s = endpoint.now_s = self._clock.now_s()
             for connection in endpoint.watched():
                 connection.kernel = sample(connection.wire.sock) if connection.wire is not None else None
             endpoint.tick()
-            endpoint.ticked(clock.now_s() - now_s)
+            endpoint.ticked(self._clock.now_s() - now_s)
             self._flush()
             shares = [count.out_share for count in endpoint.rail_counts]
             self._nic_log.look(now_s, endpoint.nic_up, tuple(endpoint.up), shares)

@@ -39,8 +39,8 @@ class Scripted(EndpointTransport):
     def _flush(self) -> None:
         self.n_flushes += 1
 
-    def _progress(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        if not holds():
+    def _progress(self, holds: Callable[[], bool] | None, timeout_s: float) -> None:
+        if not (self._endpoint.events if holds is None else holds()):
             self.waits.append(timeout_s)
             self.happens()
 
