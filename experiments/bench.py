@@ -29,6 +29,7 @@ from optcc.files import VerdictCache
 from optcc.job import differences, measure_nics, tcp_ports
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
+from optcc.rail_shares import usable
 from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.transport import Transport
@@ -239,6 +240,7 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
         slots=settings.slots,
         ports=settings.ports,
         root=settings.root,
+        by_rail=settings.transport == "tcp",
     )
     if plan.collective.name != settings.collective:
         raise InputError(f"--schedule {name}: {plan.collective.name}: must be for {settings.collective}")
@@ -251,7 +253,8 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Contestant, tal
     wired = settings.wired
     if wired is not None:
         bound = float(collective_bound(wired, size, settings.collective, settings.root).seconds)
-        predicted = simulate(plan, wired, model=settings.ports).seconds if plan is not None else None
+        reached = usable(wired) if settings.transport == "tcp" else wired
+        predicted = simulate(plan, reached, model=settings.ports).seconds if plan is not None else None
     samples = {mode: tally.samples() for mode, tally in tallies.items()}
     return BenchTiming(
         case.name,

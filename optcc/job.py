@@ -66,7 +66,7 @@ def init(
             raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the job has")
         measured = measure_nics(transport, environ) if measure else None
         topology = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
-        planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology))
+        planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
         return Communicator(transport, planner, deadline_s=deadline_s)
     except BaseException:
         transport.close()

@@ -21,6 +21,7 @@ from optcc.dsl import Definition
 from optcc.errors import ArgumentError, InputError, OptccError, PlanError
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
+from optcc.rail_shares import shares_by_rail
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
 from optcc.schedules.registry import SCHEDULES
@@ -47,7 +48,8 @@ SCHEDULE_OF: Mapping[str, str] = {
 class Planner:
     """Called with (collective, size in bytes, dtype, reduction): the plan and its proof; the same at every rank.
 
-    `schedules` replaces entries of `SCHEDULE_OF`; `slots` and `ports` are those of `optcc.compiler.compile_schedule`.
+    `schedules` replaces entries of `SCHEDULE_OF`; `slots` and `ports` are those of `optcc.compiler.compile_schedule`,
+    and `by_rail` is that of `build`.
     Proofs are kept in the user's cache directory. Raises InputError for an unknown name or a schedule of another
     collective, TopologyError if a schedule does not accept the topology, PlanError, with the counterexample, for a
     refuted plan.
@@ -64,10 +66,11 @@ class Planner:
         schedules: Mapping[str, str] | None = None,
         slots: int | None = None,
         ports: Model = "exclusive",
+        by_rail: bool = False,
     ) -> None:
         self.topology = topology
         self._schedules = {**SCHEDULE_OF, **(schedules or {})}
-        self._slots, self._ports = slots, ports
+        self._slots, self._ports, self._by_rail = slots, ports, by_rail
         self._cache = verdict_cache()
 
     def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
@@ -82,6 +85,7 @@ class Planner:
             slots=self._slots,
             ports=self._ports,
             root=collective.root,
+            by_rail=self._by_rail,
         ).plan
         if plan.collective != collective:
             raise InputError(f"schedule {plan.name}: {plan.collective.name}: must be for {collective.name}")
@@ -144,8 +148,11 @@ def build(
     slots: int | None = None,
     ports: Model = "exclusive",
     root: int = 0,
+    by_rail: bool = False,
 ) -> Built:
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
+
+    With `by_rail` and fair ports `auto` takes NICs to reach those of their own rail alone, as they do over TCP.
 
     Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
     """
@@ -154,7 +161,16 @@ def build(
     if name == AUTO:
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
-        chosen = choose(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=ports)
+        rails = shares_by_rail(topology) if by_rail and ports == "fair" else None
+        chosen = choose(
+            topology if rails is None else rails.usable,
+            size_bytes,
+            dtype=dtype,
+            reduction=reduction,
+            slots=slots,
+            ports=ports,
+            parts=() if rails is None else rails.shares,
+        )
         taken = chosen.taken
         return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)
     definition = find_schedule(name).under(ports)

@@ -23,7 +23,7 @@ from optcc.errors import TopologyError
 from optcc.passes.lane_assignment import ALL_PAIRS_MAX
 from optcc.plan import Plan
 from optcc.schedule import Schedule
-from optcc.schedules.fair_optimum import divide
+from optcc.schedules.fair_optimum import RankShare, divide
 from optcc.schedules.optimal import degree_for
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
@@ -175,15 +175,16 @@ def choose(
     reduction: str = "sum",
     slots: int | None = None,
     ports: Model = "exclusive",
+    parts: Sequence[RankShare] = (),
 ) -> Choice:
     """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is assumed to have
-    `LATENCY_S`.
+    `LATENCY_S`. With `parts`, those of the schedule `shares`, other long messages than its are no candidates.
 
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
     ranking = sorted(
-        (_costed(each, timed) for each in estimates(timed, size_bytes, slots or SLOTS[ports], ports)),
+        (_costed(each, timed) for each in estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts)),
         key=lambda each: each.estimate_s,
     )
     search = Search(timed, ports, ranking, planning_limit_s(timed.n_ranks, _bound_s(timed, size_bytes)))
@@ -192,7 +193,12 @@ def choose(
     while (candidate := search.next()) is not None:
         key = candidate.name, candidate.segments
         if key not in built:
-            built[key] = _definition(candidate.name, ports).build(timed, candidate.segments)
+            definition = _definition(candidate.name, ports)
+            if parts and candidate.name == "shares":
+                given = {**definition.configure(timed), "parts": parts}
+                built[key] = definition(timed.n_ranks, candidate.segments, **given)
+            else:
+                built[key] = definition.build(timed, candidate.segments)
         plan = compile_schedule(
             built[key],
             size_bytes=size_bytes,
@@ -330,8 +336,17 @@ class Search:
         return COSTS[self._ports].verify.of(candidate.transfers, self._ranks)
 
 
-def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "exclusive") -> Iterator[Candidate]:
-    """Alpha-beta estimates of the schedules that could be fastest; their formulas are in their docstrings."""
+def estimates(
+    topology: Topology,
+    size_bytes: int,
+    slots: int,
+    ports: Model = "exclusive",
+    parts: Sequence[RankShare] = (),
+) -> Iterator[Candidate]:
+    """Alpha-beta estimates of the schedules that could be fastest; their formulas are in their docstrings.
+
+    With `parts`, only `shares` with these, and `recursive-doubling`, whose time is latency where it is fast.
+    """
     p, n = topology.n_ranks, float(size_bytes)
     servers = len(topology.servers)
     if servers == 1 or p == 1:
@@ -343,6 +358,10 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
     hops = max(1.0, log(servers, degree))
     each = 2 * (p - 1)
     lost, alike = 1.0, topology.out == topology.in_
+    if parts:
+        yield from _shares(topology, n, bound, most, slots, ports, parts)
+        yield from _doubling(topology, n)
+        return
     if ports == "fair" and p > 4:
         lost = 1.25  # its stages share ports in order of arrival
     elif not alike:
@@ -355,7 +374,7 @@ def estimates(topology: Topology, size_bytes: int, slots: int, ports: Model = "e
             "optimal", segments, lost * bound * fill + late, segments * each, (2, 2) if ports == "fair" else None
         )
     if ports == "fair" or (ports == "fifo" and servers <= ALL_PAIRS_MAX):
-        yield from _shares(topology, n, bound, most, slots, ports)
+        yield from _shares(topology, n, bound, most, slots, ports, ())
     if topology.is_flat:
         yield from _flat_estimates(topology, n, most, slots, ports)
 
@@ -369,9 +388,7 @@ def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: 
     depth = int(log2(p))
     steps = depth + (0 if whole else 2)
     pair = n / slowest
-    for segments in (1, 2):
-        time = steps * (alpha + pair / segments) + (segments - 1) * pair / segments
-        yield Candidate("recursive-doubling", segments, time, p * steps * segments)
+    yield from _doubling(topology, n)
     once = 2 * (p - 1) / p * pair
     for segments in _segments(min(32, most // (p * each)), n / p):  # later messages hide the latency of earlier ones
         transfers = p * each * segments
@@ -400,8 +417,24 @@ def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: 
         yield Candidate("double-binary-tree", segments, time, 4 * (p - 1) * segments)
 
 
+def _doubling(topology: Topology, n: float) -> Iterator[Candidate]:
+    """The candidates of `recursive-doubling`."""
+    p, alpha = topology.n_ranks, float(topology.latency_s)
+    steps = int(log2(p)) + (0 if p & (p - 1) == 0 else 2)
+    pair = n / float(min(*topology.out, *topology.in_))
+    for segments in (1, 2) if topology.is_flat else ():
+        time = steps * (alpha + pair / segments) + (segments - 1) * pair / segments
+        yield Candidate("recursive-doubling", segments, time, p * steps * segments)
+
+
 def _shares(
-    topology: Topology, size_bytes: float, bound: float, most: int, slots: int, ports: Model
+    topology: Topology,
+    size_bytes: float,
+    bound: float,
+    most: int,
+    slots: int,
+    ports: Model,
+    parts: Sequence[RankShare],
 ) -> Iterator[Candidate]:
     """The candidates of `shares`. For fair ports a pair of ranks has m lanes, with as many messages in flight as slots:
     few lanes expose the latency, many need more segments to fill. With equal rates all ports are busy from the
@@ -416,7 +449,7 @@ def _shares(
             filled = bound * (1 + ROWS_FILL / segments)
             yield Candidate("shares", segments, filled + late, 2 * (p - 1) * segments, setting)
         return
-    parts = divide(*(np.array([float(rate) for rate in side]) for side in (topology.out, topology.in_)))
+    parts = parts or divide(*(np.array([float(rate) for rate in side]) for side in (topology.out, topology.in_)))
     messages = sum(max(Counter(ends).values()) for ends in zip(*(part[:2] for part in parts), strict=True))
     each = 2 * (p - 1) * len(parts)
     for segments in _segments(most // each, size_bytes / p, halfway=True):

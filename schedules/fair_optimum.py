@@ -55,13 +55,19 @@ class RankShare(NamedTuple):
     configure=rates,
     lane_per_peer=True,
 )
-def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int] = ()) -> None:
+def shares(
+    program: Program,
+    rates: Sequence[tuple[Fraction, Fraction]],
+    gpus: Sequence[int] = (),
+    parts: Sequence[RankShare] = (),
+) -> None:
     """Everyone is the centre of a share that follows from its rates; for ports that all transfers share fairly.
 
     With k segments and one straggler (k + 1)/k times n * max(1/out_v, 1/in_v, 2(p-1)/sum out, 2(p-1)/sum in), and two
     hops, three if out and in differ. A segment of all shares has 2(p - 1) transfers for each. While a segment is
     reduced the one before it is broadcast. GPUs of a server form a star around each in turn. With more than 64
-    servers a segment is one tree up and one down, of 2(p - 1) transfers; it takes some 1000 of them.
+    servers a segment is one tree up and one down, of 2(p - 1) transfers; it takes some 1000 of them. `parts` are other
+    shares than those that follow from the rates.
 
     >>> schedule = shares(n_ranks=4, segments=3, rates=[(2, 2), (2, 2), (2, 2), (1, 1)])
     >>> schedule.stages, len(schedule)
@@ -76,7 +82,7 @@ def shares(program: Program, rates: Sequence[tuple[Fraction, Fraction]], gpus: S
             with program.stage("broadcast"):
                 whole[0].broadcast_along(below)
         return
-    parts = divide(out, in_)
+    parts = parts or divide(out, in_)
     turns = zip(*(program.pipeline(sections=1, share=part.weight) for part in parts), strict=True)
     reduced: list[tuple[Segment, Tree]] = []
     turns_apart = min(program.segments, lcm(len(each), *each))
