@@ -55,6 +55,7 @@ from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,
     SENT,
+    Binds,
     Bytes,
     Clock,
     Defers,
@@ -206,23 +207,6 @@ class Engine:
         for handle in prepared.handles:
             self._routes.pop(handle, None)
         heappush(self._free_groups, prepared.group)
-
-    def _note_begin(self, handle: Handle) -> None:
-        self._has_begun = True
-        if not self._running:
-            THREAD_ENGINES.running[self._identity] = self._myself
-        handle.due_s = due_s = self._clock.now_s() + handle.deadline_s
-        self._running[handle] = None
-        if due_s < self._due_s:
-            self._due_s = due_s
-
-    def _note_end(self, handle: Handle) -> None:
-        del self._running[handle]
-        if not self._running:
-            self._due_s = _NEVER_S
-            THREAD_ENGINES.running.pop(self._identity, None)
-        elif handle.due_s <= self._due_s:
-            self._due_s = min(each.due_s for each in self._running)
 
     def _leave_to_parent(self) -> None:
         """In a process that is forked: the runs are the parent's."""
@@ -501,7 +485,14 @@ class PersistentPlan:
             self._bound = buffers.tie(arrays)
             if memory is not None:
                 self._calls = [self._call_of(entry) for entry in self._bound]
-        self.engine._note_begin(handle)
+        engine = self.engine
+        engine._has_begun = True
+        if not engine._running:
+            THREAD_ENGINES.running[engine._identity] = engine._myself
+        handle.due_s = due_s = engine._clock.now_s() + handle.deadline_s
+        engine._running[handle] = None
+        if due_s < engine._due_s:
+            engine._due_s = due_s
         if memory is not None:
             self._take_step(*memory.start)
         else:
@@ -511,18 +502,14 @@ class PersistentPlan:
         """Every instruction is done: what is left is to divide, and to copy the output to where it was asked for."""
         arrays = self._queue[0].arrays
         assert arrays is not None
-        if self._memory is not None:
-            for data in self._buffers.averages:
-                self._kernels.finish(data, self.plan.n_ranks)
-            if arrays.after is not None:
-                into, source = arrays.after
-                into[...] = source
-            self._be_over()
-            return
         for data in self._buffers.averages:
             self._kernels.finish(data, self.plan.n_ranks)
         if arrays.after is not None:
-            self._copy(*arrays.after)
+            into, source = arrays.after
+            if self._memory is None:
+                self._copy(into, source)
+            else:
+                into[...] = source
         if self._is_queued:
             self._then(self._be_over)
         else:
@@ -533,7 +520,14 @@ class PersistentPlan:
         handle.done = True
         # Who keeps the handle keeps its output alone.
         handle.arrays = None
-        self.engine._note_end(handle)
+        engine = self.engine
+        running = engine._running
+        del running[handle]
+        if not running:
+            engine._due_s = _NEVER_S
+            THREAD_ENGINES.running.pop(engine._identity, None)
+        elif handle.due_s <= engine._due_s:
+            engine._due_s = min(each.due_s for each in running)
         if self._queue:
             self._begin()
 
@@ -649,6 +643,8 @@ class PersistentPlan:
         code, where, first, second = entry
         if code in (SEND, RECV):
             transport = self.engine.transport
+            if isinstance(transport, Binds):
+                return transport.bind_send(where, first) if code == SEND else transport.bind_recv(where, first)
             return partial(transport.post_send if code == SEND else transport.post_recv, where, first)
         if code == REDUCE_FIRST:
             return partial(self._reduce_first, first, second)

@@ -125,6 +125,19 @@ class Defers(Protocol):
         ...
 
 
+@runtime_checkable
+class Binds(Protocol):
+    """A transport that can be told once of messages that are posted again and again from and to the same memory."""
+
+    def bind_send(self, channel: int, view: Bytes) -> Callable[[], None]:
+        """`post_send` of `view`, to be called as often as one likes."""
+        ...
+
+    def bind_recv(self, channel: int, view: Bytes) -> Callable[[], None]:
+        """`post_recv` of `view`, to be called as often as one likes."""
+        ...
+
+
 class ChannelNumbers:
     """Numbers the channels of every pair over all groups, as they are first opened.
 

@@ -91,8 +91,8 @@ class Endpoint(LocalRank):
         # The channels that start here, and those that end here, by handle.
         self._sends: dict[int, tuple[Outbound, SendChannel]] = {}
         self._receives: dict[int, tuple[Inbound, RecvChannel]] = {}
-        # Posts whose events have not been polled; whether the program says when it may not call again for long.
-        self._n_awaited, self._is_settled = 0, False
+        # Posts whose events have not been polled, and whether the program says when it may not call again for long.
+        self.n_awaited, self._is_settled = 0, False
         self._is_leaving, self.leaving_s = False, 0.0
 
     # --- the program
@@ -156,10 +156,18 @@ class Endpoint(LocalRank):
         self.own_nics = self.book[self.rank]
         self.rates.forget()
 
+    def sending(self, handle: int) -> tuple[Outbound, SendChannel]:
+        """The channel that starts here, for a driver that posts on it again and again: as `post_send` does."""
+        return self._sends[handle]
+
+    def receiving(self, handle: int) -> tuple[Inbound, RecvChannel]:
+        """The channel that ends here, for a driver that posts on it again and again: as `post_recv` does."""
+        return self._receives[handle]
+
     def post_send(self, handle: int, view: memoryview) -> SendConnection | None:
         """Queues a message; returns a connection that is to be written at once, if there is just one."""
         outbound, channel = self._sends[handle]
-        self._n_awaited += 1
+        self.n_awaited += 1
         connection = outbound.post_eager(channel, view)
         if connection is None:
             outbound.post(channel, view)
@@ -168,7 +176,7 @@ class Endpoint(LocalRank):
     def post_recv(self, handle: int, view: memoryview) -> bool:
         """Posts the slots of a message; True if something is to be written at once."""
         inbound, channel = self._receives[handle]
-        self._n_awaited += 1
+        self.n_awaited += 1
         if inbound.post_eager(channel, view):
             return False
         inbound.post(channel, view)
@@ -178,8 +186,8 @@ class Endpoint(LocalRank):
         """Takes `events`. A program that waits for no more of them may not call again for long, so reports that peers
         may wait for are released then."""
         events, self.events = self.events, []
-        self._n_awaited -= len(events)
-        if self.reports.is_owed and self._n_awaited <= 0 and not self._is_settled:
+        self.n_awaited -= len(events)
+        if self.reports.is_owed and self.n_awaited <= 0 and not self._is_settled:
             self.reports.release_owed()
         return events
 

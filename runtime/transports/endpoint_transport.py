@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from optcc.errors import DeadlineExceeded, RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
+from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.local import Established
+from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.settings import Counts, NicEntry, RailCount
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Clock, Event
 
@@ -94,17 +98,36 @@ class EndpointTransport(ABC):
 
     def post_send(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
-        endpoint = self._endpoint
-        endpoint.now_s = self._clock.now_s()
-        connection = endpoint.post_send(channel, view.data)
-        if connection is not None:
-            self._write(connection)
-        if endpoint.to_send or endpoint.to_report:
-            self._flush()
+        self._send(*self._endpoint.sending(channel), view.data)
 
     def post_recv(self, channel: int, view: Bytes) -> None:
         """See `Transport`. The slots of long messages are reported at once, of eager ones when this rank waits."""
-        if self._endpoint.post_recv(channel, view.data):
+        self._receive(*self._endpoint.receiving(channel), view.data)
+
+    def bind_send(self, channel: int, view: Bytes) -> Callable[[], None]:
+        """See `optcc.runtime.transport.Binds`."""
+        return partial(self._send, *self._endpoint.sending(channel), view.data)
+
+    def bind_recv(self, channel: int, view: Bytes) -> Callable[[], None]:
+        """See `optcc.runtime.transport.Binds`."""
+        return partial(self._receive, *self._endpoint.receiving(channel), view.data)
+
+    def _send(self, outbound: Outbound, channel: SendChannel, view: memoryview) -> None:
+        endpoint = self._endpoint
+        endpoint.now_s = self._clock.now_s()
+        endpoint.n_awaited += 1
+        connection = outbound.post_eager(channel, view)
+        if connection is not None:
+            self._write(connection)
+        else:
+            outbound.post(channel, view)
+        if endpoint.to_send or endpoint.to_report:
+            self._flush()
+
+    def _receive(self, inbound: Inbound, channel: RecvChannel, view: memoryview) -> None:
+        self._endpoint.n_awaited += 1
+        if not inbound.post_eager(channel, view):
+            inbound.post(channel, view)
             self._flush()
 
     def poll(self, timeout_s: float) -> list[Event]:
