@@ -93,6 +93,7 @@ def compile_schedule(
     fused: bool = True,
     ports: Model = "exclusive",
     peer_lanes: tuple[int, int] | None = None,
+    transfers: Transfers | None = None,
 ) -> Plan:
     """The plan of `schedule` for a message of `size_bytes`, its ports ordered for `topology` (else as written).
 
@@ -100,7 +101,8 @@ def compile_schedule(
     plan says which it is, unless its order is the author's. Where ports are fair, a schedule that is written for it
     gets lanes for each peer, in the author's order: as many as are found best by simulation, or those of `peer_lanes`,
     one of `PEER_LANES`. Others get the order of exclusive ports or, if that is faster, lanes for each peer, stage and
-    operation, so that no stage waits for another one's data; with `peer_lanes`, one of `STAGE_LANES`, those.
+    operation, so that no stage waits for another one's data; with `peer_lanes`, one of `STAGE_LANES`, those. Where they
+    are known, `transfers` are those of `find_transfers` for this schedule and message.
 
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
@@ -109,13 +111,19 @@ def compile_schedule(
         raise InputError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
     if slots is not None and not 1 <= slots <= SLOTS_MAX:
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
-    transfers = depend(bind(schedule, size_bytes, dtype, reduction))
+    if transfers is None:
+        transfers = find_transfers(schedule, size_bytes, dtype, reduction)
     if topology is not None:
         check_ranks(transfers, topology)
     servers = transfers.n_ranks if topology is None else len(topology.servers)
     candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, peer_lanes)
     plans = (_lowered(schedule.name, transfers, topology, each, ports, slots, fused) for each in candidates)
     return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology)
+
+
+def find_transfers(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Transfers:
+    """The transfers of a schedule for a message, and what each waits for: the passes that know no topology."""
+    return depend(bind(schedule, size_bytes, dtype, reduction))
 
 
 Assign = Callable[[Transfers, int, int], LaneAssignment]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule, costed_s
+from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule, costed_s, find_transfers
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.passes.lane_assignment import ALL_PAIRS_MAX
@@ -30,6 +30,7 @@ from optcc.show import Card, Shown
 from optcc.simulate import simulate
 from optcc.timing import Model, with_overhead
 from optcc.topology import Topology
+from optcc.transfers import Transfers
 from optcc.units import show_time
 
 CHUNK_BYTES_MIN = 512
@@ -44,6 +45,8 @@ PER_NAME = 5
 WORTH_A_TRY, WORTH_ANOTHER = 1.25, 1.1
 """Error factors of an estimate, before and after the same schedule was tried with other segments: a candidate is tried
 if it may be faster than the best within this error."""
+GOOD_ENOUGH = 1.005
+"""No other candidate is tried after one that takes at most so many times the bound."""
 FEW_RANKS, FEW_RANKS_S = 8, 20e-3
 """Planning budget, choosing and verifying, for up to this many ranks."""
 PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 16e-3, 0.4, 6e-3
@@ -187,20 +190,24 @@ def choose(
         (_costed(each, timed) for each in estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts)),
         key=lambda each: each.estimate_s,
     )
-    search = Search(timed, ports, ranking, planning_limit_s(timed.n_ranks, _bound_s(timed, size_bytes)))
+    if slots is not None:  # candidates that differ by their slots alone are one
+        ranking = list(
+            {(each.name, each.segments, (each.peer_lanes or (0,))[0]): each for each in ranking[::-1]}.values()
+        )
+        ranking.reverse()
+    bound_s = _bound_s(timed, size_bytes)
+    search = Search(timed, ports, ranking, planning_limit_s(timed.n_ranks, bound_s), GOOD_ENOUGH * bound_s)
     best: tuple[float, Plan, Schedule, Candidate] | None = None
-    built: dict[tuple[str, int], Schedule] = {}
+    built: dict[tuple[str, int], tuple[Schedule, Transfers]] = {}
     while (candidate := search.next()) is not None:
         key = candidate.name, candidate.segments
         if key not in built:
-            definition = _definition(candidate.name, ports)
-            if parts and candidate.name == "shares":
-                given = {**definition.configure(timed), "parts": parts}
-                built[key] = definition(timed.n_ranks, candidate.segments, **given)
-            else:
-                built[key] = definition.build(timed, candidate.segments)
+            schedule = _build(candidate, timed, ports, parts)
+            built[key] = schedule, find_transfers(schedule, size_bytes, dtype, reduction)
+        schedule, transfers = built[key]
         plan = compile_schedule(
-            built[key],
+            schedule,
+            transfers=transfers,
             size_bytes=size_bytes,
             dtype=dtype,
             reduction=reduction,
@@ -210,11 +217,11 @@ def choose(
             peer_lanes=candidate.peer_lanes,
         )
         if search.is_last(candidate):
-            return Choice(plan, built[key], candidate, search.listed())
+            return Choice(plan, schedule, candidate, search.listed())
         seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed)
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
-            best = seconds, plan, built[key], replace(candidate, seconds=seconds)
+            best = seconds, plan, schedule, replace(candidate, seconds=seconds)
     assert best is not None
     return Choice(*best[1:], search.listed())
 
@@ -222,6 +229,14 @@ def choose(
 def _definition(name: str, ports: Model) -> Definition:
     """The schedule to build: for fair ports `optimal` itself, as `shares` is a candidate of its own there."""
     return SCHEDULES[name] if ports == "fair" else SCHEDULES[name].under(ports)
+
+
+def _build(candidate: Candidate, topology: Topology, ports: Model, parts: Sequence[RankShare]) -> Schedule:
+    """The schedule of a candidate; `shares` of these `parts`, if there are any."""
+    definition = _definition(candidate.name, ports)
+    if not parts or candidate.name != "shares":
+        return definition.build(topology, candidate.segments)
+    return definition(topology.n_ranks, candidate.segments, parts=parts, **definition.configure(topology))
 
 
 def _costed(candidate: Candidate, topology: Topology) -> Candidate:
@@ -242,19 +257,23 @@ def _bound_s(topology: Topology, size_bytes: float) -> float:
 
 
 class Search:
-    """Selects the candidates to try within `limit_s` of planning; `ranking` is sorted by estimate.
+    """Selects the candidates to try within `limit_s` of planning; `ranking` is sorted by estimate. One that takes
+    `enough_s` is the last one.
 
     The ratio of simulated time to estimate corrects the estimates of the same schedule. Time is accounted by `COSTS`
     and not by a clock, so that all ranks choose alike.
     """
 
-    def __init__(self, topology: Topology, ports: Model, ranking: Sequence[Candidate], limit_s: float) -> None:
+    def __init__(
+        self, topology: Topology, ports: Model, ranking: Sequence[Candidate], limit_s: float, enough_s: float = 0.0
+    ) -> None:
         self._ports, self._ranks = ports, topology.n_ranks
         self._rates = self._ranks
         if ports == "fair" and len(topology.servers) > ALL_PAIRS_MAX:
             self._rates = ROWS_RATES
         elif ports == "fair" and topology.out == topology.in_:
             self._rates = len(set(topology.out))
+        self._enough_s = enough_s
         self._limit_s, self._choosing_s = SPENT * limit_s, SPENT * max(CHOOSING_S, limit_s / 2)
         self._spent_s, self._verify_s = START_S, 0.0
         self._ranking = ranking
@@ -264,6 +283,8 @@ class Search:
 
     def next(self) -> Candidate | None:
         """The next candidate to compile; None if no other is promising or within budget."""
+        if self._tried and min(self._tried.values()) <= self._enough_s:
+            return None
         if self._tried:
             self._untried = [each for each in self._untried if self._fits(each, self._try_s(each))]
         if not self._untried or len(self._tried) == TRIES_MAX:

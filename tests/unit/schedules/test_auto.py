@@ -120,6 +120,23 @@ def test_a_try_corrects_the_estimates_of_its_like() -> None:
     assert second.name != first.name
 
 
+@pytest.mark.parametrize(("over", "is_enough"), [(1.0, True), (1.05, False)])
+def test_nothing_is_tried_after_a_plan_near_the_bound(over: float, is_enough: bool) -> None:
+    topology = cluster("8@50GB/s,3=25GB/s")
+    ranking = sorted(estimates(topology, 2**24, SLOTS["fair"], "fair"), key=lambda each: each.estimate_s)
+    search = Search(topology, "fair", ranking, limit_s=1.0, enough_s=ranking[0].estimate_s)
+    first = search.next()
+    assert first is not None
+    search.took(first, over * first.estimate_s)
+    assert (search.next() is None) == is_enough
+
+
+def test_candidates_that_differ_by_slots_alone_are_one_where_slots_are_given() -> None:
+    chosen = choose(cluster("8@50GB/s,3=25GB/s"), 2**24, ports="fair", slots=2)
+    tried = [(each.name, each.segments, each.peer_lanes and each.peer_lanes[0]) for each in chosen.candidates]
+    assert len(set(tried)) == len(tried)
+
+
 def test_a_long_message_may_be_planned_for_as_long_as_it_takes() -> None:
     """At 1 GB/s the same message gets more segments than at 50 GB/s."""
     segments = [
