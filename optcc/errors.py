@@ -22,6 +22,7 @@ Our own mistakes are asserts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 EXIT_DONE = 0
@@ -78,9 +79,19 @@ class SolverUnknown(SolverError):
 
 
 class RuntimeFault(OptccError):
-    """A collective that started and could not finish."""
+    """A collective that started and could not finish.
+
+    `culprits` are the ranks at fault, `nics` the NICs that have failed, as (rank, name): the same at every rank, as far
+    as the transport knows them.
+    """
 
     exit_code = EXIT_REFUTED
+
+    def __init__(
+        self, message: str = "", *, culprits: Sequence[int] = (), nics: Sequence[tuple[int, str]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.culprits, self.nics = tuple(culprits), tuple(nics)
 
 
 class MismatchError(RuntimeFault):

@@ -13,7 +13,7 @@ engines of the thread at once: there is no thread of their own.
 
 A run that fails takes all others with it. Whatever the cause (a deadline, a lost rank, `cancel`, an interrupt), the
 engine gives up every run and aborts the transport, so that every other rank's runs end in RankLost; here they end in
-the error that was the cause.
+the error that was the cause. A transport that `Concludes` has all ranks agree first on who is at fault.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import contextvars
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import ref
 
 import numpy as np
@@ -58,6 +59,7 @@ from optcc.runtime.transport import (
     Binds,
     Bytes,
     Clock,
+    Concludes,
     Defers,
     Event,
     MonotonicClock,
@@ -177,8 +179,7 @@ class Engine:
             self.transport.post_send(out, byte[1:])
             if not self._drive(_Come(seen, wanted), deadline_s):
                 error = DeadlineExceeded(f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to come")
-                self._give_up(error)
-                raise error
+                raise self._give_up(error)
 
     def abort(self, cause: str) -> None:
         """Gives up every run: here they end in Cancelled, at the other ranks in RankLost."""
@@ -215,23 +216,31 @@ class Engine:
         THREAD_ENGINES.end(self)
         refuse_uses(self, ["_check_alive"])
 
-    def _give_up(self, error: RuntimeFault) -> None:
-        """Every run is over, here and at the other ranks."""
+    def _give_up(self, error: RuntimeFault, cause: str = "") -> RuntimeFault:
+        """Every run is over, here and at the other ranks, which learn the cause; what is to be raised here."""
         self.failure = error
         self._running.clear()
         THREAD_ENGINES.end(self)
         self._computes.clear()
         self._marks.clear()
         # What else goes wrong on the way out must not hide the cause.
+        cause = cause or f"{type(error).__name__}: {error}"
         with suppress(OptccError):
-            self.transport.abort(f"{type(error).__name__}: {error}")
+            if isinstance(self.transport, Concludes):
+                self.failure = self.transport.conclude(error, cause)
+            self.transport.abort(cause)
+        return self.failure
 
-    def _fail(self, error: BaseException) -> None:
-        """The failure of one run is that of every run."""
-        if self.failure is None:
-            if not isinstance(error, RuntimeFault):
-                error = RuntimeFault(f"rank {self.rank}: {type(error).__name__}: {error}")
-            self._give_up(error)
+    def _fail(self, error: BaseException) -> NoReturn:
+        """The failure of one run is that of every run; raises it, or what all ranks have agreed on."""
+        if self.failure is None and isinstance(error, RuntimeFault):
+            agreed = self._give_up(error)
+            if agreed is not error:
+                raise agreed from error
+        elif self.failure is None:
+            cause = f"{type(error).__name__}: {error}"
+            self._give_up(RuntimeFault(f"rank {self.rank}: {cause}"), cause)
+        raise error
 
     def _drive(self, goal: Goal, deadline_s: float) -> bool:
         """Goes on with every run until `goal` is done, or until `deadline_s` and nothing more can be done."""
@@ -239,7 +248,6 @@ class Engine:
             is_over = self._context.run(self._loop, goal, deadline_s)
         except BaseException as error:
             self._fail(error)
-            raise
         if self._settle is not None:
             self._settle()
         return is_over
@@ -329,7 +337,7 @@ class Handle:
         engine = self.plan.engine
         if not self.done:
             if engine.failure is not None:
-                raise type(engine.failure)(str(engine.failure))
+                raise copy(engine.failure)
             until_s = _NEVER_S if timeout_s is None else engine._clock.now_s() + timeout_s
             engine._drive(self, until_s)
         return self.done
@@ -455,7 +463,6 @@ class PersistentPlan:
                 engine._context.run(self._begin)
             except BaseException as error:
                 engine._fail(error)
-                raise
         return handle
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from optcc.errors import RuntimeFault
 from optcc.plan import Channel
 
 Bytes = npt.NDArray[np.uint8]
@@ -135,6 +136,19 @@ class Binds(Protocol):
 
     def bind_recv(self, channel: int, view: Bytes) -> Callable[[], None]:
         """`post_recv` of `view`, to be called as often as one likes."""
+        ...
+
+
+@runtime_checkable
+class Concludes(Protocol):
+    """A transport whose ranks agree on the failure that ends a run: which ranks are at fault, and the first cause."""
+
+    def conclude(self, error: RuntimeFault, cause: str = "") -> RuntimeFault:
+        """This rank has an error of its own, which the others learn with its `cause`, the error itself unless given.
+
+        Waits until all ranks that answer agree, for a second or so. Returns what this rank is to raise: `error`, naming
+        who kept it waiting if a deadline has passed, or what another rank has found before.
+        """
         ...
 
 

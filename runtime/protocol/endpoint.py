@@ -25,6 +25,7 @@ from optcc.runtime.protocol.frames import (
     CHANNELS_MAX,
     DOUBT_FRAME,
     GONE_FRAME,
+    NEWS_FRAME,
     PROBE_FRAME,
     RATE_FRAME,
     Checksum,
@@ -35,7 +36,7 @@ from optcc.runtime.protocol.hello import NONCE_BYTES, Hello, Listener
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established, LocalRank
-from optcc.runtime.protocol.membership import find_failure
+from optcc.runtime.protocol.membership import Membership
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.protocol.reports import Reports
@@ -84,6 +85,7 @@ class Endpoint(LocalRank):
         self.reports = Reports(self, self.inbounds)
         self.suspicion = Suspicion(self)
         self.rates = Rates(self, self.outbounds)
+        self.membership = Membership(self, self)
         self.accepting: dict[Accepting, None] = {}
         self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s
         self._numbers = ChannelNumbers()
@@ -93,7 +95,7 @@ class Endpoint(LocalRank):
         self._receives: dict[int, tuple[Inbound, RecvChannel]] = {}
         # Posts whose events have not been polled, and whether the program says when it may not call again for long.
         self.n_awaited, self._is_settled = 0, False
-        self._is_leaving, self.leaving_s = False, 0.0
+        self.leaving_s = 0.0
 
     # --- the program
 
@@ -213,7 +215,7 @@ class Endpoint(LocalRank):
         All connections are probed. One on which nothing was sent for a while may be lost at the other end, and the last
         states with it.
         """
-        self._is_leaving = True
+        self.is_leaving = True
         for connection in self.up if self.failure is None else ():
             connection.say(PROBE_FRAME, 0)
             connection.awaits = True
@@ -254,7 +256,7 @@ class Endpoint(LocalRank):
         if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
             return True
         was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
-        return was_joined and all(self._is_leaving and each.awaits for each in connections)
+        return was_joined and all(self.is_leaving and each.awaits for each in connections)
 
     # --- what the driver is to do
 
@@ -340,6 +342,7 @@ class Endpoint(LocalRank):
         if peer in self.inbounds:
             self.inbounds[peer].repeat_gone(connection)
         self.rates.tell(peer)
+        self.membership.greet(connection)
         return connection
 
     def _join(self, accepting: Accepting) -> RecvConnection:
@@ -353,6 +356,7 @@ class Endpoint(LocalRank):
         connection.wire = accepting.wire
         inbound.joined(connection)
         self.rates.tell(hello.src)
+        self.membership.greet(connection)
         return connection
 
     def _check_hello(self, nic: int, hello: Hello) -> None:
@@ -410,8 +414,14 @@ class Endpoint(LocalRank):
             self.left[connection.peer] = connection.left
         if connection.words:
             words, connection.words = connection.words, []
-            for kind, number in words:
-                self._hear(connection.peer, kind, number)
+            try:
+                for kind, number in words:
+                    if kind == NEWS_FRAME:
+                        self.membership.take_word(connection, number)
+                    else:
+                        self._hear(connection.peer, kind, number)
+            except Broken as error:
+                self._lose(connection, error)
 
     # --- control frames
 
@@ -471,7 +481,7 @@ class Endpoint(LocalRank):
         now_s = self.now_s
         # Time that nobody has watched does not count: outside of the driver's loop, or while the process was stopped.
         elapsed_s = min(now_s - self._ticked_s, TICK_S)
-        if self._is_leaving:
+        if self.is_leaving:
             self.leaving_s += elapsed_s
         watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
@@ -490,9 +500,8 @@ class Endpoint(LocalRank):
                     self.suspicion.probe_idle(peer)
         if self.rates.is_on:
             self.rates.look(now_s)
-        failure = find_failure(self, self.outbounds, self.inbounds)
-        if failure is not None:
-            self.fail(failure)
+        if not self.is_leaving:
+            self.membership.tick(elapsed_s)
 
     def ticked(self, spent_s: float) -> None:
         """A tick and its samples took so long: the next one follows accordingly."""

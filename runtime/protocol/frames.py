@@ -18,6 +18,7 @@ and in both directions control frames about connections, NICs and ranks:
     probe   no content; its TCP acknowledgement is the answer
     doubt   the connection with session `number` (low 32 bits; a count above) is suspected, or no longer
     rate    the measured rates of a NIC (see `RateWord`)
+    news    eight bytes of what the sender knows of failures (see `membership`)
     bye     the last frame of a rank that closes
 
 A header is 36 bytes, little-endian, as the processors are that this runs on:
@@ -54,11 +55,10 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """(bytes, checksum of the bytes before them or 0) -> checksum of both."""
 crc32: Checksum = _crc32
 
-VERSION = 7
-DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME, GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME = range(
-    1, 10
-)
-CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME)
+VERSION = 8
+DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = range(1, 5)
+GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME = range(5, 11)
+CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME)
 """Frames about connections, NICs and ranks rather than about a channel."""
 DATA_STATE_FRAME = 0x30
 """One flipped bit makes it of no other kind, nor any other of it: a header of another length would be waited for."""
@@ -207,7 +207,7 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
         raise WireError("header: wrong checksum")
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= RATE_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= NEWS_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
 

@@ -26,6 +26,7 @@ class LocalRank:
     `book` has every rank's NICs, by rank; `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
     `events` are those of the transport that have not been polled. `up` has the connections that are established. `left`
     has the ranks that said bye, and whether because of a failure. `nic_up` is what the kernel says of this rank's NICs.
+    A rank that `is_leaving` waits for nothing but that its peers have what they need.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class LocalRank:
         self.up: dict[Established, None] = {}
         self.left: dict[int, bool] = {}
         self.failure: RuntimeFault | None = None
+        self.is_leaving = False
         self.nic_up = [True] * len(self.own_nics)
         self.eager_bytes = min(EAGER_BYTES, settings.chunk_bytes)
         self.to_dial: list[Dialing] = []
@@ -61,8 +63,8 @@ class LocalRank:
         self.watch_s = NEVER_S
 
     def fail(self, failure: RuntimeFault) -> None:
-        """Ends every wait of this rank; the first failure counts."""
-        if self.failure is None:
+        """Ends every wait of this rank; the first failure counts. One that is found while it leaves is not its own."""
+        if self.failure is None and not self.is_leaving:
             self.failure = failure
 
     # --- connections

@@ -143,6 +143,10 @@ class Outbound:
             for rail in self.rails
         )
 
+    def has_been_refused(self) -> bool:
+        """True if no rail is up, and the peer's kernel has refused all connections that were tried."""
+        return not self.is_joined() and all(rail.refused for rail in self.rails)
+
     # --- messages
 
     def post(self, channel: SendChannel, view: memoryview) -> None:

@@ -3,7 +3,8 @@
 A run has two phases. While faults come and go, *safety*: what a rank is told was received is right to the byte, each
 message once and in order; a buffer that was reported is never touched again; memory is bounded. Then the faults end,
 and *liveness*: everything is delivered and reported within `GRACE_S`, without the help of the sender's 5 s timer; or,
-if a rank was killed or some pair has no rail left for good, every rank ends in a named error.
+if a rank was killed or some pair has no rail left for good, every rank that does not finish ends in an error, and all
+of them name the same ranks or rails and the same cause.
 
     python -m optcc.experiments.swarm --seed 7 --trace
 """
@@ -21,7 +22,9 @@ from optcc.failover import NOWHERE
 from optcc.plan import Channel
 from optcc.runtime.protocol.endpoint import CLOSE_S, LINGER_S
 from optcc.runtime.protocol.exchange import Exchange
+from optcc.runtime.protocol.failure_agreement import Judgement, judge
 from optcc.runtime.protocol.frames import crc32
+from optcc.runtime.protocol.membership import FAREWELL_S
 from optcc.runtime.sim.faults import FaultInjector
 from optcc.runtime.sim.host import SimulatedHost
 from optcc.runtime.sim.invariants import broken_invariants
@@ -89,6 +92,9 @@ class _Program:
         """Takes what has happened, and goes on."""
         host, endpoint = self.host, self.host.endpoint
         if self.is_done:
+            return
+        if self.failure is not None:
+            self._say_farewell()
             return
         if endpoint.failure is not None and not endpoint.events:
             self.fail(endpoint.failure)
@@ -274,14 +280,22 @@ class _Program:
 
     def fail(self, failure: OptccError) -> None:
         """The program ends in an error, and aborts."""
-        self.failure, self.is_done, self.failed_at_s = failure, True, self.host.now_s
+        self.failure, self.failed_at_s = failure, self.host.now_s
         self.swarm.note(f"{type(failure).__name__}: {failure}")
-        self.host.leave()
+        self.host.network.clock.after(FAREWELL_S, lambda: self.host.look_at(self.host.now_s))
+        self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """As `EndpointTransport.close` after a failure."""
+        endpoint = self.host.endpoint
+        if endpoint.membership.is_known() or self.host.now_s >= self.failed_at_s + FAREWELL_S:
+            self.is_done = True
+            self.host.leave()
 
     def _ticked(self) -> None:
         """After a tick, with which a rank finds failures."""
         endpoint = self.host.endpoint
-        if any(endpoint.left.values()) and endpoint.failure is None:
+        if any(endpoint.left.values()) and not (endpoint.membership.agreement.findings or endpoint.is_leaving):
             raise Violation(f"rank {self.host.rank}: a rank has left after a failure, and this one goes on")
         self.check_invariants()
 
@@ -391,10 +405,10 @@ class Swarm:
         faults = scenario.faults
         # One rank is killed or cut off; what the faults may last.
         lasting = {(fault.rank, fault.nic) for fault in faults if fault.kind in HOLES and fault.for_s == INFINITY}
-        cut_off = any(
-            all((rank, nic) in lasting for nic in range(len(nics))) for rank, nics in enumerate(scenario.names)
-        )
-        self.is_cut = cut_off or any(fault.kind == "crash" for fault in faults)
+        self.cut_off = {
+            rank for rank, nics in enumerate(scenario.names) if all((rank, nic) in lasting for nic in range(len(nics)))
+        }
+        self.is_cut = bool(self.cut_off) or any(fault.kind == "crash" for fault in faults)
         self.faults_end_s = max(
             [0.0, *(fault.begins_by_s + (fault.for_s if fault.for_s < INFINITY else 0.0) for fault in faults)]
         )
@@ -456,11 +470,35 @@ class Swarm:
             first = min(failed, key=lambda program: program.failed_at_s)
             if not self._may_fail(first):
                 raise Violation(f"a rank gave up: {first.failure}")
+            self._check_truth(first)
         if self.is_cut and not self.lasts_on_nics and not self._may_refuse():
             for program in self.programs:
                 if isinstance(program.failure, AllRailsFailed):
                     raise Violation(f"a rank was killed and refuses connections: {program.failure}")
         self._check_counts()
+
+    def _check_truth(self, first: _Program) -> None:
+        """All ranks that fail name the same ranks and rails, and the same cause; a rank that was killed is named."""
+        verdicts: dict[Judgement, list[int]] = {}
+        for program in self.programs:
+            agreement, rank = program.host.endpoint.membership.agreement, program.host.rank
+            # A rank that computed until all others had left may have heard of nobody.
+            is_alone = agreement.heard == {rank} and program.host.busy_to_s > first.failed_at_s
+            if program.failure is not None and not program.host.is_killed and not is_alone:
+                verdicts.setdefault(judge(agreement.findings), []).append(rank)
+        said = "; ".join(f"ranks {ranks} say {verdict}" for verdict, ranks in verdicts.items())
+        if self._may_refuse():
+            return
+        if self.cut_off and any(program.left_at_s < INFINITY for program in self.programs):
+            # A rank that is cut off cannot know who has left since.
+            for verdict in verdicts:
+                if not self.cut_off & set(itertools.chain(verdict.culprits, *verdict.pairs)):
+                    raise Violation(f"ranks {self.cut_off} are cut off: {said}")
+        elif len(verdicts) > 1:
+            raise Violation(said)
+        killed = {program.host.rank for program in self.programs if program.host.is_killed}
+        if killed and not self.lasts_on_nics and not all(killed & set(verdict.culprits) for verdict in verdicts):
+            raise Violation(f"ranks {killed} were killed: {said}")
 
     def end_corruption(self) -> None:
         """From now on no bit flips."""

@@ -14,9 +14,13 @@ from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.local import Established
+from optcc.runtime.protocol.membership import FAREWELL_S
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.settings import Counts, NicEntry, RailCount
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Clock, Event
+
+CONCLUDE_S = 10.0
+"""The ranks agree on a failure much sooner, in time that this one has watched."""
 
 
 class EndpointTransport(ABC):
@@ -24,7 +28,7 @@ class EndpointTransport(ABC):
 
     _endpoint: Endpoint
     _clock: Clock
-    _is_closed = False
+    _is_closed = _has_concluded = False
 
     @property
     def rank(self) -> int:
@@ -163,10 +167,10 @@ class EndpointTransport(ABC):
         self._flush()
         self._progress(exchange.step, timeout_s)
         if not exchange.step():
+            if endpoint.failure is not None:
+                raise endpoint.failure
             waited = f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to agree"
-            endpoint.fail(DeadlineExceeded(waited))
-            assert endpoint.failure is not None
-            raise endpoint.failure
+            raise self.conclude(DeadlineExceeded(waited))
         return exchange.parts
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
@@ -174,9 +178,25 @@ class EndpointTransport(ABC):
         self.allgather(b"", timeout_s)
 
     def abort(self, cause: str) -> None:
-        """See `Transport`. The peers learn that this rank has failed, and not why."""
-        self._endpoint.fail(RuntimeFault(f"rank {self.rank}: {cause}"))
+        """See `Transport`. The peers that answer at once know why before this returns."""
+        self.conclude(RuntimeFault(f"rank {self.rank}: {cause}"), cause)
         self.close()
+
+    def conclude(self, error: RuntimeFault, cause: str = "") -> RuntimeFault:
+        """See `optcc.runtime.transport.Concludes`."""
+        endpoint = self._endpoint
+        membership = endpoint.membership
+        if self._has_concluded or self._is_closed or membership.agreement.is_decided:
+            return endpoint.failure or error
+        self._has_concluded = True
+        # What ends every wait must not end this one.
+        own, endpoint.failure = endpoint.failure or error, None
+        endpoint.now_s = self._clock.now_s()
+        membership.find_error(cause or f"{type(error).__name__}: {error}", is_late=isinstance(error, DeadlineExceeded))
+        self._flush()
+        self._progress(lambda: membership.agreement.is_decided, CONCLUDE_S)
+        endpoint.failure = membership.conclude(own)
+        return endpoint.failure
 
     def close(self) -> None:
         """See `Transport`. Peers that still wait for this rank learn that it has left."""
@@ -185,11 +205,16 @@ class EndpointTransport(ABC):
         endpoint = self._endpoint
         endpoint.reports.release_all()
         self._flush()
-        failure = endpoint.failure
-        endpoint.begin_leaving()
-        # `may_leave` ends the wait; the limit is twice that, should this process be stopped meanwhile.
-        self._progress(endpoint.may_leave, 0.0 if failure is not None else 2 * LINGER_S)
+        if endpoint.failure is not None:
+            self.conclude(endpoint.failure)
         # Another rank that is found lost while this one waits to leave is no failure of this one, nor of its peers.
+        failure, endpoint.failure = endpoint.failure, None
+        endpoint.begin_leaving()
+        if failure is None:
+            # `may_leave` ends the wait; the limit is twice that, should this process be stopped meanwhile.
+            self._progress(endpoint.may_leave, 2 * LINGER_S)
+        else:
+            self._progress(endpoint.membership.is_known, FAREWELL_S)
         endpoint.failure = failure
         self._is_closed = True
         self._hang_up()

@@ -25,12 +25,14 @@ from typing import Any
 
 from optcc import failover, failover_cache
 from optcc.failover import Row
-from optcc.runtime.protocol import connection, endpoint, frames, inbound, membership, outbound
+from optcc.runtime.protocol import connection, frames, inbound, membership, outbound
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.exchange import Exchange
+from optcc.runtime.protocol.failure_agreement import FailureAgreement
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import Connection
+from optcc.runtime.protocol.membership import Membership
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.suspicion import Suspicion
@@ -159,7 +161,7 @@ FIXES = (
         *(
             Endpoint,
             "_owes",
-            "was_joined and all(self._is_leaving and each.awaits for each in connections)",
+            "was_joined and all(self.is_leaving and each.awaits for each in connections)",
             "False",
         ),
     ),
@@ -280,16 +282,45 @@ MUTATIONS = (
     ),
     PlantedFault(
         "a rank that refuses connections is waited for",
-        *(membership, "_unreachable", "is_refused and (from_ is None or not from_.is_joined())", "False"),
+        *(membership, "_find_unreachable", "is_refused and (from_ is None or not from_.is_joined())", "False"),
     ),
     PlantedFault(
         "a rank that left after a failure is waited for",
-        *(membership, "find_failure", "if has_failed:", "if False:"),
-        everywhere=(endpoint,),
+        *(membership, "find_failures", "if has_failed:", "if False:"),
     ),
     PlantedFault(
         "a pair without a rail is waited for",
-        *(membership, "_unreachable", "to.dark_s >= local.settings.stall_s", "False"),
+        *(membership, "_find_unreachable", "to.dark_s >= local.settings.stall_s", "False"),
+    ),
+    PlantedFault("news of failures is ignored", *(Endpoint, "_note_controls", "kind == NEWS_FRAME", "False")),
+    PlantedFault(
+        "a failure that is heard of is not passed on",
+        *(
+            Membership,
+            "take_word",
+            "self._note(self.agreement.hear(connection.peer, state))",
+            "self.agreement.hear(connection.peer, state)",
+        ),
+    ),
+    PlantedFault(
+        "a failure is not told over new connections", *(Membership, "greet", "self.agreement.findings", "False")
+    ),
+    PlantedFault(
+        "a rank decides for itself which failure it was", *(Membership, "tick", "not self._missing() or", "True or")
+    ),
+    PlantedFault(
+        "the decision of another rank is not adopted",
+        *(FailureAgreement, "hear", "state.is_decided and not self.is_decided", "False"),
+    ),
+    PlantedFault("nobody asks who is out of reach", *(Membership, "tick", "self._waited_s >= _REACH_S", "False")),
+    PlantedFault("ranks that are not connected hear of no failure", *(Membership, "tick", "self._dial()", "pass")),
+    PlantedFault(
+        "a rank that fails does not wait for the others to know",
+        *(Membership, "is_known", "not self._missing()", "True"),
+    ),
+    PlantedFault(
+        "a rank that is gone is waited for until all agree",
+        *(FailureAgreement, "quorum", "finding.kind in (ERROR, GONE, SILENT)", "finding.kind in (ERROR, SILENT)"),
     ),
     PlantedFault(
         "a barrier takes the message of the round before",

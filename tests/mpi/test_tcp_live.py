@@ -72,7 +72,7 @@ transport = Watched(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20
 plan = ring(n, size, segments=2)
 executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
 data, recv = make_input(rank, size // 4, "float32", "sum"), np.empty(size // 4, np.float32)
-seconds, sent, wrong, error = [], [], 0, ""
+seconds, sent, wrong, error, culprits, failed_nics = [], [], 0, "", (), ()
 print("ready", flush=True)
 began = time.monotonic()
 try:
@@ -90,15 +90,16 @@ try:
         over = (time.monotonic() - began >= given["for_s"] or os.path.exists(given["stop"])) and len(seconds) >= 2
         stop = transport.allgather(bytes([over]))[0][0]
 except OptccError as fault:
-    error = f"{type(fault).__name__}: {fault}"
+    error, culprits, failed_nics = f"{type(fault).__name__}: {fault}", fault.culprits, fault.nics
 failed_s = time.monotonic() - at
 lost = sum(rail.failures for rail in transport.rails)
 rails = [[rail.name, rail.sent_bytes, rail.failures] for rail in transport.rails]
 transport.close()
 left = len(os.listdir("/proc/self/fd"))
+intact = bool((data == make_input(rank, size // 4, "float32", "sum")).all())
 print(json.dumps({"seconds": seconds, "wrong": wrong, "error": error, "failed_s": failed_s, "rails": rails,
-    "sent": sent, "resent": transport.counts.resent, "files": left, "gaps": gaps, "lost": lost, "given_up": given_up}),
-    flush=True)
+    "sent": sent, "resent": transport.counts.resent, "files": left, "gaps": gaps, "lost": lost, "given_up": given_up,
+    "culprits": culprits, "nics": failed_nics, "input": intact}), flush=True)
 """
 
 
@@ -349,31 +350,34 @@ def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, 
 
 
 @netns
-def test_a_host_without_nics_is_a_named_error_everywhere(name: str, tmp_path: Path) -> None:
-    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
-        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=20.0, stall_s=2.0)
+@pytest.mark.parametrize(("hosts", "how"), [(3, "blackhole"), (3, "down"), (4, "blackhole")])
+def test_a_host_without_nics_is_the_same_error_everywhere(hosts: int, how: str, name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse(f"{hosts}x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=hosts, size=8 << 20, for_s=20.0, stall_s=2.0)
         time.sleep(1.0)
-        fabric.fail("h1", how="blackhole")
+        fabric.fail("h1", how=how)
         seen = job.results()
-    for each in seen:
-        error, failed_s = each["error"], each["failed_s"]
-        assert isinstance(error, str) and error.startswith(("AllRailsFailed", "RankLost")), error
-        assert isinstance(failed_s, float) and failed_s < 2.0 + 4.0 + 2.0
-    assert any("AllRailsFailed" in str(each["error"]) for each in seen)
+    for rank, each in enumerate(seen):
+        assert each["error"] == f"AllRailsFailed: rank {rank}: no rail to rank 1 (eth0, eth1)"
+        assert (each["culprits"], each["nics"]) == ([1], [[1, "eth0"], [1, "eth1"]])
+        assert each["input"], "inputs are as they were"
+        assert isinstance(each["failed_s"], float) and each["failed_s"] < 2.0 + 4.0 + 2.0
 
 
 @netns
-def test_a_rank_that_is_killed_is_noticed_everywhere(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [2, 0])
+def test_a_rank_that_is_killed_is_named_everywhere(killed: int, name: str, tmp_path: Path) -> None:
     with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
         job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=20.0)
         time.sleep(1.0)
         # The launcher becomes the rank: its process is the one to kill.
-        job.ranks[2].kill()
+        job.ranks[killed].kill()
         seen = job.results()
-    for each in seen[:2]:
-        assert str(each["error"]).startswith("RankLost: rank ")
-        failed_s = each["failed_s"]
-        assert isinstance(failed_s, float) and failed_s < 4.0
+    for rank, each in enumerate(seen):
+        if rank != killed:
+            assert each["error"].startswith(f"RankLost: rank {rank}: rank {killed} is lost: its process has ended")
+            assert each["culprits"] == [killed] and each["input"]
+            assert isinstance(each["failed_s"], float) and each["failed_s"] < 4.0
 
 
 @pytest.mark.mpi

@@ -8,9 +8,11 @@ import pytest
 
 from optcc.errors import RankLost, RuntimeFault
 from optcc.runtime.protocol.endpoint import LINGER_S
+from optcc.runtime.protocol.failure_agreement import ERROR, FailureFinding
 from optcc.runtime.protocol.frames import BYE_FRAME, FAILED, HEADER_BYTES, decode
 from optcc.runtime.protocol.local import Established
-from optcc.runtime.transports.endpoint_transport import EndpointTransport
+from optcc.runtime.protocol.membership import FAREWELL_S
+from optcc.runtime.transports.endpoint_transport import CONCLUDE_S, EndpointTransport
 from tests.unit.runtime.protocol.network import SESSION, TwoRails
 
 
@@ -71,11 +73,12 @@ def test_a_rank_that_leaves_in_good_order_says_so_though_another_is_found_lost_m
     assert transport.byes == [0], "once"
 
 
-def test_a_rank_that_aborts_says_so_and_does_not_wait() -> None:
+def test_a_rank_that_aborts_says_why_and_waits_only_for_the_others_to_know() -> None:
     transport = Scripted()
     transport.fill_a_socket()
     transport.abort("a test")
-    assert transport.waits == [0.0] and transport.byes == [FAILED]
+    assert transport.waits == [CONCLUDE_S, FAREWELL_S] and transport.byes == [FAILED]
+    assert transport._endpoint.membership.agreement.findings == {FailureFinding.of(ERROR, 1, "a test")}
     with pytest.raises(RuntimeFault, match="rank 1: a test"):
         transport.poll(0.0)
 

@@ -205,7 +205,7 @@ def test_a_rank_that_is_gone_is_noticed_by_all_within_two_seconds() -> None:
             gone_s.append(time.monotonic())
             vanish(transport)
             return
-        with pytest.raises(RankLost, match=r"rank \d is lost: it (refuses connections|has left after a failure)"):
+        with pytest.raises(RankLost, match=r"rank 2 is lost: its process has ended: it refuses connections$"):
             reduce_over(transport, plan, verdict, 1)
         waited[rank] = time.monotonic() - gone_s[0]
         with pytest.raises(RankLost):
@@ -282,7 +282,7 @@ def test_a_rank_that_nobody_reaches_is_a_named_error_within_the_stall() -> None:
             connection.wire.sock.shutdown(socket.SHUT_RDWR)
         transport.post_send(handle, np.zeros(4, np.uint8))
         started_s = time.monotonic()
-        with pytest.raises(AllRailsFailed, match=r"no rail to rank 1 up for 0\.\d s \(r0, r1\)"):
+        with pytest.raises(AllRailsFailed, match=r"no rail between rank 0 and rank 1 \(r0, r1\)$"):
             poll_for_ever(transport)
         return time.monotonic() - started_s
 
@@ -447,4 +447,4 @@ def test_a_process_that_is_killed_is_noticed_within_two_seconds(tmp_path: Path) 
     for rank in (0, 2):
         word, waited_s, *rest = done[rank].stdout.split()
         assert word == "lost" and float(waited_s) < 2.0, (done[rank].stdout, done[rank].stderr)
-        assert " ".join(rest).startswith(f"rank {rank}: rank ")
+        assert " ".join(rest).startswith(f"rank {rank}: rank 1 is lost: its process has ended")
