@@ -22,16 +22,18 @@ import numpy.typing as npt
 
 from optcc.collective import DTYPE_BYTES, ROOTED, Collective, Region
 from optcc.compiler import SLOTS
-from optcc.errors import InputError
+from optcc.errors import InputError, OptccError
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
 from optcc.job import differences, measure_nics, tcp_ports
 from optcc.plan import Plan
-from optcc.planner import build_plan, prove, verdict_cache
+from optcc.planner import Planner, PlanRequest, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
-from optcc.runtime.engine import Engine
+from optcc.runtime.engine import Engine, PersistentPlan
 from optcc.runtime.exact_inputs import expected_output, make_input
+from optcc.runtime.protocol.agreement import Shares
+from optcc.runtime.replanning import Replanning
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
@@ -134,22 +136,96 @@ class Contestant(Protocol):
         ...
 
 
+class Plans:
+    """The plans of the schedules of a job, which change with its NICs where the transport can tell; collective."""
+
+    def __init__(self, settings: BenchSettings, engine: Engine) -> None:
+        self.engine, self._deadline_s = engine, settings.deadline_s
+        self._planned: list[tuple[Planner, PlanRequest]] = []
+        can_change = settings.wired is not None and settings.schedules and settings.transport == "tcp"
+        self._replanning = Replanning(engine, self._prepare if can_change else None)
+
+    @property
+    def epoch(self) -> int:
+        """Under which the last collective has begun."""
+        return self._replanning.epoch
+
+    @property
+    def shares(self) -> Shares:
+        """What the NICs carry in this epoch, which is not the first."""
+        return self._replanning.shares
+
+    def take(self, planned: Sequence[tuple[Planner, PlanRequest]]) -> None:
+        """These are run from now on."""
+        self._planned = list(planned)
+
+    def begin(self) -> None:
+        """A collective begins."""
+        self._replanning.begin(self._deadline_s)
+
+    def _prepare(self, shares: Shares) -> Callable[[], bool]:
+        are_there = [planner.prepare(shares, [request]) for planner, request in self._planned]
+        return lambda: all(is_there() for is_there in are_there)
+
+
 class Ours:
-    """A schedule on our run-time. All schedules of a job share an engine; each has its own channels and striping."""
+    """A schedule on our run-time. All schedules of a job share an engine; each has its own channels and striping.
+
+    `plan` is the one at the start, `plan_changes` counts those that followed it.
+    """
 
     def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
         self.name = plan.name
         self.modes: tuple[str, ...] = MODES
-        self.plan = plan
-        self._prepared = engine.prepare(plan, verdict, window=window, deadline_s=deadline_s)
+        self.plan, self.plan_changes = plan, 0
+        self._engine, self._window, self._deadline_s = engine, window, deadline_s
+        self._prepared = self._prepare(plan, verdict)
 
     def run(self, send: Array | None, recv: Array | None) -> None:
         """See `Contestant`."""
         self._prepared.start(send, recv).wait()
 
+    def _prepare(self, plan: Plan, verdict: Verdict) -> PersistentPlan:
+        return self._engine.prepare(plan, verdict, window=self._window, deadline_s=self._deadline_s)
+
     def close(self) -> None:
         """Returns the channels for reuse; every rank closes the same schedules in the same order."""
         self._prepared.close()
+
+
+class Replanned(Ours):
+    """A schedule whose plan changes with what the NICs carry, at all ranks before the same run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        verdict: Verdict,
+        settings: BenchSettings,
+        plans: Plans,
+        planner: Planner,
+        request: PlanRequest,
+    ) -> None:
+        super().__init__(plan, plans.engine, verdict, settings.window, settings.deadline_s)
+        self.planner, self.request = planner, request
+        self._plans, self._epoch = plans, 0
+
+    def run(self, send: Array | None, recv: Array | None) -> None:
+        """See `Contestant`."""
+        self._plans.begin()
+        if self._epoch != self._plans.epoch:
+            self._change()
+        super().run(send, recv)
+
+    def _change(self) -> None:
+        """The NICs carry something else than the plan is for; where there is no plan for that, this one goes on."""
+        self._epoch = self._plans.epoch
+        try:
+            planned = self.planner.under(self._plans.shares)(*self.request)
+        except OptccError:
+            return
+        self._prepared.close()
+        self._prepared = self._prepare(*planned)
+        self.plan_changes += 1
 
 
 @dataclass
@@ -195,7 +271,7 @@ def run_cases(
     """The rows of every size and case, the same at every rank; peers need `comm`. `progress` is that of `measure`."""
     rows: list[BenchTiming] = []
     peers: list[Peer] = []
-    engine = Engine(transport)
+    kept = Plans(settings, Engine(transport))
     collective = Collective(settings.collective, transport.n_ranks, settings.root)
     if comm is not None:
         peers = [
@@ -203,8 +279,8 @@ def run_cases(
             for name in settings.peers
         ]
     for size in settings.sizes:
-        plans = [_plan(settings, name, transport.n_ranks, size) for name in settings.schedules]
-        ours = [Ours(plan, engine, prove(plan, cache), settings.window, settings.deadline_s) for plan in plans]
+        ours = [_ours(settings, name, collective, size, kept, cache) for name in settings.schedules]
+        kept.take([(each.planner, each.request) for each in ours if isinstance(each, Replanned)])
         cases: list[Contestant] = [*ours, *peers]
         with _no_collection():
             tallies = measure(
@@ -226,6 +302,26 @@ def run_cases(
     for peer in peers:
         peer.close()
     return rows
+
+
+def _ours(
+    settings: BenchSettings, name: str, collective: Collective, size: int, plans: Plans, cache: VerdictCache
+) -> Ours:
+    """A schedule made ready; its plan changes with the NICs if it is known what they carry."""
+    plan = _plan(settings, name, collective.n_ranks, size)
+    verdict = prove(plan, cache)
+    if settings.wired is None:
+        return Ours(plan, plans.engine, verdict, settings.window, settings.deadline_s)
+    planner = Planner(
+        settings.wired,
+        schedules={settings.collective: name},
+        segments=settings.segments,
+        slots=settings.slots,
+        ports=settings.ports,
+        by_rail=True,
+    )
+    request = PlanRequest(collective, size, settings.dtype, settings.reduction)
+    return Replanned(plan, verdict, settings, plans, planner, request)
 
 
 def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
@@ -274,6 +370,7 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Contestant, tal
         sum(tally.lost for tally in tallies.values()),
         settings.collective,
         settings.root if settings.collective in ROOTED else -1,
+        case.plan_changes if isinstance(case, Ours) else 0,
     )
 
 

@@ -200,7 +200,8 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One schedule at one size: what was measured, what was predicted, and the bound.
 
     `bed` names the state of the hosts (`healthy`, `half`); `bound_s` and `predicted_s` include the wire's headers.
-    `resent` chunks were sent again and `lost` connections were lost, over all runs and ranks (TCP; 0 elsewhere).
+    `resent` chunks were sent again and `lost` connections were lost, over all runs and ranks, and its plan was changed
+    `plan_changes` times, for what the NICs carried then (TCP; 0 elsewhere).
     """
 
     schedule: str
@@ -220,6 +221,7 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lost: int = 0
     collective: str = "allreduce"
     root: int = -1
+    plan_changes: int = 0
 
     @property
     def seconds(self) -> float:

@@ -8,12 +8,20 @@ Also the steps that it consists of, for those that need one of them alone: `find
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from optcc.collective import DTYPE_BYTES, Collective
 from optcc.compiler import TimedPlan, compile_schedule, try_segments
@@ -21,6 +29,8 @@ from optcc.dsl import Definition
 from optcc.errors import ArgumentError, InputError, OptccError, PlanError
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan
+from optcc.plan_store import PlanStore
+from optcc.plan_worker import PlanWorker
 from optcc.rail_shares import shares_by_rail
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
@@ -45,14 +55,32 @@ SCHEDULE_OF: Mapping[str, str] = {
 """By collective, the schedule that `Planner` takes unless another is given."""
 
 
+WORTH_STORING_S = 0.05
+"""Plans that take longer are stored: for other ranks on this machine, and for the next job."""
+Shares = Sequence[Sequence[tuple[float, float]]]
+"""What each NIC sends and receives, by rank and NIC, as shares of what a topology says."""
+
+
+WORKER = PlanWorker()
+
+
+class PlanRequest(NamedTuple):
+    """What a planner is asked for."""
+
+    collective: Collective
+    size_bytes: int
+    dtype: str
+    reduction: str
+
+
 class Planner:
     """Called with (collective, size in bytes, dtype, reduction): the plan and its proof; the same at every rank.
 
-    `schedules` replaces entries of `SCHEDULE_OF`; `slots` and `ports` are those of `optcc.compiler.compile_schedule`,
-    and `by_rail` is that of `build`.
-    Proofs are kept in the user's cache directory. Raises InputError for an unknown name or a schedule of another
-    collective, TopologyError if a schedule does not accept the topology, PlanError, with the counterexample, for a
-    refuted plan.
+    `schedules` replaces entries of `SCHEDULE_OF`; `segments` and `by_rail` are those of `build`, `slots` and `ports`
+    those of `optcc.compiler.compile_schedule`. Proofs, and plans that took long, are kept in the user's cache.
+
+    Raises InputError for an unknown name or a schedule of another collective, TopologyError if a schedule does not
+    accept the topology, PlanError, with the counterexample, for a refuted plan.
 
     >>> plan, verdict = Planner(Topology.parse("4@1GB/s"))(Collective("broadcast", 4, root=2), 1024, "int32", "sum")
     >>> plan.name, plan.collective.root, verdict.verdict
@@ -66,30 +94,152 @@ class Planner:
         schedules: Mapping[str, str] | None = None,
         slots: int | None = None,
         ports: Model = "exclusive",
+        segments: int | str = AUTO,
         by_rail: bool = False,
     ) -> None:
         self.topology = topology
         self._schedules = {**SCHEDULE_OF, **(schedules or {})}
-        self._slots, self._ports, self._by_rail = slots, ports, by_rail
+        self._slots, self._ports, self._segments, self._by_rail = slots, ports, segments, by_rail
         self._cache = verdict_cache()
+        directory = cache_directory(os.environ)
+        self._store = PlanStore(directory) if directory is not None else None
+        # What the background has made ready.
+        self._made: dict[PlanRequest, tuple[Plan, Verdict]] = {}
+        self._under: dict[Shares, Planner] = {}
 
     def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
         if collective.n_ranks != self.topology.n_ranks:
             raise InputError(f"topology of {self.topology.n_ranks} ranks: must have {collective.n_ranks}")
-        plan = build(
-            self._schedules[collective.name],
-            self.topology,
-            size_bytes,
-            dtype=dtype,
-            reduction=reduction,
-            slots=self._slots,
-            ports=self._ports,
-            root=collective.root,
-            by_rail=self._by_rail,
-        ).plan
+        request = PlanRequest(collective, size_bytes, dtype, reduction)
+        made = self._made.pop(request, None)
+        if made is not None:
+            return made
+        plan = self._stored(request)
         if plan.collective != collective:
             raise InputError(f"schedule {plan.name}: {plan.collective.name}: must be for {collective.name}")
         return plan, prove(plan, self._cache)
+
+    def _stored(self, request: PlanRequest) -> Plan:
+        """The plan from the store, where that another process may be about to put it; or a new one."""
+        store = self._store
+        if store is None or self._schedules[request.collective.name] not in (AUTO, *SCHEDULES):
+            return self._build(request)
+        key = self._key(request)
+        plan = store.get(key)
+        if plan is not None:
+            return plan
+        with store.alone(key):
+            plan = store.get(key)
+            if plan is None:
+                began_s = time.perf_counter()
+                plan = self._build(request)
+                if time.perf_counter() - began_s > WORTH_STORING_S:
+                    store.put(key, plan)
+            return plan
+
+    def _build(self, request: PlanRequest) -> Plan:
+        return build(
+            self._schedules[request.collective.name],
+            self.topology,
+            request.size_bytes,
+            dtype=request.dtype,
+            reduction=request.reduction,
+            segments=self._segments,
+            slots=self._slots,
+            ports=self._ports,
+            root=request.collective.root,
+            by_rail=self._by_rail,
+        ).plan
+
+    # --- other rates
+
+    def under(self, shares: Shares) -> Planner:
+        """A planner for NICs that carry these shares, out and in, of what the topology says, by rank and NIC.
+
+        Raises TopologyError if a server is cut off by it.
+        """
+        if shares not in self._under:
+            changed = Planner(
+                self.topology.under(shares),
+                schedules=self._schedules,
+                slots=self._slots,
+                ports=self._ports,
+                segments=self._segments,
+                by_rail=self._by_rail,
+            )
+            self._under = {shares: changed}
+        return self._under[shares]
+
+    def prepare(self, shares: Shares, wanted: Sequence[tuple[Collective, int, str, str]]) -> Callable[[], bool]:
+        """Begins to make such plans in the background; what it returns tells whether they are there."""
+        try:
+            changed = self.under(shares)
+        except OptccError:
+            return lambda: True
+        requests = [PlanRequest(*each) for each in wanted]
+        thread = threading.Thread(target=changed._make_ready, args=(requests,), name="optcc plans", daemon=True)
+        thread.start()
+        return lambda: not thread.is_alive()
+
+    def _make_ready(self, requests: Sequence[PlanRequest]) -> None:
+        """Has a process make the plans that are not in the store, and reads them."""
+        if self._store is None:
+            return
+        with suppress(OSError, OptccError):
+            missing = [request for request in requests if self._store.get(self._key(request)) is None]
+            if missing:
+                WORKER.make(self._work(missing))
+            for request in requests:
+                plan = self._store.get(self._key(request))
+                if plan is not None:
+                    self._made[request] = plan, prove(plan, self._cache)
+
+    def _work(self, requests: list[PlanRequest]) -> bytes:
+        """What `make_plans` is to do."""
+        work = _Work(self.topology, self._schedules, self._slots, self._ports, self._segments, self._by_rail, requests)
+        return msgspec.json.encode(work, enc_hook=str)
+
+    def _key(self, request: PlanRequest) -> str:
+        """All that a plan of this planner follows from, and the version of what makes it."""
+        schedule = self._schedules[request.collective.name]
+        made_by = _source_version(), schedule, self._segments, self._slots, self._ports, self._by_rail
+        return repr((made_by, astuple(self.topology), tuple(request)))
+
+
+class _Work(msgspec.Struct, forbid_unknown_fields=True):
+    """The arguments of a `Planner`, and what it is asked for."""
+
+    topology: Topology
+    schedules: dict[str, str]
+    slots: int | None
+    ports: Model
+    segments: int | str
+    by_rail: bool
+    requests: list[PlanRequest]
+
+
+def make_plans(work: bytes) -> None:
+    """Makes the plans that another process has asked for, as JSON, and stores them; raises what planning raises."""
+    asked = msgspec.json.decode(work, type=_Work, dec_hook=lambda kind, text: kind(text))
+    planner = Planner(
+        asked.topology,
+        schedules=asked.schedules,
+        slots=asked.slots,
+        ports=asked.ports,
+        segments=asked.segments,
+        by_rail=asked.by_rail,
+    )
+    for request in asked.requests:
+        with suppress(OptccError):
+            planner(*request)
+
+
+@cache
+def _source_version() -> str:
+    """What changes with the source of this package."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
 def find_schedule(name: str) -> Definition:

@@ -21,7 +21,9 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import starmap
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import msgspec
@@ -223,6 +225,25 @@ class Topology(Shown):
         pods = tuple(replace(pod, up=pod.up * factor, down=pod.down * factor) for pod in self.pods)
         return replace(self, servers=servers, pods=pods)
 
+    def under(self, shares: Sequence[Sequence[tuple[float, float]]]) -> Topology:
+        """The cluster when the NICs carry these shares, out and in, of what it says; by server and NIC. A NIC without
+        one of the two has failed.
+
+        Where a server's NICs are not those of `shares`, such as one pooled NIC for all, the NICs in `shares` count as
+        equal. Raises TopologyError if a server is cut off, or for another number of servers.
+
+        >>> cluster = Topology.parse("2@100MB/s")
+        >>> cluster.under([[(1.0, 1.0), (0.0, 0.0)], [(1.0, 0.5), (1.0, 1.0)]])
+        Topology('h0@50MB/s,h1@100MB/s:75MB/s')
+        """
+        if len(shares) != len(self.servers):
+            raise TopologyError(f"shares of {len(shares)} servers: must be of {len(self.servers)}")
+        servers = tuple(
+            replace(server, nics=tuple(starmap(_under, zip(server.nics, _fit(nics, len(server.nics)), strict=True))))
+            for server, nics in zip(self.servers, shares, strict=True)
+        )
+        return replace(self, servers=servers, text="")
+
     @classmethod
     def parse(cls, text: str) -> Topology:
         """A topology from its text form, or from the TOML file of that name.
@@ -337,6 +358,20 @@ def _parse_pair(text: str) -> tuple[Fraction, Fraction]:
     out, colon, in_ = text.partition(":")
     rate = parse_rate(out)
     return rate, parse_rate(in_) if colon else rate
+
+
+def _fit(shares: Sequence[tuple[float, float]], n_nics: int) -> list[tuple[float, float]]:
+    """The shares of `n_nics` NICs: these, or their mean for each."""
+    if len(shares) == n_nics:
+        return list(shares)
+    alive = [share if min(share) > 0 else (0.0, 0.0) for share in shares]
+    return [(fmean(out for out, _ in alive), fmean(in_ for _, in_ in alive))] * n_nics
+
+
+def _under(nic: Nic, share: tuple[float, float]) -> Nic:
+    if min(share) <= 0:
+        return replace(nic, failed=True)
+    return replace(nic, out=nic.out * Fraction(share[0]), in_=nic.in_ * Fraction(share[1]))
 
 
 def _parse_text(text: str) -> Topology:

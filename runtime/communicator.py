@@ -18,26 +18,28 @@ overlap, unless they are of the same kind, size, type and reduction: those share
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from optcc.collective import Collective, check_reduction_of, split
-from optcc.errors import InputError
-from optcc.plan import Plan
+from optcc.errors import InputError, OptccError
 from optcc.runtime.buffers import Staging
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
+from optcc.runtime.protocol.agreement import Shares
+from optcc.runtime.replanning import PlanFor, Replanning, Replans, Wanted
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
-from optcc.verdict import Verdict
 
-PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
-"""(collective, size in bytes, dtype, reduction) to a plan and the verifier's verdict on it; the same at every rank."""
 MemoryOf = Callable[[Any, str, str], tuple[Kernels, Staging | None]]
 """(array, dtype, reduction) to what computes where the array lies, and the way from there to the transport."""
 PLANS_MAX = 64
+WANTED_MAX = 16
+"""For so many kinds of collectives at most, plans are made ready before an epoch begins."""
 """So many plans are kept; the one that has not been used for longest gives way."""
 
 
@@ -65,10 +67,13 @@ class Communicator:
     ) -> None:
         self.engine = Engine(transport, clock=clock)
         self.rank, self.n_ranks = self.engine.rank, self.engine.n_ranks
-        self._plan_for, self._window, self._deadline_s = plan_for, window, deadline_s
+        self._window, self._deadline_s = window, deadline_s
         self._memory_of = memory_of
         # Last used, last.
         self._plans: dict[tuple[Collective, int, str, str, bool], PersistentPlan] = {}
+        self._persistent: WeakSet[PersistentAllReduce] = WeakSet()
+        self._base = self._plan_for = plan_for
+        self._replanning = Replanning(self.engine, self._prepare if isinstance(plan_for, Replans) else None)
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
         """This rank, as mpi4py says it."""
@@ -151,9 +156,10 @@ class Communicator:
 
         It shares nothing with any other, so that it overlaps with all; collective. Raises as `all_reduce`.
         """
-        dtype = _name_of(array, dtype)
-        plan = self._make(Collective("allreduce", self.n_ranks), array, array.nbytes, op, dtype)
-        return PersistentAllReduce(plan, array, _new(array, array.shape) if out is None else out)
+        request = Collective("allreduce", self.n_ranks), array.nbytes, _name_of(array, dtype), op
+        made = PersistentAllReduce(self, request, array, _new(array, array.shape) if out is None else out)
+        self._persistent.add(made)
+        return made
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -182,22 +188,50 @@ class Communicator:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def _plan(self, collective: Collective, array: Any, op: str, dtype: str | None, times: int = 1) -> PersistentPlan:
-        """The plan that is kept for a message of `times` such arrays, or a new one."""
+        """The plan that is kept for a message of `times` such arrays, or a new one; begins a collective."""
         name = _name_of(array, dtype)
+        self.change_epoch()
         size_bytes = array.nbytes * times
         key = collective, size_bytes, name, op, _is_on_device(array)
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= PLANS_MAX:
                 self._plans.pop(next(iter(self._plans))).close()
-            plan = self._make(collective, array, size_bytes, op, name)
+            plan = self.make((collective, size_bytes, name, op), array)
         self._plans[key] = plan
         return plan
 
-    def _make(self, collective: Collective, array: Any, size_bytes: int, op: str, dtype: str) -> PersistentPlan:
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch (`optcc.runtime.protocol.agreement`) under which the last collective has begun."""
+        return self._replanning.epoch
+
+    def change_epoch(self) -> None:
+        """A collective begins: from one on that all ranks have agreed on, plans are new ones."""
+        if self._replanning.begin(self._deadline_s):
+            assert isinstance(self._base, Replans)
+            # Where there is no plan for what is left, that of before goes on.
+            with suppress(OptccError):
+                self._plan_for = self._base.under(self._replanning.shares)
+            for plan in self._plans.values():
+                plan.close()
+            self._plans.clear()
+
+    def _prepare(self, shares: Shares) -> Callable[[], bool]:
+        """Begins to make the plans that are in use, for NICs that carry these shares."""
+        assert isinstance(self._base, Replans)
+        return self._base.prepare(shares, self._wanted())
+
+    def _wanted(self) -> list[Wanted]:
+        """What plans are in use for, those of persistent collectives first, then as they were used last."""
+        kept = [key[:4] for key in reversed(self._plans)]
+        return list(dict.fromkeys([each.wanted for each in self._persistent] + kept))[:WANTED_MAX]
+
+    def make(self, wanted: Wanted, array: Any) -> PersistentPlan:
+        """A new plan of this epoch for arrays like this one; collective."""
+        collective, size_bytes, dtype, op = wanted
         check_reduction_of(op, dtype)
         plan, verdict = self._plan_for(collective, size_bytes, dtype, op)
-        wanted = collective, size_bytes, dtype, op
         got = plan.collective, plan.size_bytes, plan.transfers.dtype, plan.transfers.reduction
         if got != wanted:
             raise InputError(f"plan {plan.name}: {_said(got)}: must be {_said(wanted)}")
@@ -210,13 +244,23 @@ class Communicator:
 class PersistentAllReduce:
     """An AllReduce of one array into another, made ready; see `Communicator.all_reduce_init`."""
 
-    __slots__ = ("_arrays", "_plan")
+    __slots__ = ("__weakref__", "_array", "_arrays", "_comm", "_epoch", "_out", "_plan", "wanted")
 
-    def __init__(self, plan: PersistentPlan, array: Any, out: Any) -> None:
-        self._plan, self._arrays = plan, plan.arrange(array, out)
+    def __init__(self, comm: Communicator, wanted: Wanted, array: Any, out: Any) -> None:
+        self._comm, self.wanted, self._array, self._out = comm, wanted, array, out
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._epoch, self._plan = self._comm.epoch, self._comm.make(self.wanted, self._array)
+        self._arrays = self._plan.arrange(self._array, self._out)
 
     def start(self) -> Handle:
-        """Begins with what the array holds now; if a former start is not done, when it is."""
+        """Begins with what the array holds now; if a former start is not done, when it is. All ranks start what they
+        have in the same order."""
+        self._comm.change_epoch()
+        if self._epoch != self._comm.epoch:
+            self._plan.close()
+            self._prepare()
         return self._plan.start_with(self._arrays)
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ from optcc.runtime.plan_handshake import agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
+    EPOCH_NEWS,
     RECEIVED,
     SENT,
     Binds,
@@ -111,6 +112,9 @@ class Engine:
         self._has_begun = False
         self._control: list[tuple[int, int]] | None = None
         self._control_events: dict[Event, int] = {}
+        # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
+        self.look_aside: Callable[[], float] | None = None
+        self._aside_s = 0.0
         self._settle = transport.defer_reports() if isinstance(transport, Defers) else None
         # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
         self._context = contextvars.copy_context()
@@ -160,6 +164,12 @@ class Engine:
             if handle >= 0:
                 self._routes[handle] = prepared, channel
         return prepared
+
+    def wait_for(self, goal: Goal, timeout_s: float) -> bool:
+        """Goes on with every run until `goal` is done, for `timeout_s` at most; whether it is. Raises as
+        `Handle.test`."""
+        self._check_alive()
+        return self._drive(goal, self._clock.now_s() + timeout_s)
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """Returns once every rank has called it; runs that are under way go on meanwhile.
@@ -277,6 +287,11 @@ class Engine:
             if (len(of_thread) > 1 or not self._running) and THREAD_ENGINES.has_others(self):
                 THREAD_ENGINES.drive_others(self)
                 wait_s = min(wait_s, TURN_S)
+            if self.look_aside is not None:
+                if now_s >= self._aside_s:
+                    self._aside_s = now_s + self.look_aside()
+                    continue
+                wait_s = min(wait_s, self._aside_s - now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
             if not events:
                 if now_s >= deadline_s:
@@ -293,7 +308,10 @@ class Engine:
             kind, handle = event
             route = self._routes.get(handle)
             if route is None:
-                self._control_events[event] = self._control_events.get(event, 0) + 1
+                if handle == EPOCH_NEWS:
+                    self._aside_s = 0.0
+                else:
+                    self._control_events[event] = self._control_events.get(event, 0) + 1
                 continue
             prepared, channel = route
             if prepared.place is not None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from optcc.errors import RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.protocol.agreement import Epoch
 
 Bytes = npt.NDArray[np.uint8]
 """A contiguous one-dimensional array of bytes."""
@@ -23,6 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 SENT, RECEIVED = 0, 1
 Event = tuple[int, int]
 """(SENT or RECEIVED, handle of the channel)."""
+EPOCH_NEWS = -1
+"""In place of a handle: something has happened to the epochs of the job (`Agrees`), and to no channel."""
 
 COLLECTIVE_TIMEOUT_S = 60.0
 
@@ -149,6 +152,29 @@ class Concludes(Protocol):
         Waits until all ranks that answer agree, for a second or so. Returns what this rank is to raise: `error`, naming
         who kept it waiting if a deadline has passed, or what another rank has found before.
         """
+        ...
+
+
+@runtime_checkable
+class Agrees(Protocol):
+    """A transport whose ranks agree on what their NICs carry; see `optcc.runtime.protocol.agreement`."""
+
+    def join_epochs(self) -> None:
+        """From now on this rank takes part; collective. Events of `EPOCH_NEWS` say when to look again."""
+        ...
+
+    def begin_collective(self) -> int | None:
+        """The number of the epoch under which the next collective runs, which begins now; None if it must wait for
+        `EPOCH_NEWS`."""
+        ...
+
+    @property
+    def wanted_epoch(self) -> Epoch | None:
+        """An epoch that waits until this rank has its plans, if there is one."""
+        ...
+
+    def epoch_ready(self) -> None:
+        """This rank has the plans of `wanted_epoch`."""
         ...
 
 

@@ -244,6 +244,9 @@ def _report(
         found = f"{wrong} {'OK' if not wrong else 'FAILED'}" if settings.check else "N/A"
         click.echo(f"# Out of bounds values : {found}")
         mean = sum(row.busbw for row in rows) / len(rows) if rows else 0.0
+        changes = sum(row.plan_changes for row in rows)
+        if changes:
+            click.echo(f"# Plan changes         : {changes}, for what the NICs carried then")
         if resent or lost:
             click.echo(f"# Lost connections     : {lost}, {resent} chunks were sent again")
         click.echo(f"# Avg bus bandwidth    : {mean:.6g}")
@@ -327,6 +330,7 @@ def _json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
         "segments": row.segments,
         "resent": row.resent,
         "lost": row.lost,
+        "plan_changes": row.plan_changes,
     }
 
 

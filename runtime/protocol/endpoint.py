@@ -20,10 +20,12 @@ from optcc.errors import InputError
 from optcc.plan import Channel
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
+from optcc.runtime.protocol.epochs import Epochs
 from optcc.runtime.protocol.frames import (
     BACK_FRAME,
     CHANNELS_MAX,
     DOUBT_FRAME,
+    EPOCH_FRAME,
     GONE_FRAME,
     NEWS_FRAME,
     PROBE_FRAME,
@@ -86,6 +88,7 @@ class Endpoint(LocalRank):
         self.suspicion = Suspicion(self)
         self.rates = Rates(self, self.outbounds)
         self.membership = Membership(self, self)
+        self.epochs = Epochs(self, self.rates)
         self.accepting: dict[Accepting, None] = {}
         self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s
         self._numbers = ChannelNumbers()
@@ -192,6 +195,11 @@ class Endpoint(LocalRank):
         if self.reports.is_owed and self.n_awaited <= 0 and not self._is_settled:
             self.reports.release_owed()
         return events
+
+    def tell_news(self, event: TransportEvent) -> None:
+        """Reports an event that is none of a post."""
+        self.n_awaited += 1
+        self.events.append(event)
 
     def settle_later(self) -> None:
         """The program itself says when it may not call again for long; see `optcc.runtime.transport.Defers`."""
@@ -343,6 +351,7 @@ class Endpoint(LocalRank):
             self.inbounds[peer].repeat_gone(connection)
         self.rates.tell(peer)
         self.membership.greet(connection)
+        self.epochs.joined(connection)
         return connection
 
     def _join(self, accepting: Accepting) -> RecvConnection:
@@ -357,6 +366,7 @@ class Endpoint(LocalRank):
         inbound.joined(connection)
         self.rates.tell(hello.src)
         self.membership.greet(connection)
+        self.epochs.joined(connection)
         return connection
 
     def _check_hello(self, nic: int, hello: Hello) -> None:
@@ -433,6 +443,8 @@ class Endpoint(LocalRank):
             self.outbounds[peer].dial_now(theirs=number)
         elif kind == RATE_FRAME:
             self.rates.hear(peer, number)
+        elif kind == EPOCH_FRAME:
+            self.epochs.hear(number)
         elif kind == DOUBT_FRAME:
             for connection in self._of_session(peer, number & 0xFFFFFFFF):
                 if self.suspicion.hear(connection, number >> 32):
@@ -500,6 +512,7 @@ class Endpoint(LocalRank):
                     self.suspicion.probe_idle(peer)
         if self.rates.is_on:
             self.rates.look(now_s)
+        self.epochs.tick()
         if not self.is_leaving:
             self.membership.tick(elapsed_s)
 

@@ -19,6 +19,7 @@ and in both directions control frames about connections, NICs and ranks:
     doubt   the connection with session `number` (low 32 bits; a count above) is suspected, or no longer
     rate    the measured rates of a NIC (see `RateWord`)
     news    eight bytes of what the sender knows of failures (see `membership`)
+    epoch   what some rank says of the epochs of the job (see `agreement`)
     bye     the last frame of a rank that closes
 
 A header is 36 bytes, little-endian, as the processors are that this runs on:
@@ -57,8 +58,8 @@ crc32: Checksum = _crc32
 
 VERSION = 8
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = range(1, 5)
-GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME = range(5, 11)
-CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME)
+GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME = range(5, 12)
+CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME)
 """Frames about connections, NICs and ranks rather than about a channel."""
 DATA_STATE_FRAME = 0x30
 """One flipped bit makes it of no other kind, nor any other of it: a header of another length would be waited for."""
@@ -207,7 +208,7 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
         raise WireError("header: wrong checksum")
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= NEWS_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= EPOCH_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
 

@@ -67,6 +67,10 @@ class LocalRank:
         if self.failure is None and not self.is_leaving:
             self.failure = failure
 
+    def tell_news(self, event: Event) -> None:
+        """Reports an event that is none of a post."""
+        self.events.append(event)
+
     # --- connections
 
     def wake(self, connection: Established) -> None:

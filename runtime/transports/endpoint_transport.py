@@ -9,6 +9,7 @@ from functools import partial
 
 from optcc.errors import DeadlineExceeded, RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.protocol.agreement import Epoch
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
@@ -72,6 +73,27 @@ class EndpointTransport(ABC):
     def set_rates(self, rates: Sequence[Sequence[tuple[int, int]]]) -> None:
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
         self._endpoint.set_rates(rates)
+
+    # --- epochs
+
+    def join_epochs(self) -> None:
+        """See `optcc.runtime.transport.Agrees`."""
+        self._endpoint.epochs.is_on = True
+
+    def begin_collective(self) -> int | None:
+        """See `optcc.runtime.transport.Agrees`."""
+        return self._endpoint.epochs.agreement.begin()
+
+    @property
+    def wanted_epoch(self) -> Epoch | None:
+        """See `optcc.runtime.transport.Agrees`."""
+        return self._endpoint.epochs.agreement.wanted
+
+    def epoch_ready(self) -> None:
+        """See `optcc.runtime.transport.Agrees`."""
+        self._endpoint.epochs.agreement.ready()
+        self._endpoint.epochs.spread()
+        self._flush()
 
     # --- the driver
 

@@ -1,0 +1,212 @@
+"""Agreement on epochs: which plans the collectives of a job run under. No I/O, no clock.
+
+An *epoch* is a statement of what every NIC carries. Its collectives run on plans for that; all ranks must change to it
+before the same collective. Ranks begin collectives in the same order, and number them from 0; they may be at different
+ones at any moment.
+
+    rank 0    proposes the next epoch, once every rank is ready for the last one
+    a rank    makes its plans, says that it is ready and which collective it begins next, n, and from then on begins
+              none from n + AHEAD on until it knows the same of every rank
+    all       the epoch counts from the largest n + AHEAD on: no rank has begun that one
+
+What is said are facts that never change: a *word* is a part of a proposal (what one NIC carries in the epoch), or that
+a rank is ready. Words may come late, twice and in any order, over any rank, for whoever learns one passes it on. So two
+ranks need no connection with each other, and a rail that is lost takes nothing along that is not said again on the
+next. Nothing rests on clocks.
+
+A rank keeps the words of its epoch and of the next. That is enough: an epoch is proposed only when all are ready for
+the one before, and a rank says so only when it has changed to the one before that.
+
+If a rank is lost, the ranks that wait for its word wait in a collective, which ends with the loss.
+
+`tests/unit/runtime/protocol/test_agreement.py` explores every order of these steps for three ranks and two epochs, and
+for four ranks and one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+AHEAD = 2
+"""Collectives that a rank may begin between being ready and the change: they hide how long the words take."""
+RANKS_MAX = 1 << 12
+NICS_MAX = 1 << 6
+EPOCHS_MAX = (1 << 14) - 1
+SHARE_MAX = 7.0
+_PROPOSAL, _READY = 1, 2
+_PARTS = 1 << 12
+Share = tuple[float, float]
+"""What a NIC sends and receives, as a share of what `LocalRank.book` says."""
+Shares = tuple[tuple[Share, ...], ...]
+"""By rank and NIC."""
+
+
+class Epoch(NamedTuple):
+    """An epoch, the number of the first collective under it (-1 until that is agreed), and what the NICs carry."""
+
+    number: int
+    first: int
+    shares: Shares
+
+
+class Agreement:
+    """What rank `rank` knows of the epochs; `n_nics` has the NICs of each rank.
+
+    `epoch` is the last one that is agreed on; `to_say` are words for all peers. Where a limit of the words does not
+    hold (`RANKS_MAX`, `NICS_MAX`), nothing is ever proposed.
+
+    >>> one, other = Agreement(0, [1, 1]), Agreement(1, [1, 1])
+    >>> one.propose((((1.0, 1.0),), ((0.5, 1.0),)))
+    >>> one.ready(), [other.hear(word) for word in one.to_say]
+    (None, [True, True, True])
+    >>> other.wanted.shares[1], other.begin(), other.ready()
+    (((0.5, 1.0),), 0, None)
+    >>> any(map(one.hear, other.to_say)), one.epoch.number, one.epoch.first
+    (True, 1, 3)
+    >>> [one.begin() for _ in range(4)], [other.begin() for _ in range(4)]
+    ([0, 0, 0, 1], [0, 0, 1, 1])
+    """
+
+    __slots__ = (
+        *("_epochs", "_is_possible", "_keys", "_n_ranks", "_proposed", "_ready"),
+        *("next", "rank", "to_say"),
+    )
+
+    def __init__(self, rank: int, n_nics: Sequence[int]) -> None:
+        self.rank = rank
+        self._is_possible = len(n_nics) <= RANKS_MAX and max(n_nics) <= NICS_MAX
+        self._n_ranks = len(n_nics)
+        self._keys = dict.fromkeys((each, nic) for each, count in enumerate(n_nics) for nic in range(count))
+        # The agreed ones under which collectives may still begin; number of the next collective.
+        self._epochs = [Epoch(0, 0, tuple(((1.0, 1.0),) * count for count in n_nics))]
+        self.next = 0
+        # By epoch: the shares of the NICs, and the next collective of each rank that is ready.
+        self._proposed: dict[int, dict[tuple[int, int], Share]] = {}
+        self._ready: dict[int, dict[int, int]] = {}
+        self.to_say: list[int] = []
+
+    # --- collectives
+
+    @property
+    def epoch(self) -> Epoch:
+        """The last epoch that is agreed on."""
+        return self._epochs[-1]
+
+    def begin(self) -> int | None:
+        """The epoch of the next collective, which begins now; None if it must wait for words of other ranks."""
+        said = self._ready.get(self.epoch.number + 1, {}).get(self.rank)
+        if said is not None and self.next >= said + AHEAD:
+            return None
+        while len(self._epochs) > 1 and self._epochs[1].first <= self.next:
+            del self._epochs[0]
+        self.next += 1
+        return self._epochs[0].number
+
+    @property
+    def wanted(self) -> Epoch | None:
+        """The epoch that is proposed, if this rank knows all of it and has not said that it is ready."""
+        number = self.epoch.number + 1
+        shares = self._proposed.get(number, {})
+        if len(shares) < len(self._keys) or self.rank in self._ready.get(number, {}):
+            return None
+        return Epoch(number, -1, self._in_order(shares))
+
+    def ready(self) -> None:
+        """This rank has the plans of `wanted`."""
+        wanted = self.wanted
+        assert wanted is not None, "nothing is proposed"
+        self.hear(_word(_READY, wanted.number, self.rank, self.next))
+
+    # --- the next epoch
+
+    @property
+    def may_propose(self) -> bool:
+        """True at rank 0 once all ranks are ready for the last epoch that it has proposed."""
+        last = self.epoch.number
+        return self._is_possible and not self.rank and last < EPOCHS_MAX and not self._proposed.get(last + 1)
+
+    def propose(self, shares: Shares) -> None:
+        """Proposes the next epoch, in which the NICs carry this."""
+        assert self.may_propose
+        for (rank, nic), share in zip(self._keys, (share for nics in shares for share in nics), strict=True):
+            self.hear(_word(_PROPOSAL, self.epoch.number + 1, rank, _packed(nic, share)))
+
+    # --- words
+
+    def words(self) -> list[int]:
+        """All that a peer may not know yet, for one that has just been connected."""
+        last = self.epoch.number
+        words: list[int] = []
+        for number in (last, last + 1):
+            shares, ready = self._proposed.get(number, {}), self._ready.get(number, {})
+            words += [_word(_PROPOSAL, number, rank, _packed(nic, share)) for (rank, nic), share in shares.items()]
+            words += [_word(_READY, number, rank, n) for rank, n in ready.items()]
+        return words
+
+    def hear(self, word: int) -> bool:
+        """Takes a word of a peer; True if it is news, which is passed on.
+
+        A word that no rank of this job can have said is ignored.
+        """
+        kind, number, rank, rest = _read(word)
+        key = rank, rest >> 30
+        if not 1 <= number - self.epoch.number <= 2:
+            return False
+        if kind == _PROPOSAL:
+            shares = self._proposed.setdefault(number, {})
+            if key in shares or key not in self._keys:
+                return False
+            shares[key] = _share(rest)
+        else:
+            ready = self._ready.setdefault(number, {})
+            if kind != _READY or rank in ready or rank >= self._n_ranks:
+                return False
+            ready[rank] = rest
+        self.to_say.append(word)
+        self._agree()
+        return True
+
+    def _agree(self) -> None:
+        """The epoch that is proposed is agreed on once all ranks are known to be ready."""
+        number = self.epoch.number + 1
+        ready, shares = self._ready.get(number, {}), self._proposed.get(number, {})
+        if len(ready) < self._n_ranks or len(shares) < len(self._keys):
+            return
+        self._epochs.append(Epoch(number, max(ready.values()) + AHEAD, self._in_order(shares)))
+        self._ready.pop(number - 1, None)
+        self._proposed.pop(number - 1, None)
+
+    def _in_order(self, known: dict[tuple[int, int], Share]) -> Shares:
+        """What is known of all NICs, by rank; those of which nothing is known carry what they should."""
+        shares: list[list[Share]] = [[] for _ in range(self._n_ranks)]
+        for rank, nic in self._keys:
+            shares[rank].append(known.get((rank, nic), (1.0, 1.0)))
+        return tuple(map(tuple, shares))
+
+
+def rounded(share: Share) -> Share:
+    """A share as words tell it.
+
+    >>> rounded((0.1, 9.0))
+    (0.10009765625, 7.0)
+    """
+    return _share(_packed(0, share))
+
+
+def _packed(nic: int, share: Share) -> int:
+    out, in_ = (round(min(each, SHARE_MAX) * _PARTS) for each in share)
+    return nic << 30 | out << 15 | in_
+
+
+def _share(rest: int) -> Share:
+    return (rest >> 15 & 0x7FFF) / _PARTS, (rest & 0x7FFF) / _PARTS
+
+
+def _word(kind: int, number: int, rank: int, rest: int) -> int:
+    """A word of 64 bits: its kind, the epoch, a rank, and what it says."""
+    return kind << 62 | number << 48 | rank << 36 | rest
+
+
+def _read(word: int) -> tuple[int, int, int, int]:
+    return word >> 62, word >> 48 & 0x3FFF, word >> 36 & 0xFFF, word & 0xFFFFFFFFF

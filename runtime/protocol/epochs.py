@@ -1,0 +1,134 @@
+"""When the plans of a job change: what rank 0 makes of what all ranks say of their NICs (`rates`). No I/O.
+
+A NIC that carries less than before, or nothing, costs every collective until plans are made for what is left; so that
+is proposed as soon as what is said has settled. A NIC that carries more again costs nothing if it is noticed late, and
+may fail again: rank 0 waits, and longer each time it has waited too short.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from optcc.runtime.protocol.agreement import Agreement, Shares, rounded
+from optcc.runtime.protocol.frames import EPOCH_FRAME
+from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
+from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
+
+SETTLE_S, RATE_SETTLE_S = 0.05, 0.5
+"""What is known changes with each word of a failure, and a connection that was reset is soon back. A NIC that is lost
+counts once what is known has been the same for the first time, one that is slower for the second, as the rates that
+are measured on a busy host come and go; and both after `SETTLE_TIMES` that time in any case."""
+SETTLE_TIMES = 5
+PATIENCE_S, PATIENCE_S_MAX = 0.25, 8.0
+CALM_S = 10.0
+"""A NIC that fails later than this after it came back has not come back too early."""
+CHANGE = 0.1
+"""Plans change for NICs that carry more or less by a tenth, not for noise."""
+
+
+class Epochs:
+    """One rank's part in the epochs of a job; see `agreement`. Nothing is proposed before a program sets `is_on`."""
+
+    def __init__(self, local: LocalRank, rates: Rates) -> None:
+        self._local, self._rates = local, rates
+        self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
+        self.is_on = False
+        self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
+        self._version = 0
+        self._seen: Shares = self.agreement.epoch.shares
+        self._changed_s, self._wanted_s, self._raised_s, self._patience_s = 0.0, NEVER_S, -CALM_S, PATIENCE_S
+
+    # --- words
+
+    def hear(self, word: int) -> None:
+        """A word of a peer."""
+        before = self.agreement.epoch.number, self.agreement.wanted is not None
+        if self.agreement.hear(word):
+            self.spread()
+        if self.is_on and before != (self.agreement.epoch.number, self.agreement.wanted is not None):
+            self._local.tell_news((RECEIVED, EPOCH_NEWS))
+
+    def spread(self) -> None:
+        """Says to all peers what this rank has to say, and passes on what it has heard."""
+        words, self.agreement.to_say = self.agreement.to_say, []
+        if words:
+            for peer in dict.fromkeys(connection.peer for connection in self._local.up):
+                for word in words:
+                    self._local.say(peer, EPOCH_FRAME, word)
+
+    def joined(self, connection: Established) -> None:
+        """A connection is new: what was said before it was there is said on it."""
+        for word in self.agreement.words():
+            connection.say(EPOCH_FRAME, word)
+            self._local.wake(connection)
+
+    # --- time
+
+    def tick(self) -> None:
+        """Tells of NICs of this rank that are silent; at rank 0, proposes an epoch if it is time for one."""
+        self._note_silent()
+        if self.is_on and not self._local.rank:
+            self._propose()
+        self.spread()
+
+    def _note_silent(self) -> None:
+        """A NIC that has lost all its connections while others have some is as good as down."""
+        n_up = [0] * len(self._was_joined)
+        for connection in self._local.up:
+            n_up[connection.nic] += 1
+        for nic, count in enumerate(n_up):
+            self._was_joined[nic] |= count > 0
+            is_silent = self._was_joined[nic] and not count and any(n_up)
+            if is_silent != self._is_silent[nic]:
+                self._is_silent[nic] = is_silent
+                self._rates.note_nic(nic, self._local.nic_up[nic] and not is_silent)
+
+    def _known(self) -> Shares:
+        """What all NICs carry, as far as this rank knows."""
+        return tuple(
+            tuple(rounded(self._rates.known(rank, nic)) for nic in range(len(nics)))
+            for rank, nics in enumerate(self._local.book)
+        )
+
+    def _propose(self) -> None:
+        """Proposes what is reported, once that has been the same for long enough."""
+        local, now_s = self._local, self._local.now_s
+        if self._rates.version != self._version:
+            self._version, known = self._rates.version, self._known()
+            if known != self._seen:
+                self._seen, self._changed_s = known, now_s
+        pairs = _rate_pairs(self._seen, self.agreement.epoch.shares)
+        if not any(_is_change(*pair) for pair in pairs):
+            self._wanted_s = NEVER_S
+            return
+        self._wanted_s = min(self._wanted_s, now_s)
+        # A host that cannot be reached ends the job: there is no plan for the others.
+        if not self.agreement.may_propose or not all(any(min(share) > 0 for share in nics) for nics in self._seen):
+            return
+        is_worse = any(_is_change(new, old) and new < old for new, old in pairs)
+        is_lost = any(_is_change(new, old) and not new for new, old in pairs)
+        settle_s = SETTLE_S if is_lost else RATE_SETTLE_S if is_worse else self._patience_s
+        wait_s = min(self._changed_s + settle_s, self._wanted_s + SETTLE_TIMES * settle_s) - now_s
+        if wait_s > 0:
+            local.look_within(wait_s)
+            return
+        if not is_worse:
+            self._raised_s = now_s
+        elif now_s < self._raised_s + CALM_S:
+            self._patience_s = min(PATIENCE_S_MAX, 2 * self._patience_s)
+        else:
+            self._patience_s = PATIENCE_S
+        self._wanted_s = NEVER_S
+        self.agreement.propose(self._seen)
+        local.tell_news((RECEIVED, EPOCH_NEWS))
+
+
+def _is_change(new: float, old: float) -> bool:
+    return abs(new - old) > CHANGE * max(new, old)
+
+
+def _rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:
+    """Each rate of each NIC, as it is and as it was."""
+    both = zip(chain.from_iterable(news), chain.from_iterable(olds), strict=True)
+    return [pair for new, old in both for pair in zip(new, old, strict=True)]

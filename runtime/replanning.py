@@ -1,0 +1,146 @@
+"""Plans for what the NICs carry now: the epochs of a job (`optcc.runtime.protocol.agreement`), for whoever runs plans.
+
+`Replanning` tells under which epoch the next collective runs, and makes the plans of the next epoch beside the running
+collectives. Only then this rank says that it is ready; so a change costs what it costs to open the new channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from optcc.collective import Collective
+from optcc.errors import DeadlineExceeded
+from optcc.plan import Plan
+from optcc.runtime.engine import Engine
+from optcc.runtime.protocol.agreement import Epoch, Shares
+from optcc.runtime.transport import Agrees
+from optcc.verdict import Verdict
+
+PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
+"""(collective, size in bytes, dtype, reduction) to a plan and the verifier's verdict on it; the same at every rank."""
+Wanted = tuple[Collective, int, str, str]
+"""What `PlanFor` is called with."""
+_LOOK_S = 5e-3
+
+logger = logging.getLogger("optcc.nics")
+
+
+@runtime_checkable
+class Replans(Protocol):
+    """A `PlanFor` that can make plans for what is left of the NICs."""
+
+    def under(self, shares: Shares) -> PlanFor:
+        """Plans for NICs that carry these shares, by rank and NIC, of what this one's plans are made for.
+
+        Raises TopologyError if there can be no plan.
+        """
+        ...
+
+    def prepare(self, shares: Shares, wanted: Sequence[Wanted]) -> Callable[[], bool]:
+        """Begins to make such plans in the background; returns what tells whether they are there, in which case
+        `under(shares)` has them at once."""
+        ...
+
+
+class Replanning:
+    """The epochs of the collectives that `engine` runs.
+
+    `prepare` begins to make plans for NICs that carry some shares, and returns what tells whether they are there;
+    without it, or where the transport has no epochs, all collectives run under epoch 0.
+    """
+
+    def __init__(self, engine: Engine, prepare: Callable[[Shares], Callable[[], bool]] | None) -> None:
+        self._engine = engine
+        self._coming: tuple[Epoch, Callable[[], bool]] | None = None
+        self._shares: dict[int, Shares] = {}
+        transport = engine.transport
+        self._prepare = prepare if isinstance(transport, Agrees) else None
+        self._transport = transport if isinstance(transport, Agrees) and prepare is not None else None
+        self.epoch = 0
+        if self._transport is not None:
+            self._transport.join_epochs()
+            engine.look_aside = self._look
+
+    @property
+    def shares(self) -> Shares:
+        """What the NICs carry in the epoch of the collective that began last, which is not epoch 0."""
+        return self._shares[self.epoch]
+
+    def begin(self, timeout_s: float) -> bool:
+        """A collective begins; waits, if other ranks have yet to agree on its epoch. True if that is a new one.
+
+        Raises DeadlineExceeded after `timeout_s`, and what a run raises.
+        """
+        transport = self._transport
+        if transport is None:
+            return False
+        if transport.wanted_epoch is not None:
+            self._look()
+        epoch = transport.begin_collective()
+        if epoch is None:
+            goal = _Begun(transport)
+            if not self._engine.wait_for(goal, timeout_s):
+                error = DeadlineExceeded(f"rank {self._engine.rank}: waited {timeout_s:g} s in vain for others' plans")
+                self._engine.abort(str(error))
+                raise error
+            assert goal.epoch is not None
+            epoch = goal.epoch
+        if epoch == self.epoch:
+            return False
+        self.epoch = epoch
+        for old in [each for each in self._shares if each < epoch]:
+            del self._shares[old]
+        if not self._engine.rank:
+            logger.warning("optcc: plans are now for %s", show_shares(self.shares))
+        return True
+
+    def _look(self) -> float:
+        """Has plans made if there is an epoch to make them for; seconds until it is to be called again."""
+        transport, prepare = self._transport, self._prepare
+        assert transport is not None and prepare is not None
+        epoch = transport.wanted_epoch
+        if epoch is None:
+            self._coming = None
+            return math.inf
+        if self._coming is None or self._coming[0] != epoch:
+            self._coming = epoch, prepare(epoch.shares)
+        if not self._coming[1]():
+            return _LOOK_S
+        self._shares[epoch.number], self._coming = epoch.shares, None
+        transport.epoch_ready()
+        return math.inf
+
+
+class _Begun:
+    """The goal that a collective may begin."""
+
+    def __init__(self, transport: Agrees) -> None:
+        self._transport = transport
+        self.epoch: int | None = None
+
+    @property
+    def done(self) -> bool:
+        """True once it has begun."""
+        if self.epoch is None:
+            self.epoch = self._transport.begin_collective()
+        return self.epoch is not None
+
+
+def show_shares(shares: Shares) -> str:
+    """The NICs that carry other than they should, in words.
+
+    >>> show_shares((((1.0, 1.0), (0.0, 0.0)), ((0.5, 1.0),)))
+    'NIC 1 of rank 0 down, NIC 0 of rank 1 at 50 % out, 100 % in'
+    >>> show_shares((((1.0, 1.0),),))
+    'all NICs as at the start'
+    """
+    said = [
+        f"NIC {nic} of rank {rank} " + (f"at {out:.0%} out, {in_:.0%} in".replace("%", " %") if out and in_ else "down")
+        for rank, nics in enumerate(shares)
+        for nic, (out, in_) in enumerate(nics)
+        if (out, in_) != (1, 1)
+    ]
+    return ", ".join(said) or "all NICs as at the start"

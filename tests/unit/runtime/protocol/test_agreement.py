@@ -1,0 +1,249 @@
+"""Agreement on epochs: every order of the steps of a few ranks, and random orders of more."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from copy import copy
+
+import pytest
+
+from optcc.runtime.protocol import agreement
+from optcc.runtime.protocol.agreement import AHEAD, EPOCHS_MAX, NICS_MAX, RANKS_MAX, Agreement, Shares
+
+State = tuple[object, ...]
+
+
+class World:
+    """Ranks of one NIC in all, at rank 0, and which words each has yet to hear; any may come next.
+
+    `begun[rank][number]` is the epoch of each collective that a rank has begun.
+    """
+
+    def __init__(self, n_ranks: int, n_collectives: int, n_epochs: int) -> None:
+        self.ranks = [Agreement(rank, [1] + [0] * (n_ranks - 1)) for rank in range(n_ranks)]
+        self.n_collectives, self.n_epochs = n_collectives, n_epochs
+        self.begun: list[list[int]] = [[] for _ in self.ranks]
+        self.coming: list[frozenset[int]] = [frozenset()] * n_ranks
+        self.heard: list[frozenset[int]] = [frozenset()] * n_ranks
+
+    def steps(self) -> Iterator[Callable[[World], None]]:
+        """All that can happen next, as functions of a copy of this world."""
+        for rank, each in enumerate(self.ranks):
+            if len(self.begun[rank]) < self.n_collectives:
+                yield lambda world, rank=rank: world.begin(rank)  # type: ignore[misc]
+            if each.wanted is not None:
+                yield lambda world, rank=rank: world.ready(rank)  # type: ignore[misc]
+            for word in self.coming[rank]:
+                yield lambda world, rank=rank, word=word: world.hear(rank, word)  # type: ignore[misc]
+        if self.ranks[0].may_propose and self.ranks[0].epoch.number < self.n_epochs:
+            yield World.propose
+
+    def begin(self, rank: int) -> None:
+        epoch = self.ranks[rank].begin()
+        if epoch is not None:
+            self.begun[rank].append(epoch)
+
+    def ready(self, rank: int) -> None:
+        self.ranks[rank].ready()
+        self.spread(rank)
+
+    def hear(self, rank: int, word: int) -> None:
+        self.coming[rank] -= {word}
+        self.ranks[rank].hear(word)
+        self.spread(rank)
+
+    def propose(self) -> None:
+        number = self.ranks[0].epoch.number + 1
+        self.ranks[0].propose((((1 / (1 + number), 1.0),), *((),) * (len(self.ranks) - 1)))
+        self.spread(0)
+
+    def spread(self, rank: int) -> None:
+        """What a rank says goes to all others that have not heard it: a second time, it changes nothing.
+
+        Of the words of a proposal, which count together, one stands for all.
+        """
+        for word in self.ranks[rank].to_say:
+            self.heard[rank] |= {word}
+            for other, words in enumerate(self.coming):
+                if word not in self.heard[other]:
+                    self.coming[other] = words | {word}
+        self.ranks[rank].to_say.clear()
+
+    def copy(self) -> World:
+        """Another one, of which each part may change."""
+        new = copy(self)
+        new.ranks = [_copied(each) for each in self.ranks]
+        new.begun, new.coming, new.heard = [list(each) for each in self.begun], list(self.coming), list(self.heard)
+        return new
+
+    def check(self) -> None:
+        """No collective runs under two epochs, and an epoch means the same to all."""
+        for number in range(self.n_collectives):
+            epochs = {begun[number] for begun in self.begun if len(begun) > number}
+            assert len(epochs) < 2, f"collective {number} runs under epochs {sorted(epochs)}"
+        meanings = {each.epoch for each in self.ranks}
+        assert len(meanings) == len({each.number for each in meanings}), meanings
+
+    def is_over(self) -> bool:
+        return all(len(begun) == self.n_collectives for begun in self.begun)
+
+    def state(self) -> State:
+        """What decides all that can follow, and what is checked."""
+        known = tuple((each.next, tuple(each._epochs), frozenset(each.words())) for each in self.ranks)
+        return known, tuple(map(tuple, self.begun)), tuple(self.heard)
+
+
+def _copied(rank: Agreement) -> Agreement:
+    new = copy(rank)
+    new._epochs, new.to_say = list(rank._epochs), list(rank.to_say)
+    new._proposed = {number: dict(shares) for number, shares in rank._proposed.items()}
+    new._ready = {number: dict(ready) for number, ready in rank._ready.items()}
+    return new
+
+
+def explore(world: World) -> int:
+    """Visits every state: all are right, and from each one the collectives of all ranks can be begun. How many."""
+    numbers = {world.state(): 0}
+    before: list[list[int]] = [[]]
+    ended: list[int] = []
+    queue = deque([world])
+    while queue:
+        here = queue.popleft()
+        number = numbers[here.state()]
+        here.check()
+        if here.is_over():
+            ended.append(number)
+        for step in here.steps():
+            there = here.copy()
+            step(there)
+            state = there.state()
+            if state not in numbers:
+                numbers[state] = len(numbers)
+                before.append([])
+                queue.append(there)
+            before[numbers[state]].append(number)
+    alive, left = set(ended), list(ended)
+    while left:
+        for number in before[left.pop()]:
+            if number not in alive:
+                alive.add(number)
+                left.append(number)
+    assert len(alive) == len(numbers), f"from {len(numbers) - len(alive)} states not all collectives can be begun"
+    return len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "n_collectives", "n_epochs", "ahead", "n_states"),
+    [(2, 3, 1, AHEAD, 625), (2, 3, 3, 1, None), (3, 2, 1, 1, 16836)],
+)
+def test_no_order_of_the_steps_splits_a_collective_or_stops_one(
+    monkeypatch: pytest.MonkeyPatch,
+    n_ranks: int,
+    n_collectives: int,
+    n_epochs: int,
+    ahead: int,
+    n_states: int | None,
+) -> None:
+    monkeypatch.setattr(agreement, "AHEAD", ahead)
+    found = explore(World(n_ranks, n_collectives, n_epochs))
+    print(f"{found} states")
+    assert n_states in (None, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n_ranks", "n_collectives", "n_epochs", "ahead"), [(2, 5, 2, AHEAD), (3, 3, 1, AHEAD), (3, 2, 2, 1)]
+)
+def test_nor_does_any_of_more(
+    monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_collectives: int, n_epochs: int, ahead: int
+) -> None:
+    monkeypatch.setattr(agreement, "AHEAD", ahead)
+    print(f"{explore(World(n_ranks, n_collectives, n_epochs))} states")
+
+
+class Broken(Agreement):
+    """What an exploration must find: a rank goes on after it has said that it is ready."""
+
+    def begin(self) -> int | None:
+        said = self._ready.get(self.epoch.number + 1, {}).pop(self.rank, None)
+        try:
+            return super().begin()
+        finally:
+            if said is not None:
+                self._ready[self.epoch.number + 1][self.rank] = said
+
+
+def test_a_rank_that_does_not_wait_is_found() -> None:
+    world = World(2, 5, 1)
+    world.ranks = [Broken(rank, [1, 0]) for rank in range(2)]
+    with pytest.raises(AssertionError, match="runs under epochs"):
+        explore(world)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_orders_of_many_ranks_agree(seed: int) -> None:
+    """Words come late, twice, and only between some of the ranks."""
+    rng = random.Random(seed)
+    n_ranks, n_collectives, n_epochs = rng.randint(2, 6), rng.randint(5, 40), rng.randint(1, 5)
+    ranks = [Agreement(rank, [2] * n_ranks) for rank in range(n_ranks)]
+    peers = [{(rank + 1) % n_ranks, (rank - 1) % n_ranks, rng.randrange(n_ranks)} - {rank} for rank in range(n_ranks)]
+    coming: list[tuple[int, int]] = []
+    begun: list[list[int]] = [[] for _ in ranks]
+    for turn in range(100_000):
+        rank = rng.randrange(n_ranks)
+        each = ranks[rank]
+        if rng.random() < 0.3 and len(begun[rank]) < n_collectives and (epoch := each.begin()) is not None:
+            begun[rank].append(epoch)
+        if rng.random() < 0.2 and each.wanted is not None:
+            each.ready()
+        if rng.random() < 0.05 and each.may_propose and each.epoch.number < n_epochs:
+            each.propose(tuple(((rng.random(), 1.0), (0.0, 0.5)) for _ in ranks))
+        if coming:
+            to, word = coming[rng.randrange(len(coming))]
+            if ranks[to].hear(word) or rng.random() < 0.5:
+                coming.remove((to, word))
+        for number, other in enumerate(ranks):
+            coming += [(peer, word) for word in other.to_say for peer in sorted(peers[number])]
+            other.to_say.clear()
+        if turn % 500 == 0:  # a connection is lost and comes again: what was on its way is lost, and all is said again
+            to, via = rng.randrange(n_ranks), rng.randrange(n_ranks)
+            coming = [each for each in coming if each[0] != to]
+            for number in peers[to] | {via} - {to}:
+                coming += [(to, word) for word in ranks[number].words()]
+        if not coming and all(len(each) == n_collectives for each in begun):
+            break
+    assert len(set(map(tuple, begun))) == 1 and len(begun[0]) == n_collectives, begun
+    assert begun[0] == sorted(begun[0])
+    assert len({each.epoch for each in ranks if each.epoch.number == ranks[0].epoch.number}) == 1
+
+
+def test_words_that_nobody_can_have_said_change_nothing() -> None:
+    rng = random.Random(3)
+    rank = Agreement(1, [2, 1])
+    right = Agreement(0, [2, 1])
+    right.propose((((1.0, 1.0), (0.5, 0.5)), ((1.0, 1.0),)))
+    heard = [word for word in (rng.getrandbits(64) for _ in range(20_000)) if rank.hear(word)]
+    assert heard == [] and rank.words() == []
+    assert all(map(rank.hear, right.to_say)) and not any(map(rank.hear, right.to_say))
+    assert rank.wanted is not None and rank.wanted.shares[0] == ((1.0, 1.0), (0.5, 0.5))
+
+
+@pytest.mark.parametrize("n_nics", [[1] * (RANKS_MAX + 1), [1, NICS_MAX + 1]])
+def test_jobs_that_words_cannot_tell_of_keep_their_plans(n_nics: list[int]) -> None:
+    assert not Agreement(0, n_nics).may_propose
+
+
+def test_there_is_an_end_of_epochs() -> None:
+    alone = Agreement(0, [1])
+    shares: Shares = (((0.5, 1.0),),)
+    for number in range(EPOCHS_MAX):
+        alone.propose(shares)
+        alone.ready()
+        assert alone.epoch.number == number + 1
+        alone.to_say.clear()
+    assert not alone.may_propose and len(alone._epochs) > 1
+    for _ in range(AHEAD):
+        assert alone.begin() is not None
+    assert alone.begin() == EPOCHS_MAX and len(alone._epochs) == 1

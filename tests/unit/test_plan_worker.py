@@ -1,0 +1,124 @@
+"""Plans made by a process beside, for NICs that carry other rates."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from optcc import planner as planning
+from optcc.collective import Collective
+from optcc.errors import TopologyError
+from optcc.plan_process import serve
+from optcc.plan_worker import PlanWorker
+from optcc.planner import Planner, PlanRequest
+from optcc.topology import Nic, Pod, Server, Topology
+
+WANTED = PlanRequest(Collective("allreduce", 4), 1 << 20, "float32", "sum")
+HALF = (((1.0, 1.0),), ((0.5, 0.5),), ((1.0, 1.0),), ((1.0, 1.0),))
+DONE_S = 60.0
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PlanWorker]:
+    """A process of this test's own, and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(planning, "WORTH_STORING_S", 0.0)
+    worker = PlanWorker()
+    monkeypatch.setattr(planning, "WORKER", worker)
+    yield worker
+    worker.close()
+
+
+def wait(planner: Planner, shares: planning.Shares, wanted: list[PlanRequest]) -> None:
+    is_there = planner.prepare(shares, wanted)
+    until_s = time.monotonic() + DONE_S
+    while not is_there():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_plans_are_there_when_they_are_said_to_be(worker: PlanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=4)
+    expected = Planner(Topology.parse("4@100MB/s,1=50MB/s"), schedules={"allreduce": "shares"}, segments=4)(*WANTED)
+    others = [WANTED._replace(size_bytes=1 << 16), PlanRequest(Collective("broadcast", 4, 2), 4096, "int32", "sum")]
+    # The process stores what takes long; what does not is made when it is asked for.
+    wait(planner, HALF, [WANTED, *others])
+    plan, verdict = planner.under(HALF)(*WANTED)
+    assert plan.digest == expected[0].digest and verdict == expected[1]
+    assert planner.under(HALF)(*others[1])[0].collective.root == 2
+
+
+def test_what_was_stored_is_not_made_again(worker: PlanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=4)
+    first = planner.under(HALF)(*WANTED)[0]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(planning, "build", refuse)
+    again = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=4)
+    wait(again, HALF, [WANTED])
+    assert worker._process is None
+    assert again.under(HALF)(*WANTED)[0].digest == first.digest
+    other = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=5)
+    with pytest.raises(AssertionError, match="made again"):
+        other.under(HALF)(*WANTED)
+
+
+def test_a_process_that_ends_is_replaced(worker: PlanWorker) -> None:
+    work = Planner(Topology.parse("3@1GB/s"), schedules={"allreduce": "ring"})._work([WANTED])
+    assert worker.make(work)
+    process = worker._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert worker.make(work) and worker._process is not process
+
+
+def test_the_process_goes_on_after_what_cannot_be_made() -> None:
+    done: list[bytes] = []
+
+    def do(line: bytes) -> None:
+        if b"wrong" in line:
+            raise ValueError(line)
+        done.append(line)
+
+    replies = io.BytesIO()
+    serve(io.BytesIO(b"one\nwrong\nthree\n"), replies, do)
+    assert done == [b"one\n", b"three\n"] and replies.getvalue() == b"..."
+
+
+def test_what_is_asked_for_arrives_as_it_is(worker: PlanWorker) -> None:
+    """Rates are fractions, and a topology has pods, failed NICs and costs."""
+    nics = (Nic(0, Fraction(10**8, 3), Fraction(1, 7)), Nic(1, Fraction(5), Fraction(6), failed=True))
+    servers = tuple(Server(f"h{number}", 1, nics) for number in range(4))
+    pods = (Pod("p", (0, 1), Fraction(3), Fraction(4, 9)),)
+    topology = Topology(servers, pods=pods, latency_s=Fraction(1, 10**5), overhead_s=Fraction(1, 3 * 10**6))
+    planner = Planner(topology, schedules={"allreduce": "ring"}, slots=3, ports="fair", segments=7, by_rail=True)
+    heard = msgspec.json.decode(planner._work([WANTED]), type=planning._Work, dec_hook=lambda kind, text: kind(text))
+    assert heard.topology == topology and heard.requests == [WANTED]
+    options = {name: getattr(heard, name) for name in ("schedules", "slots", "ports", "segments", "by_rail")}
+    again = Planner(heard.topology, **options)
+    assert again._key(WANTED) == planner._key(WANTED)
+
+
+def test_without_a_cache_plans_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "XDG_CACHE_HOME", "/proc/nowhere")
+    planner = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "ring"})
+    wait(planner, HALF, [WANTED])
+    assert planner.under(HALF)(*WANTED)[0].name == "ring"
+
+
+def test_a_server_that_is_cut_off_has_no_plan() -> None:
+    planner = Planner(Topology.parse("2@100MB/s"))
+    gone = (((1.0, 1.0),), ((0.0, 0.0),))
+    with pytest.raises(TopologyError):
+        planner.under(gone)
+    assert planner.prepare(gone, [WANTED])()
