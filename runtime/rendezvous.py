@@ -51,7 +51,12 @@ MEET_S = 60.0
 RECORD_BYTES_MAX = 4096
 RANKS_MAX = 65536
 _HELLO_S = 5.0
-_CALLERS_SPARE = 16
+_CALLERS_SPARE = 128
+_ACCEPTS_AT_ONCE = 64
+_BACKLOG_SPARE = 1024
+"""Strangers may connect faster than rank 0 sends them away: a rank whose connect is dropped tries again in a second."""
+_CONNECT_S = 0.25
+"""A rank tries so long at first to connect to rank 0, then twice as long, and so on."""
 _LOOK_S = 0.01
 _RETRY_S = 0.05
 _LENGTH = struct.Struct("!I")
@@ -337,7 +342,7 @@ class _Host:
         with contextlib.ExitStack() as stack:
             try:
                 listener = stack.enter_context(
-                    socket.create_server(self._address, backlog=self._n_ranks + _CALLERS_SPARE)
+                    socket.create_server(self._address, backlog=self._n_ranks + _BACKLOG_SPARE)
                 )
             except OSError as error:
                 host, port = self._address
@@ -367,16 +372,23 @@ class _Host:
             return reply
 
     def _greet(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return
-        sock.setblocking(False)
-        if len(self._guests) >= 2 * self._n_ranks + _CALLERS_SPARE:
-            self._send_away(next(iter(self._guests)), selector)
-        guest = _Guest(sock, self._secret, min(self._deadline_s, time.monotonic() + _HELLO_S))
-        self._guests[guest] = None
-        selector.register(sock, selectors.EVENT_READ, guest)
+        """Lets in who waits. A rank says hello as it comes, so it is heard at once, before others make it give way."""
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            sock.setblocking(False)
+            if len(self._guests) >= 2 * self._n_ranks + _CALLERS_SPARE:
+                self._make_room(selector)
+            guest = _Guest(sock, self._secret, min(self._deadline_s, time.monotonic() + _HELLO_S))
+            self._guests[guest] = None
+            selector.register(sock, selectors.EVENT_READ, guest)
+            self._hear(guest, selector)
+
+    def _make_room(self, selector: selectors.BaseSelector) -> None:
+        """Sends the guest away that has come least far, of these the one that came first."""
+        self._send_away(min(self._guests, key=lambda guest: guest.stage), selector)
 
     def _send_away(self, guest: _Guest, selector: selectors.BaseSelector) -> None:
         del self._guests[guest]
@@ -439,7 +451,7 @@ def _visit(
     timeout_s: float,
 ) -> _Reply:
     """A rank above 0: tries until rank 0 is there, and waits for what it says."""
-    why = "nobody there"
+    why, connect_s = "nobody there", _CONNECT_S
     while True:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
@@ -447,7 +459,7 @@ def _visit(
                 f"rank {rank}: waited {timeout_s:g} s for rank 0 at {address[0]}:{address[1]}: {why}"
             )
         try:
-            with socket.create_connection(address, timeout=left_s) as sock:
+            with socket.create_connection(address, timeout=min(left_s, connect_s)) as sock:
                 caller = Caller(secret, Hello(rank, n_ranks, _MEETING_RAIL, _NO_JOB), nonce=os.urandom(32))
                 sock.sendall(caller.opening)
                 sock.sendall(caller.take(_receive(sock, ANSWER_BYTES, deadline_s)))
@@ -460,6 +472,8 @@ def _visit(
                     raise WireError("reply of another job")
                 return reply
         except (OSError, WireError, msgspec.DecodeError) as error:
+            if isinstance(error, TimeoutError):
+                connect_s *= 2
             why = str(error)
         time.sleep(_RETRY_S)
 

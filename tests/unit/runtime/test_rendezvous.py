@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -181,6 +183,47 @@ def test_strangers_at_the_meeting_are_sent_away_and_the_others_meet() -> None:
     first.join(DONE_S)
     check_met([*met, last], records)
     assert is_shut_out(silent)
+
+
+FLOOD = """
+import socket, sys, time
+address, held, n, began_s = ("127.0.0.1", int(sys.argv[1])), [], 0, time.monotonic()
+while time.monotonic() - began_s < 30:
+    while n < 2500 * (time.monotonic() - began_s):
+        n += 1
+        held.append(socket.socket())
+        held[-1].setblocking(False)
+        held[-1].connect_ex(address)
+        if n % 2:
+            try:
+                held[-1].send(b"optcc-tc" + bytes(100))
+            except OSError:
+                pass
+        if len(held) > 400:
+            held.pop(0).close()
+        if n == 200:
+            print("flooding", flush=True)
+    time.sleep(0.0004)
+"""
+
+
+@pytest.mark.parametrize("n_ranks", [2, 8])
+def test_ranks_meet_in_a_flood_of_strangers(n_ranks: int) -> None:
+    """2,500 connects a second, every other one of which says something, and none of which knows the secret."""
+    address, secret = ("127.0.0.1", free_port()), os.urandom(32)
+    records = [bytes([rank + 1]) * 9 for rank in range(n_ranks)]
+    flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(address[1])], stdout=subprocess.PIPE, text=True)
+    try:
+        assert flood.stdout is not None and flood.stdout.readline() == "flooding\n"
+        began_s = time.monotonic()
+        met = gather([at_address(address, rank, n_ranks, secret, timeout_s=20) for rank in range(n_ranks)], records)
+        took_s = time.monotonic() - began_s
+        assert flood.poll() is None
+    finally:
+        flood.kill()
+        flood.communicate()
+    check_met(met, records)
+    assert took_s < 2.0, took_s
 
 
 def test_a_meeting_that_does_not_come_about_says_who_is_missing() -> None:
