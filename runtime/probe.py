@@ -2,14 +2,14 @@
 
     measured = probe(transport)                       # collective
     transport.set_rates(measured.usable)              # messages are striped by them
-    planner = Planner(measured.topology())            # plans are made for them
+    planner = Planner(measured.topology(), ports="fair", by_rail=True)    # plans are made for them
 
 In a round one rank of each group, the *hub*, sends over all its NICs to the other ranks of its group, or receives from
 them: its NICs carry what they can while those of the others are far from busy. The hub measures: messages that were
 acknowledged if it sends, bytes that have arrived if it receives, for each of its NICs; the slope of that over time is
 the rate. The first part of a round does not count: token buckets and queues let it through faster than the NIC is. A
-hub's NIC whose rate is far below the good ones of the job is measured again, for a processor that was busy elsewhere
-looks like a slow NIC.
+hub's NIC whose rate is not the typical one of the job is measured again, for a processor that was busy elsewhere looks
+like a slow NIC, and while it catches up like a fast one.
 
 How long a sender goes on is its own decision: a message says that it is the last one of its slot of the window, so both
 ends agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their
@@ -49,12 +49,12 @@ IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX, QUEUE_S = 1 << 18, 1 << 20, 0.01
 while nothing is known of its rate. In a shorter queue a NIC idles while a rank waits for the processor. A longer one
 delays acknowledgements beyond TCP's estimates: with 27 ms, of seven flows to one NIC of 100 Mbit/s, tail loss probes
 sent every flow's last packet again, 6 % of what the NIC carried."""
-AGAIN_BELOW, AGAIN_MAX, GOOD = 0.93, 1, 0.8
-"""Rates below the first share of the good ones are measured again, so many times; good is what has so much of the
-best."""
+AGAIN_BELOW, AGAIN_ABOVE, AGAIN_MAX, GOOD = 0.93, 1.04, 1, 0.8
+"""Rates below or above these shares of the typical one are measured again, so many times. Typical is the median of the
+good ones, those that have at least the last share of the best."""
 ALIKE = 0.04
-"""Of two measurements of a NIC that differ by less the mean counts, else the larger: most disturbances slow it down.
-Out and in of a NIC that differ by less are taken to be equal: plans for equal rates are shorter."""
+"""Of two measurements of a NIC that differ by less the mean counts, else the more typical one. Out
+and in of a NIC that differ by less are taken to be equal: plans for equal rates are shorter."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
 DEADLINE_S = 30.0
@@ -271,6 +271,16 @@ def level(rates: Sequence[float], share: float = LEVEL) -> list[int]:
     return [levels[number] for number in range(len(rates))]
 
 
+def settle(rate: float, other: float, typical: float) -> float:
+    """What two measurements of a NIC say: their mean if they are alike, else the one nearer to the typical rate. A
+    processor that is busy elsewhere makes a NIC look slow, and, while it catches up, fast.
+
+    >>> [settle(100, 98, 100), settle(100, 80, 100), settle(125, 101, 100), settle(40, 55, 100)]
+    [99.0, 100, 101, 55]
+    """
+    return (rate + other) / 2 if _are_alike(rate, other) else min(rate, other, key=lambda each: abs(each - typical))
+
+
 def _are_alike(rate: float, other: float) -> bool:
     return (1 - ALIKE) * rate < other < (1 + ALIKE) * rate
 
@@ -406,7 +416,7 @@ class _Probe:
         self._hosts = hosts_of(self._nics)
         self._groups = make_groups(sorted(set(self._hosts)))
         self._handles: dict[tuple[int, int, int], int] = {}
-        # By rank, NIC and way, what was measured: the most.
+        # By rank, NIC and way, what was measured.
         self._best: dict[tuple[int, int, bool], float] = {}
         # Of this rank as a hub: processor time, and messages sent and received.
         self._busy_s, self._n_messages = 0.0, 0
@@ -418,8 +428,9 @@ class _Probe:
         for is_out in (True, False):  # what NICs send tells how much to send to them
             self._measure([each for each in rounds if each.is_out == is_out])
         for _ in range(AGAIN_MAX):
-            best = _typical(self._best.values())
-            again = {(rank, is_out) for (rank, _, is_out), rate in self._best.items() if rate < AGAIN_BELOW * best}
+            typical = _typical(self._best.values())
+            usual = AGAIN_BELOW * typical, AGAIN_ABOVE * typical
+            again = {key[::2] for key, rate in self._best.items() if not usual[0] <= rate <= usual[1]}
             if again:
                 self._measure(self._rounds(up, sorted(again)))
         return self._result()
@@ -496,7 +507,8 @@ class _Probe:
     # --- what all ranks found
 
     def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
-        """Exchanges what the hubs have measured in these rounds: the mean of two that are alike, else the larger."""
+        """Exchanges what the hubs have measured in these rounds, and settles what was measured twice."""
+        typical = _typical(self._best.values())
         n_nics = max(map(len, self._nics))
         rows = np.zeros((len(rounds), n_nics), "<f8")
         for row, rates in zip(rows, own, strict=True):
@@ -510,8 +522,7 @@ class _Probe:
             for hub, nic in dict.fromkeys(ends):
                 key = hub, nic, round_.is_out
                 rate, before = float(everyone[hub][number, nic]), self._best.get(key)
-                mean = before is not None and _are_alike(rate, before)
-                self._best[key] = (rate + before) / 2 if before is not None and mean else max(rate, before or 0.0)
+                self._best[key] = rate if before is None else settle(rate, before, typical)
 
     def _agree_overhead(self) -> float:
         """The median over the ranks of what a message costs, times the ranks that share a processor."""
