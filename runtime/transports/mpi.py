@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optcc.errors import DeadlineExceeded, InputError, RankLost
+from optcc.errors import DeadlineExceeded, InputError, RankLost, RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.mpi_library import START_S, Requests, StartUp, UnderWay, load_mpi, wait_for
@@ -37,6 +37,11 @@ MESSAGE_BYTES_MAX = 2**31 - 1
 _POLLS_BUSY = 20
 _POLLS_YIELD = 200
 _NOTICE_BYTES = 512
+_GIVES_UP, _ASKS, _ANSWERS = range(3)
+"""Tags of notices: a rank gives up, and says who is at fault; asks all others whether they still answer; answers."""
+_CULPRITS_MAX = 20
+_SILENT_S, _ASK_LOOK_S = 1.0, 0.001
+"""A rank that has not answered after this time is silent; while it is waited for, how often this rank looks."""
 _SLEEP_S_MIN = 50e-6
 _SLEEP_S_MAX = 200e-6
 
@@ -71,9 +76,12 @@ class MpiTransport:
         self._rank, self._n_ranks = self._comm.Get_rank(), self._comm.Get_size()
         self._under_way = UnderWay()
         self._notice = np.zeros(_NOTICE_BYTES, dtype=np.uint8)
-        self._notice_comes = self._notices.Irecv((self._notice, self._mpi.BYTE), self._mpi.ANY_SOURCE, 0)
+        self._notice_comes = self._notices.Irecv((self._notice, self._mpi.BYTE), self._mpi.ANY_SOURCE)
         self._under_way.others.append(self._notice_comes)
         self._status = self._mpi.Status()
+        # Who has answered, and who is at fault instead of this rank, if it gives up.
+        self._answered: set[int] = set()
+        self._silent: tuple[int, ...] = ()
         self._tag_max: int = self._comm.Get_attr(self._mpi.TAG_UB) or 32767
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
@@ -84,7 +92,7 @@ class MpiTransport:
         self._oldest: list[MPI.Request] = []
         self._owner: list[_Queue] = []
         self._events: list[Event] = []
-        self._lost = ""
+        self._lost, self._culprits = "", tuple[int, ...]()
         self._broken = self._has_given_up = False
         self._closed = False
         call_in_child(self, take_no_part)
@@ -220,9 +228,37 @@ class MpiTransport:
             return
         self._has_given_up = True
         self._break()
-        notice = np.frombuffer(cause.encode()[:_NOTICE_BYTES].ljust(_NOTICE_BYTES, b"\0"), np.uint8)
-        others = [rank for rank in range(self._n_ranks) if rank != self._rank]
-        self._under_way.others += [self._notices.Isend((notice, self._mpi.BYTE), rank, 0) for rank in others]
+        culprits = self._silent or (self._rank,)
+        lost = _say_silent(self._silent) if self._silent else f"rank {self._rank} is lost: {cause}"
+        text = f"{' '.join(map(str, culprits[:_CULPRITS_MAX]))}\n{lost}"
+        self._notify(_GIVES_UP, text.encode()[:_NOTICE_BYTES], self._others())
+
+    def conclude(self, error: RuntimeFault, cause: str = "") -> RuntimeFault:
+        """See `optcc.runtime.transport.Concludes`. Where a deadline has passed, a rank that does not answer is named.
+
+        The cause of any other error is told by `abort`, to all at once.
+        """
+        del cause
+        if not isinstance(error, DeadlineExceeded) or self._closed or self._has_given_up or self._lost:
+            return error
+        self._notify(_ASKS, b"", self._others())
+        until_s = self._clock.now_s() + _SILENT_S
+        while not self._lost and self._clock.now_s() < until_s and self._answered < set(self._others()):
+            self._take_notices()
+            self._clock.sleep_s(_ASK_LOOK_S)
+        if self._lost:
+            # Another rank has met its deadline too, and has asked before.
+            silent = self._culprits if _say_silent(self._culprits) == self._lost else ()
+        else:
+            silent = self._silent = tuple(rank for rank in self._others() if rank not in self._answered)
+        return DeadlineExceeded(f"{error}; {_say_silent(silent)}", culprits=silent) if silent else error
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._n_ranks) if rank != self._rank]
+
+    def _notify(self, tag: int, data: bytes, ranks: Sequence[int]) -> None:
+        notice = np.frombuffer(data.ljust(_NOTICE_BYTES, b"\0"), np.uint8)
+        self._under_way.others += [self._notices.Isend((notice, self._mpi.BYTE), rank, tag) for rank in ranks]
 
     def _break(self) -> None:
         """Nothing more is sent or received; what cannot be called off is kept for MPI."""
@@ -233,12 +269,28 @@ class MpiTransport:
 
     def _check_lost(self) -> None:
         """Raises RankLost once another rank has said that it gives up."""
-        if not self._lost and not self._has_given_up and self._notice_comes.Test(self._status):
-            cause = self._notice.tobytes().rstrip(b"\0").decode(errors="replace")
-            self._lost = f"rank {self._status.Get_source()} is lost: {cause}"
-            self._break()
+        self._take_notices()
         if self._lost:
-            raise RankLost(self._lost)
+            raise RankLost(self._lost, culprits=self._culprits)
+
+    def _take_notices(self) -> None:
+        """Takes what others have said, and answers."""
+        while not self._lost and not self._has_given_up and self._notice_comes.Test(self._status):
+            tag, rank = self._status.Get_tag(), self._status.Get_source()
+            if tag == _GIVES_UP:
+                text = self._notice.tobytes().rstrip(b"\0").decode(errors="replace")
+                culprits, _, self._lost = text.partition("\n")
+                self._culprits = tuple(map(int, culprits.split()))
+                self._break()
+                return
+            if tag == _ASKS:
+                self._notify(_ANSWERS, b"", [rank])
+            else:
+                self._answered.add(rank)
+            others = self._under_way.others
+            others[:] = [each for each in others if each is not self._notice_comes]
+            self._notice_comes = self._notices.Irecv((self._notice, self._mpi.BYTE), self._mpi.ANY_SOURCE)
+            others.append(self._notice_comes)
 
     def close(self) -> None:
         """Gives the communicators back; collective. After a failed run it keeps them: the others may be gone."""
@@ -261,6 +313,10 @@ def _duplicate(comm: MPI.Intracomm, start: StartUp) -> MPI.Intracomm:
     copy, request = comm.Idup()
     start.wait(request)
     return copy
+
+
+def _say_silent(ranks: Sequence[int]) -> str:
+    return "; ".join(f"rank {rank} is lost: it does not answer" for rank in ranks)
 
 
 def _check_length(view: Bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +135,25 @@ def stop_before_command() -> dict[str, Any]:
         return _without_one(lambda: launched.mpi_of("mpi"))
 
 
+def stop_in_run() -> dict[str, Any]:
+    """One rank stops for ever in the middle of a run; the deadline of the last rank is far away."""
+    transport = MpiTransport()
+    comm = Communicator(transport, by_hand, deadline_s=1.5 if transport.rank < LATE else 60.0)
+    array = np.full(1 << 16, comm.rank + 1, np.float32)
+    init = comm.all_reduce_init(array, out=np.empty_like(array))
+    init.start().wait()
+    comm.barrier()
+    if comm.rank == LATE:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    begin_s = time.perf_counter()
+    try:
+        init.start().wait()
+    except RuntimeFault as error:
+        seen = {"failure": f"{type(error).__name__}: {error}", "culprits": error.culprits}
+        return seen | {"seconds": time.perf_counter() - begin_s, "input": bool((array == comm.rank + 1).all())}
+    return {}
+
+
 def stop_before_meeting() -> dict[str, Any]:
     comm = MpiTransport().comm
     return _without_one(lambda: over_mpi(comm, timeout_s=1.0)(b"record"))
@@ -183,7 +203,7 @@ def fork() -> dict[str, Any]:
 
 CASES = (
     *(drop_after_failure, close_under_way, stop_before_start, stop_in_start, stop_before_meeting),
-    *(stop_before_mpi, stop_before_command, fork),
+    *(stop_before_mpi, stop_before_command, stop_in_run, fork),
 )
 
 
@@ -240,6 +260,14 @@ def test_a_rank_that_does_not_come_is_named_after_the_deadline(case: str, tmp_pa
     for rank, each in zip(ranks, seen, strict=True):
         assert each["failure"] == f"rank {rank}: waited 1 s in vain for rank {LATE} to start"
         assert each["seconds"] < 3.5
+
+
+def test_all_name_the_rank_that_is_stopped_in_a_run(tmp_path: Path) -> None:
+    seen = reports((0, 1, 3), 4, "stop_in_run", tmp_path, DeadlineExceeded.exit_code)
+    for each in seen:
+        assert each["failure"].endswith(f"rank {LATE} is lost: it does not answer")
+        assert each["culprits"] == [LATE] and each["input"] and each["seconds"] < 6.0
+    assert [each["failure"].split(":")[0] for each in seen] == ["DeadlineExceeded", "DeadlineExceeded", "RankLost"]
 
 
 def test_a_rank_that_does_not_come_to_mpi_ends_the_job(tmp_path: Path) -> None:
