@@ -22,6 +22,8 @@ from optcc.runtime.transports.ucx_library import load as load_ucx
 
 _ALIKE_S = 2.0
 """An error that every rank meets is met by all within this time."""
+_SAID_S = 0.5
+"""A failure on which all ranks agree is said by another rank within this time, or by this one."""
 
 
 def mpi_of(carrier: str) -> MpiTransport:
@@ -77,7 +79,11 @@ def abort_on_failure(mpi: MpiTransport) -> Iterator[None]:
     except MismatchError:
         raise
     except RuntimeFault as fault:
-        click.echo(f"optcc: rank {mpi.rank}: {fault}", err=True)
+        if fault.culprits and mpi.rank != min(set(range(mpi.n_ranks)) - set(fault.culprits), default=mpi.rank):
+            # All ranks that are left raise the same, and the first of them says it: the job ends then.
+            MonotonicClock().sleep_s(_SAID_S)
+        what = str(fault).removeprefix(f"rank {mpi.rank}: ")
+        click.echo(f"optcc: rank {mpi.rank}: {what}", err=True)
         sys.stderr.flush()
         mpi.comm.Abort(fault.exit_code)
         raise
