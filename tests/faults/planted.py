@@ -303,14 +303,7 @@ MUTATIONS = (
         ),
     ),
     PlantedFault(
-        "a failure is not told over new connections", *(Membership, "greet", "self.agreement.findings", "False")
-    ),
-    PlantedFault(
         "a rank decides for itself which failure it was", *(Membership, "tick", "not self._missing() or", "True or")
-    ),
-    PlantedFault(
-        "the decision of another rank is not adopted",
-        *(FailureAgreement, "hear", "state.is_decided and not self.is_decided", "False"),
     ),
     PlantedFault("nobody asks who is out of reach", *(Membership, "tick", "self._waited_s >= _REACH_S", "False")),
     PlantedFault("ranks that are not connected hear of no failure", *(Membership, "tick", "self._dial()", "pass")),

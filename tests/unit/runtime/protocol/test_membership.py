@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from optcc.errors import AllRailsFailed, RankLost
+from optcc.errors import AllRailsFailed, DeadlineExceeded, RankLost
+from optcc.runtime.protocol.connection import Broken
 from optcc.runtime.transport import RECEIVED, SENT
 from tests.unit.runtime.protocol.network import Network
 
@@ -163,3 +165,101 @@ def test_time_that_nobody_has_watched_is_no_stall() -> None:
     assert network.endpoints[0].failure is None
     network.run(0.6)
     assert isinstance(network.endpoints[0].failure, AllRailsFailed)
+
+
+# --- all ranks name the same one
+
+
+def culprits(network: Network, *ranks: int) -> list[tuple[int, ...]]:
+    found = []
+    for rank in ranks:
+        failure = network.endpoints[rank].failure
+        assert failure is not None, f"rank {rank}"
+        found.append(failure.culprits)
+    return found
+
+
+def test_a_rank_that_waits_for_a_healthy_neighbour_learns_who_is_gone() -> None:
+    network, handles = joined((0, 1), (1, 2), (2, 3), n_ranks=4)
+    network.post_recv(3, handles[3][2], np.zeros(4, np.uint8))
+    network.post_send(0, handles[0][0], np.zeros(1 << 20, np.uint8))
+    network.leave(1, silently=True)
+    network.until(lambda: all(network.endpoints[rank].failure for rank in (0, 2, 3)))
+    assert culprits(network, 0, 2, 3) == [(1,)] * 3
+    with pytest.raises(RankLost, match="rank 3: rank 1 is lost: its process has ended"):
+        network.poll(3)
+    assert network.endpoints[0].membership.is_known()
+
+
+def test_a_rank_that_was_never_connected_is_dialled_and_told() -> None:
+    network = Network(3)
+    (handle,), _, _ = network.open((0, 1))
+    network.until(lambda: bool(network.endpoints[0].up))
+    network.post_send(0, handle, np.zeros(1 << 20, np.uint8))
+    assert not network.endpoints[2].up
+    network.leave(1, silently=True)
+    began_s = network.now_s
+    network.until(lambda: network.endpoints[2].failure is not None)
+    assert culprits(network, 0, 2) == [(1,)] * 2
+    assert network.now_s - began_s < 0.2, "rank 0 has not given up on its answer"
+
+
+def test_the_first_cause_is_that_of_the_rank_that_has_one() -> None:
+    """One rank raises; another is found gone at the same time; the error counts."""
+    network, ((handle, *_), *_) = joined((0, 1), (1, 2), (2, 0), n_ranks=3)
+    network.post_send(0, handle, np.zeros(1 << 20, np.uint8))
+    network.endpoints[2].membership.find_error("ValueError: odd", is_late=False)
+    network.leave(1, silently=True)
+    network.until(lambda: network.endpoints[0].failure is not None)
+    with pytest.raises(RankLost, match=r"rank 0: rank 2 is lost: ValueError: odd$"):
+        network.poll(0)
+
+
+def test_a_rank_that_does_not_answer_after_a_deadline_is_named() -> None:
+    network, ((handle, *_), *_) = joined((0, 1), (1, 2), (2, 0), n_ranks=3)
+    network.post_send(0, handle, np.zeros(4, np.uint8))
+    network.asleep.add(1)
+    began_s = network.now_s
+    network.endpoints[0].membership.find_error("not done after 2 s", is_late=True)
+    network.until(lambda: network.endpoints[2].failure is not None)
+    assert 0.9 < network.now_s - began_s < 1.6
+    assert culprits(network, 0, 2) == [(1,)] * 2
+    own = network.endpoints[0].membership.conclude(DeadlineExceeded("not done after 2 s"))
+    assert isinstance(own, DeadlineExceeded) and own.culprits == (1,)
+    assert str(own) == "not done after 2 s; rank 1 is lost: it does not answer"
+
+
+def test_a_deadline_that_passes_while_all_answer_is_known_at_once() -> None:
+    network, _ = joined((0, 1), (1, 2), (2, 0), n_ranks=3)
+    began_s = network.now_s
+    network.endpoints[0].membership.find_error("DeadlineExceeded: not done after 2 s", is_late=True)
+    network.until(lambda: all(endpoint.failure for endpoint in network.endpoints))
+    assert network.now_s - began_s < 0.1
+    with pytest.raises(RankLost, match="rank 1: rank 0 is lost: DeadlineExceeded: not done after 2 s"):
+        network.poll(1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xc1",
+        b"\x93\xc2\x90\x90",
+        msgspec.msgpack.encode((False, (7,), ((0, 0, -1, "x"),))),
+        msgspec.msgpack.encode((False, (0,), ((0, 7, -1, "x"),))),
+        msgspec.msgpack.encode((False, (0,), ((9, 0, -1, "x"),))),
+        msgspec.msgpack.encode((False, (0,), ((2, 1, 0, ""),))),
+        msgspec.msgpack.encode((False, (0,), ((0, 0, 1, "x"),))),
+    ],
+)
+def test_news_that_cannot_be_cost_the_connection(data: bytes) -> None:
+    network, _ = joined((0, 1))
+    membership, connection = network.endpoints[1].membership, network.inbound(1, 0, 0)
+    padded = len(data).to_bytes(8, "big") + data.ljust(-(-len(data) // 8) * 8, b"\0")
+    *words, last = [int.from_bytes(padded[at : at + 8], "big") for at in range(0, len(padded), 8)]
+    for word in words:
+        membership.take_word(connection, word)
+    with pytest.raises(Broken, match="news: ") as broken:
+        membership.take_word(connection, last)
+    assert broken.value.is_damage and not membership.agreement.findings
+    with pytest.raises(Broken, match="news of 65537 B"):
+        membership.take_word(connection, (1 << 16) + 1)
