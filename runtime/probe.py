@@ -28,6 +28,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -49,12 +50,12 @@ IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX, QUEUE_S = 1 << 18, 1 << 20, 0.01
 while nothing is known of its rate. In a shorter queue a NIC idles while a rank waits for the processor. A longer one
 delays acknowledgements beyond TCP's estimates: with 27 ms, of seven flows to one NIC of 100 Mbit/s, tail loss probes
 sent every flow's last packet again, 6 % of what the NIC carried."""
-AGAIN_BELOW, AGAIN_ABOVE, AGAIN_MAX, GOOD = 0.93, 1.04, 1, 0.8
-"""Rates below or above these shares of the typical one are measured again, so many times. Typical is the median of the
-good ones, those that have at least the last share of the best."""
+AGAIN_BELOW, AGAIN_ABOVE, AGAIN_MAX, GOOD = 0.93, 1.04, 2, 0.8
+"""Rates below or above these shares of the typical one are measured again, and, until two measurements are alike, again
+up to so many times. Typical is the median of the good ones, those that have at least the last share of the best."""
 ALIKE = 0.04
-"""Of two measurements of a NIC that differ by less the mean counts, else the more typical one. Out
-and in of a NIC that differ by less are taken to be equal: plans for equal rates are shorter."""
+"""Measurements of a NIC that differ by less are alike. Out and in of a NIC that differ by less are taken to be equal:
+plans for equal rates are shorter."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
 DEADLINE_S = 30.0
@@ -271,14 +272,18 @@ def level(rates: Sequence[float], share: float = LEVEL) -> list[int]:
     return [levels[number] for number in range(len(rates))]
 
 
-def settle(rate: float, other: float, typical: float) -> float:
-    """What two measurements of a NIC say: their mean if they are alike, else the one nearer to the typical rate. A
+def settle(rates: Sequence[float], typical: float) -> tuple[float, bool]:
+    """What measurements of a NIC say, and whether two of them are alike: then their mean, else the most typical one. A
     processor that is busy elsewhere makes a NIC look slow, and, while it catches up, fast.
 
-    >>> [settle(100, 98, 100), settle(100, 80, 100), settle(125, 101, 100), settle(40, 55, 100)]
-    [99.0, 100, 101, 55]
+    >>> settle([100, 98], 100), settle([125, 101], 100), settle([125, 40, 41], 100)
+    ((99.0, True), (101, False), (40.5, True))
     """
-    return (rate + other) / 2 if _are_alike(rate, other) else min(rate, other, key=lambda each: abs(each - typical))
+    ordered = sorted(rates)
+    gap, low = min(((high - low) / high if high else 0.0, low) for low, high in pairwise(ordered))
+    if gap < ALIKE:
+        return (low + ordered[ordered.index(low) + 1]) / 2, True
+    return min(rates, key=lambda each: abs(each - typical)), False
 
 
 def _are_alike(rate: float, other: float) -> bool:
@@ -416,8 +421,10 @@ class _Probe:
         self._hosts = hosts_of(self._nics)
         self._groups = make_groups(sorted(set(self._hosts)))
         self._handles: dict[tuple[int, int, int], int] = {}
-        # By rank, NIC and way, what was measured.
+        # By rank, NIC and way, what was measured, and what that says; unsettled is what should be measured again.
+        self._found: dict[tuple[int, int, bool], list[float]] = {}
         self._best: dict[tuple[int, int, bool], float] = {}
+        self._unsettled: set[tuple[int, int, bool]] = set()
         # Of this rank as a hub: processor time, and messages sent and received.
         self._busy_s, self._n_messages = 0.0, 0
 
@@ -428,9 +435,7 @@ class _Probe:
         for is_out in (True, False):  # what NICs send tells how much to send to them
             self._measure([each for each in rounds if each.is_out == is_out])
         for _ in range(AGAIN_MAX):
-            typical = _typical(self._best.values())
-            usual = AGAIN_BELOW * typical, AGAIN_ABOVE * typical
-            again = {key[::2] for key, rate in self._best.items() if not usual[0] <= rate <= usual[1]}
+            again = {(rank, is_out) for rank, _, is_out in self._unsettled}
             if again:
                 self._measure(self._rounds(up, sorted(again)))
         return self._result()
@@ -507,8 +512,7 @@ class _Probe:
     # --- what all ranks found
 
     def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
-        """Exchanges what the hubs have measured in these rounds, and settles what was measured twice."""
-        typical = _typical(self._best.values())
+        """Exchanges what the hubs have measured in these rounds, and settles what that says."""
         n_nics = max(map(len, self._nics))
         rows = np.zeros((len(rounds), n_nics), "<f8")
         for row, rates in zip(rows, own, strict=True):
@@ -521,8 +525,13 @@ class _Probe:
             ends = [(flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs) for flow in round_.flows]
             for hub, nic in dict.fromkeys(ends):
                 key = hub, nic, round_.is_out
-                rate, before = float(everyone[hub][number, nic]), self._best.get(key)
-                self._best[key] = rate if before is None else settle(rate, before, typical)
+                self._found.setdefault(key, []).append(float(everyone[hub][number, nic]))
+        typical = _typical([found[0] for found in self._found.values()])
+        self._unsettled.clear()
+        for key, found in self._found.items():
+            self._best[key], is_settled = settle(found, typical) if len(found) > 1 else (found[0], False)
+            if not is_settled and (len(found) > 1 or not AGAIN_BELOW * typical <= found[0] <= AGAIN_ABOVE * typical):
+                self._unsettled.add(key)
 
     def _agree_overhead(self) -> float:
         """The median over the ranks of what a message costs, times the ranks that share a processor."""

@@ -12,7 +12,7 @@ import pytest
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.plan import Channel
-from optcc.runtime.probe import FlowLoad, MeasuredNics, level, make_groups, make_rounds, probe, slope
+from optcc.runtime.probe import FlowLoad, MeasuredNics, level, make_groups, make_rounds, probe, settle, slope
 from optcc.runtime.transport import Bytes
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -195,3 +195,21 @@ def test_out_and_in_of_a_nic_that_differ_by_less_than_a_measurement_are_equal() 
     slow = Server("h1", 1, (Nic(0, Fraction(20_000_000), Fraction(19_300_000)),))
     (out, in_), *others = measure(SimNetwork(Topology((fast, slow, replace(fast, name="h2"))))).rates[1]
     assert out == in_ == pytest.approx(19_650_000, rel=0.02) and not others
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ([0.0, 0.0], (0.0, True)),
+        ([100.0, 98.0], (99.0, True)),
+        ([80.0, 100.0], (100.0, False)),
+        ([130.0, 101.0], (101.0, False)),
+        ([50.0, 60.0], (60.0, False)),
+        ([60.0, 50.0, 51.0], (50.5, True)),
+        ([130.0, 160.0, 101.0], (101.0, False)),
+    ],
+)
+def test_two_measurements_that_are_alike_count_else_the_most_typical_one(
+    rates: list[float], said: tuple[float, bool]
+) -> None:
+    assert settle(rates, 100.0) == said
