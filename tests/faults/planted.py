@@ -29,7 +29,6 @@ from optcc.runtime.protocol import connection, frames, inbound, membership, outb
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.exchange import Exchange
-from optcc.runtime.protocol.failure_agreement import FailureAgreement
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import Connection
 from optcc.runtime.protocol.membership import Membership
@@ -307,14 +306,6 @@ MUTATIONS = (
     ),
     PlantedFault("nobody asks who is out of reach", *(Membership, "tick", "self._waited_s >= _REACH_S", "False")),
     PlantedFault("ranks that are not connected hear of no failure", *(Membership, "tick", "self._dial()", "pass")),
-    PlantedFault(
-        "a rank that fails does not wait for the others to know",
-        *(Membership, "is_known", "not self._missing()", "True"),
-    ),
-    PlantedFault(
-        "a rank that is gone is waited for until all agree",
-        *(FailureAgreement, "quorum", "finding.kind in (ERROR, GONE, SILENT)", "finding.kind in (ERROR, SILENT)"),
-    ),
     PlantedFault(
         "a barrier takes the message of the round before",
         *(Exchange, "__init__", "receives.n_received + 1", "receives.n_received"),

@@ -403,6 +403,34 @@ class TestFailure:
         with pytest.raises(ValueError, match="broken on purpose"):
             on_loopback(3, body)
 
+    @pytest.mark.parametrize(
+        ("wrong", "why"),
+        [
+            (lambda: np.zeros(5, dtype="datetime64[s]"), "InputError: "),
+            (lambda: "five", "InputError: "),
+            (lambda: 5 // 0, "ZeroDivisionError: "),
+        ],
+    )
+    def test_bad_input_at_one_rank_is_known_to_all_over_tcp(
+        self, wrong: Callable[[], Any], why: str, tmp_path: Path
+    ) -> None:
+        def body(transport: Transport) -> str:
+            def use() -> None:
+                with Communicator(transport, sample, deadline_s=20.0) as comm:
+                    comm.all_reduce(np.ones(5))
+                    comm.all_reduce(wrong() if comm.rank == 1 else np.ones(5))
+
+            with pytest.raises((InputError, ZeroDivisionError) if transport.rank == 1 else RankLost) as caught:
+                use()
+            error = caught.value
+            if isinstance(error, RankLost):
+                assert error.culprits == (1,)
+                return str(error)
+            return f"rank 1 is lost: Cancelled: rank 1: {type(error).__name__}: {error}"
+
+        first, own, last = run_tcp(3, body, tmp_path)
+        assert why in own and (first, last) == (f"rank 0: {own}", f"rank 2: {own}")
+
     def test_barriers_meet_and_miss(self) -> None:
         def body(comm: Communicator) -> None:
             for _ in range(20):
