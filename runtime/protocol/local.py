@@ -29,6 +29,13 @@ class LocalRank:
     A rank that `is_leaving` waits for nothing but that its peers have what they need.
     """
 
+    # More attributes than instances of one class share the names of: without slots each is a search.
+    __slots__ = (
+        *("__dict__", "__weakref__", "book", "checksum", "counts", "draw", "eager_bytes", "events", "failure"),
+        *("is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank", "secret"),
+        *("settings", "to_close", "to_dial", "to_limit", "to_report", "to_send", "up", "watch_s"),
+    )
+
     def __init__(
         self,
         settings: Settings,
