@@ -268,11 +268,7 @@ def nature_of(send: Array, recv: Array) -> tuple[Any, ...]:
 
     Where they are is no part of it: an array's memory does not move while others refer to it.
     """
-    ours, theirs = send.flags, recv.flags
-    return (
-        *(send.nbytes, send.dtype, ours.c_contiguous),
-        *(recv.nbytes, recv.dtype, theirs.c_contiguous, theirs.writeable),
-    )
+    return send.nbytes, send.dtype, send.flags.num, recv.nbytes, recv.dtype, recv.flags.num
 
 
 def _address(array: Any) -> int:
