@@ -284,10 +284,6 @@ MUTATIONS = (
         *(membership, "_find_unreachable", "is_refused and (from_ is None or not from_.is_joined())", "False"),
     ),
     PlantedFault(
-        "a rank that left after a failure is waited for",
-        *(membership, "find_failures", "if has_failed:", "if False:"),
-    ),
-    PlantedFault(
         "a pair without a rail is waited for",
         *(membership, "_find_unreachable", "to.dark_s >= local.settings.stall_s", "False"),
     ),
