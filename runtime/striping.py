@@ -29,11 +29,15 @@ def divide(
     carried: Mapping[Pair, int],
     joined: Mapping[Pair, Sequence[tuple[int, int]]],
     rates: Sequence[Sequence[tuple[int, int]]],
+    paths: Mapping[tuple[int, int, int, int], float] | None = None,
 ) -> dict[Pair, tuple[int, ...]]:
     """The share of each rail in what a pair carries, in parts of `PARTS`, so that the busiest NIC is soon done.
 
     `carried` is bytes from a rank to a rank, `joined` the NICs at both ends of each rail that joins them, `rates` what
-    each NIC of each rank sends and receives. The least possible time of the busiest NIC is a linear program; this comes
+    each NIC of each rank sends and receives, `paths` what a rail carries whose path is slower than the NICs at both
+    ends, by source, destination and their NICs.
+
+    The least possible time of the busiest NIC is a linear program; this comes
     within two per cent of it (`tests/unit/test_striping.py`) without a solver: it makes the sum over all NICs of the
     2^6-th power of their times small, each pair moving towards its less busy rails. Nothing in it depends on
     the machine: additions in order, products, quotients and square roots, which IEEE 754 rounds alike everywhere.
@@ -58,7 +62,11 @@ def divide(
         for side in (0, 1)
     )
     wanted = np.array([float(carried[each]) for each in pairs])
-    flow = _settle(pair, out, in_, wanted / wanted.max(), out_rate, in_rate)
+    path_rate = None
+    if paths:
+        unit = max(max(nic) for nics in rates for nic in nics)
+        path_rate = np.array([paths.get((*pairs[rail[0]], *rail[3:]), np.inf) / unit for rail in rails])
+    flow = _settle(pair, out, in_, wanted / wanted.max(), out_rate, in_rate, path_rate)
     shares = flow / np.bincount(pair, flow)[pair]
     parts = np.split(np.rint(shares * PARTS).astype(np.int64), np.flatnonzero(np.diff(pair)) + 1)
     return {each: tuple(part.tolist()) for each, part in zip(pairs, parts, strict=True)}
@@ -83,19 +91,37 @@ def divide_plan(
     return {pair: tuple(max(1, part) for part in each) for pair, each in parts.items() if len(each) > 1}
 
 
-def _settle(pair: Column, out: Column, in_: Column, wanted: Floats, out_rate: Floats, in_rate: Floats) -> Floats:
+def _settle(
+    pair: Column,
+    out: Column,
+    in_: Column,
+    wanted: Floats,
+    out_rate: Floats,
+    in_rate: Floats,
+    path_rate: Floats | None,
+) -> Floats:
     """What goes over each rail of each pair, from a division by the rates of the pair alone."""
     flow = np.minimum(out_rate[out], in_rate[in_])
+    if path_rate is not None:
+        flow = np.minimum(flow, path_rate)
     flow *= (wanted / np.bincount(pair, flow))[pair]
     for _ in range(_STEPS):
         out_load = np.bincount(out, flow, minlength=len(out_rate)) / out_rate
         in_load = np.bincount(in_, flow, minlength=len(in_rate)) / in_rate
         peak = max(out_load.max(), in_load.max())
+        path_load = None if path_rate is None else flow / path_rate
+        if path_load is not None:
+            peak = max(peak, path_load.max())
         out_load, in_load = out_load / peak, in_load / peak
         for _ in range(_SHARPNESS):
             out_load, in_load = out_load * out_load, in_load * in_load
         # What a byte more on this rail costs; its 2^7-th root, since the powers react as strongly as that.
         cost = (out_load / out_rate)[out] + (in_load / in_rate)[in_]
+        if path_load is not None:
+            path_load = path_load / peak
+            for _ in range(_SHARPNESS):
+                path_load = path_load * path_load
+            cost = cost + path_load / path_rate
         for _ in range(_SHARPNESS + 1):
             cost = np.sqrt(cost)
         before = flow

@@ -23,6 +23,7 @@ from optcc.runtime.protocol.frames import (
     EAGER_BYTES,
     FAILED,
     HEADER_BYTES,
+    PAD_FRAME,
     STATE_FRAME,
     Checksum,
     Header,
@@ -35,6 +36,7 @@ from optcc.runtime.protocol.frames import (
     data_state_header,
     decode,
     decode_data_state,
+    pad_header,
     state_header,
 )
 from optcc.runtime.protocol.liveness import Connection
@@ -51,6 +53,9 @@ _STAGE_BYTES = EAGER_BYTES + 4 * HEADER_BYTES
 _sink = memoryview(bytearray(1 << 18))
 """Destination of bytes that are discarded; its content means nothing."""
 
+_PAD_BYTES = 1 << 16
+_pad = memoryview(bytes(_PAD_BYTES))
+
 View = bytes | bytearray | memoryview
 
 
@@ -60,6 +65,12 @@ class Broken(Exception):
     def __init__(self, why: str, *, is_damage: bool = False) -> None:
         super().__init__(why)
         self.is_damage = is_damage
+
+
+def padding(session: int, n_bytes: int) -> bytes:
+    """So many bytes that mean nothing, in frames."""
+    n_whole, n_rest = divmod(n_bytes, _PAD_BYTES)
+    return (pad_header(session, _PAD_BYTES) + _pad) * n_whole + pad_header(session, n_rest) + _pad[:n_rest]
 
 
 # --- the sending end --------------------------------------------------------------------------------------------------
@@ -84,7 +95,7 @@ class SendConnection(Connection):
     """
 
     __slots__ = (
-        *("_checksum", "_controls", "_count", "_pending", "_queue", "_urgent"),
+        *("_checksum", "_controls", "_count", "_pending", "_queue", "_skip", "_urgent"),
         *("blocked", "holds_little", "left", "nic", "peer", "rail", "session", "words"),
     )
 
@@ -96,6 +107,8 @@ class SendConnection(Connection):
         self._pending: deque[View] = deque()
         self._controls = bytearray()
         self._urgent = bytearray()
+        # Bytes of padding that are still to come.
+        self._skip = 0
         self.blocked = self.holds_little = False
         self.words: list[tuple[int, int]] = []
         self.left: bool | None = None
@@ -107,6 +120,10 @@ class SendConnection(Connection):
     def say(self, kind: int, number: int) -> None:
         """Queues a word, before all chunks that the socket does not have yet."""
         self._urgent += control_header(self.session, kind, number)
+
+    def pad(self, n_bytes: int) -> None:
+        """Queues padding, before all chunks that the socket does not have yet."""
+        self._urgent += padding(self.session, n_bytes)
 
     def is_idle(self) -> bool:
         """True if nothing waits for the socket."""
@@ -214,11 +231,16 @@ class SendConnection(Connection):
         """
         self._count.received_bytes += len(data)
         controls = self._controls
+        if self._skip:
+            n_skipped = min(self._skip, len(data))
+            self._skip -= n_skipped
+            data = data[n_skipped:]
         controls += data
         states: list[tuple[int, int, int, int]] = []
-        n_whole = len(controls) // HEADER_BYTES
-        for i in range(n_whole):
-            header = bytes(controls[i * HEADER_BYTES : (i + 1) * HEADER_BYTES])
+        at = 0
+        while len(controls) - at >= HEADER_BYTES:
+            header = bytes(controls[at : at + HEADER_BYTES])
+            at += HEADER_BYTES
             try:
                 kind, flags, epoch, channel, number, slots, _ = decode(header, self.session)
             except WireError as error:
@@ -229,9 +251,13 @@ class SendConnection(Connection):
                 self.left = bool(flags & FAILED)
             elif kind in CONTROL_FRAMES:
                 self.words.append((kind, number))
+            elif kind == PAD_FRAME:
+                n_here = min(slots, len(controls) - at)
+                at, self._skip = at + n_here, slots - n_here
+                self.n_padded += slots
             else:
                 raise Broken(f"frame of kind {kind} to a sender", is_damage=True)
-        del controls[: n_whole * HEADER_BYTES]
+        del controls[:at]
         return states
 
     def bye(self, failed: bool) -> bytes:
@@ -450,6 +476,9 @@ class RecvConnection(Connection):
             self.left = bool(flags & FAILED)
         elif kind == STATE_FRAME:
             self._reader.report(channel, epoch, number, length)
+        elif kind == PAD_FRAME:
+            self._slot, self._crc, self._left = None, None, length
+            self.n_padded += length
         else:
             assert kind in CONTROL_FRAMES, f"kind {kind}: decode has let it pass"
             self.words.append((kind, number))
@@ -469,6 +498,10 @@ class RecvConnection(Connection):
     def say(self, kind: int, number: int) -> None:
         """Queues a word."""
         self._urgent += control_header(self.session, kind, number)
+
+    def pad(self, n_bytes: int) -> None:
+        """Queues padding."""
+        self._urgent += padding(self.session, n_bytes)
 
     def views(self) -> Sequence[View]:
         """What to write next: the states and control frames that wait; empty if there are none."""

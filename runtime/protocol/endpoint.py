@@ -28,8 +28,10 @@ from optcc.runtime.protocol.frames import (
     EPOCH_FRAME,
     GONE_FRAME,
     NEWS_FRAME,
+    PADDING_FRAME,
     PROBE_FRAME,
     RATE_FRAME,
+    TRIAL_FRAME,
     Checksum,
     WireError,
 )
@@ -445,6 +447,10 @@ class Endpoint(LocalRank):
             self.rates.hear(peer, number)
         elif kind == EPOCH_FRAME:
             self.epochs.hear(number)
+        elif kind == TRIAL_FRAME and self.rates.is_on:
+            self.rates.trials.hear(peer, number)
+        elif kind == PADDING_FRAME and self.rates.is_on:
+            self.rates.trials.hear_padding(peer, number)
         elif kind == DOUBT_FRAME:
             for connection in self._of_session(peer, number & 0xFFFFFFFF):
                 if self.suspicion.hear(connection, number >> 32):

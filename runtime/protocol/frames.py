@@ -20,6 +20,9 @@ and in both directions control frames about connections, NICs and ranks:
     rate    the measured rates of a NIC (see `RateWord`)
     news    eight bytes of what the sender knows of failures (see `membership`)
     epoch   what some rank says of the epochs of the job (see `agreement`)
+    trial   what two ranks say to find out which end of a rail is slow (see `TrialWord`)
+    padding the receiver of this frame is to send padding over a connection (see `PaddingWord`)
+    pad     `length` bytes that mean nothing follow
     bye     the last frame of a rank that closes
 
 A header is 36 bytes, little-endian, as the processors are that this runs on:
@@ -42,8 +45,10 @@ against an attacker; the handshake (`hello`) authenticates the peer.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
+from enum import IntEnum
 from typing import NamedTuple
 
 try:
@@ -56,10 +61,21 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """(bytes, checksum of the bytes before them or 0) -> checksum of both."""
 crc32: Checksum = _crc32
 
-VERSION = 8
+VERSION = 9
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = range(1, 5)
 GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME = range(5, 12)
-CONTROL_FRAMES = (GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME)
+TRIAL_FRAME, PADDING_FRAME, PAD_FRAME = range(12, 15)
+CONTROL_FRAMES = (
+    GONE_FRAME,
+    BACK_FRAME,
+    PROBE_FRAME,
+    DOUBT_FRAME,
+    RATE_FRAME,
+    NEWS_FRAME,
+    EPOCH_FRAME,
+    TRIAL_FRAME,
+    PADDING_FRAME,
+)
 """Frames about connections, NICs and ranks rather than about a channel."""
 DATA_STATE_FRAME = 0x30
 """One flipped bit makes it of no other kind, nor any other of it: a header of another length would be waited for."""
@@ -85,7 +101,7 @@ RATE_TURNS = 1 << 20
 _DATA = struct.Struct("<BBHIIIQII")
 _STATE = struct.Struct("<BBHIIIQQ")
 _CRC = struct.Struct("<I")
-_RATE_PARTS = (1 << 10) - 1
+_RATE_PARTS, _RATE_STEPS, _TRIAL_TURNS = (1 << 10) - 1, 1 << 10, 1 << 16
 _SEALED_DATA = struct.Struct("<BBHIIIQIII")
 _SEALED_STATE = struct.Struct("<BBHIIIQQI")
 _DATA_STATE = struct.Struct("<BBHIIIQIIIIQQ")
@@ -162,6 +178,90 @@ class RateWord(NamedTuple):
         return 0 < (self.turn - turn) % RATE_TURNS < RATE_TURNS // 2
 
 
+class TrialKind(IntEnum):
+    """What a `TrialWord` says: a sender asks for a third rank's padding to the receiver's NIC; that has come; the NIC
+    is slow; or it is so no longer."""
+
+    ASKS, CAME, BLAMES, CLEARS = range(4)
+
+
+class TrialWord(NamedTuple):
+    """The number of a `TRIAL_FRAME`: the `turn`-th word of a rank is about the rail from its NIC `mine` to the peer's
+    NIC `theirs` (in an answer, from that to this), which carries a `share` of what it should; padding has a `rate`,
+    bytes/s.
+
+    >>> TrialWord.read(TrialWord(3, 1, 0, TrialKind.ASKS, 1.0, 2.0**20).number)
+    TrialWord(turn=3, mine=1, theirs=0, kind=<TrialKind.ASKS: 0>, share=1.0, rate=1048576.0)
+    """
+
+    turn: int
+    mine: int
+    theirs: int
+    kind: TrialKind
+    share: float
+    rate: float
+
+    @property
+    def number(self) -> int:
+        """All of it in 64 bits; the rate to a thousandth."""
+        nics = (self.mine % RATE_NICS_MAX) << 40 | (self.theirs % RATE_NICS_MAX) << 32
+        share = max(1, round(min(1.0, self.share) * _RATE_PARTS))
+        return self.turn % _TRIAL_TURNS << 48 | nics | self.kind << 26 | share << 16 | _logarithm(self.rate)
+
+    @classmethod
+    def read(cls, number: int) -> TrialWord:
+        """What a number says."""
+        nics = RATE_NICS_MAX - 1
+        return cls(
+            *(number >> 48, number >> 40 & nics, number >> 32 & nics),
+            *(TrialKind(number >> 26 & len(TrialKind) - 1), (number >> 16 & _RATE_PARTS) / _RATE_PARTS),
+            _power(number & 0xFFFF),
+        )
+
+    def is_after(self, turn: int) -> bool:
+        """True if it was said after the word of that turn."""
+        return 0 < (self.turn - turn) % _TRIAL_TURNS < _TRIAL_TURNS // 2
+
+
+class PaddingWord(NamedTuple):
+    """The number of a `PADDING_FRAME`: the peer is to send padding over the connection `session`, so many bytes/s.
+
+    >>> PaddingWord.read(PaddingWord(7, 2.0**20).number)
+    PaddingWord(session=7, rate=1048576.0)
+    """
+
+    session: int
+    rate: float
+
+    @property
+    def number(self) -> int:
+        """Both in 64 bits; the rate to a thousandth."""
+        return self.session << 32 | _logarithm(self.rate)
+
+    @classmethod
+    def read(cls, number: int) -> PaddingWord:
+        """What a number says."""
+        return cls(number >> 32, _power(number & 0xFFFF))
+
+
+def _logarithm(rate: float) -> int:
+    """Bytes/s, from 1 on, in 16 bits."""
+    return min(round(_RATE_STEPS * math.log2(max(1.0, rate))), 0xFFFF)
+
+
+def _power(logarithm: int) -> float:
+    return float(2.0 ** (logarithm / _RATE_STEPS))
+
+
+def pad_header(session: int, n_bytes: int) -> bytes:
+    """So many bytes follow that mean nothing.
+
+    >>> decode(pad_header(7, 5), 7)
+    (14, 0, 0, 0, 0, 5, 0)
+    """
+    return _sealed(_DATA.pack(PAD_FRAME, 0, 0, session, 0, 0, 0, n_bytes, 0))
+
+
 def state_header(session: int, epoch: int, channel: int, number: int, slots: int) -> bytes:
     """What a receiver has delivered, and how many slots it has posted.
 
@@ -208,7 +308,7 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
         raise WireError("header: wrong checksum")
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= EPOCH_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= PAD_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
 

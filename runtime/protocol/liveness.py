@@ -31,8 +31,8 @@ class KernelReport(NamedTuple):
     `timeouts` retransmission timeouts since the last acknowledgement; `in_flight_bytes` sent and not acknowledged;
     `unsent_bytes` not sent yet; `segment_bytes`; `window_bytes` that the receiver takes; `acked_bytes` in all; the
     smoothed round trip with four times its variation; time with bytes in flight or to send in all, and the part of it
-    in which the receiver's window was open (both 0 if the kernel does not say); `probes` of a closed window that were
-    not answered.
+    in which neither the receiver's window nor the send buffer held them up (both 0 if the kernel does not say);
+    `probes` of a closed window that were not answered.
     """
 
     timeouts: int
@@ -54,12 +54,14 @@ class Connection:
     unacknowledged. At the last sample none of them was acknowledged if it `stalls`, some if it `answers`; it is
     `suspect` after half of the time after which it is silent, and no sooner than after `queue_s`, the drain time of a
     full queue on the path. `waiting_bytes` were unacknowledged or unsent then. `doubt` has a bit for each end that
-    suspects the connection; while it is `is_avoided`, no new data goes there. `is_closed`: it was given up.
+    suspects the connection; while it is `is_avoided`, no new data goes there. `is_closed`: it was given up. `n_padded`
+    bytes of padding have come.
     """
 
     __slots__ = (
         *("_acked_bytes", "_carried", "_gap_s", "_is_waiting", "_silent_s", "_taken", "answers", "awaits"),
-        *("doubt", "doubts_heard", "doubts_said", "is_avoided", "is_closed", "kernel", "queue_s", "round_trip_s"),
+        *("doubt", "doubts_heard", "doubts_said", "is_avoided", "is_closed", "kernel", "n_padded", "queue_s"),
+        "round_trip_s",
         *("stalls", "suspect", "waiting_bytes", "wire"),
     )
 
@@ -68,7 +70,7 @@ class Connection:
         self.kernel: KernelReport | None = None
         self._acked_bytes = -1
         self._silent_s = self._gap_s = self.round_trip_s = self.queue_s = 0.0
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.n_padded = 0
         # Bytes acknowledged, busy and open time: at the last sample, and when `take_carried` was last called.
         self._carried: tuple[int, float, float] = (0, 0.0, 0.0)
         self._taken = self._carried
@@ -114,6 +116,10 @@ class Connection:
         # Suspicion ends with an acknowledgement only, not when the measured round trip grows meanwhile.
         self.suspect |= self._silent_s >= suspect_s
         return self._silent_s >= limit_s
+
+    def carried_in_all(self) -> tuple[int, float, float]:
+        """By the last sample: bytes acknowledged, busy seconds, and those in which only the network limited it."""
+        return self._carried
 
     def take_carried(self) -> tuple[int, float, float]:
         """Since the last call, by the last sample: bytes acknowledged, busy seconds, and those with an open window."""

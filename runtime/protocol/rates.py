@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from optcc.runtime.protocol.connection import SendConnection
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_MAX, RateWord
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.nic_meter import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
-from optcc.runtime.protocol.outbound import Outbound, Rail
+from optcc.runtime.protocol.outbound import Outbound
+from optcc.runtime.protocol.outbound import Rail as OutboundRail
+from optcc.runtime.protocol.trials import Rail, Trials
 from optcc.runtime.striping import divide
 
 _AS_FAST = 0.85
+_FAST, _FASTER, _FASTER_BYTES = 0.75, 1.3, 1 << 17
+_WAITED_S = 0.5
 _RATE_UNIT = 1 << 12
 
 
@@ -37,6 +42,12 @@ class Rates:
         self._shares: dict[tuple[int, int], tuple[float, float]] = {}
         self._down: set[tuple[int, int]] = set()
         self._words: dict[tuple[int, int], RateWord] = {}
+        # The share that rails from this rank carry of what the NICs at both ends do, where it is less.
+        self._paths: dict[Rail, float] = {}
+        # When something last waited on each rail; how often its receiver was faster than known, and how much.
+        self._waited_s: dict[Rail, float] = {}
+        self._faster: dict[Rail, list[float]] = {}
+        self.trials = Trials(local, self, self._connections)
         self._began_s = 0.0
 
     def forget(self) -> None:
@@ -44,6 +55,9 @@ class Rates:
         self._meters = [NicMeter() for _ in self._local.own_nics]
         self._unsure = [False] * len(self._meters)
         self._shares.clear()
+        self._paths.clear()
+        for nic in range(len(self._meters)):
+            self.trials.drop(nic)
         for count in self._local.rail_counts:
             count.out_share = count.in_share = 1.0
         for rank, nic in list(self._words):
@@ -67,14 +81,17 @@ class Rates:
                     self._unsure[rail.mine] |= connection.suspect
                     if connection.waiting_bytes >= LOADED_BYTES:
                         busy[rail.mine] = True
+                        if not self.trials.is_padded(connection):
+                            self._waited_s[rail.mine, out.peer, rail.theirs] = now_s
                         loaded[rail.mine] |= not self._is_slower(out.peer, rail)
         for meter, is_loaded in zip(self._meters, loaded, strict=True):
             meter.look(is_loaded, is_loaded and not all(busy))
+        self.trials.look(now_s)
         if now_s - self._began_s >= WINDOW_S and (not any(busy) or self._meters[0].n_looks >= LOOKS_MIN):
             self._close(now_s - self._began_s)
             self._began_s = now_s
 
-    def _is_slower(self, peer: int, rail: Rail) -> bool:
+    def _is_slower(self, peer: int, rail: OutboundRail) -> bool:
         """True if the destination NIC is known to be slower than the source NIC: then the traffic says nothing of the
         latter."""
         local = self._local
@@ -98,6 +115,8 @@ class Rates:
                             before.open_s + open_s,
                             max(before.longest_s, open_s),
                         )
+                    else:
+                        self._note_faster((rail.mine, out.peer, rail.theirs), n_bytes, open_s)
                     carried[rail.mine] = after
         for nic, (meter, each) in enumerate(zip(self._meters, carried, strict=True)):
             if self._unsure[nic]:
@@ -108,13 +127,93 @@ class Rates:
         self._judge()
 
     def _judge(self) -> None:
-        """Tells the rates of this rank's NICs if they have changed."""
+        """Takes note of the rates of this rank's NICs if they have changed."""
         local = self._local
-        before = [self._shares.get((local.rank, nic), (1.0, 1.0)) for nic in range(len(self._meters))]
-        outs = weigh(self._meters, [nic[3] for nic in local.own_nics], [out for out, _ in before])
-        for nic, (out, (known, in_)) in enumerate(zip(outs, before, strict=True)):
+        before: list[float] = []
+        for nic in range(len(self._meters)):
+            paths = [share for rail, share in self._paths.items() if rail[0] == nic]
+            before.append(self._shares.get((local.rank, nic), (1.0, 1.0))[0] * min(paths, default=1.0))
+        outs = weigh(self._meters, [nic[3] for nic in local.own_nics], before)
+        for nic, (out, known) in enumerate(zip(outs, before, strict=True)):
             if out != known:
-                self.know(nic, out, in_)
+                self._note_out(nic, out)
+
+    def _note_out(self, nic: int, share: float) -> None:
+        """A NIC of this rank sends such a share of its declared rate.
+
+        Slow to one peer alone it may be the peer's NIC, or the path; until that is found out it is this one.
+        """
+        local = self._local
+        out, in_ = self._shares.get((local.rank, nic), (1.0, 1.0))
+        paths = {rail: path for rail, path in self._paths.items() if rail[0] == nic}
+        if paths and share > out * min(paths.values()):
+            for rail in paths:
+                self._set_path(rail, min(1.0, share / out))
+            self.divide_anew()
+            return
+        for rail in paths:
+            self._set_path(rail, 1.0)
+        self.know(nic, share, in_)
+        self.trials.drop(nic)
+        waited = [
+            rail
+            for rail, at_s in self._waited_s.items()
+            if rail[0] == nic and local.now_s - at_s <= _WAITED_S and local.up_to(rail[1])
+        ]
+        if share < out and len(waited) == 1 and len(local.book) > 2:
+            self.trials.suspect(waited[0], share, out)
+
+    def _set_path(self, rail: Rail, share: float) -> None:
+        """A rail carries such a share of what its NICs do."""
+        if share < 1:
+            self._paths[rail] = share
+        else:
+            self._paths.pop(rail, None)
+
+    def clear_out(self, rail: Rail, out: float, path: float) -> None:
+        """What was laid to this rank's NIC is the receiver's doing, or the path's, which carries such a share."""
+        nic = rail[0]
+        self._meters[nic] = NicMeter()
+        self._set_path(rail, path)
+        self.know(nic, out, self._shares.get((self._local.rank, nic), (1.0, 1.0))[1])
+
+    def _connections(self) -> dict[Rail, SendConnection]:
+        """The connections that are up from this rank."""
+        return {
+            (rail.mine, out.peer, rail.theirs): rail.connection
+            for out in self._outbounds.values()
+            for rail in out.rails
+            if rail.connection is not None
+        }
+
+    def path(self, rail: Rail) -> float:
+        """The share that a rail from this rank carries of what the NICs at both ends do."""
+        return self._paths.get(rail, 1.0)
+
+    def know_in(self, nic: int, share: float) -> None:
+        """A NIC of this rank takes in such a share of its declared rate, as its senders have found."""
+        out, in_ = self._shares.get((self._local.rank, nic), (1.0, 1.0))
+        share = share if share < _FAST else 1.0
+        if share != in_:
+            self.know(nic, out, share)
+
+    def _note_faster(self, rail: Rail, n_bytes: int, open_s: float) -> None:
+        """What went to a NIC that is known to be slow: two windows in a row that are faster clear it."""
+        _, peer, theirs = rail
+        known = self.known(peer, theirs)[1]
+        best = max(
+            (meter.at_least or 0.0) / nic[3] for meter, nic in zip(self._meters, self._local.own_nics, strict=True)
+        )
+        if not 0 < known < 1 or n_bytes < _FASTER_BYTES or open_s <= 0 or not best:
+            return
+        share = n_bytes / open_s / (best * self._local.book[peer][theirs][4])
+        faster = self._faster.setdefault(rail, [])
+        faster.append(share)
+        if share < _FASTER * known:
+            faster.clear()
+        elif len(faster) >= 2:
+            self.trials.healed(rail, min(1.0, *faster[-2:]))
+            faster.clear()
 
     def know(self, nic: int, out: float, in_: float) -> None:
         """A NIC of this rank sends and receives these shares of its declared rates: tells the peers, divides anew."""
@@ -164,20 +263,32 @@ class Rates:
         else:
             self._down.add(which)
         self._say(which, but=peer)
+        if word.in_ != (1.0 if before is None else before.in_):
+            # It explains what paths seemed to.
+            for rail in [each for each in self._paths if each[1:] == which]:
+                self._set_path(rail, 1.0)
         self.version += 1
         self.divide_anew()
 
     def divide_anew(self) -> None:
         """Divides what this rank has still to send by the rates that are known now."""
         local = self._local
-        if not self.is_on or (not self._down and all(shares == (1, 1) for shares in self._shares.values())):
+        is_declared = not self._down and all(shares == (1, 1) for shares in self._shares.values())
+        if not self.is_on or (is_declared and not self._paths):
             for out in self._outbounds.values():
                 out.take_parts(None)
             return
         rates = [[self._rates(rank, nic) for nic in range(len(nics))] for rank, nics in enumerate(local.book)]
-        parts = divide(self.carried, {pair: local.pairs(*pair) for pair in self.carried}, rates)
+        paths: dict[tuple[int, int, int, int], float] = {}
+        for (mine, peer, theirs), share in self._paths.items():
+            paths[local.rank, peer, mine, theirs] = share * min(rates[local.rank][mine][0], rates[peer][theirs][1])
+        parts = divide(self.carried, {pair: local.pairs(*pair) for pair in self.carried}, rates, paths)
         for peer, out in self._outbounds.items():
-            alone = [min(rates[local.rank][rail.mine][0], rates[peer][rail.theirs][1]) for rail in out.rails]
+            alone = [
+                min(rates[local.rank][rail.mine][0], rates[peer][rail.theirs][1])
+                * self.path((rail.mine, peer, rail.theirs))
+                for rail in out.rails
+            ]
             if len(alone) > 1:
                 out.take_parts([max(1, part) for part in parts.get((local.rank, peer), alone)])
 

@@ -64,6 +64,15 @@ class End:
         self._network.reset(self.outgoing)
 
 
+class SlowPath:
+    """What a path carries, bytes/s, and when what is on it will be through."""
+
+    __slots__ = ("free_s", "rate")
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.free_s = rate, 0.0
+
+
 class SimulatedNetwork:
     """The NICs of all hosts, joined by a core that never limits. All that is drawn comes from `rng`.
 
@@ -88,6 +97,8 @@ class SimulatedNetwork:
         self._streams: defaultdict[SimulatedNic, dict[Stream, None]] = defaultdict(dict)
         # Called with the first byte of each segment, the kind of a frame if it starts with one, before it leaves a NIC.
         self.triggers: defaultdict[SimulatedNic, list[Callable[[int, Flow | None], None]]] = defaultdict(list)
+        # Where a path carries less than the NICs at both ends: its rate, and when it is free again.
+        self.slow_paths: dict[tuple[SimulatedNic, SimulatedNic], SlowPath] = {}
         self.corrupt = 0.0
         self.n_corrupted = self.n_lost = 0
         self.accept: dict[int, Callable[[int, End], None]] = {}
@@ -184,6 +195,9 @@ class SimulatedNetwork:
         size = len(data) + _HEADER_BYTES
         left_s = max(now_s, src.out_free_s) + size / src.out_rate
         src.out_free_s = left_s
+        path = self.slow_paths.get((src, dst)) if self.slow_paths else None
+        if path is not None:
+            left_s = path.free_s = max(left_s, path.free_s + size / path.rate)
         came_s = 0.0 if self._in_turn else _enter(dst, left_s, size)
         if self.rng.random() < src.loss + dst.loss:
             self.n_lost += 1

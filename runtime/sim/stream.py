@@ -64,7 +64,8 @@ class Flow:
     """
 
     __slots__ = (
-        *("_due_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked", "arrived", "busy_s", "busy_since_s"),
+        *("_closed_s", "_closed_since_s", "_due_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked"),
+        *("arrived", "busy_s", "busy_since_s"),
         *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "is_gone", "low_water", "name", "on_readable"),
         "on_reset",
         "on_writable",
@@ -81,7 +82,8 @@ class Flow:
         self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = self.probes = 0
         self.fin = self.fin_arrived = self.is_dead = self.refuses = self.is_gone = self._waits_for_window = False
         self.partner: Flow = self
-        self.busy_s = self.busy_since_s = self._due_s = 0.0
+        self.busy_s = self.busy_since_s = self._due_s = self._closed_s = 0.0
+        self._closed_since_s = -1.0
         self._rto_s, self.low_water = RTO_S_MIN, 1
         self._timer: Timer | None = None
         self.on_readable: Callable[[], None] = lambda: None
@@ -113,9 +115,9 @@ class Flow:
 
     def report(self) -> KernelReport:
         """The counters of the sender's kernel."""
-        busy_s = self.busy_s
+        busy_s, now_s = self.busy_s, self._network.clock.now_s
         if self.written > self.acked:
-            busy_s += self._network.clock.now_s - self.busy_since_s
+            busy_s += now_s - self.busy_since_s
         return KernelReport(
             timeouts=self.timeouts,
             in_flight_bytes=self.sent - self.acked,
@@ -125,7 +127,7 @@ class Flow:
             acked_bytes=self.acked,
             round_trip_s=2 * self._network.latency_s,
             busy_s=busy_s,
-            open_s=busy_s,
+            open_s=busy_s - self._closed_s - max(0.0, now_s - self._closed_since_s) * (self._closed_since_s >= 0),
             probes=self.probes,
         )
 
@@ -150,6 +152,9 @@ class Flow:
             n_bytes = min(self.written - self.sent, network.segment_bytes, self.read + self.room_bytes - self.sent)
             if n_bytes <= 0:
                 self._waits_for_window = True
+                if self._closed_since_s < 0 and 2 * (self.arrived - self.read) >= self.room_bytes:
+                    # The reader holds it up, and not the bytes on their way, which the window has room for.
+                    self._closed_since_s = network.clock.now_s
                 break
             start = self.sent
             self.sent += n_bytes
@@ -208,6 +213,9 @@ class Flow:
             if not had_room:
                 self.on_writable()
         self._waits_for_window, self.probes = False, 0
+        if self._closed_since_s >= 0:
+            self._closed_s += self._network.clock.now_s - self._closed_since_s
+            self._closed_since_s = -1.0
         self._push()
 
     # --- the receiver's kernel

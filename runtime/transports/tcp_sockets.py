@@ -11,9 +11,9 @@ from optcc.runtime.protocol.liveness import KernelReport
 _INFO_BYTES = 256
 # struct tcp_info (linux/tcp.h): timeouts and probes of a closed window since the last acknowledgement, segment size,
 # segments not acknowledged; round trip and its variation (us); bytes acknowledged; bytes that were never sent; time
-# (us) with bytes on their way, and the part of it in which the receiver's window was closed; the receiver's window.
-# The last since Linux 5.4.
-_INFO = struct.Struct("=2xBB12xI4xI40xII44xQ16xI20xQQ44xI")
+# (us) with bytes on their way, and the parts of it in which the receiver's window was closed, and the send buffer too
+# small; the receiver's window. The last since Linux 5.4.
+_INFO = struct.Struct("=2xBB12xI4xI40xII44xQ16xI20xQQQ36xI")
 _INFO_OLD = struct.Struct("=2xBB12xI4xI40xII44xQ")
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
@@ -76,12 +76,23 @@ def sample(sock: socket.socket) -> KernelReport | None:
     except OSError:
         return None
     if len(info) >= _INFO.size:
-        timeouts, probes, segment, unacked, rtt_us, variation_us, acked, unsent, busy_us, full_us, window = (
-            _INFO.unpack_from(info)
-        )
+        (
+            timeouts,
+            probes,
+            segment,
+            unacked,
+            rtt_us,
+            variation_us,
+            acked,
+            unsent,
+            busy_us,
+            full_us,
+            small_us,
+            window,
+        ) = _INFO.unpack_from(info)
     elif len(info) >= _INFO_OLD.size:
         timeouts, probes, segment, unacked, rtt_us, variation_us, acked = _INFO_OLD.unpack_from(info)
-        unsent = busy_us = full_us = window = 0
+        unsent = busy_us = full_us = small_us = window = 0
     else:
         return None
     # Before the first measurement the kernel only guesses: one second, or three if it had to repeat the SYN.
@@ -89,7 +100,7 @@ def sample(sock: socket.socket) -> KernelReport | None:
     # A segment in flight without a known size is one byte, not none.
     return KernelReport(
         *(timeouts, unacked * max(1, segment), unsent, segment, window, acked, round_trip_s),
-        *(busy_us / 1e6, (busy_us - full_us) / 1e6, probes),
+        *(busy_us / 1e6, (busy_us - full_us - small_us) / 1e6, probes),
     )
 
 

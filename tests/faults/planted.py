@@ -33,8 +33,10 @@ from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import Connection
 from optcc.runtime.protocol.membership import Membership
 from optcc.runtime.protocol.outbound import Outbound
+from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.suspicion import Suspicion
+from optcc.runtime.protocol.trials import Trials
 from optcc.runtime.sim.swarm import Violation, run_seed
 
 SEEDS = 2000
@@ -369,6 +371,17 @@ MUTATIONS = (
         *(Outbound, "_move", " or sender.out.count(virtual) > 1", ""),
     ),
     PlantedFault("a timeout ends what is waited for", *(Exchange, "step", "return False", "pass")),
+)
+
+# Faults of the meters, which `slow_nics` finds: they change no bit, and what is believed of NICs.
+METER_FAULTS = (
+    PlantedFault("a slow rail is always the sender's NIC", *(Rates, "_note_out", "len(waited) == 1", "False")),
+    PlantedFault("padding goes to the peer of the slow rail", *(Trials, "_third", "each.peer != but and ", "")),
+    PlantedFault("a trial finds for the padding at once", *(Trials, "_conclude", "share <= _SHARED", "share <= 2")),
+    PlantedFault(
+        "a receiver does not take the blame",
+        *(Trials, "hear", "self._rates.know_in(word.theirs, word.share)", "pass"),
+    ),
 )
 
 FAULTS = {fault.name: fault for fault in (*FIXES, *MUTATIONS)}
