@@ -29,7 +29,7 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card, Shown
 from optcc.simulate import simulate
 from optcc.timing import Model, with_overhead
-from optcc.topology import Topology
+from optcc.topology import Nic, Topology
 from optcc.transfers import Transfers
 from optcc.units import show_time
 
@@ -47,6 +47,10 @@ WORTH_A_TRY, WORTH_ANOTHER = 1.25, 1.1
 if it may be faster than the best within this error."""
 GOOD_ENOUGH = 1.005
 """No other candidate is tried after one that takes at most so many times the bound."""
+SAME_WAYS = 0.08
+"""Measured rates out and in of a server that differ by a smaller share are taken to be equal. Parts of a message that
+follow small differences are small and many: with eight hosts of which one seemed to receive 4 % less than it sends,
+plans took 1.23 of the bound where 1.03 was predicted, and 1.03 without."""
 FEW_RANKS, FEW_RANKS_S = 8, 20e-3
 """Planning budget, choosing and verifying, for up to this many ranks."""
 PER_RANK_S, MORE_RANKS_S, PER_RANK_S_MIN = 16e-3, 0.4, 6e-3
@@ -186,6 +190,8 @@ def choose(
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
+    if ports == "fair" and topology.overhead_s and not parts:
+        timed = _level_ways(timed)
     ranking = sorted(
         (_costed(each, timed) for each in estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts)),
         key=lambda each: each.estimate_s,
@@ -229,6 +235,21 @@ def choose(
 def _definition(name: str, ports: Model) -> Definition:
     """The schedule to build: for fair ports `optimal` itself, as `shares` is a candidate of its own there."""
     return SCHEDULES[name] if ports == "fair" else SCHEDULES[name].under(ports)
+
+
+def _level_ways(topology: Topology) -> Topology:
+    """Where every server sends and receives at nearly one rate, as measured: the topology with their means.
+
+    >>> _level_ways(Topology.parse("3@98MB/s,2=102MB/s:98MB/s"))
+    Topology('3@98MB/s,2=100MB/s')
+    """
+    rates = list(zip(topology.out, topology.in_, strict=True))
+    if topology.out == topology.in_ or any(min(pair) < (1 - SAME_WAYS) * max(pair) for pair in rates):
+        return topology
+    means = [(out + in_) / 2 for out, in_ in rates]
+    nics = [(Nic(0, mean, mean),) for mean in means]
+    servers = (replace(server, nics=own) for server, own in zip(topology.servers, nics, strict=True))
+    return replace(topology, servers=tuple(servers), rail_only=False, text="")
 
 
 def _build(candidate: Candidate, topology: Topology, ports: Model, parts: Sequence[RankShare]) -> Schedule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,16 @@ def test_candidates_that_differ_by_slots_alone_are_one_where_slots_are_given() -
     chosen = choose(cluster("8@50GB/s,3=25GB/s"), 2**24, ports="fair", slots=2)
     tried = [(each.name, each.segments, each.peer_lanes and each.peer_lanes[0]) for each in chosen.candidates]
     assert len(set(tried)) == len(tried)
+
+
+@pytest.mark.parametrize(("in_", "parts"), [("23.7MB/s", 8), ("20MB/s", 15)])
+def test_small_differences_between_measured_ways_make_no_parts_of_their_own(in_: str, parts: int) -> None:
+    """Eight hosts at 24.8 MB/s, one at 18.6, and one that seems to receive a little less, or does receive less."""
+    hosts = Topology.parse(f"8@24.8MB/s,3=18.6MB/s,6=24.8MB/s:{in_}").with_latency(Fraction(200, 10**6))
+    measured = replace(hosts, overhead_s=Fraction(5, 10**4))
+    taken = choose(measured, 2**26, ports="fair", slots=2).taken
+    assert taken.name == "shares"
+    assert taken.transfers == taken.segments * parts * 2 * 7
 
 
 def test_a_long_message_may_be_planned_for_as_long_as_it_takes() -> None:
