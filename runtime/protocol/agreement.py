@@ -10,14 +10,16 @@ ones at any moment.
     all       the epoch counts from the largest n + AHEAD on: no rank has begun that one
 
 What is said are facts that never change: a *word* is a part of a proposal (what one NIC carries in the epoch), or that
-a rank is ready. Words may come late, twice and in any order, over any rank, for whoever learns one passes it on. So two
-ranks need no connection with each other, and a rail that is lost takes nothing along that is not said again on the
-next. Nothing rests on clocks.
+a rank is ready, or has left. Words may come late, twice and in any order, over any rank, for whoever learns one passes
+it on. So two ranks need no connection with each other, and a rail that is lost takes nothing along that is not said
+again on the next. Nothing rests on clocks.
 
 A rank keeps the words of its epoch and of the next. That is enough: an epoch is proposed only when all are ready for
 the one before, and a rank says so only when it has changed to the one before that.
 
-If a rank is lost, the ranks that wait for its word wait in a collective, which ends with the loss.
+A rank that closes has begun all its collectives: it says how many, and from which epoch on it will say no more, and
+counts as ready for those. If a rank is lost, the ranks that wait for its word wait in a collective, which ends with
+the loss.
 
 `tests/unit/runtime/protocol/test_agreement.py` explores every order of these steps for three ranks and two epochs, and
 for four ranks and one.
@@ -34,7 +36,7 @@ RANKS_MAX = 1 << 12
 NICS_MAX = 1 << 6
 EPOCHS_MAX = (1 << 14) - 1
 SHARE_MAX = 7.0
-_PROPOSAL, _READY = 1, 2
+_PROPOSAL, _READY, _LEFT = 1, 2, 3
 _PARTS = 1 << 12
 Share = tuple[float, float]
 """What a NIC sends and receives, as a share of what `LocalRank.book` says."""
@@ -69,7 +71,7 @@ class Agreement:
     """
 
     __slots__ = (
-        *("_epochs", "_is_possible", "_keys", "_n_ranks", "_proposed", "_ready"),
+        *("_epochs", "_is_possible", "_keys", "_left", "_n_ranks", "_proposed", "_ready"),
         *("next", "rank", "to_say"),
     )
 
@@ -84,6 +86,8 @@ class Agreement:
         # By epoch: the shares of the NICs, and the next collective of each rank that is ready.
         self._proposed: dict[int, dict[tuple[int, int], Share]] = {}
         self._ready: dict[int, dict[int, int]] = {}
+        # Of a rank that has left, the first epoch for which it has not said that it is ready, and its next collective.
+        self._left: dict[int, tuple[int, int]] = {}
         self.to_say: list[int] = []
 
     # --- collectives
@@ -118,6 +122,12 @@ class Agreement:
         assert wanted is not None, "nothing is proposed"
         self.hear(_word(_READY, wanted.number, self.rank, self.next))
 
+    def leave(self) -> None:
+        """This rank begins no more collectives."""
+        number = self.epoch.number + 1
+        if self.rank not in self._left:
+            self.hear(_word(_LEFT, number + (self.rank in self._ready.get(number, {})), self.rank, self.next))
+
     # --- the next epoch
 
     @property
@@ -137,7 +147,7 @@ class Agreement:
     def words(self) -> list[int]:
         """All that a peer may not know yet, for one that has just been connected."""
         last = self.epoch.number
-        words: list[int] = []
+        words = [_word(_LEFT, number, rank, n) for rank, (number, n) in self._left.items()]
         for number in (last, last + 1):
             shares, ready = self._proposed.get(number, {}), self._ready.get(number, {})
             words += [_word(_PROPOSAL, number, rank, _packed(nic, share)) for (rank, nic), share in shares.items()]
@@ -151,9 +161,13 @@ class Agreement:
         """
         kind, number, rank, rest = _read(word)
         key = rank, rest >> 30
-        if not 1 <= number - self.epoch.number <= 2:
+        if kind == _LEFT:
+            if rank in self._left or rank >= self._n_ranks:
+                return False
+            self._left[rank] = number, rest
+        elif not 1 <= number - self.epoch.number <= 2:
             return False
-        if kind == _PROPOSAL:
+        elif kind == _PROPOSAL:
             shares = self._proposed.setdefault(number, {})
             if key in shares or key not in self._keys:
                 return False
@@ -164,18 +178,21 @@ class Agreement:
                 return False
             ready[rank] = rest
         self.to_say.append(word)
-        self._agree()
+        while self._agree():
+            pass
         return True
 
-    def _agree(self) -> None:
-        """The epoch that is proposed is agreed on once all ranks are known to be ready."""
+    def _agree(self) -> bool:
+        """The epoch that is proposed is agreed on once all ranks are known to be ready; whether it is."""
         number = self.epoch.number + 1
-        ready, shares = self._ready.get(number, {}), self._proposed.get(number, {})
+        left = {rank: n for rank, (first, n) in self._left.items() if first <= number}
+        ready, shares = left | self._ready.get(number, {}), self._proposed.get(number, {})
         if len(ready) < self._n_ranks or len(shares) < len(self._keys):
-            return
+            return False
         self._epochs.append(Epoch(number, max(ready.values()) + AHEAD, self._in_order(shares)))
         self._ready.pop(number - 1, None)
         self._proposed.pop(number - 1, None)
+        return True
 
     def _in_order(self, known: dict[tuple[int, int], Share]) -> Shares:
         """What is known of all NICs, by rank; those of which nothing is known carry what they should."""

@@ -226,6 +226,7 @@ class Endpoint(LocalRank):
         states with it.
         """
         self.is_leaving = True
+        self.epochs.leave()
         for connection in self.up if self.failure is None else ():
             connection.say(PROBE_FRAME, 0)
             connection.awaits = True

@@ -63,6 +63,11 @@ class Epochs:
             connection.say(EPOCH_FRAME, word)
             self._local.wake(connection)
 
+    def leave(self) -> None:
+        """This rank begins no more collectives."""
+        self.agreement.leave()
+        self.spread()
+
     # --- time
 
     def tick(self) -> None:

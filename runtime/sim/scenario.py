@@ -110,7 +110,7 @@ class Scenario:
 
     `names` and `rates` of the NICs, by rank; `turn_s` of a host's loop; `pauses`: how likely a program computes after a
     message; `payload_bytes` of a rank at the barriers. If a rank `stays`, it does not leave before all faults have
-    ended, so that no fault excuses a failure.
+    ended, so that no fault excuses a failure. `n_collectives` are begun by every rank, under epochs that all agree on.
     """
 
     seed: int
@@ -128,6 +128,7 @@ class Scenario:
     payload_bytes: int
     stays: bool
     turn_s: float
+    n_collectives: int
 
     def describe(self) -> str:
         """A few lines."""
@@ -136,7 +137,8 @@ class Scenario:
             f"{len(self.lanes)} channels, {sum(len(lane.sizes) for lane in self.lanes)} messages of "
             f"{sum(sum(lane.sizes) for lane in self.lanes)} B, chunks of {self.settings.chunk_bytes} B, window "
             f"{self.settings.window}{', crc' if self.settings.crc else ''}{', replan' if self.settings.replan else ''}"
-            f"{', rates learnt' if self.settings.learn_rates else ''}",
+            f"{', rates learnt' if self.settings.learn_rates else ''}"
+            f"{f', {self.n_collectives} collectives' if self.n_collectives else ''}",
         ]
         return "\n".join([*lines, *(f"  {fault}" for fault in self.faults)])
 
@@ -201,6 +203,7 @@ def make_scenario(seed: int) -> Scenario:
         payload_bytes=rng.choice((0, 0, 5, 3000, 20_000)),
         stays=shape == "half-open" or (shape != "farewell" and rng.random() < 0.7),
         turn_s=rng.choice((0.0, 20e-6, 20e-6, 200e-6)),
+        n_collectives=rng.choice((0, 0, 4, 12, 30)),
     )
 
 

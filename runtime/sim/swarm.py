@@ -32,7 +32,7 @@ from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.sim.recorder import Recorder
 from optcc.runtime.sim.scenario import INFINITY, STALL_S, Scenario, SwarmChannel, make_scenario
-from optcc.runtime.transport import RECEIVED
+from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
 
 GRACE_S = 4.0
 _NEARLY_S, _CHECK_S = 4.8, 0.1
@@ -86,6 +86,10 @@ class _Program:
         self._known: dict[object, int] = {}
         # The rail of each proposal that is out, by the state that would have to change to move it.
         self._proposals: dict[object, int] = {}
+        # The epochs of the collectives that it has begun, and when it begins the next; when it has the plans of which.
+        self.epochs: list[int] = []
+        self._rng = random.Random(swarm.scenario.seed * 64 + host.rank)
+        self._begins_s, self._planned = 0.0, (0, INFINITY)
         host.wakes, host.ticked, host.stopped = self.wake, self._ticked, swarm.note_stop
 
     def wake(self) -> None:
@@ -96,7 +100,7 @@ class _Program:
         if self.failure is not None:
             self._say_farewell()
             return
-        if endpoint.failure is not None and not endpoint.events:
+        if endpoint.failure is not None and all(handle == EPOCH_NEWS for _, handle in endpoint.events):
             self.fail(endpoint.failure)
             return
         if self._phase == "begin":
@@ -106,10 +110,12 @@ class _Program:
             self._open()
             self._phase = "run"
             self._post()
+        if self._phase in ("run", "last barrier", "stay"):
+            self._begin_collectives()
         if self._phase == "run":
             if self._take_events():
                 self._post()
-            if not self._n_left:
+            if not self._n_left and len(self.epochs) == self.swarm.scenario.n_collectives:
                 self._end_run()
         if self._phase == "last barrier" and self._steps():
             self._stay()
@@ -121,6 +127,35 @@ class _Program:
         if self._phase == "leave":
             self._leave()
         host.flush()
+
+    def _begin_collectives(self) -> None:
+        """Begins collectives, one some time after another; has plans for an epoch some time after it is proposed."""
+        swarm, now_s = self.swarm, self.host.now_s
+        epochs = self.host.endpoint.epochs
+        agreement, wanted = epochs.agreement, epochs.agreement.wanted
+        epochs.is_on = swarm.scenario.n_collectives > 0
+        if wanted is not None:
+            if self._planned[0] != wanted.number:
+                self._planned = wanted.number, now_s + self._rng.choice((0.0, 0.002, 0.05))
+                self._look_again(self._planned[1])
+            if now_s >= self._planned[1]:
+                agreement.ready()
+                epochs.spread()
+        while len(self.epochs) < swarm.scenario.n_collectives and now_s >= self._begins_s:
+            epoch = agreement.begin()
+            if epoch is None:
+                return
+            other = swarm.epochs.setdefault(len(self.epochs), epoch)
+            if other != epoch:
+                number = len(self.epochs)
+                raise Violation(f"rank {self.host.rank}: collective {number} under epoch {epoch}, elsewhere {other}")
+            self.epochs.append(epoch)
+            self._begins_s = now_s + self._rng.choice((0.0, 0.001, 0.01, 0.05))
+            self._look_again(self._begins_s)
+
+    def _look_again(self, at_s: float) -> None:
+        clock = self.host.network.clock
+        clock.after(max(0.0, at_s - clock.now_s), lambda: self.host.look_at(clock.now_s))
 
     def _steps(self) -> bool:
         assert self._exchange is not None
@@ -244,6 +279,8 @@ class _Program:
                 if channel.receiver.delivered > channel.told and not inbound.owes_report:
                     raise Violation(f"rank {self.host.rank}: what it owes rank {peer} is forgotten")
         for kind, handle in events:
+            if handle == EPOCH_NEWS:
+                continue
             end = self.ends[handle]
             number = end.reported
             if number >= end.posted:
@@ -377,6 +414,9 @@ class _Program:
             for end in self.ends.values()
             if end.reported < len(end.lane.sizes)
         ]
+        begun, n_collectives = len(self.epochs), self.swarm.scenario.n_collectives
+        if begun < n_collectives:
+            waits.append(f"{begun} of {n_collectives} collectives begun")
         return f"rank {self.host.rank} in {self._phase}: {'; '.join(waits) or 'no message'}"
 
 
@@ -417,6 +457,8 @@ class Swarm:
         self.lasts = any(fault.for_s == INFINITY for fault in faults)
         self.stays_to_s = self.faults_end_s + 1.5 * CLOSE_S if scenario.stays and faults else 0.0
         self.n_events = 0
+        # By number, the epoch of each collective.
+        self.epochs: dict[int, int] = {}
         # By rank, peer and session: since when only the source holds a connection.
         self._half_open: dict[tuple[int, int, int], float] = {}
         self.programs = [
@@ -580,6 +622,7 @@ class Swarm:
         for program in self.programs:
             counts.update(asdict(program.host.endpoint.counts))
             counts["failures"] += program.failure is not None
+        counts.update(collectives=len(self.epochs), epochs=max(self.epochs.values(), default=0))
         counts.update(lost_segments=self.network.n_lost, corrupted_segments=self.network.n_corrupted)
         return Outcome(self.n_events, self.network.clock.now_s, dict(counts))
 
