@@ -26,7 +26,8 @@ from optcc.cli import echo_card
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, head, run_command
-from optcc.runtime.sim.swarm import Violation, run_seed
+from optcc.runtime.sim.swarm import run_seed
+from optcc.runtime.sim.swarm_program import Violation
 from optcc.show import Card
 
 _BLOCK_SEEDS = 50

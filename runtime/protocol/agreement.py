@@ -122,6 +122,15 @@ class Agreement:
         assert wanted is not None, "nothing is proposed"
         self.hear(_word(_READY, wanted.number, self.rank, self.next))
 
+    @property
+    def awaited(self) -> set[int]:
+        """The ranks that are not known to be ready for the epoch for which this one is."""
+        number = self.epoch.number + 1
+        ready = self._ready.get(number, {})
+        if self.rank not in ready:
+            return set()
+        return set(range(self._n_ranks)) - ready.keys() - self._left.keys()
+
     def leave(self) -> None:
         """This rank begins no more collectives."""
         number = self.epoch.number + 1

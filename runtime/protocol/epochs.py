@@ -76,6 +76,7 @@ class Epochs:
         if self.is_on and not self._local.rank:
             self._propose()
         self.spread()
+        self._local.awaited = self.agreement.awaited
 
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""

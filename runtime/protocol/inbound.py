@@ -101,8 +101,8 @@ class Inbound:
         return self._local.striping(self.peer, self._local.rank)
 
     def has_work(self) -> bool:
-        """True if something is posted and has not come."""
-        return any(channel.slots for channel in self._channels.values())
+        """True if something is posted and has not come, or a word about epochs has not."""
+        return any(channel.slots for channel in self._channels.values()) or self.peer in self._local.awaited
 
     def is_joined(self) -> bool:
         """True if a connection is up."""

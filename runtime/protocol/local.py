@@ -25,8 +25,8 @@ class LocalRank:
 
     `book` has every rank's NICs, by rank; `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
     `events` are those of the transport that have not been polled. `up` has the connections that are established. `left`
-    has the ranks that said bye, and whether because of a failure. `nic_up` is what the kernel says of this rank's NICs.
-    A rank that `is_leaving` waits for nothing but that its peers have what they need.
+    has the ranks that said bye, and whether because of a failure; `awaited` those whose word this rank waits for.
+    `nic_up` is what the kernel says of this rank's NICs.
     """
 
     # More attributes than instances of one class share the names of: without slots each is a search.
@@ -57,6 +57,7 @@ class LocalRank:
         self.events: list[Event] = []
         self.up: dict[Established, None] = {}
         self.left: dict[int, bool] = {}
+        self.awaited: set[int] = set()
         self.failure: RuntimeFault | None = None
         self.is_leaving = False
         self.nic_up = [True] * len(self.own_nics)

@@ -26,8 +26,10 @@ from typing import Any
 from optcc import failover, failover_cache
 from optcc.failover import Row
 from optcc.runtime.protocol import connection, frames, inbound, membership, outbound
+from optcc.runtime.protocol.agreement import Agreement
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
+from optcc.runtime.protocol.epochs import Epochs
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import Connection
@@ -37,7 +39,8 @@ from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.suspicion import Suspicion
 from optcc.runtime.protocol.trials import Trials
-from optcc.runtime.sim.swarm import Violation, run_seed
+from optcc.runtime.sim.swarm import run_seed
+from optcc.runtime.sim.swarm_program import Violation
 
 SEEDS = 2000
 
@@ -371,6 +374,29 @@ MUTATIONS = (
         *(Outbound, "_move", " or sender.out.count(virtual) > 1", ""),
     ),
     PlantedFault("a timeout ends what is waited for", *(Exchange, "step", "return False", "pass")),
+    PlantedFault(
+        "a rank that is ready begins collectives without knowing that the others are",
+        *(Agreement, "begin", "self.next >= said + AHEAD", "False"),
+    ),
+    PlantedFault(
+        "an epoch counts from where the last rank is, not the first",
+        *(Agreement, "_agree", "max(ready.values())", "min(ready.values())"),
+    ),
+    PlantedFault(
+        "words about epochs are not said on new connections", *(Epochs, "joined", "self.agreement.words()", "()")
+    ),
+    PlantedFault(
+        "words about epochs are not passed on", *(Epochs, "hear", "self.spread()", "self.agreement.to_say.clear()")
+    ),
+    PlantedFault("a rank that leaves does not say from which epoch on", *(Agreement, "leave", "self.hear(", "bool(")),
+    PlantedFault(
+        "nobody looks after a rank of which only a word is awaited",
+        *(Inbound, "has_work", " or self.peer in self._local.awaited", ""),
+    ),
+    PlantedFault(
+        "a rank forgets who was ready for its epoch",
+        *(Agreement, "_agree", "self._ready.pop(number - 1, None)", "self._ready.pop(number, None)"),
+    ),
 )
 
 # Faults of the meters, which `slow_nics` finds: they change no bit, and what is believed of NICs.

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments import swarm
 from optcc.experiments.swarm import SwarmRuns, SwarmViolation, command, parse_seeds, repeat_command, run_seeds
-from optcc.runtime.sim.swarm import Violation
+from optcc.runtime.sim.swarm_program import Violation
 
 
 def run(*arguments: str) -> tuple[int, str]:
