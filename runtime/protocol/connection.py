@@ -54,6 +54,7 @@ _sink = memoryview(bytearray(1 << 18))
 """Destination of bytes that are discarded; its content means nothing."""
 
 _PAD_BYTES = 1 << 16
+_NO_CHUNK = (0, -1, 0)
 _pad = memoryview(bytes(_PAD_BYTES))
 
 View = bytes | bytearray | memoryview
@@ -477,7 +478,7 @@ class RecvConnection(Connection):
         elif kind == STATE_FRAME:
             self._reader.report(channel, epoch, number, length)
         elif kind == PAD_FRAME:
-            self._slot, self._crc, self._left = None, None, length
+            self._slot, self._crc, self._chunk, self._left = None, None, _NO_CHUNK, length
             self.n_padded += length
         else:
             assert kind in CONTROL_FRAMES, f"kind {kind}: decode has let it pass"

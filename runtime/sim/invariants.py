@@ -85,5 +85,6 @@ def _of_inbound(inbound: Inbound) -> Iterator[str]:
     for coming in inbound.connections:
         if coming is not None and coming._left and coming._slot is None:
             epoch, k, number = coming._chunk
-            if is_fresh(inbound._link, inbound._channels[k].receiver, Event(DATA, 0, epoch, number)):
+            # What comes may be padding.
+            if k >= 0 and is_fresh(inbound._link, inbound._channels[k].receiver, Event(DATA, 0, epoch, number)):
                 yield f"channel {k}: chunk {number} comes and is wanted, and its bytes are discarded"
