@@ -259,7 +259,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_deadline(case: str, tmp_pa
     seen = reports(ranks, 4, case, tmp_path, DeadlineExceeded.exit_code)
     for rank, each in zip(ranks, seen, strict=True):
         assert each["failure"] == f"rank {rank}: waited 1 s in vain for rank {LATE} to start"
-        assert each["seconds"] < 3.5
+        assert each["seconds"] < 10
 
 
 def test_all_name_the_rank_that_is_stopped_in_a_run(tmp_path: Path) -> None:

@@ -493,8 +493,8 @@ class TestLoopback:
             return time.perf_counter() - begin
 
         sent_s, received_s = run_ranks(2, body, topology=topology)
-        assert sent_s < 0.045
-        assert 0.049 < received_s < 0.09
+        # Four latencies are 0.2 s, and who sends waits for none.
+        assert 0.049 < received_s < 0.15 and sent_s < received_s - 0.03
 
     def test_rates_are_max_min_fair(self) -> None:
         assert max_min_rates([], []) == []

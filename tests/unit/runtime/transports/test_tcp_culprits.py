@@ -133,7 +133,7 @@ def test_all_name_the_rank_that_is_killed(n_ranks: int, at: int, tmp_path: Path)
         if rank != at:
             why = "its process has ended: it refuses connections"
             assert (each["type"], each["what"]) == ("RankLost", f"rank {rank}: rank {at} is lost: {why}")
-            assert each["culprits"] == [at] and each["seconds"] < 3.0
+            assert each["culprits"] == [at] and each["seconds"] < 8.0
     assert survivors(seen, at)
 
 
@@ -142,7 +142,7 @@ def test_all_name_the_rank_that_is_stopped_for_ever(n_ranks: int, tmp_path: Path
     for each in survivors(run(tmp_path, n_ranks, 1, "SIGSTOP", deadline_s=2.0), 1):
         assert each["type"] in ("DeadlineExceeded", "RankLost"), each
         assert each["what"].endswith("rank 1 is lost: it does not answer") and each["culprits"] == [1]
-        assert 1.9 < each["seconds"] < 6.0
+        assert 1.9 < each["seconds"] < 12.0
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_all_learn_the_exception_that_ended_the_run(n_ranks: int, fault: str, ca
     for rank, each in enumerate(seen):
         if rank != 1:
             assert (each["type"], each["what"]) == ("RankLost", f"rank {rank}: rank 1 is lost: {cause}")
-            assert each["culprits"] == [1] and each["seconds"] < 3.0
+            assert each["culprits"] == [1] and each["seconds"] < 8.0
 
 
 def test_all_learn_that_a_run_was_cancelled(tmp_path: Path) -> None:
