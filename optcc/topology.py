@@ -234,7 +234,7 @@ class Topology(Shown):
 
         >>> cluster = Topology.parse("2@100MB/s")
         >>> cluster.under([[(1.0, 1.0), (0.0, 0.0)], [(1.0, 0.5), (1.0, 1.0)]])
-        Topology('h0@50MB/s,h1@100MB/s:75MB/s')
+        Topology('2@50MB/s,1=100MB/s:75MB/s')
         """
         if len(shares) != len(self.servers):
             raise TopologyError(f"shares of {len(shares)} servers: must be of {len(self.servers)}")
