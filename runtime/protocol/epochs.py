@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from itertools import chain
 
-from optcc.runtime.protocol.agreement import Agreement, Shares, rounded
+from optcc.runtime.protocol.agreement import Agreement, Share, Shares, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
 from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
 
-SETTLE_S, RATE_SETTLE_S = 0.05, 0.5
+SETTLE_S, RATE_SETTLE_S = 0.05, 2.0
 """What is known changes with each word of a failure, and a connection that was reset is soon back. A NIC that is lost
-counts once what is known has been the same for the first time, one that is slower for the second, as the rates that
-are measured on a busy host come and go; and both after `SETTLE_TIMES` that time in any case."""
+counts once what is known has been the same for the first time; a rate, once it has for the second since the last epoch
+began. Rates that are measured under a plan for NICs of which one is lost say little, as others wait for that host, and
+the meters take a second to forgive."""
 SETTLE_TIMES = 5
+"""What does not settle counts after so many times as long."""
 PATIENCE_S, PATIENCE_S_MAX = 0.25, 8.0
 CALM_S = 10.0
 """A NIC that fails later than this after it came back has not come back too early."""
@@ -35,7 +37,9 @@ class Epochs:
         self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
         self.is_on = False
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
-        self._version = 0
+        # Of NICs whose rate is another one than plans are for: which, and since when; in which epoch.
+        self._coming: dict[tuple[int, int], tuple[Share, float]] = {}
+        self._version = self._rates_in = 0
         self._seen: Shares = self.agreement.epoch.shares
         self._changed_s, self._wanted_s, self._raised_s, self._patience_s = 0.0, NEVER_S, -CALM_S, PATIENCE_S
 
@@ -90,18 +94,37 @@ class Epochs:
                 self._is_silent[nic] = is_silent
                 self._rates.note_nic(nic, self._local.nic_up[nic] and not is_silent)
 
-    def _known(self) -> Shares:
-        """What all NICs carry, as far as this rank knows."""
+    def _known(self, now_s: float) -> Shares:
+        """What all NICs carry, as far as it is known for long enough; else what plans are for."""
+        epoch = self.agreement.epoch
+        if epoch.number != self._rates_in:
+            self._rates_in = epoch.number
+            self._coming.clear()
         return tuple(
-            tuple(rounded(self._rates.known(rank, nic)) for nic in range(len(nics)))
-            for rank, nics in enumerate(self._local.book)
+            tuple(self._share(rank, nic, planned, now_s) for nic, planned in enumerate(nics))
+            for rank, nics in enumerate(epoch.shares)
         )
+
+    def _share(self, rank: int, nic: int, planned: Share, now_s: float) -> Share:
+        new = rounded(self._rates.known(rank, nic))
+        if min(new) <= 0 or min(planned) <= 0:
+            return new
+        if not any(map(_is_change, new, planned)):
+            self._coming.pop((rank, nic), None)
+            return planned
+        before, since_s = self._coming.setdefault((rank, nic), (new, now_s))
+        if any(map(_is_change, new, before)):
+            self._coming[rank, nic] = new, now_s
+        elif now_s - since_s >= RATE_SETTLE_S:
+            return new
+        self._local.look_within(RATE_SETTLE_S)
+        return planned
 
     def _propose(self) -> None:
         """Proposes what is reported, once that has been the same for long enough."""
         local, now_s = self._local, self._local.now_s
-        if self._rates.version != self._version:
-            self._version, known = self._rates.version, self._known()
+        if self._rates.version != self._version or self._coming:
+            self._version, known = self._rates.version, self._known(now_s)
             if known != self._seen:
                 self._seen, self._changed_s = known, now_s
         pairs = _rate_pairs(self._seen, self.agreement.epoch.shares)
@@ -113,8 +136,7 @@ class Epochs:
         if not self.agreement.may_propose or not all(any(min(share) > 0 for share in nics) for nics in self._seen):
             return
         is_worse = any(_is_change(new, old) and new < old for new, old in pairs)
-        is_lost = any(_is_change(new, old) and not new for new, old in pairs)
-        settle_s = SETTLE_S if is_lost else RATE_SETTLE_S if is_worse else self._patience_s
+        settle_s = SETTLE_S if is_worse else self._patience_s
         wait_s = min(self._changed_s + settle_s, self._wanted_s + SETTLE_TIMES * settle_s) - now_s
         if wait_s > 0:
             local.look_within(wait_s)
