@@ -28,7 +28,7 @@ from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_ji
 from optcc.files import VerdictCache
 from optcc.job import differences, measure_nics, tcp_ports
 from optcc.plan import Plan
-from optcc.planner import Planner, PlanRequest, build_plan, prove, verdict_cache
+from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
 from optcc.runtime.engine import Engine, PersistentPlan
 from optcc.runtime.exact_inputs import expected_output, make_input
@@ -94,6 +94,11 @@ class BenchSettings:
         return self.slots_given or (LOOPBACK_SLOTS if self.transport == "loopback" else SLOTS[self.ports])
 
     @property
+    def replans(self) -> bool:
+        """True if plans change with the NICs: it must be known what those carry, and told over the transport."""
+        return self.topology is not None and bool(self.schedules) and self.transport == "tcp"
+
+    @property
     def wired(self) -> Topology | None:
         """The topology in payload bytes a second, with the latency: what plans are made and predicted for."""
         if self.topology is None:
@@ -136,38 +141,6 @@ class Contestant(Protocol):
         ...
 
 
-class Plans:
-    """The plans of the schedules of a job, which change with its NICs where the transport can tell; collective."""
-
-    def __init__(self, settings: BenchSettings, engine: Engine) -> None:
-        self.engine, self._deadline_s = engine, settings.deadline_s
-        self._planned: list[tuple[Planner, PlanRequest]] = []
-        can_change = settings.wired is not None and settings.schedules and settings.transport == "tcp"
-        self._replanning = Replanning(engine, self._prepare if can_change else None)
-
-    @property
-    def epoch(self) -> int:
-        """Under which the last collective has begun."""
-        return self._replanning.epoch
-
-    @property
-    def shares(self) -> Shares:
-        """What the NICs carry in this epoch, which is not the first."""
-        return self._replanning.shares
-
-    def take(self, planned: Sequence[tuple[Planner, PlanRequest]]) -> None:
-        """These are run from now on."""
-        self._planned = list(planned)
-
-    def begin(self) -> None:
-        """A collective begins."""
-        self._replanning.begin(self._deadline_s)
-
-    def _prepare(self, shares: Shares) -> Callable[[], bool]:
-        are_there = [planner.prepare(shares, [request]) for planner, request in self._planned]
-        return lambda: all(is_there() for is_there in are_there)
-
-
 class Ours:
     """A schedule on our run-time. All schedules of a job share an engine; each has its own channels and striping.
 
@@ -201,26 +174,26 @@ class Replanned(Ours):
         plan: Plan,
         verdict: Verdict,
         settings: BenchSettings,
-        plans: Plans,
+        engine: Engine,
+        replanning: Replanning,
         planner: Planner,
-        request: PlanRequest,
     ) -> None:
-        super().__init__(plan, plans.engine, verdict, settings.window, settings.deadline_s)
-        self.planner, self.request = planner, request
-        self._plans, self._epoch = plans, 0
+        super().__init__(plan, engine, verdict, settings.window, settings.deadline_s)
+        self.planner = planner
+        self._replanning, self._epoch = replanning, 0
 
     def run(self, send: Array | None, recv: Array | None) -> None:
         """See `Contestant`."""
-        self._plans.begin()
-        if self._epoch != self._plans.epoch:
+        self._replanning.begin(self._deadline_s)
+        if self._epoch != self._replanning.epoch:
             self._change()
         super().run(send, recv)
 
     def _change(self) -> None:
         """The NICs carry something else than the plan is for; where there is no plan for that, this one goes on."""
-        self._epoch = self._plans.epoch
+        self._epoch = self._replanning.epoch
         try:
-            planned = self.planner.under(self._plans.shares)(*self.request)
+            planned = self.planner.under(self._replanning.shares)(*self.plan.request)
         except OptccError:
             return
         self._prepared.close()
@@ -271,7 +244,13 @@ def run_cases(
     """The rows of every size and case, the same at every rank; peers need `comm`. `progress` is that of `measure`."""
     rows: list[BenchTiming] = []
     peers: list[Peer] = []
-    kept = Plans(settings, Engine(transport))
+    engine, replanned = Engine(transport), list[Replanned]()
+
+    def prepare(shares: Shares) -> Callable[[], bool]:
+        are_there = [each.planner.prepare(shares, [each.plan.request]) for each in replanned]
+        return lambda: all(is_there() for is_there in are_there)
+
+    replanning = Replanning(engine, prepare if settings.replans else None)
     collective = Collective(settings.collective, transport.n_ranks, settings.root)
     if comm is not None:
         peers = [
@@ -279,8 +258,8 @@ def run_cases(
             for name in settings.peers
         ]
     for size in settings.sizes:
-        ours = [_ours(settings, name, collective, size, kept, cache) for name in settings.schedules]
-        kept.take([(each.planner, each.request) for each in ours if isinstance(each, Replanned)])
+        ours = [_ours(settings, name, size, engine, replanning, cache) for name in settings.schedules]
+        replanned[:] = [each for each in ours if isinstance(each, Replanned)]
         cases: list[Contestant] = [*ours, *peers]
         with _no_collection():
             tallies = measure(
@@ -305,13 +284,13 @@ def run_cases(
 
 
 def _ours(
-    settings: BenchSettings, name: str, collective: Collective, size: int, plans: Plans, cache: VerdictCache
+    settings: BenchSettings, name: str, size: int, engine: Engine, replanning: Replanning, cache: VerdictCache
 ) -> Ours:
     """A schedule made ready; its plan changes with the NICs if it is known what they carry."""
-    plan = _plan(settings, name, collective.n_ranks, size)
+    plan = _plan(settings, name, engine.n_ranks, size)
     verdict = prove(plan, cache)
-    if settings.wired is None:
-        return Ours(plan, plans.engine, verdict, settings.window, settings.deadline_s)
+    if settings.wired is None or not settings.replans:
+        return Ours(plan, engine, verdict, settings.window, settings.deadline_s)
     planner = Planner(
         settings.wired,
         schedules={settings.collective: name},
@@ -320,8 +299,7 @@ def _ours(
         ports=settings.ports,
         by_rail=True,
     )
-    request = PlanRequest(collective, size, settings.dtype, settings.reduction)
-    return Replanned(plan, verdict, settings, plans, planner, request)
+    return Replanned(plan, verdict, settings, engine, replanning, planner)
 
 
 def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:

@@ -21,6 +21,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,19 @@ class Instruction:
         return f"rank {self.rank} lane {self.lane} #{self.index} {self.kind} bytes {at}..{at + self.bytes - 1}"
 
 
+class PlanRequest(NamedTuple):
+    """What a plan is wanted for."""
+
+    collective: Collective
+    size_bytes: int
+    dtype: str
+    reduction: str
+
+    def __str__(self) -> str:
+        what, n_ranks = self.collective.name, self.collective.n_ranks
+        return f"{what} of {self.size_bytes} B {self.dtype} by {self.reduction} on {n_ranks} ranks"
+
+
 @dataclass(frozen=True, eq=False)
 class Plan(Shown):
     """Instructions in columns, sorted by rank, lane and position.
@@ -125,6 +139,11 @@ class Plan(Shown):
     def collective(self) -> Collective:
         """What the plan computes."""
         return self.transfers.collective
+
+    @property
+    def request(self) -> PlanRequest:
+        """What the plan is for."""
+        return PlanRequest(self.collective, self.size_bytes, self.transfers.dtype, self.transfers.reduction)
 
     @property
     def n_ranks(self) -> int:

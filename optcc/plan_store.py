@@ -56,9 +56,14 @@ class PlanStore:
 
     @contextmanager
     def alone(self, key: str) -> Iterator[None]:
-        """Nobody else makes the plan with this key meanwhile: waits for whoever does."""
+        """Nobody else makes the plan with this key meanwhile: waits for whoever does.
+
+        The lock's file is that of many keys, and stays: one that is removed may be locked by who has opened it before,
+        while others lock a new one.
+        """
+        name = self._path(key, "").name[0]
         try:
-            descriptor = os.open(self._path(key, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             yield
             return
@@ -67,8 +72,6 @@ class PlanStore:
             yield
         finally:
             os.close(descriptor)
-            with suppress(OSError):
-                self._path(key, ".lock").unlink()
 
     def _path(self, key: str, ending: str) -> Path:
         return self.directory / f"{hashlib.sha256(f'{FORMAT} {key}'.encode()).hexdigest()}{ending}"

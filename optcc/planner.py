@@ -28,10 +28,11 @@ from optcc.compiler import TimedPlan, compile_schedule, try_segments
 from optcc.dsl import Definition
 from optcc.errors import ArgumentError, InputError, OptccError, PlanError
 from optcc.files import VerdictCache, cache_directory
-from optcc.plan import Plan
+from optcc.plan import Plan, PlanRequest
 from optcc.plan_store import PlanStore
 from optcc.plan_worker import PlanWorker
 from optcc.rail_shares import shares_by_rail
+from optcc.runtime.protocol.agreement import Shares
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
 from optcc.schedules.registry import SCHEDULES
@@ -57,20 +58,17 @@ SCHEDULE_OF: Mapping[str, str] = {
 
 WORTH_STORING_S = 0.05
 """Plans that take longer are stored: for other ranks on this machine, and for the next job."""
-Shares = Sequence[Sequence[tuple[float, float]]]
-"""What each NIC sends and receives, by rank and NIC, as shares of what a topology says."""
-
-
 WORKER = PlanWorker()
 
 
-class PlanRequest(NamedTuple):
-    """What a planner is asked for."""
+class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of a `Planner` but its topology; `schedules` has all collectives."""
 
-    collective: Collective
-    size_bytes: int
-    dtype: str
-    reduction: str
+    schedules: dict[str, str]
+    slots: int | None
+    ports: Model
+    segments: int | str
+    by_rail: bool
 
 
 class Planner:
@@ -98,8 +96,7 @@ class Planner:
         by_rail: bool = False,
     ) -> None:
         self.topology = topology
-        self._schedules = {**SCHEDULE_OF, **(schedules or {})}
-        self._slots, self._ports, self._segments, self._by_rail = slots, ports, segments, by_rail
+        self._options = _Options({**SCHEDULE_OF, **(schedules or {})}, slots, ports, segments, by_rail)
         self._cache = verdict_cache()
         directory = cache_directory(os.environ)
         self._store = PlanStore(directory) if directory is not None else None
@@ -122,7 +119,7 @@ class Planner:
     def _stored(self, request: PlanRequest) -> Plan:
         """The plan from the store, where that another process may be about to put it; or a new one."""
         store = self._store
-        if store is None or self._schedules[request.collective.name] not in (AUTO, *SCHEDULES):
+        if store is None or self._options.schedules[request.collective.name] not in (AUTO, *SCHEDULES):
             return self._build(request)
         key = self._key(request)
         plan = store.get(key)
@@ -138,17 +135,18 @@ class Planner:
             return plan
 
     def _build(self, request: PlanRequest) -> Plan:
+        options = self._options
         return build(
-            self._schedules[request.collective.name],
+            options.schedules[request.collective.name],
             self.topology,
             request.size_bytes,
             dtype=request.dtype,
             reduction=request.reduction,
-            segments=self._segments,
-            slots=self._slots,
-            ports=self._ports,
+            segments=options.segments,
+            slots=options.slots,
+            ports=options.ports,
             root=request.collective.root,
-            by_rail=self._by_rail,
+            by_rail=options.by_rail,
         ).plan
 
     # --- other rates
@@ -159,76 +157,57 @@ class Planner:
         Raises TopologyError if a server is cut off by it.
         """
         if shares not in self._under:
-            changed = Planner(
-                self.topology.under(shares),
-                schedules=self._schedules,
-                slots=self._slots,
-                ports=self._ports,
-                segments=self._segments,
-                by_rail=self._by_rail,
-            )
-            self._under = {shares: changed}
+            self._under = {shares: Planner(self.topology.under(shares), **msgspec.structs.asdict(self._options))}
         return self._under[shares]
 
-    def prepare(self, shares: Shares, wanted: Sequence[tuple[Collective, int, str, str]]) -> Callable[[], bool]:
+    def prepare(self, shares: Shares, wanted: Sequence[PlanRequest]) -> Callable[[], bool]:
         """Begins to make such plans in the background; what it returns tells whether they are there."""
         try:
             changed = self.under(shares)
         except OptccError:
             return lambda: True
-        requests = [PlanRequest(*each) for each in wanted]
-        thread = threading.Thread(target=changed._make_ready, args=(requests,), name="optcc plans", daemon=True)
+        thread = threading.Thread(target=changed._make_ready, args=(wanted,), name="optcc plans", daemon=True)
         thread.start()
         return lambda: not thread.is_alive()
 
     def _make_ready(self, requests: Sequence[PlanRequest]) -> None:
         """Has a process make the plans that are not in the store, and reads them."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             return
         with suppress(OSError, OptccError):
-            missing = [request for request in requests if self._store.get(self._key(request)) is None]
+            stored = {request: store.get(self._key(request)) for request in requests}
+            missing = [request for request, plan in stored.items() if plan is None]
             if missing:
                 WORKER.make(self._work(missing))
-            for request in requests:
-                plan = self._store.get(self._key(request))
+                stored |= {request: store.get(self._key(request)) for request in missing}
+            for request, plan in stored.items():
                 if plan is not None:
                     self._made[request] = plan, prove(plan, self._cache)
 
     def _work(self, requests: list[PlanRequest]) -> bytes:
         """What `make_plans` is to do."""
-        work = _Work(self.topology, self._schedules, self._slots, self._ports, self._segments, self._by_rail, requests)
-        return msgspec.json.encode(work, enc_hook=str)
+        return msgspec.json.encode(_Work(self.topology, self._options, requests), enc_hook=str)
 
     def _key(self, request: PlanRequest) -> str:
         """All that a plan of this planner follows from, and the version of what makes it."""
-        schedule = self._schedules[request.collective.name]
-        made_by = _source_version(), schedule, self._segments, self._slots, self._ports, self._by_rail
-        return repr((made_by, astuple(self.topology), tuple(request)))
+        schedule = self._options.schedules[request.collective.name]
+        options = msgspec.structs.replace(self._options, schedules={request.collective.name: schedule})
+        return repr((_source_version(), options, astuple(self.topology), tuple(request)))
 
 
 class _Work(msgspec.Struct, forbid_unknown_fields=True):
     """The arguments of a `Planner`, and what it is asked for."""
 
     topology: Topology
-    schedules: dict[str, str]
-    slots: int | None
-    ports: Model
-    segments: int | str
-    by_rail: bool
+    options: _Options
     requests: list[PlanRequest]
 
 
 def make_plans(work: bytes) -> None:
     """Makes the plans that another process has asked for, as JSON, and stores them; raises what planning raises."""
     asked = msgspec.json.decode(work, type=_Work, dec_hook=lambda kind, text: kind(text))
-    planner = Planner(
-        asked.topology,
-        schedules=asked.schedules,
-        slots=asked.slots,
-        ports=asked.ports,
-        segments=asked.segments,
-        by_rail=asked.by_rail,
-    )
+    planner = Planner(asked.topology, **msgspec.structs.asdict(asked.options))
     for request in asked.requests:
         with suppress(OptccError):
             planner(*request)

@@ -27,11 +27,12 @@ import numpy as np
 
 from optcc.collective import Collective, check_reduction_of, split
 from optcc.errors import InputError, OptccError
+from optcc.plan import PlanRequest
 from optcc.runtime.buffers import Staging
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
 from optcc.runtime.protocol.agreement import Shares
-from optcc.runtime.replanning import PlanFor, Replanning, Replans, Wanted
+from optcc.runtime.replanning import PlanFor, Replanning, Replans
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
 
@@ -70,7 +71,7 @@ class Communicator:
         self._window, self._deadline_s = window, deadline_s
         self._memory_of = memory_of
         # Last used, last.
-        self._plans: dict[tuple[Collective, int, str, str, bool], PersistentPlan] = {}
+        self._plans: dict[tuple[PlanRequest, bool], PersistentPlan] = {}
         self._persistent: WeakSet[PersistentAllReduce] = WeakSet()
         self._base = self._plan_for = plan_for
         self._replanning = Replanning(self.engine, self._prepare if isinstance(plan_for, Replans) else None)
@@ -156,7 +157,7 @@ class Communicator:
 
         It shares nothing with any other, so that it overlaps with all; collective. Raises as `all_reduce`.
         """
-        request = Collective("allreduce", self.n_ranks), array.nbytes, _name_of(array, dtype), op
+        request = PlanRequest(Collective("allreduce", self.n_ranks), array.nbytes, _name_of(array, dtype), op)
         made = PersistentAllReduce(self, request, array, _new(array, array.shape) if out is None else out)
         self._persistent.add(made)
         return made
@@ -191,13 +192,13 @@ class Communicator:
         """The plan that is kept for a message of `times` such arrays, or a new one; begins a collective."""
         name = _name_of(array, dtype)
         self.change_epoch()
-        size_bytes = array.nbytes * times
-        key = collective, size_bytes, name, op, _is_on_device(array)
+        request = PlanRequest(collective, array.nbytes * times, name, op)
+        key = request, _is_on_device(array)
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= PLANS_MAX:
                 self._plans.pop(next(iter(self._plans))).close()
-            plan = self.make((collective, size_bytes, name, op), array)
+            plan = self.make(request, array)
         self._plans[key] = plan
         return plan
 
@@ -222,20 +223,18 @@ class Communicator:
         assert isinstance(self._base, Replans)
         return self._base.prepare(shares, self._wanted())
 
-    def _wanted(self) -> list[Wanted]:
+    def _wanted(self) -> list[PlanRequest]:
         """What plans are in use for, those of persistent collectives first, then as they were used last."""
-        kept = [key[:4] for key in reversed(self._plans)]
-        return list(dict.fromkeys([each.wanted for each in self._persistent] + kept))[:WANTED_MAX]
+        kept = [request for request, _ in reversed(self._plans)]
+        return list(dict.fromkeys([each.request for each in self._persistent] + kept))[:WANTED_MAX]
 
-    def make(self, wanted: Wanted, array: Any) -> PersistentPlan:
+    def make(self, request: PlanRequest, array: Any) -> PersistentPlan:
         """A new plan of this epoch for arrays like this one; collective."""
-        collective, size_bytes, dtype, op = wanted
-        check_reduction_of(op, dtype)
-        plan, verdict = self._plan_for(collective, size_bytes, dtype, op)
-        got = plan.collective, plan.size_bytes, plan.transfers.dtype, plan.transfers.reduction
-        if got != wanted:
-            raise InputError(f"plan {plan.name}: {_said(got)}: must be {_said(wanted)}")
-        kernels, staging = self._memory_of(array, dtype, op)
+        check_reduction_of(request.reduction, request.dtype)
+        plan, verdict = self._plan_for(*request)
+        if plan.request != request:
+            raise InputError(f"plan {plan.name}: {plan.request}: must be {request}")
+        kernels, staging = self._memory_of(array, request.dtype, request.reduction)
         return self.engine.prepare(
             plan, verdict, window=self._window, deadline_s=self._deadline_s, kernels=kernels, staging=staging
         )
@@ -244,14 +243,14 @@ class Communicator:
 class PersistentAllReduce:
     """An AllReduce of one array into another, made ready; see `Communicator.all_reduce_init`."""
 
-    __slots__ = ("__weakref__", "_array", "_arrays", "_comm", "_epoch", "_out", "_plan", "wanted")
+    __slots__ = ("__weakref__", "_array", "_arrays", "_comm", "_epoch", "_out", "_plan", "request")
 
-    def __init__(self, comm: Communicator, wanted: Wanted, array: Any, out: Any) -> None:
-        self._comm, self.wanted, self._array, self._out = comm, wanted, array, out
+    def __init__(self, comm: Communicator, request: PlanRequest, array: Any, out: Any) -> None:
+        self._comm, self.request, self._array, self._out = comm, request, array, out
         self._prepare()
 
     def _prepare(self) -> None:
-        self._epoch, self._plan = self._comm.epoch, self._comm.make(self.wanted, self._array)
+        self._epoch, self._plan = self._comm.epoch, self._comm.make(self.request, self._array)
         self._arrays = self._plan.arrange(self._array, self._out)
 
     def start(self) -> Handle:
@@ -281,8 +280,3 @@ def _new(array: Any, shape: tuple[int, ...]) -> Any:
 
 def _is_on_device(array: Any) -> bool:
     return hasattr(array, "__cuda_array_interface__")
-
-
-def _said(what: tuple[Collective, int, str, str]) -> str:
-    collective, size_bytes, dtype, reduction = what
-    return f"{collective.name} of {size_bytes} B {dtype} by {reduction} on {collective.n_ranks} ranks"

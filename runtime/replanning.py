@@ -13,16 +13,14 @@ from typing import Protocol, runtime_checkable
 
 from optcc.collective import Collective
 from optcc.errors import DeadlineExceeded
-from optcc.plan import Plan
+from optcc.plan import Plan, PlanRequest
 from optcc.runtime.engine import Engine
 from optcc.runtime.protocol.agreement import Epoch, Shares
 from optcc.runtime.transport import Agrees
 from optcc.verdict import Verdict
 
 PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
-"""(collective, size in bytes, dtype, reduction) to a plan and the verifier's verdict on it; the same at every rank."""
-Wanted = tuple[Collective, int, str, str]
-"""What `PlanFor` is called with."""
+"""What a `PlanRequest` has to a plan and the verifier's verdict on it; the same at every rank."""
 _LOOK_S = 5e-3
 
 logger = logging.getLogger("optcc.nics")
@@ -39,7 +37,7 @@ class Replans(Protocol):
         """
         ...
 
-    def prepare(self, shares: Shares, wanted: Sequence[Wanted]) -> Callable[[], bool]:
+    def prepare(self, shares: Shares, wanted: Sequence[PlanRequest]) -> Callable[[], bool]:
         """Begins to make such plans in the background; returns what tells whether they are there, in which case
         `under(shares)` has them at once."""
         ...
@@ -57,7 +55,7 @@ class Replanning:
         self._coming: tuple[Epoch, Callable[[], bool]] | None = None
         self._shares: dict[int, Shares] = {}
         transport = engine.transport
-        self._prepare = prepare if isinstance(transport, Agrees) else None
+        self._prepare = prepare
         self._transport = transport if isinstance(transport, Agrees) and prepare is not None else None
         self.epoch = 0
         if self._transport is not None:
@@ -77,8 +75,6 @@ class Replanning:
         transport = self._transport
         if transport is None:
             return False
-        if transport.wanted_epoch is not None:
-            self._look()
         epoch = transport.begin_collective()
         if epoch is None:
             goal = _Begun(transport)

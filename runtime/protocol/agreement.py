@@ -18,11 +18,10 @@ A rank keeps the words of its epoch and of the next. That is enough: an epoch is
 the one before, and a rank says so only when it has changed to the one before that.
 
 A rank that closes has begun all its collectives: it says how many, and from which epoch on it will say no more, and
-counts as ready for those. If a rank is lost, the ranks that wait for its word wait in a collective, which ends with
-the loss.
+counts as ready for those. A rank whose word is awaited is looked after like one whose message is: if it is lost, the
+others need not wait for a deadline.
 
-`tests/unit/runtime/protocol/test_agreement.py` explores every order of these steps for three ranks and two epochs, and
-for four ranks and one.
+`tests/unit/runtime/protocol/test_agreement.py` explores every order of these steps for two and three ranks.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class Endpoint(LocalRank):
         # The channels that start here, and those that end here, by handle.
         self._sends: dict[int, tuple[Outbound, SendChannel]] = {}
         self._receives: dict[int, tuple[Inbound, RecvChannel]] = {}
-        # Posts whose events have not been polled, and whether the program says when it may not call again for long.
-        self.n_awaited, self._is_settled = 0, False
+        # Whether the program says when it may not call again for long.
+        self._is_settled = False
         self.leaving_s = 0.0
 
     # --- the program
@@ -164,16 +164,19 @@ class Endpoint(LocalRank):
         self.rates.forget()
 
     def sending(self, handle: int) -> tuple[Outbound, SendChannel]:
-        """The channel that starts here, for a driver that posts on it again and again: as `post_send` does."""
+        """The channel that starts here, for a driver that posts on it again and again (`send_on`)."""
         return self._sends[handle]
 
     def receiving(self, handle: int) -> tuple[Inbound, RecvChannel]:
-        """The channel that ends here, for a driver that posts on it again and again: as `post_recv` does."""
+        """The channel that ends here, for a driver that posts on it again and again (`receive_on`)."""
         return self._receives[handle]
 
     def post_send(self, handle: int, view: memoryview) -> SendConnection | None:
         """Queues a message; returns a connection that is to be written at once, if there is just one."""
-        outbound, channel = self._sends[handle]
+        return self.send_on(*self._sends[handle], view)
+
+    def send_on(self, outbound: Outbound, channel: SendChannel, view: memoryview) -> SendConnection | None:
+        """`post_send` on what `sending` has returned."""
         self.n_awaited += 1
         connection = outbound.post_eager(channel, view)
         if connection is None:
@@ -182,7 +185,10 @@ class Endpoint(LocalRank):
 
     def post_recv(self, handle: int, view: memoryview) -> bool:
         """Posts the slots of a message; True if something is to be written at once."""
-        inbound, channel = self._receives[handle]
+        return self.receive_on(*self._receives[handle], view)
+
+    def receive_on(self, inbound: Inbound, channel: RecvChannel, view: memoryview) -> bool:
+        """`post_recv` on what `receiving` has returned."""
         self.n_awaited += 1
         if inbound.post_eager(channel, view):
             return False
@@ -197,11 +203,6 @@ class Endpoint(LocalRank):
         if self.reports.is_owed and self.n_awaited <= 0 and not self._is_settled:
             self.reports.release_owed()
         return events
-
-    def tell_news(self, event: TransportEvent) -> None:
-        """Reports an event that is none of a post."""
-        self.n_awaited += 1
-        self.events.append(event)
 
     def settle_later(self) -> None:
         """The program itself says when it may not call again for long; see `optcc.runtime.transport.Defers`."""
@@ -352,9 +353,7 @@ class Endpoint(LocalRank):
         connection = self.outbounds[peer].joined(dialing, proof)
         if peer in self.inbounds:
             self.inbounds[peer].repeat_gone(connection)
-        self.rates.tell(peer)
-        self.membership.greet(connection)
-        self.epochs.joined(connection)
+        self._greet(connection)
         return connection
 
     def _join(self, accepting: Accepting) -> RecvConnection:
@@ -367,10 +366,14 @@ class Endpoint(LocalRank):
         connection = RecvConnection(hello.src, hello.rail, accepting.session, count, self.checksum, inbound)
         connection.wire = accepting.wire
         inbound.joined(connection)
-        self.rates.tell(hello.src)
+        self._greet(connection)
+        return connection
+
+    def _greet(self, connection: Established) -> None:
+        """A connection is up: the peer is told what was said before it was."""
+        self.rates.tell(connection.peer)
         self.membership.greet(connection)
         self.epochs.joined(connection)
-        return connection
 
     def _check_hello(self, nic: int, hello: Hello) -> None:
         """Raises WireError for a caller that belongs elsewhere."""

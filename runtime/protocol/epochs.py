@@ -56,10 +56,8 @@ class Epochs:
     def spread(self) -> None:
         """Says to all peers what this rank has to say, and passes on what it has heard."""
         words, self.agreement.to_say = self.agreement.to_say, []
-        if words:
-            for peer in dict.fromkeys(connection.peer for connection in self._local.up):
-                for word in words:
-                    self._local.say(peer, EPOCH_FRAME, word)
+        for word in words:
+            self._local.say_to_all(EPOCH_FRAME, word)
 
     def joined(self, connection: Established) -> None:
         """A connection is new: what was said before it was there is said on it."""
@@ -121,7 +119,7 @@ class Epochs:
         return planned
 
     def _propose(self) -> None:
-        """Proposes what is reported, once that has been the same for long enough."""
+        """Proposes what is known, once that has been the same for long enough."""
         local, now_s = self._local, self._local.now_s
         if self._rates.version != self._version or self._coming:
             self._version, known = self._rates.version, self._known(now_s)

@@ -24,9 +24,9 @@ class LocalRank:
     """One rank of a job: who it is, its connections, and what is to be done.
 
     `book` has every rank's NICs, by rank; `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
-    `events` are those of the transport that have not been polled. `up` has the connections that are established. `left`
-    has the ranks that said bye, and whether because of a failure; `awaited` those whose word this rank waits for.
-    `nic_up` is what the kernel says of this rank's NICs.
+    `events` are those of the transport that have not been polled, `n_awaited` counts the posts without one. `up` has
+    the connections that are established. `left` has the ranks that said bye, and whether because of a failure;
+    `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs.
     """
 
     # More attributes than instances of one class share the names of: without slots each is a search.
@@ -55,6 +55,7 @@ class LocalRank:
         self.counts = Counts()
         self.rail_counts = [RailCount(nic[0]) for nic in self.own_nics]
         self.events: list[Event] = []
+        self.n_awaited = 0
         self.up: dict[Established, None] = {}
         self.left: dict[int, bool] = {}
         self.awaited: set[int] = set()
@@ -77,6 +78,7 @@ class LocalRank:
 
     def tell_news(self, event: Event) -> None:
         """Reports an event that is none of a post."""
+        self.n_awaited += 1
         self.events.append(event)
 
     # --- connections
@@ -114,6 +116,12 @@ class LocalRank:
         for connection in self.up_to(peer):
             connection.say(kind, number)
             self.wake(connection)
+
+    def say_to_all(self, kind: int, number: int, but: int = -1) -> None:
+        """Sends a control frame to all peers but one that are connected."""
+        for peer in dict.fromkeys(connection.peer for connection in self.up):
+            if peer != but:
+                self.say(peer, kind, number)
 
     # --- time
 

@@ -70,6 +70,10 @@ class Rates:
         """The shares of the rates in `local.book` that a NIC sends and receives, as far as known; 0.0 if it is down."""
         return (0.0, 0.0) if (rank, nic) in self._down else self._shares.get((rank, nic), (1.0, 1.0))
 
+    def _own(self, nic: int) -> tuple[float, float]:
+        """The shares that were measured of a NIC of this rank, whether it is down or not."""
+        return self._shares.get((self._local.rank, nic), (1.0, 1.0))
+
     def look(self, now_s: float) -> None:
         """Samples whether each NIC is backlogged, and judges the NICs at the end of a window."""
         n_nics = len(self._meters)
@@ -132,7 +136,7 @@ class Rates:
         before: list[float] = []
         for nic in range(len(self._meters)):
             paths = [share for rail, share in self._paths.items() if rail[0] == nic]
-            before.append(self._shares.get((local.rank, nic), (1.0, 1.0))[0] * min(paths, default=1.0))
+            before.append(self._own(nic)[0] * min(paths, default=1.0))
         outs = weigh(self._meters, [nic[3] for nic in local.own_nics], before)
         for nic, (out, known) in enumerate(zip(outs, before, strict=True)):
             if out != known:
@@ -144,7 +148,7 @@ class Rates:
         Slow to one peer alone it may be the peer's NIC, or the path; until that is found out it is this one.
         """
         local = self._local
-        out, in_ = self._shares.get((local.rank, nic), (1.0, 1.0))
+        out, in_ = self._own(nic)
         paths = {rail: path for rail, path in self._paths.items() if rail[0] == nic}
         if paths and share > out * min(paths.values()):
             for rail in paths:
@@ -175,7 +179,7 @@ class Rates:
         nic = rail[0]
         self._meters[nic] = NicMeter()
         self._set_path(rail, path)
-        self.know(nic, out, self._shares.get((self._local.rank, nic), (1.0, 1.0))[1])
+        self.know(nic, out, self._own(nic)[1])
 
     def _connections(self) -> dict[Rail, SendConnection]:
         """The connections that are up from this rank."""
@@ -192,7 +196,7 @@ class Rates:
 
     def know_in(self, nic: int, share: float) -> None:
         """A NIC of this rank takes in such a share of its declared rate, as its senders have found."""
-        out, in_ = self._shares.get((self._local.rank, nic), (1.0, 1.0))
+        out, in_ = self._own(nic)
         share = share if share < _FAST else 1.0
         if share != in_:
             self.know(nic, out, share)
@@ -238,9 +242,7 @@ class Rates:
 
     def _say(self, which: tuple[int, int], but: int = -1) -> None:
         """Tells all peers but one the last word on a NIC."""
-        for peer in dict.fromkeys(connection.peer for connection in self._local.up):
-            if peer != but:
-                self._local.say(peer, RATE_FRAME, self._words[which].number)
+        self._local.say_to_all(RATE_FRAME, self._words[which].number, but)
 
     def tell(self, peer: int) -> None:
         """Tells a peer the rates of all NICs that are, or were, below what is declared."""

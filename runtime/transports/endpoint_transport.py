@@ -141,19 +141,14 @@ class EndpointTransport(ABC):
     def _send(self, outbound: Outbound, channel: SendChannel, view: memoryview) -> None:
         endpoint = self._endpoint
         endpoint.now_s = self._clock.now_s()
-        endpoint.n_awaited += 1
-        connection = outbound.post_eager(channel, view)
+        connection = endpoint.send_on(outbound, channel, view)
         if connection is not None:
             self._write(connection)
-        else:
-            outbound.post(channel, view)
         if endpoint.to_send or endpoint.to_report:
             self._flush()
 
     def _receive(self, inbound: Inbound, channel: RecvChannel, view: memoryview) -> None:
-        self._endpoint.n_awaited += 1
-        if not inbound.post_eager(channel, view):
-            inbound.post(channel, view)
+        if self._endpoint.receive_on(inbound, channel, view):
             self._flush()
 
     def poll(self, timeout_s: float) -> list[Event]:

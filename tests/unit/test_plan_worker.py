@@ -15,9 +15,11 @@ import pytest
 from optcc import planner as planning
 from optcc.collective import Collective
 from optcc.errors import TopologyError
+from optcc.plan import PlanRequest
 from optcc.plan_process import serve
 from optcc.plan_worker import PlanWorker
-from optcc.planner import Planner, PlanRequest
+from optcc.planner import Planner
+from optcc.runtime.protocol.agreement import Shares
 from optcc.topology import Nic, Pod, Server, Topology
 
 WANTED = PlanRequest(Collective("allreduce", 4), 1 << 20, "float32", "sum")
@@ -36,7 +38,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PlanWork
     worker.close()
 
 
-def wait(planner: Planner, shares: planning.Shares, wanted: list[PlanRequest]) -> None:
+def wait(planner: Planner, shares: Shares, wanted: list[PlanRequest]) -> None:
     is_there = planner.prepare(shares, wanted)
     until_s = time.monotonic() + DONE_S
     while not is_there():
@@ -104,7 +106,7 @@ def test_what_is_asked_for_arrives_as_it_is(worker: PlanWorker) -> None:
     planner = Planner(topology, schedules={"allreduce": "ring"}, slots=3, ports="fair", segments=7, by_rail=True)
     heard = msgspec.json.decode(planner._work([WANTED]), type=planning._Work, dec_hook=lambda kind, text: kind(text))
     assert heard.topology == topology and heard.requests == [WANTED]
-    options = {name: getattr(heard, name) for name in ("schedules", "slots", "ports", "segments", "by_rail")}
+    options = {name: getattr(heard.options, name) for name in ("schedules", "slots", "ports", "segments", "by_rail")}
     again = Planner(heard.topology, **options)
     assert again._key(WANTED) == planner._key(WANTED)
 

@@ -11,11 +11,11 @@ import pytest
 from optcc.collective import Collective
 from optcc.errors import DeadlineExceeded, TopologyError
 from optcc.faults import FaultPlan
-from optcc.plan import Plan
+from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.protocol.agreement import AHEAD, Shares
-from optcc.runtime.replanning import PlanFor, Wanted
+from optcc.runtime.replanning import PlanFor
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -35,7 +35,7 @@ class Plans:
 
     def __init__(self, planner: Planner, delay: int = 0) -> None:
         self.planner, self.delay = planner, delay
-        self.prepared: list[tuple[Shares, list[Wanted]]] = []
+        self.prepared: list[tuple[Shares, list[PlanRequest]]] = []
 
     def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
         return self.planner(collective, size_bytes, dtype, reduction)
@@ -43,7 +43,7 @@ class Plans:
     def under(self, shares: Shares) -> PlanFor:
         return Plans(self.planner.under(shares))
 
-    def prepare(self, shares: Shares, wanted: Sequence[Wanted]) -> Callable[[], bool]:
+    def prepare(self, shares: Shares, wanted: Sequence[PlanRequest]) -> Callable[[], bool]:
         self.prepared.append((shares, list(wanted)))
         left = iter(range(self.delay))
         return lambda: next(left, None) is None
