@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
-
-from optcc.collective import Collective, check_reduction_of, split
+from optcc.collective import check_reduction_of
 from optcc.errors import InputError, OptccError
 from optcc.plan import PlanRequest
+from optcc.runtime import arguments
+from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import Staging
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
@@ -50,8 +50,9 @@ class Communicator:
     `window` see `optcc.runtime.state`; a collective that takes longer than `deadline_s` seconds fails. As a context
     manager it waits at the end for all ranks and closes, or after an exception gives up at all ranks.
 
-    Arrays, of NumPy or in a GPU's memory of CuPy, are contiguous; their elements are of a type in
-    `optcc.collective.DTYPE_BYTES`. `dtype` says what NumPy cannot: that an array of uint16 holds bfloat16.
+    Arrays, of NumPy, of CuPy in a GPU's memory, or of any package with `__dlpack__`, are contiguous; their elements are
+    of a type in `optcc.collective.DTYPE_BYTES`. `dtype` says what NumPy cannot: that an array of uint16 holds bfloat16.
+    What is made for the caller is of the kind that came; scalars and lists are refused.
     `memory_of` says how arrays are computed on and how they come to the transport; the default stages a GPU's in
     page-locked memory.
     """
@@ -72,7 +73,7 @@ class Communicator:
         self._memory_of = memory_of
         # Last used, last.
         self._plans: dict[tuple[PlanRequest, bool], PersistentPlan] = {}
-        self._persistent: WeakSet[PersistentAllReduce] = WeakSet()
+        self._persistent: WeakSet[PersistentCollective] = WeakSet()
         self._base = self._plan_for = plan_for
         self._replanning = Replanning(self.engine, self._prepare if isinstance(plan_for, Replans) else None)
 
@@ -120,47 +121,56 @@ class Communicator:
 
     def start_all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Handle:
         """Begins `all_reduce`; its arrays are the handle's until it is done."""
-        plan = self._plan(Collective("allreduce", self.n_ranks), array, op, dtype)
-        return plan.start(array, _new(array, array.shape) if out is None else out)
+        return self._begin(arguments.all_reduce(self.n_ranks, array, op, out, dtype))
 
     def start_reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Handle:
         """Begins `reduce_scatter`."""
-        plan = self._plan(Collective("reducescatter", self.n_ranks), array, op, dtype)
-        if out is None:
-            first, stop = list(split(array.size, self.n_ranks))[self.rank]
-            out = _new(array, (stop - first,))
-        return plan.start(array, out)
+        return self._begin(arguments.reduce_scatter(self.n_ranks, self.rank, array, op, out, dtype))
 
     def start_all_gather(self, array: Any, out: Any = None, *, dtype: str | None = None) -> Handle:
         """Begins `all_gather`."""
-        plan = self._plan(Collective("allgather", self.n_ranks), array, "sum", dtype, self.n_ranks)
-        return plan.start(array, _new(array, (self.n_ranks, *array.shape)) if out is None else out)
+        return self._begin(arguments.all_gather(self.n_ranks, array, out, dtype))
 
     def start_broadcast(self, array: Any, root: int = 0, *, dtype: str | None = None) -> Handle:
         """Begins `broadcast`."""
-        plan = self._plan(Collective("broadcast", self.n_ranks, root), array, "sum", dtype)
-        return plan.start(array if self.rank == root else None, array)
+        return self._begin(arguments.broadcast(self.n_ranks, self.rank, array, root, dtype))
 
     def start_reduce(
         self, array: Any, op: str = "sum", root: int = 0, out: Any = None, *, dtype: str | None = None
     ) -> Handle:
         """Begins `reduce`."""
-        plan = self._plan(Collective("reduce", self.n_ranks, root), array, op, dtype)
-        if self.rank != root:
-            return plan.start(array, None)
-        return plan.start(array, _new(array, array.shape) if out is None else out)
+        return self._begin(arguments.reduce(self.n_ranks, self.rank, array, op, root, out, dtype))
+
+    # --- made ready once, started at will -----------------------------------------------------------------------------
 
     def all_reduce_init(
         self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None
-    ) -> PersistentAllReduce:
-        """An AllReduce of `array` into `out` (a new array unless given) that is made ready once and started at will.
+    ) -> PersistentCollective:
+        """An `all_reduce` of `array` into `out` (a new array unless given) that is made ready once; collective.
 
-        It shares nothing with any other, so that it overlaps with all; collective. Raises as `all_reduce`.
+        It shares nothing with any other, so that it overlaps with all. Raises as `all_reduce`.
         """
-        request = PlanRequest(Collective("allreduce", self.n_ranks), array.nbytes, _name_of(array, dtype), op)
-        made = PersistentAllReduce(self, request, array, _new(array, array.shape) if out is None else out)
-        self._persistent.add(made)
-        return made
+        return self._persist(arguments.all_reduce(self.n_ranks, array, op, out, dtype))
+
+    def reduce_scatter_init(
+        self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None
+    ) -> PersistentCollective:
+        """A `reduce_scatter` of `array` into `out` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.reduce_scatter(self.n_ranks, self.rank, array, op, out, dtype))
+
+    def all_gather_init(self, array: Any, out: Any = None, *, dtype: str | None = None) -> PersistentCollective:
+        """An `all_gather` of `array` into `out` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.all_gather(self.n_ranks, array, out, dtype))
+
+    def broadcast_init(self, array: Any, root: int = 0, *, dtype: str | None = None) -> PersistentCollective:
+        """A `broadcast` of `array` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.broadcast(self.n_ranks, self.rank, array, root, dtype))
+
+    def reduce_init(
+        self, array: Any, op: str = "sum", root: int = 0, out: Any = None, *, dtype: str | None = None
+    ) -> PersistentCollective:
+        """A `reduce` of `array` into `out` at rank `root` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.reduce(self.n_ranks, self.rank, array, op, root, out, dtype))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -188,19 +198,24 @@ class Communicator:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, collective: Collective, array: Any, op: str, dtype: str | None, times: int = 1) -> PersistentPlan:
-        """The plan that is kept for a message of `times` such arrays, or a new one; begins a collective."""
-        name = _name_of(array, dtype)
+    def _begin(self, call: Call) -> Handle:
+        """Begins a collective under the plan that is kept for it, or a new one."""
         self.change_epoch()
-        request = PlanRequest(collective, array.nbytes * times, name, op)
-        key = request, _is_on_device(array)
+        key = call.request, _is_on_device(call.example)
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= PLANS_MAX:
                 self._plans.pop(next(iter(self._plans))).close()
-            plan = self.make(request, array)
+            plan = self.make(call.request, call.example)
         self._plans[key] = plan
-        return plan
+        handle = plan.start(call.send, call.recv)
+        handle.output = call.result
+        return handle
+
+    def _persist(self, call: Call) -> PersistentCollective:
+        made = PersistentCollective(self, call)
+        self._persistent.add(made)
+        return made
 
     @property
     def epoch(self) -> int:
@@ -240,18 +255,23 @@ class Communicator:
         )
 
 
-class PersistentAllReduce:
-    """An AllReduce of one array into another, made ready; see `Communicator.all_reduce_init`."""
+class PersistentCollective:
+    """A collective on the same arrays again and again, made ready; see `Communicator.all_reduce_init`."""
 
-    __slots__ = ("__weakref__", "_array", "_arrays", "_comm", "_epoch", "_out", "_plan", "request")
+    __slots__ = ("__weakref__", "_arrays", "_call", "_comm", "_epoch", "_plan")
 
-    def __init__(self, comm: Communicator, request: PlanRequest, array: Any, out: Any) -> None:
-        self._comm, self.request, self._array, self._out = comm, request, array, out
+    def __init__(self, comm: Communicator, call: Call) -> None:
+        self._comm, self._call = comm, call
         self._prepare()
 
+    @property
+    def request(self) -> PlanRequest:
+        """What its plan is for."""
+        return self._call.request
+
     def _prepare(self) -> None:
-        self._epoch, self._plan = self._comm.epoch, self._comm.make(self.request, self._array)
-        self._arrays = self._plan.arrange(self._array, self._out)
+        self._epoch, self._plan = self._comm.epoch, self._comm.make(self._call.request, self._call.example)
+        self._arrays = self._plan.arrange(self._call.send, self._call.recv)
 
     def start(self) -> Handle:
         """Begins with what the array holds now; if a former start is not done, when it is. All ranks start what they
@@ -260,22 +280,13 @@ class PersistentAllReduce:
         if self._epoch != self._comm.epoch:
             self._plan.close()
             self._prepare()
-        return self._plan.start_with(self._arrays)
+        handle = self._plan.start_with(self._arrays)
+        handle.output = self._call.result
+        return handle
 
     def close(self) -> None:
         """Waits for what was started and gives the channels back; collective."""
         self._plan.close()
-
-
-def _name_of(array: Any, dtype: str | None) -> str:
-    if isinstance(array, np.generic) or not hasattr(array, "dtype"):
-        raise InputError(f"{type(array).__name__}: must be an array")
-    return str(array.dtype.name) if dtype is None else dtype
-
-
-def _new(array: Any, shape: tuple[int, ...]) -> Any:
-    """An array of the same kind as `array`, wherever that lies."""
-    return np.empty_like(array, shape=shape, order="C")
 
 
 def _is_on_device(array: Any) -> bool:

@@ -7,12 +7,14 @@ import os
 import random
 import re
 import runpy
+import sys
 import threading
 import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -161,7 +163,14 @@ class TestCollectives:
         def body(comm: Communicator) -> None:
             good = np.zeros(8, dtype=np.float32)
             calls: list[tuple[Callable[[], Any], str]] = [
-                (lambda: comm.all_reduce([1.0]), "list: must be an array"),
+                (lambda: comm.all_reduce([1.0]), "array: list: must be an array"),
+                (lambda: comm.all_reduce(np.float32(1.0)), "array: float32: must be an array"),
+                (lambda: comm.all_gather(3), "array: int: must be an array"),
+                (lambda: comm.reduce_scatter_init(good, out=[0.0]), "out: list: must be an array"),
+                (
+                    lambda: comm.all_reduce(Foreign(good[::-1].astype(">f4"))),
+                    "array: Foreign: cannot be used where it is",
+                ),
                 (lambda: comm.all_reduce(good, "mean"), "reduction 'mean': must be one of"),
                 (lambda: comm.all_reduce(good, "bor"), "reduction 'bor' of float32"),
                 (lambda: comm.all_reduce(good.astype(">f4")), r"send: >f4: must be the plan's float32"),
@@ -211,6 +220,90 @@ class TestCollectives:
             return str(caught.value)
 
         assert on_loopback(3, body) == ["rank 1 differs from ranks 0, 2: group 1 instead of 3"] * 3
+
+
+class Foreign:
+    """An array of another package: it offers the array API's exchange and nothing else."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+class OldForeign(Foreign):
+    """One of a form that cannot say whether memory may be written, as torch's was."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:  # type: ignore[override]
+        return self.array.__dlpack__(stream=stream)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.array
+
+
+class TestForeignArrays:
+    @pytest.mark.parametrize("kind", [Foreign, OldForeign])
+    def test_their_memory_is_used_where_it_is(self, kind: Callable[[Any], Any]) -> None:
+        def body(comm: Communicator) -> None:
+            mine, out = make_input(comm.rank, 501, "float32", "sum"), np.zeros(501, dtype=np.float32)
+            given, wrapped = kind(mine), kind(out)
+            assert comm.all_reduce(given, out=wrapped) is wrapped
+            assert np.array_equal(out, wanted(comm, "allreduce", 501, "float32", "sum"))
+            assert np.array_equal(comm.all_reduce(given), out)
+            assert comm.all_reduce(given, out=given) is given
+            assert np.array_equal(mine, out)
+
+        on_loopback(2, body)
+
+    def test_what_is_read_only_is_refused_as_an_output(self) -> None:
+        fixed = np.zeros(4)
+        fixed.flags.writeable = False
+        with pytest.raises(InputError, match="recv: read-only"):
+            on_loopback(1, lambda comm: comm.all_reduce(Foreign(fixed), out=Foreign(fixed)))
+
+    def test_results_are_of_the_kind_that_came(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = ModuleType("foreign_package")
+        monkeypatch.setattr(package, "from_dlpack", Foreign, raising=False)
+        monkeypatch.setitem(sys.modules, "foreign_package", package)
+        monkeypatch.setattr(Foreign, "__module__", "foreign_package.arrays")
+        results = on_loopback(2, lambda comm: comm.all_reduce(Foreign(np.ones(3))))
+        assert [type(each) for each in results] == [Foreign] * 2
+        assert [each.array.tolist() for each in results] == [[2.0] * 3] * 2
+
+
+class TestPersistent:
+    @pytest.mark.parametrize("count", [12, 24_001])
+    def test_all_collectives_run_again_on_what_the_arrays_hold(self, count: int) -> None:
+        def body(comm: Communicator) -> None:
+            n, me, root = comm.n_ranks, comm.rank, 1
+            array, whole = np.zeros(count), np.zeros(count)
+            made = [
+                comm.all_reduce_init(array),
+                comm.reduce_scatter_init(array),
+                comm.all_gather_init(array),
+                comm.reduce_init(array, "sum", root),
+                comm.broadcast_init(whole, root),
+            ]
+            assert len({each.request.collective.name for each in made}) == 5
+            for seed in range(3):
+                array[:] = make_input(me, count, "float64", "sum", seed=seed)
+                whole[:] = array
+                handles = [each.start() for each in made]
+                total, piece, gathered, reduced, spread = (handle.result() for handle in handles)
+                sums = wanted(comm, "allreduce", count, "float64", "sum", seed=seed)
+                assert np.array_equal(total, sums)
+                assert np.array_equal(piece, sums[count * me // n : count * (me + 1) // n])
+                assert all(np.array_equal(gathered[r], make_input(r, count, "float64", "sum", seed)) for r in range(n))
+                assert reduced is None if me != root else np.array_equal(reduced, sums)
+                assert spread is whole and np.array_equal(whole, make_input(root, count, "float64", "sum", seed))
+            for each in made:
+                each.close()
+
+        on_loopback(3, body, plan_for=Planner(Topology.parse("3@1GB/s"), schedules={"allreduce": "ring"}))
 
 
 def mixed(comm: Communicator) -> int:

@@ -1,0 +1,136 @@
+"""What a call of a collective asks for: a plan, the arrays that it runs on, and what it returns.
+
+Arrays are NumPy's, CuPy's, or any that offers the array API's exchange (`__dlpack__`: torch, JAX, ...), whose memory is
+used where it is. What is made for the caller is of the same kind as what came. Scalars, lists and strings are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optcc.collective import Collective, split
+from optcc.errors import InputError
+from optcc.plan import PlanRequest
+
+_CPU, _CUDA = 1, 2
+"""DLPack's numbers of devices."""
+
+
+class Call(NamedTuple):
+    """A plan for `request` runs from `send` to `recv`; either is None where this rank has nothing to give, or to get.
+
+    `result` is what the caller gets.
+    """
+
+    request: PlanRequest
+    send: Any
+    recv: Any
+    result: Any
+
+    @property
+    def example(self) -> Any:
+        """An array that lies where all of them lie."""
+        return self.recv if self.send is None else self.send
+
+
+def all_reduce(n_ranks: int, array: Any, op: str, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.all_reduce`."""
+    send = as_array("array", array)
+    request = PlanRequest(Collective("allreduce", n_ranks), send.nbytes, dtype_of(send, dtype), op)
+    return Call(request, send, *_output(out, array, send, send.shape))
+
+
+def reduce_scatter(n_ranks: int, rank: int, array: Any, op: str, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.reduce_scatter`."""
+    send = as_array("array", array)
+    request = PlanRequest(Collective("reducescatter", n_ranks), send.nbytes, dtype_of(send, dtype), op)
+    first, stop = list(split(send.size, n_ranks))[rank]
+    return Call(request, send, *_output(out, array, send, (stop - first,)))
+
+
+def all_gather(n_ranks: int, array: Any, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.all_gather`."""
+    send = as_array("array", array)
+    request = PlanRequest(Collective("allgather", n_ranks), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
+    return Call(request, send, *_output(out, array, send, (n_ranks, *send.shape)))
+
+
+def broadcast(n_ranks: int, rank: int, array: Any, root: int, dtype: str | None) -> Call:
+    """See `Communicator.broadcast`."""
+    recv = as_array("array", array)
+    request = PlanRequest(Collective("broadcast", n_ranks, root), recv.nbytes, dtype_of(recv, dtype), "sum")
+    return Call(request, recv if rank == root else None, recv, array)
+
+
+def reduce(n_ranks: int, rank: int, array: Any, op: str, root: int, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.reduce`."""
+    send = as_array("array", array)
+    request = PlanRequest(Collective("reduce", n_ranks, root), send.nbytes, dtype_of(send, dtype), op)
+    return Call(request, send, *(_output(out, array, send, send.shape) if rank == root else (None, None)))
+
+
+def as_array(name: str, given: Any) -> Any:
+    """`given`, the argument called `name`, as an array of NumPy or CuPy over the same memory.
+
+    >>> as_array("array", 3.5)
+    Traceback (most recent call last):
+        ...
+    optcc.errors.InputError: array: float: must be an array of NumPy or CuPy, or one with __dlpack__
+
+    Raises InputError for what is no array, or whose memory cannot be used where it is.
+    """
+    if type(given) is np.ndarray or _is_native(given):
+        return given
+    if not hasattr(given, "__dlpack__") or isinstance(given, np.generic):
+        kind = type(given).__name__
+        raise InputError(f"{name}: {kind}: must be an array of NumPy or CuPy, or one with __dlpack__")
+    try:
+        return _imported(given)
+    except (BufferError, RuntimeError, TypeError, ValueError, ImportError) as error:
+        raise InputError(f"{name}: {type(given).__name__}: cannot be used where it is: {error}") from error
+
+
+def _is_native(given: Any) -> bool:
+    return isinstance(given, np.ndarray) or (hasattr(given, "__cuda_array_interface__") and hasattr(given, "nbytes"))
+
+
+def _imported(given: Any) -> Any:
+    """The memory of an array of another package."""
+    device = int(given.__dlpack_device__()[0])
+    if device == _CUDA:
+        import cupy
+
+        return cupy.from_dlpack(given)
+    if device != _CPU:
+        raise BufferError(f"it is on device {device} of DLPack: must be on a processor ({_CPU}) or CUDA ({_CUDA})")
+    view = np.from_dlpack(given)
+    if not view.flags.writeable and hasattr(given, "__array__"):
+        # Old forms of the exchange cannot say that memory may be written; what the package itself gives NumPy does.
+        own = np.asarray(given)
+        if own.flags.writeable and own.dtype == view.dtype and own.ctypes.data == view.ctypes.data:
+            return own
+    return view
+
+
+def dtype_of(array: Any, dtype: str | None) -> str:
+    """The type of the elements, unless the caller has said it."""
+    return str(array.dtype.name) if dtype is None else dtype
+
+
+def _output(out: Any, given: Any, send: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Where the result goes, and the same as the caller gets it: a new array like `given` unless there is `out`."""
+    if out is not None:
+        return as_array("out", out), out
+    made = np.empty_like(send, shape=shape, order="C")
+    return made, made if given is send else _like(given, made)
+
+
+def _like(given: Any, made: Any) -> Any:
+    """`made` as an array of the package that `given` is from; as it is, if that takes none."""
+    namespace = getattr(given, "__array_namespace__", None)
+    package = sys.modules.get(type(given).__module__.partition(".")[0]) if namespace is None else namespace()
+    take = getattr(package, "from_dlpack", None)
+    return made if take is None else take(made)
