@@ -5,6 +5,8 @@
     ├── TopologyError          a cluster that cannot exist, or that a schedule does not accept
     ├── ScheduleError          a line of a schedule that cannot mean anything
     ├── PlanError              a plan that is not one: lanes, channels or bytes that do not fit
+    │   ├── PlanRefuted        a plan that is to run, and was refuted
+    │   └── PlanUnproved       a plan that is to run, and was not proved
     ├── CodecError             a file that is not what it says it is; names the path to the field
     ├── EnvironmentMissing     a right, a program or a package that this machine lacks
     ├── SolverError            a solver failed or lied
@@ -56,6 +58,18 @@ class ScheduleError(OptccError):
 
 class PlanError(OptccError):
     """A plan whose parts do not fit together."""
+
+
+class PlanRefuted(PlanError):
+    """A plan that was refuted, and so does not run; the message has the counterexample."""
+
+    exit_code = EXIT_REFUTED
+
+
+class PlanUnproved(PlanError):
+    """A plan of which it is unknown whether it is right, and so does not run."""
+
+    exit_code = EXIT_UNKNOWN
 
 
 class CodecError(OptccError):

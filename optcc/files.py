@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
+import logging
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,9 +15,12 @@ from pathlib import Path
 import msgspec
 
 from optcc.errors import InputError
-from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verdict import PROPERTIES, PROVED, Verdict, sealed
 
-VERDICT_FORMAT = "optcc-verdict/1"
+logger = logging.getLogger("optcc.cache")
+
+VERDICT_FORMAT = "optcc-verdict/2"
+KEY_BYTES = 32
 _PIECE_BYTES = 2**20
 _VERDICT_BYTES_MAX = 2**16
 _TEMPORARY_NAMES = 1000
@@ -118,20 +124,56 @@ def cache_directory(environ: Mapping[str, str]) -> Path | None:
     return directory if os.access(directory, os.R_OK | os.W_OK | os.X_OK) else None
 
 
+def cache_key(directory: Path) -> bytes | None:
+    """The secret with which this user seals what lies in the cache `directory`, made when it is first needed; None if
+    there is none: the directory cannot be written, or something else lies in the place of the key."""
+    path = directory / "key"
+    for _ in range(2):
+        try:
+            key = _read_own(path)
+            return key if len(key) == KEY_BYTES else None
+        except FileNotFoundError:
+            with suppress(OSError):
+                _make_key(path)
+        except OSError:
+            return None
+    return None
+
+
+def _make_key(path: Path) -> None:
+    """Of all that make the key at once one does: the others find it there, and whole."""
+    temporary, descriptor = _create_beside(path, 0o600)
+    try:
+        try:
+            _write(descriptor, secrets.token_bytes(KEY_BYTES))
+        finally:
+            os.close(descriptor)
+        path.hardlink_to(temporary)
+    finally:
+        temporary.unlink()
+
+
 class _VerdictFile(msgspec.Struct, forbid_unknown_fields=True):
-    """A plan that was proved, by which verifier; `properties` are all of `PROPERTIES`."""
+    """A plan that was proved, by which verifier; `properties` are all of `PROPERTIES`, `seal` is over the others."""
 
     format: str
     digest: str
     version: str
     properties: dict[str, str]
+    seal: str
+
+    def sealed_by(self, key: bytes) -> str:
+        """What `seal` must be."""
+        said = msgspec.json.encode([self.format, self.digest, self.version, sorted(self.properties.items())])
+        return hmac.digest(key, said, "sha256").hex()
 
 
 class VerdictCache:
     """Proved verdicts in `directory`, one file for each plan digest and verifier version; without one it keeps nothing.
 
-    Only proofs are kept: a refuted plan is worth a fresh counterexample. A cache never fails: what is not exactly a
-    file that `put` has written, by this user, is a miss, and what cannot be written is not kept.
+    Only the verifier's proofs are kept: a refuted plan is worth a fresh counterexample. Every entry is sealed with the
+    user's key (`cache_key`). A cache never fails: what is not exactly a file that `put` has written is a miss, with a
+    line in the log, and what cannot be written is not kept.
     """
 
     def __init__(self, directory: Path | None, version: str) -> None:
@@ -142,20 +184,43 @@ class VerdictCache:
         """The proof of the plan with this digest by this version of the verifier, if there is one."""
         if self.directory is None:
             return None
+        path = self._path(self.directory, digest)
         try:
-            file = msgspec.json.decode(_read_own(self._path(self.directory, digest)), type=_VerdictFile)
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+            data = _read_own(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _say_miss(path, str(error))
+            return None
+        try:
+            file = msgspec.json.decode(data, type=_VerdictFile)
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            _say_miss(path, "is no verdict")
             return None
         proved = dict.fromkeys(PROPERTIES, PROVED)
         if (file.format, file.digest, file.version) != (VERDICT_FORMAT, digest, self.version):
+            _say_miss(path, "is of another plan, or by another version of the verifier")
             return None
-        return Verdict(digest, proved) if file.properties == proved else None
+        key = cache_key(self.directory)
+        if key is None or not hmac.compare_digest(file.seal.encode(), file.sealed_by(key).encode()):
+            _say_miss(path, "is not sealed with this user's key")
+            return None
+        if file.properties != proved:
+            _say_miss(path, "is no proof")
+            return None
+        return sealed(Verdict(digest, proved, verifier=self.version))
 
     def put(self, verdict: Verdict) -> None:
-        """Keeps `verdict` if it is a proof."""
-        if self.directory is None or verdict.verdict != PROVED:
+        """Keeps `verdict` if it is a proof by this version of the verifier."""
+        if self.directory is None or verdict.properties != dict.fromkeys(PROPERTIES, PROVED):
             return
-        file = _VerdictFile(VERDICT_FORMAT, verdict.digest, self.version, verdict.properties)
+        if not verdict.is_sealed or verdict.verifier != self.version:
+            return
+        key = cache_key(self.directory)
+        if key is None:
+            return
+        file = _VerdictFile(VERDICT_FORMAT, verdict.digest, self.version, verdict.properties, "")
+        file.seal = file.sealed_by(key)
         with suppress(OSError):
             _replace(self._path(self.directory, verdict.digest), msgspec.json.encode(file), None)
 
@@ -163,6 +228,10 @@ class VerdictCache:
         """A name made of hexadecimal digits alone, whatever `digest` and `version` are."""
         key = msgspec.json.encode([VERDICT_FORMAT, digest, self.version])
         return directory / f"{hashlib.sha256(key).hexdigest()}.json"
+
+
+def _say_miss(path: Path, why: str) -> None:
+    logger.warning("cache entry %s %s: the plan is judged again", path, why)
 
 
 def _read_own(path: Path) -> bytes:
@@ -201,13 +270,13 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
             os.close(directory)
 
 
-def _create_beside(target: Path) -> tuple[Path, int]:
+def _create_beside(target: Path, mode: int = 0o666) -> tuple[Path, int]:
     """A new file in the directory of `target`, and its descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for attempt in range(_TEMPORARY_NAMES):
         temporary = target.parent / f".optcc-{os.getpid()}-{attempt}.tmp"
         with suppress(FileExistsError):
-            return temporary, os.open(temporary, flags, 0o666)
+            return temporary, os.open(temporary, flags, mode)
     raise OSError(f"{_TEMPORARY_NAMES} temporary files are in the way in {target.parent}")
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from optcc.arrays import Column, Lists
+from optcc.arrays import Column, Lists, freeze
 from optcc.collective import Collective
 from optcc.errors import PlanError
 from optcc.show import Card, Shown
@@ -99,6 +99,12 @@ class PlanRequest(NamedTuple):
         return f"{what} of {self.size_bytes} B {self.dtype} by {self.reduction} on {n_ranks} ranks"
 
 
+_COLUMNS = (
+    *("lane_rank", "kind", "in_channel", "out_channel", "src_offset", "dst_offset", "bytes"),
+    *("recv_transfer", "send_transfer"),
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Plan(Shown):
     """Instructions in columns, sorted by rank, lane and position.
@@ -106,7 +112,8 @@ class Plan(Shown):
     `lane_rank[l]` is the rank of lane l and `lanes[l]` its instructions in order. For a send the bytes are read at
     `src_offset`; for a receive they are written at `dst_offset`, and a fused receive sends what it has written there.
     `transfers` is where every instruction points back to. `ports` is the port model that the lanes were ordered for;
-    None if they have the author's order, or nobody knows. No run depends on it.
+    None if they have the author's order, or nobody knows. No run depends on it. The arrays are copied unless nobody
+    else can change them, so what was proved of a plan stays true.
 
     Raises PlanError if an instruction names a lane, channel, transfer, byte or dependency that is not its own.
     """
@@ -128,6 +135,8 @@ class Plan(Shown):
     ports: Model | None = None
 
     def __post_init__(self) -> None:
+        freeze(self, _COLUMNS, ("lanes", "after"))
+        object.__setattr__(self, "channels", tuple(self.channels))
         _check_columns(self)
         src, dst, slots = _channel_columns(self)
         _check_kinds(self)
@@ -173,6 +182,10 @@ class Plan(Shown):
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything that a run depends on; equal plans have equal digests on every machine."""
+        return self.compute_digest()
+
+    def compute_digest(self) -> str:
+        """`digest`, computed now: for whoever is about to trust the plan."""
         t = self.transfers
         head = {
             "format": FORMAT,

@@ -1,15 +1,17 @@
 """`PlanStore`: plans in the user's cache directory, for the processes of this machine that need the same ones.
 
-A file has the columns of one plan as NumPy writes them, which is a hundred times faster to read than the plan file of
-`optcc.codec`, and is private to the cache. Nothing that is read is believed: the plan is checked when it is made, and
-runs only with the verifier's verdict on its digest.
+A file has the columns of one plan as they lie in memory, which is hundreds of times faster to read than the plan file
+of `optcc.codec`, and is private to the cache. In front stand the plan's digest and a seal over all of that, made with
+the secret of this user (`optcc.files.cache_key`): a file without the right one counts for nothing. Nothing that is read
+is believed for that: the plan is checked when it is made, and runs only with the verifier's verdict on its digest.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
+import hmac
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,16 +22,20 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from optcc.arrays import Lists
-from optcc.errors import OptccError
-from optcc.files import read_file, replace_file
-from optcc.plan import Plan
+from optcc.arrays import Column, Lists
+from optcc.errors import InputError, OptccError
+from optcc.files import cache_key, read_file, replace_file
+from optcc.plan import Plan, PlanRequest
 from optcc.transfers import Transfers
 
-FORMAT = "optcc-plan-columns/1"
+logger = logging.getLogger("optcc.cache")
+
+FORMAT = "optcc-plan-columns/2"
 PLANS_MAX = 64
 """So many files are kept; the oldest give way."""
 _PLAN_BYTES_MAX = 1 << 30
+_SEAL_BYTES = _DIGEST_BYTES = 32
+_ITEM_BYTES = 8
 
 
 class PlanStore:
@@ -40,17 +46,33 @@ class PlanStore:
         with suppress(OSError):
             self.directory.mkdir(mode=0o700, exist_ok=True)
 
-    def get(self, key: str) -> Plan | None:
-        """The plan with this key, if it is there."""
-        with suppress(Exception):  # whatever is wrong with the file, it is made again
-            return unpack_plan(read_file(self._path(key, ".npz"), _PLAN_BYTES_MAX))
-        return None
+    def get(self, key: str, request: PlanRequest) -> Plan | None:
+        """The plan with this key, if it is there and for that."""
+        path = self._path(key, ".plan")
+        try:
+            if not path.exists():
+                return None
+            data = read_file(path, _PLAN_BYTES_MAX)
+            if not hmac.compare_digest(self._seal(key, memoryview(data)[_SEAL_BYTES:]), data[:_SEAL_BYTES]):
+                raise ValueError("is not sealed with this user's key")
+            head_bytes = _SEAL_BYTES + _DIGEST_BYTES
+            plan = unpack_plan(data, head_bytes)
+            if plan.request != request:
+                raise ValueError(f"is of {plan.request}, and not of {request}")
+            # As `put` has computed it, which the seal says: to hash the columns again would double the time of reading.
+            # Who runs a plan computes its digest anew (`optcc.runtime.plan_handshake.refuse`).
+            vars(plan)["digest"] = data[_SEAL_BYTES:head_bytes].hex()
+            return plan
+        except Exception as error:  # whatever is wrong with the file, it is made again
+            logger.warning("cache entry %s: %s: the plan is made again", path, error)
+            return None
 
     def put(self, key: str, plan: Plan) -> None:
         """Keeps a plan."""
         with suppress(OptccError, OSError):
-            replace_file(self._path(key, ".npz"), pack_plan(plan))
-            files = sorted(self.directory.glob("*.npz"), key=lambda path: path.stat().st_mtime)
+            data = bytes.fromhex(plan.compute_digest()) + pack_plan(plan)
+            replace_file(self._path(key, ".plan"), self._seal(key, data) + data)
+            files = sorted(self.directory.glob("*.plan"), key=lambda path: path.stat().st_mtime)
             for path in files[:-PLANS_MAX]:
                 path.unlink(missing_ok=True)
 
@@ -73,13 +95,22 @@ class PlanStore:
         finally:
             os.close(descriptor)
 
+    def _seal(self, key: str, data: bytes | memoryview) -> bytes:
+        """The seal of a plan's digest and columns; raises InputError if this user has no secret."""
+        secret = cache_key(self.directory.parent)
+        if secret is None:
+            raise InputError(f"cache {str(self.directory.parent)!r}: has no key to seal with")
+        seal = hmac.new(secret, f"{FORMAT} {len(key)} {key}".encode(), "sha256")
+        seal.update(data)
+        return seal.digest()
+
     def _path(self, key: str, ending: str) -> Path:
         return self.directory / f"{hashlib.sha256(f'{FORMAT} {key}'.encode()).hexdigest()}{ending}"
 
 
 def pack_plan(plan: Plan) -> bytes:
-    """A plan as the bytes of an .npz file: its columns, and the rest as JSON."""
-    columns: dict[str, Any] = {}
+    """A plan as bytes: the length of a head, the head as JSON, and the columns one after the other."""
+    columns: dict[str, Column] = {}
     head: dict[str, Any] = {"format": FORMAT}
     for prefix, part in (("", plan), ("transfers.", plan.transfers)):
         for field in fields(part):
@@ -90,22 +121,35 @@ def pack_plan(plan: Plan) -> bytes:
                 columns[f"{name}.starts"], columns[f"{name}.values"] = value.starts, value.values
             elif not isinstance(value, Transfers):
                 head[name] = value
-    file = io.BytesIO()
-    np.savez(file, head=np.frombuffer(msgspec.json.encode(head), np.uint8), **columns)
-    return file.getvalue()
+    head["columns"] = {name: len(value) for name, value in columns.items()}
+    text = msgspec.json.encode(head)
+    text += b" " * (-len(text) % _ITEM_BYTES)
+    length = len(text).to_bytes(_ITEM_BYTES, "little")
+    return b"".join((length, text, *(value.astype("<i8").tobytes() for value in columns.values())))
 
 
-def unpack_plan(data: bytes) -> Plan:
-    """The plan in such bytes; raises ValueError, KeyError, TypeError or an OptccError if they are not one."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as columns:
-        head = msgspec.json.decode(columns["head"].tobytes())
-        if head["format"] != FORMAT:
-            raise ValueError(f"format {head['format']!r}: must be {FORMAT!r}")
-        transfers = Transfers(**_values(Transfers, "transfers.", columns, head))
-        return Plan(**{**_values(Plan, "", columns, head), "transfers": transfers})
+def unpack_plan(data: bytes, at: int = 0) -> Plan:
+    """The plan in such bytes, from `at`.
+
+    Raises ValueError, KeyError, TypeError or an OptccError if they are not one.
+    """
+    begin = at + _ITEM_BYTES
+    end = begin + int.from_bytes(data[at:begin], "little")
+    head = msgspec.json.decode(data[begin:end])
+    if head["format"] != FORMAT:
+        raise ValueError(f"format {head['format']!r}: must be {FORMAT!r}")
+    columns: dict[str, Column] = {}
+    for name, length in head["columns"].items():
+        # The columns stay where they are: nobody can change `data`.
+        columns[name] = np.frombuffer(data, "<i8", length, end).astype(np.int64, copy=False)
+        end += length * _ITEM_BYTES
+    if end != len(data):
+        raise ValueError(f"{len(data)} B: must be {end}")
+    transfers = Transfers(**_values(Transfers, "transfers.", columns, head))
+    return Plan(**{**_values(Plan, "", columns, head), "transfers": transfers})
 
 
-def _values(kind: type, prefix: str, columns: Any, head: dict[str, Any]) -> dict[str, Any]:
+def _values(kind: type, prefix: str, columns: dict[str, Column], head: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a `Plan` or `Transfers`."""
     values: dict[str, Any] = {}
     for name, hint in get_type_hints(kind).items():

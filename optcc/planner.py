@@ -26,7 +26,7 @@ import msgspec
 from optcc.collective import DTYPE_BYTES, Collective
 from optcc.compiler import TimedPlan, compile_schedule, try_segments
 from optcc.dsl import Definition
-from optcc.errors import ArgumentError, InputError, OptccError, PlanError
+from optcc.errors import ArgumentError, InputError, OptccError, PlanRefuted, PlanUnproved
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan, PlanRequest
 from optcc.plan_store import PlanStore
@@ -38,7 +38,7 @@ from optcc.schedules.auto import Choice, choose
 from optcc.schedules.registry import SCHEDULES
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
-from optcc.verdict import PROVED, Verdict
+from optcc.verdict import PROVED, REFUTED, Verdict
 from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
@@ -78,7 +78,7 @@ class Planner:
     those of `optcc.compiler.compile_schedule`. Proofs, and plans that took long, are kept in the user's cache.
 
     Raises InputError for an unknown name or a schedule of another collective, TopologyError if a schedule does not
-    accept the topology, PlanError, with the counterexample, for a refuted plan.
+    accept the topology, PlanRefuted, with the counterexample, for a refuted plan.
 
     >>> plan, verdict = Planner(Topology.parse("4@1GB/s"))(Collective("broadcast", 4, root=2), 1024, "int32", "sum")
     >>> plan.name, plan.collective.root, verdict.verdict
@@ -122,11 +122,11 @@ class Planner:
         if store is None or self._options.schedules[request.collective.name] not in (AUTO, *SCHEDULES):
             return self._build(request)
         key = self._key(request)
-        plan = store.get(key)
+        plan = store.get(key, request)
         if plan is not None:
             return plan
         with store.alone(key):
-            plan = store.get(key)
+            plan = store.get(key, request)
             if plan is None:
                 began_s = time.perf_counter()
                 plan = self._build(request)
@@ -176,11 +176,11 @@ class Planner:
         if store is None:
             return
         with suppress(OSError, OptccError):
-            stored = {request: store.get(self._key(request)) for request in requests}
+            stored = {request: store.get(self._key(request), request) for request in requests}
             missing = [request for request, plan in stored.items() if plan is None]
             if missing:
                 WORKER.make(self._work(missing))
-                stored |= {request: store.get(self._key(request)) for request in missing}
+                stored |= {request: store.get(self._key(request), request) for request in missing}
             for request, plan in stored.items():
                 if plan is not None:
                     self._made[request] = plan, prove(plan, self._cache)
@@ -336,14 +336,21 @@ def verdict_cache() -> VerdictCache:
 def prove(plan: Plan, cache: VerdictCache) -> Verdict:
     """The proof of `plan`, from `cache` or made now.
 
-    Raises PlanError with the counterexample if the plan is refuted.
+    Raises PlanRefuted with the counterexample if the plan is refuted, PlanUnproved if nothing is known.
     """
+    verdict = look_up(plan, cache)
+    if verdict.verdict != PROVED:
+        refused = PlanRefuted if verdict.verdict == REFUTED else PlanUnproved
+        raise refused(f"{plan.name}: {verdict.verdict}, so it does not run: {verdict.counterexample}")
+    return verdict
+
+
+def look_up(plan: Plan, cache: VerdictCache) -> Verdict:
+    """The verdict on `plan`, from `cache` or made now."""
     verdict = cache.get(plan.digest)
     if verdict is None:
         verdict = verify_plan(plan)
         cache.put(verdict)
-    if verdict.verdict != PROVED:
-        raise PlanError(f"{plan.name}: {verdict.verdict}, so it does not run: {verdict.counterexample}")
     return verdict
 
 

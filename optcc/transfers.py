@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optcc.arrays import Column, Lists
+from optcc.arrays import Column, Lists, freeze
 from optcc.collective import Collective, check_count, check_dtype, check_reduction_of
 from optcc.errors import PlanError
 from optcc.schedule import OPS
@@ -23,6 +23,8 @@ from optcc.units import show_size
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfers(Shown):
     """Columns of equal length, one entry per transfer; offsets and lengths in bytes.
+
+    The arrays are copied unless nobody else can change them.
 
     Raises PlanError if a transfer exceeds the buffer or names a rank, stage or transfer that does not exist.
     """
@@ -46,12 +48,13 @@ class Transfers(Shown):
     order: Lists
 
     def __post_init__(self) -> None:
+        columns = ("src", "dst", "op", "src_offset", "dst_offset", "bytes", "segment", "stage", "line")
+        freeze(self, columns, ("after", "order"))
         check_reduction_of(self.reduction, self.dtype)
         check_count(self.size_bytes, self.dtype)
         check_count(self.scratch_bytes, self.dtype)
         n = len(self.src)
-        columns = (self.dst, self.op, self.src_offset, self.dst_offset, self.bytes, self.segment, self.stage, self.line)
-        if {len(each) for each in (*columns, self.after, self.order)} != {n}:
+        if {len(getattr(self, name)) for name in (*columns, "after", "order")} != {n}:
             raise PlanError("transfers: columns must have one length")
         if n == 0:
             return

@@ -73,11 +73,20 @@ class Terms:
 
 
 def refuse(plan: Plan, verdict: Verdict, n_ranks: int) -> str:
-    """Why this plan must not run here; empty if it may."""
+    """Why this plan must not run here; empty if it may.
+
+    Nothing is believed here but the verifier: the digest is computed again, and the verdict must carry its seal.
+    """
+    if type(plan) is not Plan or type(verdict) is not Verdict:
+        return f"plan {type(plan).__name__}, verdict {type(verdict).__name__}: must be a Plan and a Verdict themselves"
+    if plan.compute_digest() != plan.digest:
+        return f"plan {plan.digest[:12]}: was changed since its digest was computed: must be as it was proved"
     if verdict.digest != plan.digest:
         return f"plan {plan.digest[:12]}: the verdict is of {verdict.digest[:12]}: must be of the plan that runs"
     if verdict.verdict != PROVED:
         return f"plan {plan.digest[:12]}: {verdict.verdict}: must be proved before it runs"
+    if not verdict.is_sealed:
+        return f"plan {plan.digest[:12]}: the verdict was not made by the verifier: take that of verify_plan"
     if plan.n_ranks != n_ranks:
         return f"plan {plan.digest[:12]}: {plan.n_ranks} ranks on a network of {n_ranks}: must be equal"
     itemsize = check_dtype(plan.transfers.dtype)

@@ -9,6 +9,7 @@ import click
 
 from optcc.cli import OneOf, SizeType, TopologyType, echo_card, echo_json, json_option, plan_options
 from optcc.codec import write_plan, write_transfers
+from optcc.commands.judged import say_unless_proved
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
@@ -77,6 +78,7 @@ def command(
     model: Model = ports or "exclusive"
     built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=model)
     plan = built.plan
+    verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
     replace_files(output, FORMATS[form](plan, topology, model))
     if explain:
         assert built.choice is not None
@@ -91,6 +93,7 @@ def command(
                 "transfers": len(plan.transfers),
                 "instructions": len(plan),
                 "ports": model,
+                "verdict": verdict,
             }
         )
     else:

@@ -17,6 +17,7 @@ from optcc.cli import (
     plan_options,
     with_latency,
 )
+from optcc.commands.judged import say_unless_proved
 from optcc.paper_figures.style import require_matplotlib
 from optcc.paper_figures.timeline import picture_ending, timeline
 from optcc.planner import build_plan
@@ -77,11 +78,12 @@ def command(
         slots=slots,
         ports=ports or used,
     )
+    verdict = say_unless_proved(plan, "the times are of a plan that would not give the result")
     shown = timeline(plan, topology, used)
     if output is not None:
         shown.save(output)
     if as_json:
-        echo_json(shown.as_json())
+        echo_json(shown.as_json() | {"verdict": verdict})
         return
     echo_card(shown.stage_card())
     if rows:

@@ -21,6 +21,7 @@ from optcc.cli import (
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction_of
+from optcc.commands.judged import say_unless_proved
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
@@ -125,6 +126,7 @@ def command(
         # The JSON says how long the simulation took, so there it is done again.
         if ports in (None, used) and faults is None and jitter is None and not as_json:
             known = built.timing
+    verdict = say_unless_proved(plan, "the time is of a plan that would not give the result")
     started = time.perf_counter()
     timing = known or simulate(
         plan,
@@ -135,7 +137,7 @@ def command(
         jitter=None if jitter is None else Jitter(jitter, latency_s=JITTER_S, rate_sigma=JITTER_SIGMA),
     )
     spent = time.perf_counter() - started
-    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json)
+    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json, verdict)
 
 
 def _policy(faults: str | None, policy: PolicyName | None, detection: str | None) -> Policy | None:
@@ -156,7 +158,7 @@ def _time_as_written(
     swept = time_static_order(definition, topology, size_bytes=size, segments=segments, dtype=dtype, model=model)
     spent = time.perf_counter() - started
     made = Collective(definition.collective, topology.n_ranks)
-    _tell(swept, made, topology, size, swept.transfers, spent, as_json)
+    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None)
 
 
 def _tell(
@@ -167,19 +169,24 @@ def _tell(
     transfers: int,
     spent: float,
     as_json: bool,
+    verdict: str | None,
 ) -> None:
-    """Prints `result` beside the bound; `spent` is how long it took to find, in seconds."""
+    """Prints `result` beside the bound; `spent` is how long it took to find, in seconds; no `verdict` if there is no
+    plan to judge."""
     bound = float(collective_bound(topology, size_bytes, made.name, made.root, fabric=False).seconds)
     ratio = result.seconds / bound if bound else 1.0
     if not as_json:
         echo_card(result)
         click.echo(f"bound {bound:.6g} s, ratio {ratio:.4f}")
+        if verdict is None:
+            click.echo("timed as it is written, and not judged")
         return
     echo_json(
         {
             "seconds": result.seconds,
             "bound_seconds": bound,
             "ratio": ratio,
+            "verdict": verdict,
             "transfers": transfers,
             "transfers_per_second": transfers / spent,
             "model": result.model,

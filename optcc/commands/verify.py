@@ -191,6 +191,7 @@ class _Answer:
         return {
             "verdict": verdict.verdict,
             "properties": verdict.properties,
+            "conditions": dict(verdict.conditions),
             "counterexample": None if shown is None else shown.as_json(),
             "smallest": None if self.smallest is None else self.smallest.as_json(),
             "seconds": self.seconds,
@@ -211,6 +212,8 @@ class _Answer:
             click.echo(f"slots: {self.slots}, at least {self.least_slots}")
         if self.report.makespan is not None:
             click.echo(str(self.report.makespan))
+        for name, condition in verdict.conditions:
+            click.echo(f"{name} holds for {condition}")
         if self.ratio is not None:
             click.echo("")
             echo_card(self.ratio)

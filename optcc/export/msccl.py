@@ -51,6 +51,7 @@ LIMITS = {
     "steps of a thread block": 256,
     "chunks of a step": 71,
     "highest chunk offset": 2**15 - 1,
+    "XML nodes that a GPU reads": 4095,
 }
 """What the reader of the file has room for; `optcc.verify.plan.limits` says where in its sources each stands."""
 _RECEIVING = frozenset(("r", "rrc", "rrcs", "rcs"))
@@ -209,7 +210,7 @@ def _check_limits(plan: Plan, chunks: Chunks, blocks: Sequence[_Block]) -> None:
             raise PlanError(f"{TARGET}: {what}: {amount}: must be at most {LIMITS[what]}{where}")
 
     check("bytes of the name", len(plan.name), "")
-    own, waited_for = [0] * plan.n_ranks, [0] * plan.n_ranks
+    own, waited_for, steps = ([0] * plan.n_ranks for _ in range(3))
     sides = Counter(
         (f"{side} thread blocks of a GPU's channel", block.rank, block.channel)
         for block in blocks
@@ -222,6 +223,7 @@ def _check_limits(plan: Plan, chunks: Chunks, blocks: Sequence[_Block]) -> None:
         where = f"; rank {block.rank}"
         own[block.rank] += 1
         waited_for[block.rank] += block.is_waited_for
+        steps[block.rank] += block.starts()[-1]
         check("channels", block.channel + 1, where)
         check("steps of a thread block", block.starts()[-1], where)
         for step in block.steps:
@@ -231,6 +233,8 @@ def _check_limits(plan: Plan, chunks: Chunks, blocks: Sequence[_Block]) -> None:
     for rank in range(plan.n_ranks):
         check("thread blocks of a GPU", own[rank], f"; rank {rank}")
         check("thread blocks of a GPU that others wait for", waited_for[rank], f"; rank {rank}")
+        # Of other GPUs the parser keeps a node each.
+        check("XML nodes that a GPU reads", 1 + plan.n_ranks + own[rank] + steps[rank], f"; rank {rank}")
 
 
 def _check_progress(plan: Plan, blocks: Sequence[_Block]) -> None:

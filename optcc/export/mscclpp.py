@@ -47,7 +47,8 @@ LIMITS = {
     "operations of a thread block": 64,
     "channels of a thread block": 16,
     "semaphores of an operation": 16,
-    "bytes of the message or of scratch space": 2**32 - 1,
+    "bytes of the message": 2**31 - 1,
+    "bytes of scratch space": 2**32 - 1,
 }
 """What the reader of the file has room for; `optcc.verify.plan.limits` says where in its sources each stands."""
 MEMORY = "memory"
@@ -279,9 +280,9 @@ def _check_limits(plan: Plan, chunks: Chunks, gpus: Sequence[_Gpu]) -> None:
         if amount > LIMITS[what]:
             raise PlanError(f"{TARGET}: {what}: {amount}: must be at most {LIMITS[what]}{where}")
 
-    check("bytes of the message or of scratch space", plan.size_bytes, "")
+    check("bytes of the message", plan.size_bytes, "")
     for rank, gpu in enumerate(gpus):
-        check("bytes of the message or of scratch space", gpu.scratch * chunks.bytes, f"; rank {rank}")
+        check("bytes of scratch space", gpu.scratch * chunks.bytes, f"; rank {rank}")
         for number, lane in enumerate(gpu.lanes):
             where = f"; rank {rank} thread block {number}"
             check("operations of a thread block", len(lane.operations), where)

@@ -25,7 +25,8 @@ from optcc.runtime.executor import Executor
 from optcc.runtime.samples import Draft, exchange, ring
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.schedule import COPY
-from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verdict import Verdict
+from optcc.verify.plan import verify_plan
 
 MIX = [
     *(("float32", "sum"), ("float64", "max"), ("int32", "avg"), ("int64", "prod"), ("bfloat16", "sum")),
@@ -35,7 +36,7 @@ LAUNCH_S_MAX = 60
 
 
 def proved(plan: Plan) -> Verdict:
-    return Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED))
+    return verify_plan(plan)
 
 
 def count_wrong(transport: MpiTransport) -> dict[str, int]:

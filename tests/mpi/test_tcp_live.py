@@ -46,7 +46,7 @@ from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verify.plan import verify_plan
 
 given = json.loads(sys.argv[1])
 rank, n, size = given["rank"], given["n_ranks"], given["size"]
@@ -70,7 +70,7 @@ class Watched(TcpTransport):
 
 transport = Watched(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20), nics, **given["settings"])
 plan = ring(n, size, segments=2)
-executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
+executor = Executor(plan, rank, transport, verify_plan(plan), deadline_s=40)
 data, recv = make_input(rank, size // 4, "float32", "sum"), np.empty(size // 4, np.float32)
 seconds, sent, wrong, error, culprits, failed_nics = [], [], 0, "", (), ()
 print("ready", flush=True)

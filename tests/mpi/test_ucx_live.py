@@ -30,7 +30,7 @@ from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import at_address, read_secret
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.ucx import UcxTransport
-from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verify.plan import verify_plan
 
 given = json.loads(sys.argv[1])
 rank, n, size = given["rank"], given["n_ranks"], given["size"]
@@ -38,7 +38,7 @@ secret = read_secret(given["secret"])
 meet = at_address(tuple(given["at"]), rank, n, secret, timeout_s=20)
 transport = UcxTransport(meet, [HostNic(*nic) for nic in given["nics"]], chunk_bytes=1 << 18)
 plan = ring(n, size, segments=2)
-executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=40)
+executor = Executor(plan, rank, transport, verify_plan(plan), deadline_s=40)
 sent = lambda: [int(Path(f"/sys/class/net/{nic[0]}/statistics/tx_bytes").read_text()) for nic in given["nics"]]
 before, wrong = sent(), 0
 for seed in range(3):

@@ -578,3 +578,38 @@ def test_the_ratio_on_an_interval_of_slowdowns(capsys: pytest.CaptureFixture[str
     assert (less["verdict"], less["ratio"]["verdict"]) == ("proved", "refuted")
     for wrong in (("--slowdown", "x"), ("--eps", "x"), ("--slowdown", "1:8", "--eps", "1/0"), ("--slowdown", "8:1")):
         assert cli.run([*words, *wrong]) == 2
+
+
+def test_numbers_of_a_refuted_schedule_are_never_shown_without_saying_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "loses.py"
+    path.write_text(AUTHOR)
+    name, file = f"{path}:wrong", str(tmp_path / "out")
+    flat = ("--topology", "2@1GB/s", "--size", "8")
+    for words in (
+        ("simulate", name, *flat),
+        ("show", name, *flat),
+        ("compile", name, *flat, "-o", file),
+        ("simulate", "--plan", file, *flat[:2]),
+    ):
+        for as_json in ((), ("--json",)):
+            assert cli.run([*words, *as_json]) == 0
+            said = capsys.readouterr()
+            assert (
+                said.err.startswith("optcc: wrong: refuted, so it does not run; the ")
+                and len(said.err.splitlines()) == 1
+            )
+            assert not as_json or json.loads(said.out)["verdict"] == "refuted"
+    assert cli.run(["simulate", name, *flat, "--as-written", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] is None
+    assert cli.run(["simulate", name, *flat, "--as-written"]) == 0
+    assert "not judged" in capsys.readouterr().out
+    bench = ["bench", "--transport", "loopback", "--topology", "2@1GB/s", "--schedule", name, "-b", "8", "-e", "8"]
+    for checked in "01":
+        assert cli.run([*bench, "-c", checked]) == 1
+        said = capsys.readouterr()
+        assert not said.out and said.err.startswith("optcc: wrong: refuted, so it does not run: ")
+    assert cli.run([*bench[:6], "ring", *bench[7:], "-c", "0"]) == 0
+    assert "# Out of bounds values : N/A" in capsys.readouterr().out

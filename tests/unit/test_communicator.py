@@ -40,7 +40,8 @@ from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.sim import SimNetwork, run_sim
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.topology import Topology
-from optcc.verdict import PROPERTIES, PROVED, UNKNOWN, Verdict
+from optcc.verdict import PROPERTIES, UNKNOWN, Verdict
+from optcc.verify.plan import verify_plan
 
 T = TypeVar("T")
 DONE_S = 60.0
@@ -62,7 +63,7 @@ def sample(collective: Collective, size_bytes: int, dtype: str, reduction: str) 
     """A plan made by hand: round a ring, or by an exchange that needs scratch, whichever the length says."""
     make = ring if size_bytes // DTYPE_BYTES[dtype] % 2 else exchange
     plan = make(collective.n_ranks, size_bytes, dtype, reduction)
-    return plan, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED))
+    return plan, verify_plan(plan)
 
 
 def run_tcp(n_ranks: int, function: Callable[[Transport], T], folder: Path) -> list[T]:

@@ -662,7 +662,8 @@ def test_compile_writes_every_format(form: str, capsys: pytest.CaptureFixture[st
     path = tmp_path / "out"
     assert cli.run(["compile", "optcc", *FLAT, "--format", form, "-o", str(path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer) == {"file", "format", "digest", "ranks", "transfers", "instructions", "ports"}
+    assert set(answer) == {"file", "format", "digest", "ranks", "transfers", "instructions", "ports", "verdict"}
+    assert answer["verdict"] == "proved"
     assert (answer["file"], answer["format"]) == (str(path), form)
     names = sorted(each.name for each in tmp_path.iterdir())
     assert names == ([f"out.{rank}.et" for rank in range(3)] if form == "chakra" else ["out"])

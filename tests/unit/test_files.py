@@ -6,13 +6,14 @@ import json
 import os
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from optcc.errors import InputError
-from optcc.files import VerdictCache, cache_directory, read_file, replace_file
-from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
+from optcc.files import KEY_BYTES, VerdictCache, cache_directory, cache_key, read_file, replace_file
+from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict, sealed
 
 DIGEST = "ab" * 32
 
@@ -136,9 +137,14 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 # The cache
 
 
-def proof(digest: str = DIGEST) -> Verdict:
-    """Everything is proved."""
-    return Verdict(digest, dict.fromkeys(PROPERTIES, PROVED))
+def proof(digest: str = DIGEST, version: str = "verifier/1") -> Verdict:
+    """Everything is proved, as that version of the verifier says it."""
+    return sealed(Verdict(digest, dict.fromkeys(PROPERTIES, PROVED), verifier=version))
+
+
+def entries(directory: Path) -> list[str]:
+    """The verdicts in the cache."""
+    return [name for name in names(directory) if name.endswith(".json")]
 
 
 def test_where_the_cache_lies(tmp_path: Path) -> None:
@@ -187,15 +193,18 @@ def test_a_proof_is_kept(tmp_path: Path) -> None:
     assert cache.get(DIGEST) == proof()
     assert cache.get("cd" * 32) is None
     assert VerdictCache(tmp_path, "verifier/2").get(DIGEST) is None
-    [name] = names(tmp_path)
+    [name] = entries(tmp_path)
     assert set(name.removesuffix(".json")) <= set("0123456789abcdef")
 
 
 def test_only_a_proof_is_kept(tmp_path: Path) -> None:
     cache = VerdictCache(tmp_path, "verifier/1")
     refuted = dict.fromkeys(PROPERTIES, PROVED) | {"races": REFUTED}
-    cache.put(Verdict(DIGEST, refuted, Counterexample("races", "two writes")))
-    cache.put(Verdict(DIGEST, dict.fromkeys(PROPERTIES, UNKNOWN)))
+    version = "verifier/1"
+    cache.put(sealed(Verdict(DIGEST, refuted, Counterexample("races", "two writes"), version)))
+    cache.put(sealed(Verdict(DIGEST, dict.fromkeys(PROPERTIES, UNKNOWN), verifier=version)))
+    cache.put(Verdict(DIGEST, dict.fromkeys(PROPERTIES, PROVED), verifier=version))
+    cache.put(proof(version="verifier/2"))
     assert names(tmp_path) == []
 
 
@@ -209,15 +218,15 @@ def test_strange_names_stay_in_the_directory(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     cache = VerdictCache(inner, "../../version")
-    cache.put(proof("../x"))
-    assert cache.get("../x") == proof("../x")
+    cache.put(proof("../x", "../../version"))
+    assert cache.get("../x") == proof("../x", "../../version")
     assert names(tmp_path) == ["inner"]
 
 
 def stored(directory: Path) -> Path:
     """A cache with one proof, and its file."""
     VerdictCache(directory, "verifier/1").put(proof())
-    [path] = directory.iterdir()
+    [path] = directory.glob("*.json")
     return path
 
 
@@ -232,13 +241,21 @@ def stored(directory: Path) -> Path:
         {"properties": {**dict.fromkeys(PROPERTIES, PROVED), "more": PROVED}},
         {"properties": 1},
         {"more": 1},
+        {"seal": ""},
+        {"seal": "0" * 64},
+        {"seal": "\u2603"},
+        {"seal": 0},
     ],
 )
-def test_what_put_has_not_written_is_a_miss(tmp_path: Path, change: dict[str, object]) -> None:
+def test_what_put_has_not_written_is_a_miss_with_one_line(
+    tmp_path: Path, change: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     path = stored(tmp_path)
     cache = VerdictCache(tmp_path, "verifier/1")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert cache.get(DIGEST) is None
+    [line] = caplog.messages
+    assert str(path) in line and line.endswith("the plan is judged again")
     cache.put(proof())
     assert cache.get(DIGEST) == proof()
 
@@ -282,3 +299,46 @@ def test_what_is_not_our_own_file_is_a_miss(tmp_path: Path, monkeypatch: pytest.
 def test_a_cache_that_cannot_be_written_is_silent(tmp_path: Path) -> None:
     VerdictCache(tmp_path / "none", "verifier/1").put(proof())
     assert names(tmp_path) == []
+
+
+def test_an_entry_of_another_user_counts_for_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whole directories that were copied, and keys that were replaced, cut or put aside."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.mkdir()
+    other.mkdir()
+    path = stored(mine)
+    (other / path.name).write_bytes(path.read_bytes())
+    assert VerdictCache(other, "verifier/1").get(DIGEST) is None
+    key = mine / "key"
+    whole = key.read_bytes()
+    assert (len(whole), stat.S_IMODE(key.stat().st_mode)) == (KEY_BYTES, 0o600)
+    for changed in (bytes(KEY_BYTES), whole[:-1], b"", whole + b"x"):
+        key.write_bytes(changed)
+        assert VerdictCache(mine, "verifier/1").get(DIGEST) is None
+    assert len(caplog.messages) == 5
+    key.unlink()
+    key.symlink_to(tmp_path / "elsewhere")
+    assert cache_key(mine) is None
+    VerdictCache(mine, "verifier/1").put(proof())
+    key.unlink()
+    key.write_bytes(whole)
+    assert VerdictCache(mine, "verifier/1").get(DIGEST) == proof()
+
+
+def test_an_entry_serves_one_plan_alone(tmp_path: Path) -> None:
+    """A proof of one plan in the place of another's."""
+    cache, other = VerdictCache(tmp_path, "verifier/1"), "cd" * 32
+    path = stored(tmp_path)
+    cache.put(proof(other))
+    [second] = [each for each in tmp_path.glob("*.json") if each != path]
+    second.write_bytes(path.read_bytes())
+    assert cache.get(other) is None
+    second.write_text(path.read_text().replace(DIGEST, other))
+    assert cache.get(other) is None and cache.get(DIGEST) == proof()
+
+
+def test_all_who_need_the_key_at_once_find_one(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        keys = set(threads.map(lambda _: cache_key(tmp_path), range(64)))
+    assert len(keys) == 1 and None not in keys
+    assert names(tmp_path) == ["key"]

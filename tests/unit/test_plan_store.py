@@ -10,7 +10,7 @@ import pytest
 
 from optcc.errors import OptccError
 from optcc.plan import Plan
-from optcc.plan_store import PLANS_MAX, PlanStore, pack_plan, unpack_plan
+from optcc.plan_store import FORMAT, PLANS_MAX, PlanStore, pack_plan, unpack_plan
 from optcc.planner import build_plan
 from optcc.topology import Topology
 
@@ -34,37 +34,36 @@ def test_a_plan_comes_back_as_it_was(plans: list[Plan]) -> None:
 def test_what_is_damaged_is_no_plan(plans: list[Plan], tmp_path: Path) -> None:
     store = PlanStore(tmp_path)
     store.put("a", plans[0])
-    (path,) = store.directory.glob("*.npz")
+    (path,) = store.directory.glob("*.plan")
     whole = path.read_bytes()
     for data in (
         b"",
         b"no zip",
         whole[:100],
         whole[: len(whole) // 2],
-        whole.replace(b"optcc-plan-columns/1", b"x" * 20),
+        whole.replace(FORMAT.encode(), b"x" * len(FORMAT)),
     ):
         path.write_bytes(data)
-        assert store.get("a") is None
+        assert store.get("a", plans[0].request) is None
     n_found = 0
     for at in range(0, len(whole), max(1, len(whole) // 200)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
-        found = store.get("a")
+        found = store.get("a", plans[0].request)
         n_found += found is not None
-        assert found is None or found.digest == plans[0].digest
-    assert n_found < 150
+    assert n_found == 0
     path.write_bytes(whole)
-    found = store.get("a")
-    assert found is not None and found.digest == plans[0].digest and store.get("b") is None
+    found = store.get("a", plans[0].request)
+    assert found is not None and found.digest == plans[0].digest and store.get("b", plans[0].request) is None
 
 
 def test_the_oldest_give_way(plans: list[Plan], tmp_path: Path) -> None:
     store = PlanStore(tmp_path)
     for number in range(PLANS_MAX + 5):
-        store.put(str(number), plans[3])
-        os.utime(store._path(str(number), ".npz"), (number, number))
+        store.put(str(number), plans[0])
+        os.utime(store._path(str(number), ".plan"), (number, number))
     store.put("last", plans[0])
-    assert len(list(store.directory.glob("*.npz"))) == PLANS_MAX
-    assert store.get("0") is None and store.get("last") is not None
+    assert len(list(store.directory.glob("*.plan"))) == PLANS_MAX
+    assert store.get("0", plans[0].request) is None and store.get("last", plans[0].request) is not None
 
 
 def test_a_store_that_cannot_be_written_forgets(plans: list[Plan], tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_a_store_that_cannot_be_written_forgets(plans: list[Plan], tmp_path: Pat
     store = PlanStore(tmp_path)
     store.put("a", plans[0])
     with store.alone("a"):
-        assert store.get("a") is None
+        assert store.get("a", plans[0].request) is None
 
 
 def test_one_at_a_time_makes_a_plan(tmp_path: Path) -> None:
@@ -95,10 +94,44 @@ def test_one_at_a_time_makes_a_plan(tmp_path: Path) -> None:
     assert seen == [1] * 5
 
 
-def test_no_pickle_is_read(tmp_path: Path, plans: list[Plan]) -> None:
-    import numpy as np
+def test_what_is_no_plan_is_refused(plans: list[Plan]) -> None:
+    whole = pack_plan(plans[0])
+    for data in (b"", whole[:-8], whole + bytes(8), whole[:8] + b"[]" + whole[10:], b"\xff" * 100, whole[:100]):
+        with pytest.raises((ValueError, KeyError, TypeError, OptccError)):
+            unpack_plan(data)
 
-    file = tmp_path / "x.npz"
-    np.savez(file, head=np.array([{"format": "x"}], dtype=object))
-    with pytest.raises((ValueError, KeyError, OptccError)):
-        unpack_plan(file.read_bytes())
+
+def test_a_file_serves_its_own_key_request_and_user_alone(
+    plans: list[Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files of this user in each other's place, of another user, with another digest, and for something else."""
+    store, plan, other = PlanStore(tmp_path), plans[0], plans[2]
+    store.put("a", plan)
+    store.put("b", other)
+    a, b = (store._path(key, ".plan") for key in "ab")
+    kept = a.read_bytes(), b.read_bytes()
+    a.write_bytes(kept[1])
+    assert store.get("a", plan.request) is None
+    a.write_bytes(kept[0][:32] + bytes.fromhex(other.digest) + kept[0][64:])
+    assert store.get("a", plan.request) is None
+    a.write_bytes(kept[0])
+    assert store.get("a", plan.request._replace(reduction="max")) is None
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    PlanStore(stranger).put("a", other)
+    a.write_bytes(PlanStore(stranger)._path("a", ".plan").read_bytes())
+    assert store.get("a", plan.request) is None
+    assert len(caplog.messages) == 4 and all("the plan is made again" in line for line in caplog.messages)
+    a.write_bytes(kept[0])
+    found = store.get("a", plan.request)
+    assert found is not None and found.digest == found.compute_digest() == plan.digest
+
+
+def test_a_stored_plan_cannot_be_changed(plans: list[Plan], tmp_path: Path) -> None:
+    store = PlanStore(tmp_path)
+    store.put("a", plans[0])
+    found = store.get("a", plans[0].request)
+    assert found is not None
+    for each in (found.dst_offset, found.lanes.values, found.transfers.src):
+        with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+            each.setflags(write=True)

@@ -18,7 +18,7 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.topology import Topology
 from optcc.verdict import PROVED
-from optcc.verify.plan import verify_plan
+from optcc.verify.plan import VERSION, verify_plan
 
 FOUR = Topology.parse("4@1GB/s")
 LOSES_A_RANK = '''
@@ -64,7 +64,7 @@ def test_a_refuted_plan_is_not_given_out(wrong: str) -> None:
 
 
 def test_only_proofs_are_cached(tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = VerdictCache(tmp_path, "1")
+    cache = VerdictCache(tmp_path, VERSION)
     plan = build("ring", FOUR, 4096).plan
     assert prove(plan, cache).verdict == PROVED
     monkeypatch.setattr("optcc.planner.verify_plan", lambda plan: pytest.fail("proved again"))

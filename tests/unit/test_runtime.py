@@ -34,14 +34,14 @@ from optcc.runtime.state import Action, Compute, PostRecv, PostSend, RankMachine
 from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, max_min_rates, run_ranks
 from optcc.schedule import COPY, REDUCE
 from optcc.topology import Topology
-from optcc.verdict import PROPERTIES, PROVED, UNKNOWN, Verdict
+from optcc.verdict import PROPERTIES, PROVED, UNKNOWN, Verdict, sealed
 from optcc.verify.plan import verify_plan
 
 DATA = [(dtype, reduction) for dtype in DTYPE_BYTES for reduction in reductions_of(dtype)]
 
 
 def proved(plan: Plan) -> Verdict:
-    return Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED))
+    return verify_plan(plan)
 
 
 def machine_of(plan: Plan, rank: int, window: int = 2) -> RankMachine:
@@ -382,9 +382,10 @@ class TestFailure:
         transfer = draft.transfer(1, 0, COPY, 0, 0, 4)
         draft.add(0, 0, RECV, 4, recv=(0, transfer), dst_offset=0)
         plan = draft.finish("blocked", 2, 4, "int32", "sum")
+        mistaken = sealed(Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)))
 
         def body(rank: int, transport: LoopbackTransport) -> None:
-            executor = Executor(plan, rank, transport, proved(plan), deadline_s=0.2)
+            executor = Executor(plan, rank, transport, mistaken, deadline_s=0.2)
             buffer = np.zeros(1, dtype=np.int32).view(np.uint8)
             if rank == 1:
                 return executor.run(buffer)

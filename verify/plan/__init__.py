@@ -9,30 +9,35 @@ from __future__ import annotations
 
 from optcc.arrays import Column
 from optcc.plan import Plan
-from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
+from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict, sealed
 from optcc.verify.plan.byte_partition import CutsUnknown
 from optcc.verify.plan.deadlock import check_deadlock
 from optcc.verify.plan.matching import check_matching
 from optcc.verify.plan.plan_graph import PlanGraph, build_graph
 from optcc.verify.plan.races import check_races
 from optcc.verify.plan.semantics import check_result
+from optcc.verify.plan.source_version import source_version
 
-VERSION = "3"
-"""Part of the key of cached verdicts: increment it with every change that could alter a verdict."""
+VERSION = source_version()
+"""Of this verifier, in every verdict: a cached one by another version counts for nothing."""
 
 
 def verify_plan(plan: Plan) -> Verdict:
     """The verdict on `plan`: a counterexample for the first property that fails; later ones stay unknown.
+
+    It is bound to the digest of what the plan holds now, and sealed: a run-time takes it.
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring
     >>> verify_plan(compile_schedule(ring(n_ranks=3), size_bytes=100)).verdict
     'proved'
     """
+    digest = plan.compute_digest()
     properties = dict.fromkeys(PROPERTIES, UNKNOWN)
 
     def refuted(counterexample: Counterexample) -> Verdict:
-        return Verdict(plan.digest, properties | {counterexample.property: REFUTED}, counterexample)
+        judged = properties | {counterexample.property: REFUTED}
+        return sealed(Verdict(digest, judged, counterexample, VERSION))
 
     unmatched = check_matching(plan)
     if unmatched is not None:
@@ -46,17 +51,18 @@ def verify_plan(plan: Plan) -> Verdict:
     race = check_races(plan, graph, order)
     if race is not None:
         return refuted(race)
-    return conclude(plan, graph, order, properties | {"races": PROVED})
+    return sealed(conclude(plan, digest, graph, order, properties | {"races": PROVED}))
 
 
-def conclude(plan: Plan, graph: PlanGraph, order: Column, properties: dict[str, str]) -> Verdict:
+def conclude(plan: Plan, digest: str, graph: PlanGraph, order: Column, properties: dict[str, str]) -> Verdict:
     """Judges result and agreement of a plan without deadlocks and races; `properties` are the verdicts so far."""
     try:
         wrong, disagreement = check_result(plan, graph, order)
     except CutsUnknown:
-        return Verdict(plan.digest, properties)
+        return Verdict(digest, properties, verifier=VERSION)
     if wrong is not None:
-        return Verdict(plan.digest, properties | {"result": REFUTED}, wrong)
+        return Verdict(digest, properties | {"result": REFUTED}, wrong, VERSION)
+    properties = properties | {"result": PROVED}
     if disagreement is not None:
-        return Verdict(plan.digest, properties | {"result": PROVED, "agreement": REFUTED}, disagreement)
-    return Verdict(plan.digest, properties | {"result": PROVED, "agreement": PROVED})
+        return Verdict(digest, properties | {"agreement": REFUTED}, disagreement, VERSION)
+    return Verdict(digest, properties | {"agreement": PROVED}, verifier=VERSION)

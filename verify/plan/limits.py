@@ -3,11 +3,11 @@
 `msccl-xml`, `mscclpp-json`: the formats of `optcc.export`. Their writers count resources in the file that they would
 write, and what they refuse is refused here. The limits are those in the interpreters' sources: for MSCCL the constants
 of `msccl.h` (MAXCHANNELS 32, MSCCL_MAX_NUM_STEPS 256, MSCCL_MAX_NUM_THREAD_BLOCKS 216,
-MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL 32, MSCCL_MAX_COUNT 72, names of 64 bytes with the last one zero) and the widths
-of its fields (a transfer's chunk offsets are int16, the thread block that a step waits for is int8); for MSCCL++ the
-constants of `execution_common.hpp` (MAX_CHANNEL 16, MAX_OPERATION 64, MAX_DEVICE_SEMAPHORES 16, offsets and sizes of 32
-bits) and the default alignment of its plans, 16 B. Only resources are counted: an exported file orders steps in its own
-way (docs/exports.md).
+MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL 32, MSCCL_MAX_COUNT 72, names of 64 bytes with the last one zero, and of its
+parser, which holds 4,096 nodes) and the widths of its fields (a transfer's chunk offsets are int16, the thread block
+that a step waits for is int8); for MSCCL++ the constants of `execution_common.hpp` (MAX_CHANNEL 16, MAX_OPERATION 64,
+MAX_DEVICE_SEMAPHORES 16, offsets and sizes of 32 bits; `min_message_size` is read as an int) and the default alignment
+of its plans, 16 B. Only resources are counted: an exported file orders steps in its own way (docs/exports.md).
 
 `optcc`: our run-time, over any transport. Ranks as many as a topology may have (`optcc.topology.RANKS_MAX`); offsets
 and lengths in whole elements; and the bytes of a rank, its buffer and its staging slots of whole 64 B each, within an
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from types import MappingProxyType
 
 import numpy as np
@@ -195,5 +196,16 @@ COUNTED: Mapping[str, TargetLimits] = MappingProxyType(
     }
 )
 """The targets whose limits are counted in the plan."""
+_RUN_TIME = f"the run-time of optcc {version('optcc')}"
+READERS: Mapping[str, str] = MappingProxyType(
+    {
+        "msccl-xml": "the interpreter of microsoft/msccl; RCCL's and that of msccl-executor-nccl take 64 steps and 64 "
+        "thread blocks",
+        "mscclpp-json": "the executor of MSCCL++ 0.8 and 0.9; that of 0.7 lacks remote buffers",
+        "optcc": _RUN_TIME,
+        "mpi": f"{_RUN_TIME} over an MPI of 32-bit counts",
+    }
+)
+"""Whose limits they are, in which version."""
 TARGETS = (*WRITERS, *COUNTED)
 """The names of all targets."""

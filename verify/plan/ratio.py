@@ -25,6 +25,15 @@ class Ratio(Shown):
     high: Fraction
     study: RatioStudy
     answer: RatioProof | Refutation | None
+    slots: int
+
+    @property
+    def conditions(self) -> str:
+        """What the ratio holds under."""
+        return (
+            f"every slowdown from {self.low} to {self.high}, both included, of rank {self.straggler} alone; exclusive "
+            f"ports in the lanes' order, {self.slots} slots, no latency"
+        )
 
     @property
     def holds(self) -> bool:
@@ -40,6 +49,7 @@ class Ratio(Shown):
             title += f"\n(1 + {self.answer.eps}) T* is enough: proved, {self.answer.checked}"
         elif isinstance(self.answer, Refutation):
             title += f"\n(1 + {self.answer.eps}) T* is not enough: refuted at l = {self.answer.at.slowdown}"
+        title += f"\nholds for {self.conditions}"
         (makespan,) = self.study.makespans
         return Card(title, makespan.card().columns, makespan.card().rows)
 
@@ -50,6 +60,7 @@ class Ratio(Shown):
             "straggler": self.straggler,
             "low": str(self.low),
             "high": str(self.high),
+            "conditions": self.conditions,
             "least_eps": str(self.study.least_eps),
             "worst_slowdown": str(self.study.worst.slowdown),
             "breakpoints": [str(each) for each in makespan.breakpoints],
@@ -69,9 +80,10 @@ def judge_ratio(plan: Plan, topology: Topology, low: Fraction, high: Fraction, e
     straggler = straggler_of(topology).index
     if straggler is None:
         raise ArgumentError("slowdown: the topology must have one endpoint that is slower than the others")
+    slots = max((channel.slots for channel in plan.channels), default=0)
     if eps is None:
-        return Ratio(straggler, low, high, study_ratio([IntervalPart(plan, low, high)], straggler), None)
+        return Ratio(straggler, low, high, study_ratio([IntervalPart(plan, low, high)], straggler), None, slots)
     answer = prove_ratio(plan, straggler, low, high, eps, solver=SOLVER_LIMIT)
     known = require_known(answer)
     assert isinstance(known, RatioProof | Refutation)
-    return Ratio(straggler, low, high, known.study, known)
+    return Ratio(straggler, low, high, known.study, known, slots)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from optcc.errors import InputError
 from optcc.plan import Plan
 from optcc.schedule import Schedule
 from optcc.timing import Model
 from optcc.topology import Topology
-from optcc.verdict import PROVED, Verdict
+from optcc.verdict import PROVED, Verdict, sealed
 from optcc.verify.plan import verify_plan
-from optcc.verify.plan.limits import check_limits
-from optcc.verify.plan.timing import Makespan, check_timing
+from optcc.verify.plan.limits import READERS, check_limits
+from optcc.verify.plan.timing import Makespan, check_timing, describe_conditions
 from optcc.verify.plan.translation import check_translation
 
 
@@ -44,7 +45,8 @@ class Report:
 def judge(plan: Plan, questions: Questions) -> Report:
     """Judges all `questions`; those after a failed one are unknown.
 
-    Raises InputError for a target that is not known, and what `check_timing` raises for a topology.
+    Raises InputError for a target that is not known or a claim about time without a topology, and what `check_timing`
+    raises for a topology.
     """
     verdict = verify_plan(plan)
     sound = verdict.verdict == PROVED
@@ -52,7 +54,8 @@ def judge(plan: Plan, questions: Questions) -> Report:
         verdict = verdict.and_also("translation", check_translation(questions.schedule, plan) if sound else None)
     makespan = None
     if questions.within is not None or questions.promise_s is not None:
-        assert questions.topology is not None, "a claim about time is one on a topology"
+        if questions.topology is None:
+            raise InputError("a claim about time: needs a topology")
         slow = None
         if sound:
             slow, makespan = check_timing(
@@ -62,7 +65,9 @@ def judge(plan: Plan, questions: Questions) -> Report:
                 within=questions.within,
                 promise_s=questions.promise_s,
             )
-        verdict = verdict.and_also("timing", slow)
+        under = "" if makespan is None else describe_conditions(plan, questions.topology, makespan)
+        verdict = verdict.and_also("timing", slow, under)
     if questions.target is not None:
-        verdict = verdict.and_also("limits", check_limits(plan, questions.target))
-    return Report(verdict, makespan)
+        found = check_limits(plan, questions.target)
+        verdict = verdict.and_also("limits", found, f"{questions.target}: {READERS[questions.target]}")
+    return Report(sealed(verdict), makespan)

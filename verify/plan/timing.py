@@ -89,7 +89,7 @@ class Makespan:
     port; both are exact. With fair ports it is `rounded`: the times are the simulator's floats.
     """
 
-    model: str
+    model: Model
     order: str
     seconds: Fraction
     path: tuple[int, ...]
@@ -207,6 +207,22 @@ def check_timing(
     if slow is not None and slow.seconds > allowed_s:
         return _overloaded(transfers, topology, slow, claim_text), makespan
     return _too_long(transfers, makespan, claim_text), makespan
+
+
+def describe_conditions(plan: Plan, topology: Topology, makespan: Makespan) -> str:
+    """What a claim about `makespan` holds under: ports, their order, slots, rates.
+
+    With several slots a port that serves whatever is ready first, as `optcc.simulate` has it, may take another time,
+    which is then given too.
+    """
+    slots = max((channel.slots for channel in plan.channels), default=0)
+    said = f"{makespan.model} ports{_KEPT[makespan.order]}, {slots} slots, on {topology!r}"
+    if makespan.order != "lanes" or slots < 2 or makespan.model == "fair":
+        return said
+    ready = simulate(plan, topology, model=makespan.model).seconds
+    if abs(ready - float(makespan.seconds)) <= 1e-9 * ready:
+        return said
+    return f"{said}; if ports serve what is ready first (optcc simulate), {show_time(ready)}"
 
 
 def _check_topology(plan: Plan, topology: Topology) -> None:

@@ -19,14 +19,14 @@ from optcc.plan import LOCAL_COPY, LOCAL_REDUCE, RECV, RECV_REDUCE, SEND, Channe
 from optcc.schedule import REDUCE
 from optcc.transfers import Transfers
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict
-from optcc.verify.plan import conclude
+from optcc.verify.plan import VERSION, conclude
 from optcc.verify.plan.plan_graph import build_graph
 from optcc.verify.plan.races import HOW, ITSELF, OVERWRITE, READ, WRITE, Causes, find_race
 from optcc.verify.plan.topological_order import pack_edges, topological_order
 
 
 def verify_transfers(transfers: Transfers) -> Verdict:
-    """The verdict on `transfers`; its digest is that of `free_plan`.
+    """The verdict on `transfers`; its digest is that of `free_plan`, which it does not allow to run: it has no seal.
 
     >>> from optcc.passes.bind import bind
     >>> from optcc.passes.depend import depend
@@ -39,7 +39,7 @@ def verify_transfers(transfers: Transfers) -> Verdict:
     properties = dict.fromkeys(PROPERTIES, UNKNOWN) | {"matching": PROVED}
 
     def refuted(found: Counterexample) -> Verdict:
-        return Verdict(plan.digest, properties | {found.property: REFUTED}, found)
+        return Verdict(plan.digest, properties | {found.property: REFUTED}, found, VERSION)
 
     cycle, sequence = _check_cycle(transfers)
     if cycle is not None:
@@ -48,7 +48,7 @@ def verify_transfers(transfers: Transfers) -> Verdict:
     race = _check_races(transfers, sequence)
     if race is not None:
         return refuted(race)
-    return conclude(plan, build_graph(plan), _events(plan, sequence), properties | {"races": PROVED})
+    return conclude(plan, plan.digest, build_graph(plan), _events(plan, sequence), properties | {"races": PROVED})
 
 
 def free_plan(transfers: Transfers) -> Plan:

@@ -392,13 +392,13 @@ from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import ring
 from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verify.plan import verify_plan
 
 rank, n, path, dies = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "dies"
 nics = [HostNic(f"r{i}", f"127.0.{i + 1}.{rank + 1}") for i in range(2)]
 transport = TcpTransport(in_file(path, rank, n, timeout_s=20), nics)
 plan = ring(n, 1 << 20)
-executor = Executor(plan, rank, transport, Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)), deadline_s=20)
+executor = Executor(plan, rank, transport, verify_plan(plan), deadline_s=20)
 recv = np.empty(1 << 18, np.float32)
 try:
     for turn in range(200 if dies else 3):

@@ -26,7 +26,7 @@ from optcc.runtime.nics import HostNic
 from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.tcp import TcpTransport
-from optcc.verdict import PROPERTIES, PROVED, Verdict
+from optcc.verify.plan import verify_plan
 
 given = json.loads(sys.argv[1])
 rank, n, at, fault = given["rank"], given["n_ranks"], given["at"], given["fault"]
@@ -65,7 +65,7 @@ engine = Engine(transport)
 plan = ring(n, 1 << 20)
 prepared = engine.prepare(
     plan,
-    Verdict(plan.digest, dict.fromkeys(PROPERTIES, PROVED)),
+    verify_plan(plan),
     deadline_s=given["deadline_s"],
     kernels=Faulty("float32", "sum"),
 )

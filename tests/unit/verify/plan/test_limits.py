@@ -15,6 +15,7 @@ from optcc.errors import InputError
 from optcc.export import msccl, mscclpp
 from optcc.passes.lower import lower
 from optcc.plan import Channel, Plan
+from optcc.planner import build
 from optcc.runtime.buffers import ALIGNMENT
 from optcc.runtime.transports.mpi import MESSAGE_BYTES_MAX
 from optcc.schedule import COPY
@@ -110,6 +111,15 @@ def messages(count: int, slots: int = 1) -> Plan:
     return hand([(0, 1, 16 * i, 16) for i in range(count)], slots=slots)
 
 
+def nodes(count: int) -> Plan:
+    """`count` messages over 16 channels."""
+    return hand([(0, 1, 16 * i, 16) for i in range(count)], numbers=[i % 16 for i in range(count)])
+
+
+def message_of(size: int) -> Plan:
+    return hand([(0, 1, 0, 16)], size=size)
+
+
 def step_of(chunks: int) -> Plan:
     return hand([(0, 1, 0, 4), (0, 1, 4, 4 * chunks)])
 
@@ -169,6 +179,8 @@ AT_LIMIT: list[tuple[str, str, Callable[[int], Plan], int, int]] = [
     ("msccl-xml", "chunks of a step", step_of, 71, 72),
     ("msccl-xml", "highest chunk offset", offset_of, 2**15 - 1, 2**15),
     ("msccl-xml", "highest chunk offset", scratch_offset_of, 2**15 - 1, 2**15),
+    ("msccl-xml", "XML nodes that a GPU reads", nodes, 4095 - 1 - 2 - 16, 4095 - 1 - 2 - 16 + 1),
+    ("mscclpp-json", "bytes of the message", message_of, 2**31 - 16, 2**31),
     ("mscclpp-json", "channels of a thread block", star_of_ranks, 16, 17),
     ("mscclpp-json", "semaphores of an operation", semaphores, 16, 17),
     ("optcc", "ranks", ranks, 2**16, 2**16 + 1),
@@ -269,3 +281,11 @@ def test_a_size_that_does_not_divide_makes_chunks_small() -> None:
     plan = compile_schedule(ring(n_ranks=4), size_bytes=4 * 1001)
     assert refused(plan, "msccl-xml").summary.startswith("msccl-xml: chunks of a step: 250: must be at most 71")
     assert check_limits(compile_schedule(ring(n_ranks=4), size_bytes=4 * 1000), "msccl-xml") is None
+
+
+def test_what_loaders_have_refused_is_refused() -> None:
+    """Files of plans that fitted all other limits: too many nodes for three loaders, and a size read as int."""
+    sixteen = build("shares", Topology.parse("16@50GB/s"), 2**30).plan
+    assert "XML nodes that a GPU reads: 4783: must be at most 4095" in refused(sixteen, "msccl-xml").summary
+    large = build("direct", Topology.parse("3@50GB/s"), 3 * 2**30, segments=1).plan
+    assert "bytes of the message: 3221225472: must be at most 2147483647" in refused(large, "mscclpp-json").summary
