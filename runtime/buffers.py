@@ -280,3 +280,10 @@ def _address(array: Any) -> int:
             return int(array.ctypes.data)
     interface = getattr(array, "__cuda_array_interface__", None)
     return int(array.ctypes.data if interface is None else interface["data"][0])
+
+
+def carried_bytes(plan: Plan) -> list[int]:
+    """Bytes that each channel carries in a run."""
+    sends = plan.out_channel >= 0
+    carried = np.bincount(plan.out_channel[sends], plan.bytes[sends], minlength=len(plan.channels))
+    return [int(n_bytes) for n_bytes in carried]

@@ -4,8 +4,8 @@
     PersistentPlan   a verified plan made ready: agreed on by all ranks, on channels and slots of its own
     Handle           one run: test, wait, cancel
 
-One file for the three, as each calls the others at every step. `buffers` has a plan's memory, `state` what follows
-from an event; `executor` runs one plan and waits.
+One file for the three, as each calls the others at every step. `buffers` has a plan's memory, `plan_actions` what its
+actions do there, `state` what follows from an event; `executor` runs one plan and waits.
 
 All ranks make plans ready, and begin the runs of each plan, in the same order. The runs of one plan follow each other;
 those of different plans overlap in any way. Progress is made inside `test`, `wait` and `barrier`, for all runs of all
@@ -23,41 +23,37 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 from weakref import ref
 
 import numpy as np
 
 from optcc.collective import check_dtype
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, PlanError, RuntimeFault
-from optcc.plan import Channel, Plan
+from optcc.plan import Plan
+from optcc.runtime.barrier import NEVER, Barrier, Goal
 from optcc.runtime.buffers import (
     COPIED_BYTES_MAX,
-    COPY,
     RECV,
-    REDUCE,
-    REDUCE_FIRST,
-    REDUCE_SLOT,
     SEND,
     Arrays,
     BoundAction,
     PlanBuffers,
     Staging,
+    carried_bytes,
     nature_of,
 )
 from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
+from optcc.runtime.plan_actions import PlanActions
 from optcc.runtime.plan_handshake import agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     EPOCH_NEWS,
-    RECEIVED,
     SENT,
-    Binds,
     Bytes,
     Clock,
     Concludes,
@@ -74,20 +70,10 @@ _NEVER_S = float("inf")
 _CONTROL = 0
 """The group of the channels on which the engines themselves speak."""
 _DEVICE_POLL_S = 50e-6
-_FIRST_BLOCK_BYTES = 1 << 18
 REMEMBERED_ACTIONS_MAX = 128
 REMEMBERED_BYTES_MAX = 1 << 14
 """Of programs up to this size, with no longer messages, the machine's steps are remembered: to compute at once what has
 come delays what has come behind it by a few us at most."""
-
-
-class Goal(Protocol):
-    """What the engine goes on for."""
-
-    @property
-    def done(self) -> bool:
-        """True once it need not go on."""
-        ...
 
 
 class Engine:
@@ -110,8 +96,7 @@ class Engine:
         self._n_groups = _CONTROL + 1
         self._free_groups: list[int] = []
         self._has_begun = False
-        self._control: list[tuple[int, int]] | None = None
-        self._control_events: dict[Event, int] = {}
+        self._barrier = Barrier(transport, _CONTROL)
         # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
         self.look_aside: Callable[[], float] | None = None
         self._aside_s = 0.0
@@ -174,20 +159,12 @@ class Engine:
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """Returns once every rank has called it; runs that are under way go on meanwhile.
 
-        In ceil(log2 n) rounds (Hensgen, Finkel and Manber 1988): in round i each rank tells the rank 2^i after it.
         Raises DeadlineExceeded if some rank has not come within `timeout_s`, and what a run raises.
         """
         self._check_alive()
-        if self._control is None:
-            self._control = self._open_control()
         deadline_s = self._clock.now_s() + timeout_s
-        seen = self._control_events
-        byte = np.zeros(2, dtype=np.uint8)
-        for out, in_ in self._control:
-            wanted = {event: seen.get(event, 0) + 1 for event in ((SENT, out), (RECEIVED, in_))}
-            self.transport.post_recv(in_, byte[:1])
-            self.transport.post_send(out, byte[1:])
-            if not self._drive(_Come(seen, wanted), deadline_s):
+        for goal in self._barrier.rounds():
+            if not self._drive(goal, deadline_s):
                 error = DeadlineExceeded(f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to come")
                 raise self._give_up(error)
 
@@ -201,14 +178,6 @@ class Engine:
         if self._running:
             self.abort(f"closed with {len(self._running)} runs under way")
         self.transport.close()
-
-    def _open_control(self) -> list[tuple[int, int]]:
-        """For each round of a barrier, the channels to the rank that is told and from the one that tells."""
-        n, me = self.n_ranks, self.rank
-        distances = [1 << i for i in range((n - 1).bit_length())]
-        channels = [Channel(rank, (rank + distance) % n, 1) for distance in distances for rank in range(n)]
-        handles = self.transport.open(channels, _CONTROL)
-        return [(handles[i * n + me], handles[i * n + (me - d) % n]) for i, d in enumerate(distances)]
 
     def _check_alive(self) -> None:
         if self.failure is not None:
@@ -265,7 +234,7 @@ class Engine:
     def drive_once(self) -> None:
         """Goes on with every run as far as is possible without waiting; raises as `Handle.test`."""
         if self.failure is None:
-            self._drive(_NEVER, self._clock.now_s())
+            self._drive(NEVER, self._clock.now_s())
 
     def _loop(self, goal: Goal, deadline_s: float) -> bool:
         """Computations first, and only when none is left a wait for events."""
@@ -311,14 +280,14 @@ class Engine:
                 if handle == EPOCH_NEWS:
                     self._aside_s = 0.0
                 else:
-                    self._control_events[event] = self._control_events.get(event, 0) + 1
+                    self._barrier.take(event)
                 continue
             prepared, channel = route
             if prepared.place is not None:
                 prepared.follow_one(prepared.place, event, channel)
             elif kind == SENT:
-                if prepared.lent:
-                    prepared.take_back(handle)
+                if prepared.actions.lent:
+                    prepared.actions.take_back(handle)
                 prepared.go_on(prepared.machine.sent(channel))
             else:
                 prepared.go_on(prepared.machine.arrived(channel))
@@ -396,23 +365,19 @@ class PersistentPlan:
         self.machine = RankMachine(self.program, window)
         # Where a run stands, if the steps are remembered.
         self.place: Place | None = None
-        self.handles = engine.transport.open(plan.channels, group, _carried(plan))
+        self.handles = engine.transport.open(plan.channels, group, carried_bytes(plan))
         self._kernels, self._staging = kernels, staging
-        self._reduce, self._copy = kernels.reduce, kernels.copy
+        self._copy = kernels.copy
         self._is_queued = kernels.mark() is not None
-        self._itemsize = check_dtype(plan.transfers.dtype)
         self._buffers = PlanBuffers(
             *(plan, engine.rank, self.program, self.handles, kernels, staging),
             reads_input=staging is None and not self._is_queued,
             in_order=window == 1,
         )
         self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
-        # Of device memory: where a message lands on its way from a slot, what is being sent from each channel, oldest
-        # first, and what is free for the next.
-        self._longest = max((action.bytes for action in self.program.actions), default=0)
-        self._landing = None if staging is None else staging.device(self._longest)
-        self.lent: dict[int, deque[Bytes]] = {}
-        self._spare: list[Bytes] = []
+        longest = max((action.bytes for action in self.program.actions), default=0)
+        itemsize = check_dtype(plan.transfers.dtype)
+        self.actions = PlanActions(engine.transport, kernels, staging, longest, itemsize, self._then)
         self._bound: list[BoundAction] = []
         self._queue: deque[Handle] = deque()
         self._is_closed = False
@@ -420,7 +385,7 @@ class PersistentPlan:
         # The arrays of the last run, if they are copied: what they were, and how they are.
         self._arranged: tuple[Any, Any, Any, Arrays] | None = None
         self._calls: list[Callable[[], Any]] = []
-        is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and self._longest <= REMEMBERED_BYTES_MAX
+        is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and longest <= REMEMBERED_BYTES_MAX
         if is_small and staging is None and not self._is_queued:
             self._memory = Memory(self.program, window)
 
@@ -509,7 +474,7 @@ class PersistentPlan:
         if tied_to is None or tied_to[0] != arrays.address or tied_to[1] != arrays.source_address:
             self._bound = buffers.tie(arrays)
             if memory is not None:
-                self._calls = [self._call_of(entry) for entry in self._bound]
+                self._calls = [self.actions.as_call(entry) for entry in self._bound]
         engine = self.engine
         engine._has_begun = True
         if not engine._running:
@@ -591,21 +556,10 @@ class PersistentPlan:
         """What the run waits for; see `RankMachine.report`."""
         return (self.machine if self.place is None else self.place.machine).report()
 
-    def take_back(self, handle: int) -> None:
-        """A message has been sent from host memory, which is free for another."""
-        self._spare.append(self.lent[handle].popleft())
-
     def compute(self, entry: BoundAction) -> None:
         """Does a computation that was kept."""
-        code, instruction, target, source = entry
-        if code == REDUCE:
-            self._reduce(target, source)
-        elif code == COPY:
-            self._copy(target, source)
-        elif code == REDUCE_FIRST:
-            self._reduce_first(target, source)
-        else:
-            self._compute_staged(code, target, source)
+        instruction = entry[1]
+        self.actions.compute(entry)
         if self._is_queued:
             self._then(lambda: self.go_on(self.machine.local_done(instruction)))
         else:
@@ -620,7 +574,7 @@ class PersistentPlan:
                 if self._staging is None:
                     transport.post_send(where, view)
                 else:
-                    self._send_staged(where, view)
+                    self.actions.send_staged(where, view)
             elif code == RECV:
                 transport.post_recv(where, view)
             else:
@@ -635,71 +589,3 @@ class PersistentPlan:
             go_on()
         else:
             self.engine._marks.append((self._kernels, mark, go_on))
-
-    def _send_staged(self, handle: int, view: Any) -> None:
-        """Sends from device memory: through host memory, which is taken back once it is sent."""
-        assert self._staging is not None
-        host = self._spare.pop() if self._spare else self._staging.host(self._longest)
-        self.lent.setdefault(handle, deque()).append(host)
-        self._staging.store(host[: view.nbytes], view)
-        self._then(lambda: self.engine.transport.post_send(handle, host[: view.nbytes]))
-
-    def _reduce_first(self, target: Any, both: tuple[Any, Any]) -> None:
-        """target = first op source, block by block, so that what is copied is still in the cache."""
-        first, source = both
-        step = _FIRST_BLOCK_BYTES // self._itemsize
-        for at in range(0, len(target), step):
-            block = slice(at, at + step)
-            self._copy(target[block], first[block])
-            self._reduce(target[block], source[block])
-
-    def _compute_staged(self, code: int, target: Any, slot: Bytes) -> None:
-        """A computation on device memory with what has come into host memory."""
-        assert self._staging is not None and self._landing is not None
-        landing = self._landing[: slot.nbytes]
-        self._staging.load(landing, slot)
-        if code == REDUCE_SLOT:
-            self._reduce(target, self._kernels.view(landing))
-        else:
-            self._copy(target, self._kernels.view(landing))
-
-    def _call_of(self, entry: BoundAction) -> Callable[[], Any]:
-        """An action as a call."""
-        code, where, first, second = entry
-        if code in (SEND, RECV):
-            transport = self.engine.transport
-            if isinstance(transport, Binds):
-                return transport.bind_send(where, first) if code == SEND else transport.bind_recv(where, first)
-            return partial(transport.post_send if code == SEND else transport.post_recv, where, first)
-        if code == REDUCE_FIRST:
-            return partial(self._reduce_first, first, second)
-        assert code in (REDUCE, COPY)
-        bind = self._kernels.bind_reduce if code == REDUCE else self._kernels.bind_copy
-        return bind(first, second)
-
-
-def _carried(plan: Plan) -> list[int]:
-    """Bytes that each channel carries in a run."""
-    sends = plan.out_channel >= 0
-    carried = np.bincount(plan.out_channel[sends], plan.bytes[sends], minlength=len(plan.channels))
-    return [int(n_bytes) for n_bytes in carried]
-
-
-class _Come(NamedTuple):
-    """The goal of a barrier: of each event so many have been seen."""
-
-    seen: dict[Event, int]
-    wanted: dict[Event, int]
-
-    @property
-    def done(self) -> bool:
-        return all(self.seen.get(event, 0) >= count for event, count in self.wanted.items())
-
-
-class _Never:
-    """No goal: the engine goes on as long as it may."""
-
-    done = False
-
-
-_NEVER = _Never()
