@@ -9,6 +9,7 @@ same division by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ PARTS = 1 << 12
 _SHARPNESS = 6
 _STEPS = 300
 _CHANGE_MIN = 1e-6
+_KEPT = 64
+"""Results are kept: all ranks of one process ask for the same, and so does a rank whose NIC
+fails and comes back."""
 
 Pair = tuple[int, int]
 Floats = npt.NDArray[np.float64]
@@ -50,21 +54,40 @@ def divide(
     >>> [[round(part / PARTS, 2) for part in shares[pair]] for pair in [(0, 1), (0, 2)]]
     [[0.33, 0.67], [0.67, 0.33]]
     """
-    pairs = [pair for pair in joined if carried.get(pair, 0) > 0]
+    pairs = tuple(pair for pair in joined if carried.get(pair, 0) > 0)
     if not pairs:
         return {}
+    return dict(
+        _divide(
+            pairs,
+            tuple(carried[pair] for pair in pairs),
+            tuple(tuple(map(tuple, joined[pair])) for pair in pairs),
+            tuple(tuple(map(tuple, nics)) for nics in rates),
+            tuple((paths or {}).items()),
+        )
+    )
+
+
+@lru_cache(_KEPT)
+def _divide(
+    pairs: Sequence[Pair],
+    carried: Sequence[int],
+    joined: Sequence[Sequence[tuple[int, int]]],
+    rates: Sequence[Sequence[tuple[int, int]]],
+    slow_paths: Sequence[tuple[tuple[int, int, int, int], float]],
+) -> Mapping[Pair, tuple[int, ...]]:
     first = np.cumsum([0, *(len(nics) for nics in rates)])
-    rails = [(number, src, dst, *rail) for number, (src, dst) in enumerate(pairs) for rail in joined[src, dst]]
+    rails = [(number, *pairs[number], *rail) for number, each in enumerate(joined) for rail in each]
     pair, src, dst, mine, theirs = np.array(rails, dtype=np.int64).T
     out, in_ = first[src] + mine, first[dst] + theirs
     out_rate, in_rate = (
         np.array([float(nic[side]) for nics in rates for nic in nics]) / max(max(nic) for nics in rates for nic in nics)
         for side in (0, 1)
     )
-    wanted = np.array([float(carried[each]) for each in pairs])
+    wanted = np.array(carried, dtype=np.float64)
     path_rate = None
-    if paths:
-        unit = max(max(nic) for nics in rates for nic in nics)
+    if slow_paths:
+        paths, unit = dict(slow_paths), max(max(nic) for nics in rates for nic in nics)
         path_rate = np.array([paths.get((*pairs[rail[0]], *rail[3:]), np.inf) / unit for rail in rails])
     flow = _settle(pair, out, in_, wanted / wanted.max(), out_rate, in_rate, path_rate)
     shares = flow / np.bincount(pair, flow)[pair]

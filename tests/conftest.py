@@ -76,7 +76,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run if they are asked for; those that measure time or use the host's network, one after the other."""
+    """Slow tests run if they are asked for; those that measure time or use the host's network, one after the other.
+
+    The swarm comes first: it needs no compiled kernel, and so does not compile what another process is about to.
+    """
+    items.sort(key=lambda item: item.path.name != "test_swarm.py")
     for item in items:
         if any(item.get_closest_marker(marker) for marker in ("mpi", "netns", "realtime")) or "tcp" in item.path.name:
             item.add_marker(pytest.mark.xdist_group("host"))

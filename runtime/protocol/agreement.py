@@ -54,8 +54,9 @@ class Epoch(NamedTuple):
 class Agreement:
     """What rank `rank` knows of the epochs; `n_nics` has the NICs of each rank.
 
-    `epoch` is the last one that is agreed on; `to_say` are words for all peers. Where a limit of the words does not
-    hold (`RANKS_MAX`, `NICS_MAX`), nothing is ever proposed.
+    `epoch` is the last one that is agreed on; `wanted` the one that is proposed, if this rank knows all of it and has
+    not said that it is ready; `to_say` are words for all peers. Where a limit of the words does not hold (`RANKS_MAX`,
+    `NICS_MAX`), nothing is ever proposed.
 
     >>> one, other = Agreement(0, [1, 1]), Agreement(1, [1, 1])
     >>> one.propose((((1.0, 1.0),), ((0.5, 1.0),)))
@@ -71,7 +72,7 @@ class Agreement:
 
     __slots__ = (
         *("_epochs", "_is_possible", "_keys", "_left", "_n_ranks", "_proposed", "_ready"),
-        *("next", "rank", "to_say"),
+        *("next", "rank", "to_say", "wanted"),
     )
 
     def __init__(self, rank: int, n_nics: Sequence[int]) -> None:
@@ -88,6 +89,7 @@ class Agreement:
         # Of a rank that has left, the first epoch for which it has not said that it is ready, and its next collective.
         self._left: dict[int, tuple[int, int]] = {}
         self.to_say: list[int] = []
+        self.wanted: Epoch | None = None
 
     # --- collectives
 
@@ -106,9 +108,7 @@ class Agreement:
         self.next += 1
         return self._epochs[0].number
 
-    @property
-    def wanted(self) -> Epoch | None:
-        """The epoch that is proposed, if this rank knows all of it and has not said that it is ready."""
+    def _find_wanted(self) -> Epoch | None:
         number = self.epoch.number + 1
         shares = self._proposed.get(number, {})
         if len(shares) < len(self._keys) or self.rank in self._ready.get(number, {}):
@@ -188,6 +188,7 @@ class Agreement:
         self.to_say.append(word)
         while self._agree():
             pass
+        self.wanted = self._find_wanted()
         return True
 
     def _agree(self) -> bool:

@@ -37,6 +37,8 @@ class Epochs:
         self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
         self.is_on = False
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
+        # The NICs of this rank with connections at the last look.
+        self._used: set[int] = set()
         # Of NICs whose rate is another one than plans are for: which, and since when; in which epoch.
         self._coming: dict[tuple[int, int], tuple[Share, float]] = {}
         self._version = self._rates_in = 0
@@ -47,17 +49,19 @@ class Epochs:
 
     def hear(self, word: int) -> None:
         """A word of a peer."""
-        before = self.agreement.epoch.number, self.agreement.wanted is not None
-        if self.agreement.hear(word):
-            self.spread()
-        if self.is_on and before != (self.agreement.epoch.number, self.agreement.wanted is not None):
+        agreement = self.agreement
+        before = agreement.epoch.number, agreement.wanted is not None
+        if not agreement.hear(word):
+            return
+        self.spread()
+        if self.is_on and before != (agreement.epoch.number, agreement.wanted is not None):
             self._local.tell_news((RECEIVED, EPOCH_NEWS))
 
     def spread(self) -> None:
         """Says to all peers what this rank has to say, and passes on what it has heard."""
-        words, self.agreement.to_say = self.agreement.to_say, []
-        for word in words:
-            self._local.say_to_all(EPOCH_FRAME, word)
+        if self.agreement.to_say:
+            words, self.agreement.to_say = self.agreement.to_say, []
+            self._local.say_to_all(EPOCH_FRAME, words)
 
     def joined(self, connection: Established) -> None:
         """A connection is new: what was said before it was there is said on it."""
@@ -82,12 +86,13 @@ class Epochs:
 
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""
-        n_up = [0] * len(self._was_joined)
-        for connection in self._local.up:
-            n_up[connection.nic] += 1
-        for nic, count in enumerate(n_up):
-            self._was_joined[nic] |= count > 0
-            is_silent = self._was_joined[nic] and not count and any(n_up)
+        used = {connection.nic for connection in self._local.up}
+        if used == self._used:
+            return
+        self._used = used
+        for nic in range(len(self._was_joined)):
+            self._was_joined[nic] |= nic in used
+            is_silent = self._was_joined[nic] and nic not in used and bool(used)
             if is_silent != self._is_silent[nic]:
                 self._is_silent[nic] = is_silent
                 self._rates.note_nic(nic, self._local.nic_up[nic] and not is_silent)

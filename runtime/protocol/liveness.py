@@ -94,10 +94,11 @@ class Connection:
         self._carried = (acked_bytes, report.busy_s, report.open_s)
         self.waiting_bytes = report.in_flight_bytes + unsent
         self.round_trip_s = report.round_trip_s
-        self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
+        if self._gap_s:
+            self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
         self.awaits = bool(report.in_flight_bytes or unsent)
         was_waiting = self._is_waiting
-        has_window = min(unsent, report.segment_bytes) <= window
+        has_window = unsent <= window or report.segment_bytes <= window
         self._is_waiting = bool(report.in_flight_bytes or report.probes or (unsent and has_window))
         if not self._is_waiting or acked_bytes != self._acked_bytes:
             if self._silent_s and acked_bytes != self._acked_bytes:

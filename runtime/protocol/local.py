@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from optcc.errors import RuntimeFault
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
@@ -117,21 +118,29 @@ class LocalRank:
             connection.say(kind, number)
             self.wake(connection)
 
-    def say_to_all(self, kind: int, number: int, but: int = -1) -> None:
-        """Sends a control frame to all peers but one that are connected."""
-        for peer in dict.fromkeys(connection.peer for connection in self.up):
-            if peer != but:
-                self.say(peer, kind, number)
+    def say_to_all(self, kind: int, numbers: Sequence[int], but: int = -1) -> None:
+        """Sends control frames to all peers but one that are connected; see `say`."""
+        by_peer: dict[int, list[Established]] = {}
+        for connection in self.up:
+            by_peer.setdefault(connection.peer, []).append(connection)
+        by_peer.pop(but, None)
+        for connection in chain.from_iterable(by_peer.values()):
+            for number in numbers:
+                connection.say(kind, number)
+            self.wake(connection)
 
     # --- time
 
     def look_within(self, seconds: float) -> None:
         """The next tick is due within this time."""
-        self.next_tick_s = min(self.next_tick_s, self.now_s + seconds)
+        at_s = self.now_s + seconds
+        if at_s < self.next_tick_s:
+            self.next_tick_s = at_s
 
     def watch_within(self, seconds: float) -> None:
         """During a tick: the next sample is due within this time."""
-        self.watch_s = min(self.watch_s, seconds)
+        if seconds < self.watch_s:
+            self.watch_s = seconds
 
     # --- pairs of ranks
 

@@ -242,7 +242,7 @@ class Rates:
 
     def _say(self, which: tuple[int, int], but: int = -1) -> None:
         """Tells all peers but one the last word on a NIC."""
-        self._local.say_to_all(RATE_FRAME, self._words[which].number, but)
+        self._local.say_to_all(RATE_FRAME, [self._words[which].number], but)
 
     def tell(self, peer: int) -> None:
         """Tells a peer the rates of all NICs that are, or were, below what is declared."""

@@ -35,32 +35,41 @@ class SimulatedClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Timer]] = []
+        self._events: list[tuple[float, int, Timer | Callable[[], None]]] = []
         self._n_planned = 0
         self._ends = False
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Plans an event."""
-        timer = Timer(self.now_s + seconds, action)
+        at_s = self.now_s + seconds
+        timer = Timer(at_s, action)
         self._n_planned += 1
-        heappush(self._events, (timer.at_s, self._n_planned, timer))
+        heappush(self._events, (at_s, self._n_planned, timer))
         return timer
+
+    def plan(self, seconds: float, action: Callable[[], None]) -> None:
+        """Plans an event that is never cancelled."""
+        self._n_planned += 1
+        heappush(self._events, (self.now_s + seconds, self._n_planned, action))
 
     def step(self, until_s: float) -> bool:
         """Lets the next event happen, if there is one by then."""
-        if not self._events or self._events[0][0] > until_s:
-            self.now_s = max(self.now_s, until_s)
-            return False
-        self.now_s, _, timer = heappop(self._events)
-        action, timer.action = timer.action, None
-        if action is not None:
-            action()
-        return True
+        return self.run(until_s, 1) == 1
 
     def run(self, until_s: float, n_events_max: int | None = None) -> int:
         """Lets everything happen until then, until `end` is called or until there were too many events; how many."""
-        n_events, self._ends = 0, False
-        while n_events != n_events_max and not self._ends and self.step(until_s):
+        events, n_events, self._ends = self._events, 0, False
+        while n_events != n_events_max and not self._ends:
+            if not events or events[0][0] > until_s:
+                self.now_s = max(self.now_s, until_s)
+                break
+            self.now_s, _, event = heappop(events)
+            if isinstance(event, Timer):
+                action, event.action = event.action, None
+                if action is not None:
+                    action()
+            else:
+                event()
             n_events += 1
         return n_events
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
@@ -74,12 +75,16 @@ class SimulatedHost:
 
     def look_at(self, at_s: float) -> None:
         """The process looks at its connections at this time, or as soon as it is not busy."""
+        look = self._look
+        if look is not None and look.at_s <= at_s:
+            return
         clock = self.network.clock
         at_s = max(at_s, clock.now_s, self.busy_to_s, self._turned_s + self._turn_s)
-        if self._look is None or at_s < self._look.at_s:
-            if self._look is not None:
-                self._look.cancel()
-            self._look = clock.after(at_s - clock.now_s, self._turn)
+        if look is not None:
+            if at_s >= look.at_s:
+                return
+            look.cancel()
+        self._look = clock.after(at_s - clock.now_s, self._turn)
 
     def _wake_at(self, at_s: float) -> None:
         """The process looks at this time, and not at the one that was asked for before.
@@ -121,16 +126,18 @@ class SimulatedHost:
             return
         self._turned_s = now_s
         endpoint = self.endpoint
-        endpoint.now_s = self.now_s
-        for nic, is_up in self._pending_nics:
-            endpoint.nic_changed(nic, is_up)
-        self._pending_nics.clear()
-        ready, self._ready = self._ready, {}
-        self._has_acted |= bool(ready)
-        for connection in ready:
-            self._attend(connection)
+        endpoint.now_s = now_s
+        if self._pending_nics:
+            for nic, is_up in self._pending_nics:
+                endpoint.nic_changed(nic, is_up)
+            self._pending_nics.clear()
+        if self._ready:
+            ready, self._ready = self._ready, {}
+            self._has_acted = True
+            for connection in ready:
+                self._attend(connection)
         self.flush()
-        if self.now_s >= endpoint.next_tick_s:
+        if now_s >= endpoint.next_tick_s:
             for connection in endpoint.watched():
                 end: End | None = connection.wire
                 connection.kernel = end.outgoing.report() if end is not None else _SYN_SENT
@@ -142,15 +149,17 @@ class SimulatedHost:
                 self.ticked()
         self.wakes()
         if not self.is_stopped:
-            endpoint.reports.release_late(self.now_s)
+            reports = endpoint.reports
+            reports.release_late(now_s)
             self.flush()
-            self._wake_at(min(endpoint.next_tick_s, endpoint.reports.hold_to_s))
+            tick_s, hold_s = endpoint.next_tick_s, reports.hold_to_s
+            self._wake_at(tick_s if tick_s < hold_s else hold_s)
 
     def flush(self) -> None:
         """Writes what waits, and carries out what the protocol asks for."""
         endpoint = self.endpoint
         endpoint.now_s = self.network.clock.now_s
-        if endpoint.has_to_write():
+        if endpoint.to_send or endpoint.to_report:
             endpoint.look_within(WATCH_S)
             while (connection := endpoint.next_to_write()) is not None:
                 self.write(connection)
@@ -209,17 +218,14 @@ class SimulatedHost:
 
     def _mark(self, connection: Connection) -> None:
         self._ready[connection] = None
-        self.look_at(self.now_s)
+        self.look_at(self.network.clock.now_s)
 
     # --- connections
 
     def _adopt(self, connection: Connection, end: End) -> None:
         connection.wire = end
-        end.watch(
-            lambda: self._mark(connection),
-            lambda: self._mark(connection),
-            lambda: self._was_reset(connection),
-        )
+        mark = partial(self._mark, connection)
+        end.watch(mark, mark, partial(self._was_reset, connection))
         self._mark(connection)
 
     def _was_reset(self, connection: Connection) -> None:

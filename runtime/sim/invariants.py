@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from optcc.failover import DATA, NOWHERE, Event, is_fresh
 from optcc.runtime.protocol.channel import SendChannel
@@ -37,16 +37,17 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
 
 
 def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
+    is_used = [outbound._is_used(rail) for rail in range(len(outbound.rails))]
     for k, channel in outbound._channels.items():
         sender = channel.sender
         if len(sender.out) > window:
             yield f"channel {k}: {len(sender.out)} chunks are out, window {window}"
         if len(channel.chunks) != channel.posted - sender.acked:
             yield f"channel {k}: {len(channel.chunks)} chunks are kept of {sender.acked} to {channel.posted}"
-        used = [outbound._is_used(rail) for rail in channel.rails]
-        if [bool(sender.up >> virtual & 1) for virtual in range(len(used))] != used:
-            yield f"channel {k}: the table has {sender.up:b} up, used are {used}"
-        if sender.stalled and any(outbound._is_used(rail) for rail in range(len(outbound.rails))):
+        used = _bits([is_used[rail] for rail in channel.rails])
+        if sender.up & (1 << len(channel.rails)) - 1 != used:
+            yield f"channel {k}: the table has {sender.up:b} up, used are {used:b}"
+        if sender.stalled and any(is_used):
             yield f"channel {k}: stalled, and a rail is used"
     for connection in outbound.connections:
         if connection.is_avoided and connection._queue:
@@ -54,29 +55,33 @@ def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
         for owner, number, epoch, view in connection._queue:
             if view is None or owner.is_stale(number, epoch) or not isinstance(owner, SendChannel):
                 continue
-            virtual = owner.sender.out[number - owner.sender.acked]
+            virtual = owner.sender.out[number - owner.acked]
             if virtual != NOWHERE and owner.rails[virtual] != connection.rail:
                 yield f"channel {owner.k}: chunk {number} of rail {owner.rails[virtual]} waits for {connection.rail}"
         if len(connection._queue) > 2 * (window + 1) * len(outbound._channels):
             yield f"{len(connection._queue)} chunks wait for one connection"
 
 
+def _bits(flags: Sequence[bool]) -> int:
+    """A number with these bits, the lowest first."""
+    return sum(1 << position for position, flag in enumerate(flags) if flag)
+
+
 def _of_inbound(inbound: Inbound) -> Iterator[str]:
-    used = [
-        connection is not None and not connection.is_avoided
-        for connection in (inbound.connections[rail] for rail in inbound._rails)
-    ]
+    connections = [inbound.connections[rail] for rail in inbound._rails]
+    used = _bits([each is not None and not each.is_avoided for each in connections])
     for k, channel in inbound._channels.items():
         receiver = channel.receiver
-        if [bool(receiver.up >> virtual & 1) for virtual in range(len(used))] != used:
-            yield f"channel {k}: the table has {receiver.up:b} up, used are {used}"
+        if receiver.up & (1 << len(connections)) - 1 != used:
+            yield f"channel {k}: the table has {receiver.up:b} up, used are {used:b}"
         if len(channel.slots) != channel.posted - receiver.delivered and receiver.delivered <= channel.posted:
             yield f"channel {k}: {len(channel.slots)} slots of {receiver.delivered} to {channel.posted}"
         if receiver.delivered > channel.posted:
             yield f"channel {k}: {receiver.delivered} chunks are delivered into {channel.posted} slots"
-        early = [len(chunk) for chunk in channel.early.values()]
-        if len(early) > EARLY_CHUNKS_MAX or any(n_bytes > EAGER_BYTES for n_bytes in early):
-            yield f"channel {k}: early chunks of {early} B are kept"
+        if channel.early:
+            early = [len(chunk) for chunk in channel.early.values()]
+            if len(early) > EARLY_CHUNKS_MAX or any(n_bytes > EAGER_BYTES for n_bytes in early):
+                yield f"channel {k}: early chunks of {early} B are kept"
         for number, connection in channel.arriving.items():
             if connection.is_closed:
                 yield f"channel {k}: chunk {number} counts as coming over a connection that was given up"

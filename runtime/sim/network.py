@@ -125,15 +125,15 @@ class SimulatedNetwork:
             if given_up[0]:
                 return
             if self._passes(src, dst) and self._passes(dst, src):
-                self.clock.after(2 * self.latency_s, answer)
+                self.clock.plan(2 * self.latency_s, answer)
             elif tries < _SYN_TRIES:
-                self.clock.after(SYN_RTO_S * 2**tries, lambda: knock(tries + 1))
+                self.clock.plan(SYN_RTO_S * 2**tries, lambda: knock(tries + 1))
 
         def answer() -> None:
             if given_up[0]:
                 return
             if not (self._passes(src, dst) and self._passes(dst, src)):
-                self.clock.after(SYN_RTO_S, lambda: knock(1))
+                self.clock.plan(SYN_RTO_S, lambda: knock(1))
             elif dst.refuses or dst.rank not in self.accept:
                 refused()
             else:
@@ -145,7 +145,7 @@ class SimulatedNetwork:
         def give_up() -> None:
             given_up[0] = True
 
-        self.clock.after(0.0, lambda: knock(0))
+        self.clock.plan(0.0, lambda: knock(0))
         return give_up
 
     def reset(self, flow: Flow) -> None:
@@ -155,7 +155,7 @@ class SimulatedNetwork:
         """
         if self._passes(flow.src, flow.dst):
             queue_s = max(self.clock.now_s, flow.src.out_free_s, flow.dst.in_free_s) - self.clock.now_s
-            self.clock.after(queue_s + self.latency_s, lambda: self._come_reset(flow))
+            self.clock.plan(queue_s + self.latency_s, lambda: self._come_reset(flow))
 
     def _come_reset(self, flow: Flow) -> None:
         if self._passes(flow.src, flow.dst):
@@ -167,7 +167,7 @@ class SimulatedNetwork:
         """Both ends of one connection find it reset."""
         for each in (flow, flow.partner):
             each.kill()
-            self.clock.after(self.latency_s, each.on_reset)
+            self.clock.plan(self.latency_s, each.on_reset)
 
     def reset_over(self, nic: SimulatedNic) -> None:
         """Both ends of all connections over a NIC find them reset."""
@@ -175,7 +175,7 @@ class SimulatedNetwork:
         for stream in list(streams):
             stream.kill()
             for flow in stream.flows:
-                self.clock.after(self.latency_s, flow.on_reset)
+                self.clock.plan(self.latency_s, flow.on_reset)
         streams.clear()
 
     # --- segments
@@ -187,10 +187,10 @@ class SimulatedNetwork:
         when it has left, and only spaces the following ones. Segments are small, so the sustained rates are the same.
         """
         src, dst, now_s = flow.src, flow.dst, self.clock.now_s
-        if src in self.triggers and data:
+        if self.triggers and data and src in self.triggers:
             for trigger in list(self.triggers[src]):
                 trigger(data[0], flow)
-        if not src.sends():
+        if not (src.is_up and src.out_open):
             return
         size = len(data) + _HEADER_BYTES
         left_s = max(now_s, src.out_free_s) + size / src.out_rate
@@ -210,18 +210,18 @@ class SimulatedNetwork:
         fails = src.fails + dst.fails
 
         def comes() -> None:
-            self.clock.after(_enter(dst, left_s, size) + self.latency_s - left_s, arrives)
+            self.clock.plan(_enter(dst, left_s, size) + self.latency_s - left_s, arrives)
 
         def arrives() -> None:
-            if fails != src.fails + dst.fails or not (src.sends() and dst.receives()):
+            if fails != src.fails + dst.fails or not (src.is_up and src.out_open and dst.is_up and dst.in_open):
                 self.n_lost += 1
             else:
                 flow.arrive(start, data, is_fin)
 
         if self._in_turn:
-            self.clock.after(left_s - now_s, comes)
+            self.clock.plan(left_s - now_s, comes)
         else:
-            self.clock.after(came_s + self.latency_s - now_s, arrives)
+            self.clock.plan(came_s + self.latency_s - now_s, arrives)
 
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""
@@ -233,10 +233,10 @@ class SimulatedNetwork:
             if self._passes(flow.dst, flow.src):
                 flow.take_ack(arrived)
 
-        self.clock.after(self.latency_s, comes)
+        self.clock.plan(self.latency_s, comes)
 
     def _passes(self, src: SimulatedNic, dst: SimulatedNic) -> bool:
-        return src.sends() and dst.receives()
+        return src.is_up and src.out_open and dst.is_up and dst.in_open
 
     # --- faults
 
@@ -251,7 +251,7 @@ class SimulatedNetwork:
             if nic.is_up == is_up and nic.rank in self.told:
                 self.told[nic.rank](nic.number, is_up)
 
-        self.clock.after(self.rng.random() * REPORT_S, report)
+        self.clock.plan(self.rng.random() * REPORT_S, report)
 
     def set_open(self, nic: SimulatedNic, *, out: bool, in_: bool) -> None:
         """A blackhole begins or ends; nobody is told."""
@@ -261,5 +261,6 @@ class SimulatedNetwork:
 
 def _enter(nic: SimulatedNic, came_s: float, size: int) -> float:
     """When a segment that comes then is through a NIC's in port."""
-    nic.in_free_s = max(came_s, nic.in_free_s + size / nic.in_rate)
+    free_s = nic.in_free_s + size / nic.in_rate
+    nic.in_free_s = came_s if came_s > free_s else free_s
     return nic.in_free_s

@@ -147,6 +147,9 @@ class Flow:
         """Sends segments as far as the window goes."""
         if self.is_dead or self.partner.is_gone:
             return
+        if self.acked == self.written and not self.fin:
+            # Nothing waits, which is so after most acknowledgements.
+            return
         network = self._network
         while self.sent < self.written:
             n_bytes = min(self.written - self.sent, network.segment_bytes, self.read + self.room_bytes - self.sent)
@@ -230,7 +233,7 @@ class Flow:
             self._network.reset(self.partner)
             return
         if start <= self.arrived < start + len(data):
-            fresh = data[self.arrived - start :]
+            fresh = data[self.arrived - start :] if start < self.arrived else data
             self.arrived += len(fresh)
             self.inbox.append(fresh)
             self._network.acknowledge(self)
@@ -251,8 +254,9 @@ class Flow:
         n_bytes = self.arrived - self.read
         if not n_bytes:
             return False
-        is_full = self.room_bytes - n_bytes < self._network.segment_bytes
-        return n_bytes >= self.low_water or self.fin_arrived or is_full
+        if n_bytes >= self.low_water or self.fin_arrived:
+            return True
+        return self.room_bytes - n_bytes < self._network.segment_bytes
 
     def take(self, into: Sequence[memoryview]) -> int:
         """Reads into some views; how many bytes."""

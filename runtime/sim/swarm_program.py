@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -87,7 +86,7 @@ class SwarmProgram:
         self._exchange: Exchange | None = None
         self._phase = "begin"
         self._watched_s = self._watched_to_s = 0.0
-        # Slots of the channels to a peer; the last word about a connection.
+        # Slots of the channels by peer and number; the last word about each connection.
         self._known: dict[object, int] = {}
         # The rail of each proposal that is out, by the state that would have to change to move it.
         self._proposals: dict[object, int] = {}
@@ -278,10 +277,11 @@ class SwarmProgram:
 
     def _take_events(self) -> bool:
         """True if there were any."""
-        events = self.host.endpoint.poll_events()
-        for peer, inbound in self.host.endpoint.inbounds.items() if events else ():
+        endpoint = self.host.endpoint
+        events = endpoint.poll_events()
+        for peer, inbound in endpoint.inbounds.items() if events else ():
             for channel in inbound._channels.values():
-                if channel.receiver.delivered > channel.told and not inbound.owes_report:
+                if channel.delivered > channel.told and not inbound.owes_report:
                     raise Violation(f"rank {self.host.rank}: what it owes rank {peer} is forgotten")
         for kind, handle in events:
             if handle == EPOCH_NEWS:
@@ -304,10 +304,9 @@ class SwarmProgram:
             self._n_left -= 1
             if self.swarm.rng.random() < self.swarm.scenario.pauses:
                 self.host.compute(self.swarm.rng.choice((0.001, 0.02, 0.15)))
-        endpoint = self.host.endpoint
         if all(end.posted == end.reported for end in self.ends.values()):
             for peer, inbound in endpoint.inbounds.items():
-                is_owed = any(channel.receiver.delivered > channel.told for channel in inbound._channels.values())
+                is_owed = any(channel.delivered > channel.told for channel in inbound._channels.values())
                 # What is to be written, or will be once a rail is up, is not held back.
                 if is_owed and inbound.is_joined() and not endpoint.to_report.keys() & set(inbound.connections):
                     raise Violation(f"rank {self.host.rank}: waits for nothing, and owes rank {peer} a report")
@@ -353,19 +352,16 @@ class SwarmProgram:
     def _check_overtaken(self) -> None:
         """What is known only grows: words that were overtaken on another connection change nothing."""
         endpoint = self.host.endpoint
-        slots = (
-            ((peer, k), f"slots of channel {k} to rank {peer}", channel.slots)
-            for peer, outbound in endpoint.outbounds.items()
-            for k, channel in outbound._channels.items()
-        )
-        words = (
-            ((connection, 0), f"words about a connection of rank {connection.peer}", connection.doubts_heard)
-            for connection in endpoint.up
-        )
-        for key, what, count in itertools.chain(slots, words):
-            if count < self._known.get(key, 0):
-                raise Violation(f"rank {self.host.rank}: {what}: {self._known[key]} were known, and now {count}")
-            self._known[key] = count
+        known = self._known
+        counts: dict[object, int] = {connection: connection.doubts_heard for connection in endpoint.up}
+        for peer, outbound in endpoint.outbounds.items():
+            for k, channel in outbound._channels.items():
+                counts[peer, k] = channel.slots
+        for key, count in counts.items():
+            if count < known.get(key, 0):
+                what = f"slots of channel {key}" if isinstance(key, tuple) else "words about a connection"
+                raise Violation(f"rank {self.host.rank}: {what}: {known[key]} were known, and now {count}")
+        known.update(counts)
 
     def _check_proposals(self) -> None:
         """A proposal stays on the rail that carries it until a connection changes or the sender's timer fires."""

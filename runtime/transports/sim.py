@@ -95,6 +95,8 @@ class SimNetwork:
             )
             for rank in range(self.n_ranks)
         ]
+        for rank, host in enumerate(self.hosts):
+            host.wakes = partial(self._look, rank)
         self._plan_faults(nic_faults, rates)
         # A rank that waits: what for, and until when. One rank at a time runs: from when its gate opens until it waits.
         self._waits: dict[int, tuple[Callable[[], bool], float]] = {}
@@ -169,7 +171,12 @@ class SimNetwork:
                     del self._waits[rank]
                     self._gates[rank].set()
                     return
-            clock.step(min(until_s for _, until_s in self._waits.values()))
+            clock.run(min(until_s for _, until_s in self._waits.values()))
+
+    def _look(self, rank: int) -> None:
+        """A rank's host has looked at its connections: only then may what the rank waits for have come."""
+        if rank in self._waits and self._waits[rank][0]():
+            self.network.clock.end()
 
 
 class SimClock:

@@ -28,6 +28,8 @@ from tests.differential.mutants import (
 )
 from tests.differential.naive_verifier import ITEM_BYTES, TooManyStates, naive_verify
 
+pytestmark = pytest.mark.xdist_group("mutants")
+"""One process judges what several tests look at."""
 STATES_MAX = 100_000
 
 

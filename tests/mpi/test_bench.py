@@ -38,15 +38,14 @@ def test_ours_and_the_librarys_own_are_exact_side_by_side(tmp_path: Path) -> Non
     assert list((tmp_path / "optcc").rglob("*.json")), "proofs are kept for the next run"
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_every_collective_is_exact_beside_the_librarys_own(collective: str, tmp_path: Path) -> None:
-    words = ("bench", "--collective", collective, "-r", "2", "-b", "40004", "-n", "2", "-o", "avg", "--json")
-    both = ("--schedule", SCHEDULE_OF[collective], "--peer", "mpi")
-    done = mpirun("-n", "3", *OPTCC, *words, "--transport", "tcp", *both, cache=tmp_path)
-    assert done.returncode == 0, done.stderr
-    ours, peer = json.loads(done.stdout)["results"]
-    assert ours["out_of_place"]["nwrong"] == ours["in_place"]["nwrong"] == peer["out_of_place"]["nwrong"] == 0
-    assert (peer["in_place"] is None) == (collective == "reducescatter")
+def test_every_collective_is_exact_beside_the_librarys_own(tmp_path: Path) -> None:
+    words = ("-r", "2", "-b", "40004", "-n", "2", "-o", "avg", "--json", "--transport", "tcp", "--peer", "mpi")
+    benches = [["--collective", each, "--schedule", SCHEDULE_OF[each], *words] for each in COLLECTIVES]
+    for collective, told in zip(COLLECTIVES, told_by(tmp_path, 3, benches, timeout_of(3)), strict=True):
+        ours, peer = told["results"]
+        assert (told["config"]["collective"], peer["schedule"]) == (collective, "mpi")
+        assert ours["out_of_place"]["nwrong"] == ours["in_place"]["nwrong"] == peer["out_of_place"]["nwrong"] == 0
+        assert (peer["in_place"] is None) == (collective == "reducescatter")
 
 
 def test_a_topology_of_other_ranks_is_bad_input(tmp_path: Path) -> None:
@@ -77,12 +76,17 @@ def grid(cache: Path, ranks: int, *words: str) -> list[dict[str, Any]]:
 
 
 def grids(cache: Path, ranks: int, benches: Sequence[Sequence[str]], size_bytes: int = 0) -> list[list[dict[str, Any]]]:
-    """The same for several benches in one start: to start eight Pythons takes longer than most of them."""
-    words = json.dumps([[*BOTH, *bench] for bench in benches])
-    limit_s = timeout_of(ranks, size_bytes)
+    """The same for several benches."""
+    all_told = told_by(cache, ranks, [[*BOTH, *bench] for bench in benches], timeout_of(ranks, size_bytes))
+    return [rows_of(told) for told in all_told]
+
+
+def told_by(cache: Path, ranks: int, benches: Sequence[Sequence[str]], limit_s: float) -> list[dict[str, Any]]:
+    """What several benches tell, in one start: to start the Pythons takes longer than most of them."""
+    words = json.dumps(benches)
     done = mpirun("-n", str(ranks), sys.executable, "-c", ALL_IN_ONE, words, cache=cache, timeout_s=limit_s)
     assert done.returncode == 0, done.stderr
-    found = [rows_of(json.loads(text)) for text in done.stdout.split(END)[:-1]]
+    found = [json.loads(text) for text in done.stdout.split(END)[:-1]]
     assert len(found) == len(benches)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -35,10 +36,17 @@ def named(match: re.Match[str]) -> set[Path]:
     return {ROOT / f"{folder}{name}.py" for name in (several or one).split(",")}
 
 
+@cache
+def imports() -> nx.DiGraph:
+    """What each module imports; `optcc` itself only re-exports."""
+    return imports_between(
+        {name: path.read_text(encoding="utf-8") for name, path in modules().items() if name != "optcc"}
+    )
+
+
 def rests_on(*names: str) -> set[Path]:
-    """The files of these modules and of all that they import; `optcc` itself only re-exports."""
-    paths = modules()
-    graph = imports_between({name: path.read_text(encoding="utf-8") for name, path in paths.items() if name != "optcc"})
+    """The files of these modules and of all that they import."""
+    paths, graph = modules(), imports()
     return {paths[each] for name in names for each in (name, *nx.descendants(graph, name))}
 
 

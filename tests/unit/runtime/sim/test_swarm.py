@@ -11,7 +11,7 @@ import pytest
 
 from optcc.runtime import sim
 from optcc.runtime.sim.recorder import Recorder
-from optcc.runtime.sim.scenario import Scenario, make_scenario
+from optcc.runtime.sim.scenario import make_scenario
 from optcc.runtime.sim.swarm import Swarm, run_seed
 
 SEEDS, BLOCK_SEEDS = 2000, 100
@@ -43,7 +43,7 @@ rarer than those, one seed; and of three mistakes of the simulation itself, a se
 """
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK_SEEDS))
+@pytest.mark.parametrize("first", range(SAMPLE_SEEDS, SEEDS, BLOCK_SEEDS))
 def test_no_promise_is_broken(first: int) -> None:
     # A violation names its seed; python -m optcc.experiments.swarm --seed N --trace tells its story.
     assert sum(run_seed(seed).n_events for seed in range(first, first + BLOCK_SEEDS)) > BLOCK_SEEDS
@@ -55,16 +55,17 @@ def test_what_a_seed_once_found_stays_mended(seed: int) -> None:
 
 
 @cache
-def sample() -> tuple[list[Scenario], Counter[str]]:
-    scenarios, counts = [make_scenario(seed) for seed in range(SAMPLE_SEEDS)], Counter[str]()
-    for scenario in scenarios:
-        swarm = Swarm(scenario)
+def sample() -> Counter[str]:
+    """The first seeds, which break no promise either; how often what happens in them."""
+    counts = Counter[str]()
+    for seed in range(SAMPLE_SEEDS):
         with Recorder() as recorder:
-            swarm.run()
+            run_seed(seed)
         counts += recorder.counts
-    return scenarios, counts
+    return counts
 
 
+@pytest.mark.xdist_group("swarm sample")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -89,7 +90,7 @@ def sample() -> tuple[list[Scenario], Counter[str]]:
     ],
 )
 def test_it_happens_in_the_sample(kind: str) -> None:
-    assert sample()[1][kind] > 0
+    assert sample()[kind] > 0
 
 
 def test_the_scenarios_differ_in_all_that_they_should() -> None:
