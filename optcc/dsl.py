@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Rational
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -326,7 +326,20 @@ class Program:
         return ScheduleError(f"{Path(self.source).name}:{line}: {message}" if line else message)
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Configure = Callable[[Topology], Mapping[str, Any]]
+
+
+PURE = "__optcc_pure__"
+
+
+def pure(function: F) -> F:
+    """Declares that a helper of schedules changes nothing, and returns the same for the same arguments.
+
+    `optcc verify --all-ranks` need not read such a helper, and says that it has assumed this.
+    """
+    setattr(function, PURE, True)
+    return function
 
 
 def any_flat(topology: Topology) -> Mapping[str, Any]:

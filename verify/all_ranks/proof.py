@@ -28,7 +28,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -36,7 +36,7 @@ import numpy as np
 
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
-from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, ScheduleError, TopologyError
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, ScheduleError, SolverError, TopologyError
 from optcc.schedule import REDUCE, Schedule
 from optcc.show import Card, Shown
 from optcc.topology import Topology
@@ -53,7 +53,7 @@ from optcc.verify.all_ranks.symbolic import (
     holds,
     transfers_of,
 )
-from optcc.verify.all_ranks.symbolic_interpreter import TAKEN_AT_THEIR_WORD, read
+from optcc.verify.all_ranks.symbolic_interpreter import read
 from optcc.verify.all_ranks.symbolic_values import Opaque
 from optcc.verify.plan import verify_plan
 from optcc.verify.smt import Checked, Sat
@@ -89,9 +89,13 @@ class AllRanks(Shown):
     reached: str = ""
 
     def __post_init__(self) -> None:
-        assert (self.verdict == REFUTED) == (self.counterexample is not None) == (self.smallest_p is not None)
-        assert self.verdict != PROVED or (self.lemmas and all(lemma.proved for lemma in self.lemmas))
-        assert (self.verdict == UNKNOWN) == bool(self.reached)
+        refuted = self.verdict == REFUTED
+        if refuted != (self.counterexample is not None) or refuted != (self.smallest_p is not None):
+            raise AssertionError(f"{self.verdict}: {self.counterexample}")
+        if self.verdict == PROVED and not (self.lemmas and all(lemma.proved for lemma in self.lemmas)):
+            raise AssertionError("proved by lemmas that are not")
+        if (self.verdict == UNKNOWN) != bool(self.reached):
+            raise AssertionError(f"{self.verdict}: {self.reached}")
 
     @property
     def exit_code(self) -> int:
@@ -181,7 +185,19 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
     `gpus`, a number, ranges over GPUs per server; `stragglers` over single servers; `order`, and `rates` with `gpus`,
     are arbitrary. A parameter of another name has its default value, if it has one.
     """
-    names = set(list(inspect.signature(definition.function).parameters)[1:])
+    parameters = inspect.signature(definition.function).parameters
+    names = set(list(parameters)[1:])
+    found = _cases(names)
+    given = {name for covered in found for name, _ in covered.case.values}
+    others = [f"{name} = {parameters[name].default!r}" for name in parameters if name in names - given]
+    if not others:
+        return found
+    said = f", with {', '.join(others)}"
+    return tuple(replace(each, case=replace(each.case, name=each.case.name + said)) for each in found)
+
+
+def _cases(names: set[str]) -> tuple[Covered, ...]:
+    """The cases for these names of parameters."""
     if "stragglers" in names:
         return _straggler_cases("gpus" in names)
     p = Term.var("p")
@@ -375,7 +391,7 @@ def _build(definition: Definition, instance: Instance, segments: int) -> Schedul
 
 
 def _check(definition: Definition, instance: Instance, segments: int) -> bool:
-    """True if it was judged, False if it has too many transfers; raises _Refuted if it is wrong."""
+    """True if it was proved, False if it has too many transfers; raises _Refuted if it is wrong."""
     schedule = _build(definition, instance, segments)
     if len(schedule) > TRANSFERS_MAX:
         return False
@@ -383,14 +399,13 @@ def _check(definition: Definition, instance: Instance, segments: int) -> bool:
     verdict = verify_plan(compile_schedule(schedule, size_bytes=8 * chunks))
     if verdict.counterexample is not None:
         raise _Refuted(instance.n_ranks, verdict.counterexample)
-    assert verdict.verdict == PROVED, verdict
-    return True
+    return verdict.verdict == PROVED
 
 
 def _prove_case(
     definition: Definition, covered: Covered, p_checked: int, stop_at: float
 ) -> tuple[list[InductionLemma], list[str]]:
-    """The lemmas of a case, and the helpers that they assume.
+    """The lemmas of a case, and what they assume.
 
     Raises OutsideSubset or ProofStops.
     """
@@ -398,7 +413,7 @@ def _prove_case(
     _check_shares(reading)
     label = f"{covered.case.name}: "
     lemmas = [_consistent(reading, label), _compared(definition, covered, reading, p_checked, label)]
-    assumptions = [f"{name} {TAKEN_AT_THEIR_WORD[name]}" for name in reading.helpers]
+    assumptions = list(reading.assumed)
     if any(isinstance(node, Along) for node in reading.nodes()):
         words = check_along(reading, definition.collective)
         lemmas.append(InductionLemma(f"{label}trees", words, Checked(words, "read from the source"), 0.0))
@@ -442,14 +457,18 @@ def _consistent(reading: Reading, label: str) -> InductionLemma:
     if not isinstance(lemma.answer, Sat):
         raise ProofStops(f"{name}: {lemma.answer}")
     values = {str(key[0]): int(value) for key, value in lemma.answer.values.items()}
-    assert all(holds(fact, values) for fact in facts), f"z3: {values}: are no such numbers of ranks"
+    if not all(holds(fact, values) for fact in facts):
+        raise SolverError(f"z3: {values}: are no such numbers of ranks")
     example = ", ".join(f"{name} = {value}" for name, value in values.items()) or "2 ranks"
     statement = f"there are such numbers of ranks: {example}"
     return InductionLemma(name, statement, Checked(statement, "the numbers were put in"), lemma.seconds)
 
 
 def _compared(definition: Definition, covered: Covered, reading: Reading, p_max: int, label: str) -> InductionLemma:
-    """The lemma that the symbolic program has the transfers that the function writes; asserts it for many sizes."""
+    """The lemma that the symbolic program has the transfers that the function writes, compared for many sizes.
+
+    Raises ProofStops at a difference: the function is read wrongly.
+    """
     started = time.perf_counter()
     count = largest = 0
     for p, instance, sizes in _sizes(definition, covered, p_max):
@@ -460,9 +479,13 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
             else:
                 columns = (schedule.src, schedule.dst, schedule.op, schedule.segment, schedule.section)
                 written = np.stack(columns, axis=1)
-                found = np.array(transfers_of(reading, sizes, segments), dtype=np.int64).reshape(-1, 5)
-                same = found.shape == written.shape and bool((found == written).all())
-                assert same, f"{definition.name}: read wrongly for {instance}, {segments} segments"
+                try:
+                    rows = transfers_of(reading, sizes, segments)
+                except AssertionError as error:
+                    raise ProofStops(f"read wrongly for {instance}, {segments} segments: {error}") from None
+                found = np.array(rows, dtype=np.int64).reshape(-1, 5)
+                if found.shape != written.shape or not (found == written).all():
+                    raise ProofStops(f"read wrongly for {instance}, {segments} segments")
             count, largest = count + len(schedule), p
             if len(schedule) * (segments + 1) > TRANSFERS_MAX or p > 2 * P_FIRST:
                 break
@@ -484,21 +507,28 @@ def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tup
 
 
 def _compare_trees(reading: Reading, schedule: Schedule, segments: int) -> None:
-    """Asserts that each segment is a reduction or broadcast along trees with the roots of the symbolic program."""
+    """Raises ProofStops unless each segment is a reduction or broadcast along trees with the roots that were read."""
     p = schedule.n_ranks
-    nodes = [node for walk in reading.walks for node in walk.bodies[0]]
-    assert all(isinstance(node, Along) for node in nodes) and len(schedule) == segments * len(nodes) * (p - 1)
+
+    def compare(is_so: bool, segment: int = 0) -> None:
+        if not is_so:
+            raise ProofStops(f"read wrongly for {p} ranks: other trees, or other roots, in segment {segment}")
+
+    nodes = [node for walk in reading.walks for node in walk.bodies[0] if isinstance(node, Along)]
+    compare(len(schedule) == segments * len(nodes) * (p - 1))
     for segment in range(segments):
         roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root}
         for number, node in enumerate(nodes):
-            assert isinstance(node, Along)
             first = (segment * len(nodes) + number) * (p - 1)
             rows = slice(first, first + p - 1)
             below, above = schedule.src[rows].tolist(), schedule.dst[rows].tolist()
             if node.op != REDUCE:
                 below, above = above[::-1], below[::-1]
-            assert (schedule.op[rows] == node.op).all() and (schedule.segment[rows] == segment).all()
-            (root,) = set(range(p)) - set(below)
+            compare(bool((schedule.op[rows] == node.op).all() and (schedule.segment[rows] == segment).all()), segment)
+            missing = set(range(p)) - set(below)
+            compare(len(missing) == 1, segment)
+            (root,) = missing
             place = {rank: at for at, rank in enumerate([*below, root])}
-            assert len(place) == p and all(place[up] > place[down] for down, up in zip(below, above, strict=True))
-            assert roots.setdefault(node.root, root) == root, f"{reading.helpers}: another root in segment {segment}"
+            compare(len(place) == p, segment)
+            compare(all(place[up] > place[down] for down, up in zip(below, above, strict=True)), segment)
+            compare(roots.setdefault(node.root, root) == root, segment)

@@ -444,7 +444,17 @@ class Require:
     line: int
 
 
-Node = Loop | Guard | Move | Along | Require
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """The chunk is named here: it must exist. Only while a block is read; then a `Move`, an `Along` or a `Require`."""
+
+    family: int
+    pipeline: Term
+    section: Term
+    line: int
+
+
+Node = Loop | Guard | Move | Along | Require | Touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,12 +509,12 @@ class ParameterCase:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The symbolic program of a schedule function in one case; `helpers` are calls that it assumes."""
+    """The symbolic program of a schedule function in one case; `assumed` is what the reading rests on, in words."""
 
     case: ParameterCase
     families: tuple[Family, ...]
     walks: tuple[Walk, ...]
-    helpers: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     def nodes(self) -> Iterator[Node]:
         """Every node, nested ones included."""
@@ -559,7 +569,7 @@ def _code(nodes: Sequence[Node], first: Sequence[Term], indent: str) -> list[str
                 segment = f"{first[family]} + ({pipeline}) * k + j"
                 lines.append(f"{indent}rows.append(({src}, {dst}, {op}, {segment}, {section}))")
             case Require(test):
-                lines.append(f"{indent}assert {code_of(test)}")
+                lines.append(f"{indent}if not {code_of(test)}: raise AssertionError('line {node.line}')")
             case Along():
                 raise AssertionError("a tree is not known transfer by transfer")
     return lines

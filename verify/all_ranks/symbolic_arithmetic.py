@@ -33,6 +33,9 @@ from optcc.verify.all_ranks.symbolic import (
 )
 from optcc.verify.all_ranks.symbolic_values import FirstOf, Lanes, Set, Skipping, Span, digits, in_range, shown
 
+_ARRAY_FACTORS_MAX = 2**24
+"""Limit on the factors of a number in an array: with two numbers of 2**16 that is 2**56."""
+
 
 class NeedsModulus(Exception):
     def __init__(self, modulus: int) -> None:
@@ -65,8 +68,8 @@ class Arithmetic:
             return TRUE if value else FALSE
         if isinstance(value, int | np.integer):
             return Term.of(int(value))
-        if isinstance(value, tuple | list):
-            return [self._constant(each) for each in value]
+        if isinstance(value, tuple):
+            return tuple(self._constant(each) for each in value)
         return value
 
     def _compare(self, op: ast.cmpop, left: Any, right: Any) -> Formula:
@@ -76,7 +79,7 @@ class Arithmetic:
         if isinstance(op, ast.In | ast.NotIn):
             if isinstance(right, Span):
                 found = both(self._compare(ast.LtE(), right.low, left), self._compare(ast.Lt(), left, right.high))
-            elif isinstance(right, list):
+            elif isinstance(right, list | tuple):
                 found = either(*(self._compare(ast.Eq(), left, each) for each in right))
             else:
                 raise self._outside(f"in {shown(right)}")
@@ -160,6 +163,11 @@ class Arithmetic:
         self.ranges[lanes.lane] = (Term(()), lanes.count)
         found = Lanes(lanes.lane, lanes.count, self._arithmetic(op, *values))
         del self.ranges[lanes.lane]
+        for term in (*values, found.value):
+            # Arrays hold 64 bits, and wrap: each number is below 2**16, as ranks are, or a rest of one that is.
+            factors = sum(abs(factor) for _, factor in term.parts)
+            if factors > _ARRAY_FACTORS_MAX or any(len(monomial) > 2 for monomial, _ in term.parts):
+                raise self._outside("an array whose numbers may not fit into 64 bits")
         return found
 
     def _common(self, left: Set, right: Set) -> Set:
@@ -211,7 +219,8 @@ class Arithmetic:
             raise self._outside("a share that is not known")
         if bottom.constant:
             return Fraction(top.constant, bottom.constant)
-        if top.constant != 1:
+        low = self._low(bottom)
+        if top.constant != 1 or low is None or low < 1:
             raise self._outside(f"a share of {top}/({bottom})")
         return bottom
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-import builtins
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from optcc import trees
+from optcc.dsl import PURE
+from optcc.verify.all_ranks.names import BUILTINS, PURE_BUILTINS, PURE_NUMPY, Names, Uncertain
 from optcc.verify.all_ranks.symbolic import (
     FALSE,
     SEGMENT_TURN,
     TRUE,
     All,
+    Along,
     AnyOf,
     Eq,
     Family,
@@ -25,11 +29,13 @@ from optcc.verify.all_ranks.symbolic import (
     IfThenElse,
     Le,
     Loop,
+    Move,
     Node,
     Not,
     Require,
     Skip,
     Term,
+    Touch,
     both,
     either,
     eq,
@@ -57,6 +63,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     Thing,
     Zipped,
     in_range,
+    is_once,
     shown,
 )
 
@@ -76,10 +83,11 @@ class Expressions(Arithmetic):
     residue: int = 0
     families: list[Family] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    globals: dict[str, Any] = field(default_factory=dict)
-    first_line: int = 0
+    names: Names = field(default_factory=lambda: Names("", frozenset(), {}, "", 0, []))
+    assumed: list[str] = field(default_factory=list)
     n_loops: int = 0
     nested: int = 0
+    n_values: int = 0
 
     def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -89,8 +97,21 @@ class Expressions(Arithmetic):
         self.nested += 1
         run()
         self.nested -= 1
-        found, self.nodes = tuple(self.nodes), outside
+        found, self.nodes = self._without_used(self.nodes), outside
         return found
+
+    def _without_used(self, nodes: list[Node]) -> tuple[Node, ...]:
+        """These nodes; of a chunk that none of them transfers, it is required that it exists."""
+        used = {(each.family, each.pipeline, each.section) for each in nodes if isinstance(each, Move | Along)}
+        kept: list[Node] = []
+        for node in nodes:
+            if not isinstance(node, Touch):
+                kept.append(node)
+            elif (node.family, node.pipeline, node.section) not in used:
+                family = self.families[node.family]
+                ranges = ((node.section, family.sections), (node.pipeline, family.count))
+                kept.append(Require(both(*(both(le(0, at), lt(at, n)) for at, n in ranges)), node.line))
+        return tuple(kept)
 
     def _loop(self, name: str, low: Term, high: Term, body: Callable[[Term], None]) -> None:
         self.n_loops += 1
@@ -114,10 +135,10 @@ class Expressions(Arithmetic):
                 return all(map(self._is_unrolled, parts))
             case Enumerated(inner):
                 return self._is_unrolled(inner)
-            case Lazy(node, scope, names) if len(node.generators) == 1:
-                outside, self.globals = self.globals, names
-                found = self._is_unrolled(self._value(node.generators[0].iter, dict(scope)))
-                self.globals = outside
+            case Lazy(node, scope, home) if len(node.generators) == 1:
+                outside, self.names = self.names, home
+                found = self._is_unrolled(self._value(node.generators[0].iter, dict(scope), once=True))
+                self.names = outside
                 return found
         return False
 
@@ -170,17 +191,17 @@ class Expressions(Arithmetic):
                 self._each(listed, counted)
             case Product(parts):
                 self._each_of_product(parts, (), body)
-            case Lazy(node, scope, names):
-                outside = self.globals
+            case Lazy(node, scope, home):
+                outside = self.names
 
                 def at_home(value: Any, index: Term | None) -> None:
-                    self.globals = outside
+                    self.names = outside
                     body(value, index)
-                    self.globals = names
+                    self.names = home
 
-                self.globals = names
+                self.names = home
                 self._each_of_lazy(node, list(node.generators), dict(scope), at_home)
-                self.globals = outside
+                self.names = outside
             case _:
                 raise self._outside(f"a loop over {shown(over)}")
 
@@ -194,7 +215,7 @@ class Expressions(Arithmetic):
 
     def _each_of_lazy(
         self,
-        node: ast.ListComp | ast.GeneratorExp | ast.SetComp,
+        node: ast.ListComp | ast.GeneratorExp,
         generators: list[ast.comprehension],
         scope: dict[str, Any],
         body: Callable[[Any, Term | None], None],
@@ -221,7 +242,7 @@ class Expressions(Arithmetic):
             else:
                 self.nodes.append(Guard(test, self._inside(rest)))
 
-        self._each(self._value(one.iter, scope), each)
+        self._each(self._value(one.iter, scope, once=True), each)
 
     def _bind(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
         match target:
@@ -230,7 +251,7 @@ class Expressions(Arithmetic):
             case ast.Tuple(elts=targets):
                 values = value if isinstance(value, tuple | list) else None
                 if isinstance(value, Opaque):
-                    values = [Opaque(f"{number} of {value.text}") for number in range(len(targets))]
+                    values = [Opaque(f"{number} of {value.text}", value.number) for number in range(len(targets))]
                 if isinstance(value, Lazy | Span):
                     values = self._unrolled(value)
                 if values is None or len(values) != len(targets):
@@ -252,15 +273,78 @@ class Expressions(Arithmetic):
             return TRUE if value else FALSE
         raise self._outside(f"truth of {ast.unparse(node)}")
 
-    def _value(self, node: ast.expr, scope: dict[str, Any]) -> Any:
+    def _value(self, node: ast.expr, scope: dict[str, Any], *, once: bool = False) -> Any:
+        """The value; an iterator, which is used up, only where it is traversed there and then (`once`)."""
         line = self.line
         self._at(node)
         found = self._evaluate(node, scope)
+        if is_once(found) and not once and not _is_of_pipelines(found):
+            raise self._outside(f"{ast.unparse(node)}: an iterator may be used up")
         self.line = line
         return found
 
+    def _global(self, name: str) -> Any:
+        try:
+            value = self.names.look_up(name)
+        except Uncertain as why:
+            raise self._outside(str(why)) from None
+        return Method(None, name) if value is BUILTINS.get(name) else self._constant(value)
+
+    def _number(self) -> int:
+        """Another number each time."""
+        self.n_values += 1
+        return self.n_values
+
+    def _opaque(self, text: str) -> Opaque:
+        """A value that is not read: equal to itself alone."""
+        return Opaque(text, self._number())
+
+    def _is_pure(self, node: ast.AST, scope: dict[str, Any]) -> bool:
+        """True if to evaluate it changes nothing: it calls only what is known or declared to be so."""
+        allowed = (
+            *(ast.Constant, ast.Name, ast.expr_context, ast.Tuple, ast.List, ast.Starred, ast.Subscript, ast.Slice),
+            *(ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.operator, ast.unaryop, ast.boolop),
+            *(ast.cmpop, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.JoinedStr, ast.FormattedValue),
+            *(ast.Call, ast.keyword, ast.Attribute),
+        )
+        functions = {id(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+        bound = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        declared = []
+        for each in ast.walk(node):
+            if not isinstance(each, allowed):
+                return False
+            if isinstance(each, ast.Attribute) and id(each) not in functions and not _is_plain(each, scope):
+                return False
+            if not isinstance(each, ast.Call):
+                continue
+            function = None if bound & _names(each.func) else self._function(each.func, scope)
+            if any(function is one for one in (*PURE_BUILTINS, *(getattr(np, name) for name in PURE_NUMPY))):
+                continue
+            if not inspect.isfunction(function) or getattr(function, PURE, False) is not True:
+                return False
+            declared.append(f"{function.__name__} changes nothing and returns the same for the same (@pure)")
+        if _reaches_program(node, scope):
+            return False
+        self.assumed += declared
+        return True
+
+    def _function(self, node: ast.expr, scope: dict[str, Any]) -> Any:
+        """The function of the module, of NumPy or of Python that is called; None for anything else."""
+        match node:
+            case ast.Name(id=name) if name not in scope:
+                with suppress(Uncertain):
+                    return self.names.look_up(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name not in scope:
+                with suppress(Uncertain):
+                    return getattr(np, attribute, None) if self.names.look_up(name) is np else None
+        return None
+
+    def _check_pure(self, node: ast.expr, scope: dict[str, Any]) -> None:
+        if not self._is_pure(node, scope):
+            raise self._outside(f"{ast.unparse(node)}: is not evaluated, and may do something")
+
     def _at(self, node: ast.AST) -> None:
-        self.line = self.first_line + getattr(node, "lineno", 1) - 1
+        self.line = self.names.first_line + getattr(node, "lineno", 1) - 1
 
     def _evaluate(self, node: ast.expr, scope: dict[str, Any]) -> Any:
         match node:
@@ -269,11 +353,7 @@ class Expressions(Arithmetic):
             case ast.Name(id=name):
                 if name in scope:
                     return scope[name]
-                if name in self.globals:
-                    return self._constant(self.globals[name])
-                if hasattr(builtins, name):
-                    return Method(None, name)
-                raise self._outside(f"{name}: not known here, or carried from one iteration to the next")
+                return self._global(name)
             case ast.Tuple(elts=parts):
                 found = self._list(parts, scope)
                 return tuple(found) if isinstance(found, list) else found
@@ -299,12 +379,13 @@ class Expressions(Arithmetic):
                 return self._attribute(self._value(of, scope), name)
             case ast.Subscript(value=of, slice=index):
                 return self._item(self._value(of, scope), self._value(index, scope))
-            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
+            case ast.ListComp() | ast.GeneratorExp():
                 return self._comprehension(node, scope)
             case ast.Call():
                 return self._call(node, scope)
             case ast.JoinedStr():
-                return "text"
+                self._check_pure(node, scope)
+                return Thing("text")
         raise self._outside(ast.unparse(node))
 
     def _list(self, parts: Sequence[ast.expr], scope: dict[str, Any]) -> Any:
@@ -312,12 +393,12 @@ class Expressions(Arithmetic):
         for part in parts:
             if isinstance(part, ast.Starred):
                 more = (
-                    self._unrolled(self._value(part.value, scope))
+                    self._unrolled(self._value(part.value, scope, once=True))
                     if not isinstance(part.value, ast.GeneratorExp)
                     else None
                 )
                 if more is None:
-                    if not found or not _is_harmless(part.value):
+                    if not found or not self._is_pure(part.value, scope):
                         raise self._outside(f"*{ast.unparse(part.value)} in a list")
                     return FirstOf(found[0])
                 found += more
@@ -331,7 +412,8 @@ class Expressions(Arithmetic):
             if isinstance(first, list | tuple):
                 return first or self._value(values[1], scope)
             if isinstance(first, Opaque):
-                return Opaque(f"{first.text} or {ast.unparse(values[1])}")
+                self._check_pure(values[1], scope)
+                return self._opaque(f"{first.text} or {ast.unparse(values[1])}")
         found: Formula = TRUE if isinstance(op, ast.And) else FALSE
         for value in values:
             truth = self._truth(value, scope)
@@ -359,7 +441,7 @@ class Expressions(Arithmetic):
         if isinstance(of, SymbolicSegment | SymbolicChunk):
             return Method(of, name)
         if isinstance(of, SymbolicTree) and name == "root":
-            return of.root if isinstance(of.root, Term) else Opaque(of.root)
+            return of.root if isinstance(of.root, Term) else Opaque(of.root, 0)
         if isinstance(of, ModuleType) and of is np and name == "arange":
             return np.arange
         if of is trees.Tree and name == "chain":
@@ -370,6 +452,7 @@ class Expressions(Arithmetic):
         if isinstance(of, Slices) and isinstance(index, Term):
             return SymbolicSegment(of.family, index)
         if isinstance(of, SymbolicSegment) and isinstance(index, Term):
+            self.nodes.append(Touch(of.family, of.pipeline, index, self.line))
             return SymbolicChunk(of.family, of.pipeline, index)
         if isinstance(of, FirstOf) and index == Term(()):
             return of.first
@@ -393,13 +476,13 @@ class Expressions(Arithmetic):
                 return Term.of(Skip(index, gap))
             case Enumerated(inner):
                 return index, self._entry(inner, index)
-            case Lazy(node, scope, names) if len(node.generators) == 1 and not node.generators[0].ifs:
+            case Lazy(node, scope, home) if len(node.generators) == 1 and not node.generators[0].ifs:
                 inner = dict(scope)
                 one = node.generators[0]
-                outside, self.globals = self.globals, names
-                self._bind(one.target, self._entry(self._value(one.iter, inner), index), inner)
+                outside, self.names = self.names, home
+                self._bind(one.target, self._entry(self._value(one.iter, inner, once=True), index), inner)
                 found = self._value(node.elt, inner)
-                self.globals = outside
+                self.names = outside
                 return found
         raise self._outside(f"entry {index} of {shown(of)}")
 
@@ -408,27 +491,32 @@ class Expressions(Arithmetic):
         if test != TRUE and not in_range(index, count, self.ranges):
             self.nodes.append(Require(test, self.line))
 
-    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: dict[str, Any]) -> Any:
+    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp, scope: dict[str, Any]) -> Any:
         one = node.generators[0]
         if isinstance(node.elt, ast.Call) and self._calls_pipeline(node.elt, scope):
-            over = self._value(one.iter, scope)
+            over = self._value(one.iter, scope, once=True)
             known = self._unrolled(over)
             if len(node.generators) != 1 or one.ifs:
                 raise self._outside(ast.unparse(node))
             if known is not None:
-                return [self._value(node.elt, scope) for _ in known]
-            if not isinstance(over, Span):
+                made = []
+                for each in known:
+                    inner = dict(scope)
+                    self._bind(one.target, each, inner)
+                    made.append(self._value(node.elt, inner))
+                return made
+            if not isinstance(over, Span) or _names(one.target) & _names(node.elt):
                 raise self._outside(ast.unparse(node))
             single = self._value(node.elt, scope)
             family = self.families[single.family]
             self.families[single.family] = Family(over.high - over.low, family.sections, family.share, family.line)
             return Pipelines(single.family, True)
         if isinstance(node.elt, ast.Name) and isinstance(one.target, ast.Name) and len(node.generators) == 1:
-            over = self._value(one.iter, scope)
+            over = self._value(one.iter, scope, once=True)
             gap = self._gap(one, node.elt, over, scope)
             if gap is not None and isinstance(over, Span):
                 return Skipping(over.high - 1, gap)
-        return Lazy(node, dict(scope), self.globals)
+        return Lazy(node, dict(scope), self.names)
 
     def _gap(self, one: ast.comprehension, element: ast.Name, over: Any, scope: dict[str, Any]) -> Term | None:
         """The straggler, in `[x for x in servers if x not in stragglers]`."""
@@ -449,11 +537,8 @@ class Expressions(Arithmetic):
         return False
 
     def _is_opaque(self, node: ast.expr, scope: dict[str, Any]) -> bool:
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-        known = [scope[name] for name in names if name in scope]
-        return any(isinstance(each, Opaque) for each in known) and not any(
-            isinstance(each, _OF_THE_PROGRAM) for each in known
-        )
+        known = [scope[name] for name in _names(node) if name in scope]
+        return any(isinstance(each, Opaque) for each in known) and self._is_pure(node, scope)
 
     def _without(self, scope: dict[str, Any], body: Sequence[ast.stmt]) -> dict[str, Any]:
         inner = dict(scope)
@@ -468,7 +553,38 @@ class Expressions(Arithmetic):
                     scope.pop(node.id, None)
 
 
-def _is_harmless(node: ast.expr) -> bool:
-    """True if it calls only these functions, so that it writes no transfers."""
-    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
-    return all(isinstance(each, ast.Name) and each.id in ("range", "len", "enumerate", "reversed") for each in calls)
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _is_plain(node: ast.Attribute, scope: dict[str, Any]) -> bool:
+    """True for the numbers that a program has."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=name), attr="n_ranks" | "ranks" | "collective"):
+            return scope.get(name) is PROGRAM
+        case ast.Attribute(value=ast.Attribute(attr="collective") as inner, attr="root"):
+            return _is_plain(inner, scope)
+    return False
+
+
+def _reaches_program(node: ast.AST, scope: dict[str, Any]) -> bool:
+    """True if the program, a pipeline or a chunk is handed on, other than to ask for the program's numbers."""
+    asked = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.Attribute) and _is_plain(each, scope)}
+    used = [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and id(each) not in asked]
+    return any(_has_program(scope[name]) for name in used if name in scope)
+
+
+def _has_program(value: Any) -> bool:
+    match value:
+        case list() | tuple():
+            return any(map(_has_program, value))
+        case Lazy(node, scope):
+            return _reaches_program(node, scope)
+        case Enumerated(inner) | FirstOf(inner):
+            return _has_program(inner)
+    return isinstance(value, _OF_THE_PROGRAM)
+
+
+def _is_of_pipelines(value: Any) -> bool:
+    """True for pipelines side by side, of which it is counted elsewhere that they are walked once."""
+    return isinstance(value, Zipped) and all(isinstance(each, Pipelines) for each in value.parts)

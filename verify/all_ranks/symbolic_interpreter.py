@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from math import lcm
 from typing import Any
 
 import numpy as np
 
 from optcc import trees
+from optcc.arrays import column
 from optcc.dsl import Definition
 from optcc.schedule import COPY, REDUCE
+from optcc.verify.all_ranks.names import Uncertain, is_constant, read_function
 from optcc.verify.all_ranks.symbolic import (
     FALSE,
     SEGMENT_TURN,
@@ -48,7 +51,6 @@ from optcc.verify.all_ranks.symbolic_values import (
     FirstOf,
     Lanes,
     Method,
-    Opaque,
     Pipelines,
     Product,
     Set,
@@ -71,6 +73,15 @@ TAKEN_AT_THEIR_WORD = {
     "never ends",
 }
 """Helpers that are not interpreted, with the assumption about each; a proof that uses one reports it."""
+
+
+def _taken(called: Any) -> str:
+    """The name of a helper in `TAKEN_AT_THEIR_WORD`; empty for everything else."""
+    for name in TAKEN_AT_THEIR_WORD:
+        module, _, function = name.rpartition(".")
+        if module in sys.modules and inspect.isfunction(called) and vars(sys.modules[module]).get(function) is called:
+            return name
+    return ""
 
 
 class _Return(Exception):
@@ -99,7 +110,7 @@ def read(definition: Definition, case: ParameterCase) -> Reading:
         Walk(walk.families, tuple(reader.walks[number].bodies[0] for reader in readers))
         for number, walk in enumerate(one.walks)
     ]
-    return Reading(case, tuple(one.families), tuple(walks), tuple(dict.fromkeys(one.helpers)))
+    return Reading(case, tuple(one.families), tuple(walks), tuple(dict.fromkeys(one.assumed)))
 
 
 @dataclass(eq=False)
@@ -108,15 +119,17 @@ class _Reader(Expressions):
 
     definition: Definition = field(kw_only=True)
     walks: list[Walk] = field(default_factory=list)
-    helpers: list[str] = field(default_factory=list)
     depth: int = 0
     in_segment: bool = False
+    in_stage: bool = False
     walked: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Executes the function."""
         tree = self._enter(self.definition.function)
-        self.line = self.first_line
+        self.line = self.names.first_line
+        if tree.args.posonlyargs or tree.args.vararg or tree.args.kwarg:
+            raise self._outside("parameters with / or *")
         names = [each.arg for each in (*tree.args.args, *tree.args.kwonlyargs)]
         given = dict(self.case.values)
         defaults = inspect.signature(self.definition.function).parameters
@@ -124,7 +137,7 @@ class _Reader(Expressions):
         for name in names[1:]:
             if name not in given and defaults[name].default is inspect.Parameter.empty:
                 raise self._outside(f"parameter {name!r}: nothing is known of it")
-            scope[name] = given[name] if name in given else self._constant(defaults[name].default)
+            scope[name] = given[name] if name in given else self._default(name, defaults[name].default)
         scope[names[0]] = PROGRAM
         with suppress(_Return):
             self._block(tree.body, scope)
@@ -132,18 +145,11 @@ class _Reader(Expressions):
             raise self._outside("a transfer outside of a pipeline")
 
     def _enter(self, function: Callable[..., Any]) -> ast.FunctionDef:
-        """The syntax tree of a function; switches to its globals and line numbers."""
-        name = getattr(function, "__name__", "?")
-        if hasattr(function, "__wrapped__") or not inspect.isfunction(function) or function.__code__.co_freevars:
-            raise self._outside(f"{name}: is wrapped, or sees the variables of another function")
+        """The syntax tree of a function; switches to its names."""
         try:
-            lines, self.first_line = inspect.getsourcelines(function)
-            found = ast.parse(textwrap.dedent("".join(lines))).body[0]
-        except (OSError, TypeError, SyntaxError):
-            raise self._outside(f"{name}: has no source") from None
-        self.globals = function.__globals__
-        if not isinstance(found, ast.FunctionDef):
-            raise self._outside(f"{name}: is no plain function")
+            found, self.names = read_function(function, self.assumed)
+        except Uncertain as why:
+            raise self._outside(str(why)) from None
         return found
 
     def _block(self, statements: Sequence[ast.stmt], scope: dict[str, Any]) -> None:
@@ -169,11 +175,14 @@ class _Reader(Expressions):
                 self._branch(self._truth(test, scope), body, orelse, scope)
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body):
                 called = self._value(call.func, scope)
-                if called != Method(PROGRAM, "stage"):
+                if called != Method(PROGRAM, "stage") or len(call.args) != 1 or call.keywords or self.in_stage:
                     raise self._outside(ast.unparse(call))
+                self._check_pure(call.args[0], scope)
+                self.in_stage = True
                 self._block(body, scope)
+                self.in_stage = False
             case ast.For(target=target, iter=over, body=body, orelse=[]):
-                self._for(target, self._value(over, scope), body, scope)
+                self._for(statement, self._value(over, scope, once=True), scope)
             case ast.Raise():
                 raise self._outside("a raise that may be reached")
             case _:
@@ -182,17 +191,15 @@ class _Reader(Expressions):
     def _assign(self, target: ast.expr, node: ast.expr, scope: dict[str, Any]) -> None:
         """Binds the value; one outside the subset that does not involve the program becomes opaque, known only by its
         text."""
-        before = (self.line, self.globals, self.first_line, self.depth, self.nested, self.nodes, dict(self.ranges))
+        before = (self.line, self.names, self.depth, self.nested, self.nodes, dict(self.ranges))
+        n_nodes = len(self.nodes)
         try:
-            value = self._value(node, scope)
-            if isinstance(target, ast.Name) and is_once(value):
-                raise self._outside(f"{target.id} = ...: an iterator may be used up")
-            self._bind(target, value, scope)
+            self._bind(target, self._value(node, scope), scope)
         except OutsideSubset:
-            if not self._is_opaque(node, scope):
+            if not self._is_opaque(node, scope) or len(before[4]) != n_nodes:
                 raise
-            self.line, self.globals, self.first_line, self.depth, self.nested, self.nodes, self.ranges = before
-            self._bind(target, Opaque(f"{ast.unparse(node)} (line {self.line})"), scope)
+            self.line, self.names, self.depth, self.nested, self.nodes, self.ranges = before
+            self._bind(target, self._opaque(f"{ast.unparse(node)} (line {self.line})"), scope)
 
     def _branch(
         self, test: Formula, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], scope: dict[str, Any]
@@ -209,10 +216,12 @@ class _Reader(Expressions):
         self._forget(scope, [*body, *orelse])
         self.line = line
 
-    def _for(self, target: ast.expr, over: Any, body: list[ast.stmt], scope: dict[str, Any]) -> None:
+    def _for(self, loop: ast.For, over: Any, scope: dict[str, Any]) -> None:
+        target, body = loop.target, loop.body
         if isinstance(over, Pipelines | Zipped):
-            self._walk(target, over, body, scope)
+            self._walk(loop, over, scope)
             return
+        self._refuse_rebinding(loop)
         inner = scope
 
         def each(value: Any, _: Term | None) -> None:
@@ -222,11 +231,36 @@ class _Reader(Expressions):
         if self._is_unrolled(over):
             self._each(over, each)
             return
-        inner = self._without(scope, body)
+        inner = self._without(scope, [loop])
         self._each(over, each)
-        self._forget(scope, body)
+        self._forget(scope, [loop])
 
-    def _walk(self, target: ast.expr, over: Any, body: list[ast.stmt], scope: dict[str, Any]) -> None:
+    def _refuse_rebinding(self, loop: ast.For) -> None:
+        """A generator sees what a name means when it is asked for the next element, not when it was made."""
+        read = {
+            name.id
+            for node in ast.walk(loop.iter)
+            if isinstance(node, ast.GeneratorExp)
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name)
+        }
+        bound = {
+            name.id
+            for part in (loop.target, *loop.body)
+            for name in ast.walk(part)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+        own = {
+            name.id
+            for node in ast.walk(loop.iter)
+            if isinstance(node, ast.comprehension)
+            for name in ast.walk(node.target)
+            if isinstance(name, ast.Name)
+        }
+        for name in sorted((read - own) & bound):
+            raise self._outside(f"{name}: bound anew while a generator that reads it goes on")
+
+    def _walk(self, loop: ast.For, over: Any, scope: dict[str, Any]) -> None:
         if self.in_segment or self.ranges or self.nested:
             raise self._outside("a pipeline inside of a loop or a condition")
         if isinstance(over, Pipelines):
@@ -249,58 +283,58 @@ class _Reader(Expressions):
         self.walked |= set(families)
         self.in_segment = True
         self.ranges[SEGMENT_TURN] = (Term(()), Term.var("k"))
-        inner = self._without(scope, body)
+        self._refuse_rebinding(loop)
+        inner = self._without(scope, [loop])
 
         def once() -> None:
-            self._bind(target, value, inner)
-            self._block(body, inner)
+            self._bind(loop.target, value, inner)
+            self._block(loop.body, inner)
 
         self.walks.append(Walk(families, (self._inside(once),)))
         self.in_segment = False
         self.ranges.clear()
-        self._forget(scope, body)
+        self._forget(scope, [loop])
 
     def _segment(self, pipelines: Pipelines) -> SymbolicSegment | Slices:
         return Slices(pipelines.family) if pipelines.many else SymbolicSegment(pipelines.family, Term(()))
 
     def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
         called = self._value(node.func, scope)
-        if inspect.isfunction(called) and f"{called.__module__}.{called.__qualname__}" in TAKEN_AT_THEIR_WORD:
+        taken = _taken(called)
+        if taken:
             for each in (*node.args, *(keyword.value for keyword in node.keywords)):
                 if not self._is_opaque(each, scope):
                     self._value(each, scope)
-            self.helpers.append(f"{called.__module__}.{called.__qualname__}")
-            root = f"the root of a pair from {called.__name__} (line {self.line})"
+            self.assumed.append(f"{taken} {TAKEN_AT_THEIR_WORD[taken]}")
+            root = f"the root of a pair from {called.__name__} (line {self.line}, call {self._number()})"
             return Endless((SymbolicTree(root), SymbolicTree(root)))
         args: list[Any] = []
         for each in node.args:
             if isinstance(each, ast.Starred):
                 value = self._value(each.value, scope)
-                args += value if isinstance(value, list | tuple) else [value]
+                args += value if isinstance(value, list | tuple) else [self._pipelines(value, each)]
             else:
-                args.append(self._value(each, scope))
+                args.append(self._value(each, scope, once=True))
         named: dict[str, Any] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise self._outside(ast.unparse(node))
             named[keyword.arg] = self._value(keyword.value, scope)
+        if is_once(called):
+            raise self._outside(ast.unparse(node))
         if isinstance(called, Method):
             return self._method(called, args, named, node)
         if called is np.arange and len(args) == 1 and isinstance(args[0], Term) and not named:
             self.n_loops += 1
             return Lanes(f"lane_{self.n_loops}", args[0], Term.var(f"lane_{self.n_loops}"))
-        name = getattr(called, "__name__", "")
-        module = getattr(called, "__module__", "")
-        if called is Fraction and len(args) == 2:
+        if called is Fraction and len(args) == 2 and not named:
             return self._fraction(*args)
-        if (module, name) == ("itertools", "product") and not named:
+        if called is product and not named:
             return Product(tuple(args))
-        if (module, name) == ("optcc.arrays", "column"):
+        if called is column and len(args) == 1 and not named:
             return args[0]
-        if called is trees.Tree and len(args) == 2:
-            return SymbolicTree(
-                root_key(args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(())))
-            )
+        if called is trees.Tree and len(args) == 2 and not named:
+            return self._tree(args[0])
         if inspect.isfunction(called) and not inspect.isgeneratorfunction(called):
             return self._helper(called, args, named, node)
         raise self._outside(ast.unparse(node).partition("\n")[0])
@@ -322,13 +356,12 @@ class _Reader(Expressions):
                 share = Fraction(share.constant)
             self.families.append(Family(Term.of(1), named["sections"], share, self.line))
             return Pipelines(len(self.families) - 1, False)
-        if of is trees.Tree and name == "chain":
-            first = args[0].first if isinstance(args[0], FirstOf) else self._item(args[0], Term(()))
-            return SymbolicTree(root_key(first))
+        if of is trees.Tree and name == "chain" and len(args) == 1 and not named:
+            return self._tree(args[0])
         op = {"reduce": REDUCE, "copy": COPY, "reduce_along": REDUCE, "broadcast_along": COPY}.get(name)
         if op is None or not self.in_segment:
             raise self._outside(ast.unparse(node))
-        line = self.first_line + node.lineno - 1
+        line = self.names.first_line + node.lineno - 1
         if isinstance(of, SymbolicChunk) and name in ("reduce_along", "broadcast_along"):
             (tree,) = args
             if not isinstance(tree, SymbolicTree) or named:
@@ -361,15 +394,35 @@ class _Reader(Expressions):
 
         self._loop("lane", Term(()), lanes[0].count, lane)
 
+    def _tree(self, ranks: Any) -> SymbolicTree:
+        """A tree over a list of which the first entry, its root, is known."""
+        self.assumed.append(f"line {self.line}: the tree names every rank once (else `Tree` and the DSL refuse it)")
+        return SymbolicTree(root_key(ranks.first if isinstance(ranks, FirstOf) else self._item(ranks, Term(()))))
+
+    def _pipelines(self, value: Any, node: ast.expr) -> Any:
+        if isinstance(value, Pipelines):
+            return value
+        raise self._outside(ast.unparse(node))
+
+    def _default(self, name: str, value: Any) -> Any:
+        """The default value of a parameter, if it can be no other one in the next call."""
+        if not is_constant(value):
+            raise self._outside(f"{name}=...: a default that can be changed in place")
+        return self._constant(value)
+
     def _builtin(self, name: str, args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
+        if any(keyword != "strict" or name != "zip" for keyword in named):
+            raise self._outside(ast.unparse(node).partition("\n")[0])
         if name == "range" and all(isinstance(each, Term) for each in args) and len(args) in (1, 2):
             return Span(*([Term(()), *args] if len(args) == 1 else args))
         if name == "enumerate" and len(args) == 1 and not named:
             return Enumerated(args[0])
         if name == "zip" and all(isinstance(each, Pipelines | Endless) for each in args):
             return Zipped(tuple(args))
-        if name == "divmod" and all(isinstance(each, Term) for each in args):
+        if name == "divmod" and len(args) == 2 and all(isinstance(each, Term) for each in args):
             return self._floordiv(*args), self._mod(*args)
+        if name in ("set", "list", "len") and len(args) != 1:
+            raise self._outside(ast.unparse(node).partition("\n")[0])
         if name == "set" and isinstance(args[0], list | Span):
             return Set(tuple(dict.fromkeys(args[0])) if isinstance(args[0], list) else args[0])
         if name == "list" and not isinstance(args[0], Pipelines):
@@ -388,7 +441,7 @@ class _Reader(Expressions):
             raise self._outside(f"{node}: too many calls inside of each other")
         if any(is_once(each) for each in (*args, *named.values())):
             raise self._outside(f"{ast.unparse(node)}: an iterator may be used up")
-        outside = (self.globals, self.first_line, self.line, self.nested)
+        outside = (self.names, self.line, self.nested)
         tree = self._enter(called)
         self.nested = 0
         parameters = inspect.signature(called)
@@ -399,7 +452,7 @@ class _Reader(Expressions):
         scope = dict(bound.arguments)
         for name, each in parameters.parameters.items():
             if name not in scope:
-                scope[name] = self._constant(each.default)
+                scope[name] = self._default(name, each.default)
         self.depth += 1
         try:
             self._block(tree.body, scope)
@@ -407,5 +460,5 @@ class _Reader(Expressions):
         except _Return as returned:
             value = returned.value
         self.depth -= 1
-        self.globals, self.first_line, self.line, self.nested = outside
+        self.names, self.line, self.nested = outside
         return value

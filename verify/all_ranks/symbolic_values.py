@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from optcc.verify.all_ranks.names import Names
 from optcc.verify.all_ranks.symbolic import Mod, Term, Var, quotient
 
 
@@ -33,9 +34,9 @@ class Skipping:
 class Lazy:
     """A comprehension, with the variables that it sees."""
 
-    node: ast.ListComp | ast.GeneratorExp | ast.SetComp
+    node: ast.ListComp | ast.GeneratorExp
     scope: dict[str, Any]
-    globals: dict[str, Any]
+    home: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,10 @@ class FirstOf:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A value known only by its text: equal texts are equal values."""
+    """A value that is not read: equal to what has the same text and comes from the same evaluation, its `number`."""
 
     text: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,208 @@
+"""Names as Python resolves them: what a name of a schedule function means, where that is certain.
+
+A name that a function binds anywhere is a local of all of the function, however its module may use the name. Any other
+is a global of the function's module, or a builtin. Globals may change while a program runs, and calls that are not read
+may change anything; so a global counts only if its module binds it once and in no function, and data only if it cannot
+be changed in place. Everything else is outside of what is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from optcc.collective import Collective
+from optcc.dsl import PURE, Definition
+from optcc.schedule import Schedule
+
+PURE_BUILTINS = (
+    *(abs, bool, enumerate, float, int, len, list, max, min, range, reversed, sorted, sum, tuple, zip),
+    *(Fraction, product),
+)
+PURE_NUMPY = ("argmax", "argmin", "argsort", "array", "cumsum", "float64", "int64", "maximum", "minimum", "sort")
+_KIND_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+_CHANGES_NAMES = frozenset(
+    ("globals", "vars", "locals", "exec", "eval", "compile", "setattr", "delattr", "__dict__", "modules", "__import__")
+)
+"""What a module uses that changes names in ways that its source does not show."""
+
+
+class Uncertain(Exception):
+    """Why it is not certain what a function or a name is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Names:
+    """The names that one function sees: its `locals`, the globals of its module, builtins."""
+
+    function: str
+    locals: frozenset[str]
+    globals: dict[str, Any]
+    file: str
+    first_line: int
+    assumed: list[str]
+
+    def look_up(self, name: str) -> Any:
+        """The value of a global or a builtin; raises Uncertain for one that may have another value later."""
+        if name in self.locals:
+            raise Uncertain(f"{name}: has no value here, or is carried from one iteration to the next")
+        if name in self.globals:
+            value = self.globals[name]
+            bound, hidden = _bindings(self.file)
+            if bound[name] != 1 or (hidden and not _is_code(value)):
+                raise Uncertain(f"{name}: a global that its module may change")
+            if not _is_code(value) and not is_constant(value):
+                raise Uncertain(f"{name}: a global that can be changed in place")
+            where = Path(self.file).name
+            if not _is_code(value):
+                self.assumed.append(f"{where}: the global {name}, which its module binds once, is always {value!r}")
+            elif hidden:
+                self.assumed.append(f"{where}: nothing binds the global {name} anew by a way that its source hides")
+            return value
+        if name in BUILTINS and getattr(builtins, name) is BUILTINS[name]:
+            return BUILTINS[name]
+        raise Uncertain(f"{name}: not known here, or carried from one iteration to the next")
+
+
+BUILTINS = dict(vars(builtins))
+
+
+def read_function(function: Callable[..., Any], assumed: list[str]) -> tuple[ast.FunctionDef, Names]:
+    """The syntax tree of a plain function, and its names, which add to `assumed` what their meaning rests on.
+
+    Raises Uncertain unless this is surely what it executes.
+    """
+    name = getattr(function, "__name__", "?")
+    if not inspect.isfunction(function) or set(vars(function)) - {PURE} or function.__code__.co_freevars:
+        raise Uncertain(f"{name}: is wrapped, or sees the variables of another function")
+    if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+        raise Uncertain(f"{name}: has builtins of its own")
+    code = function.__code__
+    try:
+        linecache.checkcache(code.co_filename)
+        lines, first_line = inspect.getsourcelines(function)
+        found = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        raise Uncertain(f"{name}: has no source") from None
+    if not isinstance(found, ast.FunctionDef):
+        raise Uncertain(f"{name}: is no plain function")
+    written = _codes(code.co_filename, tuple(linecache.getlines(code.co_filename)))
+    made = written.get((code.co_name, code.co_firstlineno))
+    if made is None or not _same(made, code):
+        raise Uncertain(f"{name}: its source is not what it executes")
+    for node in ast.walk(found):
+        if isinstance(node, ast.Global | ast.Nonlocal | ast.Yield | ast.YieldFrom | ast.Await | ast.NamedExpr):
+            raise Uncertain(f"{name}: {type(node).__name__.lower()} in line {first_line + node.lineno - 1}")
+    bound = frozenset((*code.co_varnames, *code.co_cellvars))
+    return found, Names(name, bound, function.__globals__, code.co_filename, first_line, assumed)
+
+
+@cache
+def _codes(file: str, lines: tuple[str, ...]) -> dict[tuple[str, int], CodeType]:
+    """The code of every function in a file, by name and first line."""
+    found: dict[tuple[str, int], CodeType] = {}
+    with suppress(SyntaxError, ValueError):
+        stack = [compile("".join(lines), file, "exec", dont_inherit=True)]
+        while stack:
+            code = stack.pop()
+            found[code.co_name, code.co_firstlineno] = code
+            stack += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return found
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """True if both do the same, in whatever lines."""
+    for field in ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount"):
+        if getattr(one, field) != getattr(other, field):
+            return False
+    if (one.co_kwonlyargcount, one.co_posonlyargcount) != (other.co_kwonlyargcount, other.co_posonlyargcount):
+        return False
+    if (one.co_flags ^ other.co_flags) & _KIND_FLAGS or len(one.co_consts) != len(other.co_consts):
+        return False
+    return all(map(_same_constant, one.co_consts, other.co_consts))
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, CodeType) and isinstance(other, CodeType):
+        return _same(one, other)
+    if isinstance(one, frozenset):
+        return type(one) is type(other) and one == other
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def _is_code(value: Any) -> bool:
+    """True for what is called or asked for its names: its own name is all that could be bound anew."""
+    return isinstance(value, ModuleType | type | Definition) or callable(value)
+
+
+def is_constant(value: Any) -> bool:
+    """True for data that nobody can change in place."""
+    if isinstance(value, tuple):
+        return type(value) is tuple and all(map(is_constant, value))
+    return value is None or type(value) in (bool, int, str, float, Fraction, np.int64, Schedule, Collective)
+
+
+@cache
+def _bindings(file: str) -> tuple[Counter[str], bool]:
+    """How often a module binds each of its names, a name that a function may bind counting twice; and whether it may
+    bind some in ways that its source does not show."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return Counter(), True
+    bound: Counter[str] = Counter()
+    for node in _module_level(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                bound[name] += 1
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound[name] += 1
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                bound.update((each.asname or each.name).partition(".")[0] for each in names)
+            case ast.ExceptHandler(name=str(name)):
+                bound[name] += 2
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                bound[name] += 2
+    hidden = False
+    harmless = {
+        id(argument.func)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "compiled"
+        for argument in call.args
+        if isinstance(argument, ast.Call)
+    }  # `optcc.compiled` reads the globals that it is given
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            bound.update(dict.fromkeys(node.names, 2))
+        if isinstance(node, ast.NamedExpr):
+            bound[node.target.id] += 2
+        hidden |= isinstance(node, ast.Name) and node.id in _CHANGES_NAMES and id(node) not in harmless
+        hidden |= isinstance(node, ast.Attribute) and node.attr in _CHANGES_NAMES
+        hidden |= isinstance(node, ast.ImportFrom) and any(each.name in (*_CHANGES_NAMES, "*") for each in node.names)
+    return bound, hidden
+
+
+def _module_level(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes outside of functions, classes and comprehensions; a loop's twice, as it may bind anew."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.For | ast.While):
+            yield from _module_level(child)
+        inside = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+        if not isinstance(child, inside | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            yield from _module_level(child)
