@@ -257,15 +257,19 @@ def run_cases(
             make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s, collective)
             for name in settings.peers
         ]
-    for size in settings.sizes:
-        ours = [_ours(settings, name, size, engine, replanning, cache) for name in settings.schedules]
+    for asked in settings.sizes:
+        size = asked
+        if collective.name == "alltoall":  # in equal blocks, as nccl-tests
+            size -= size % (transport.n_ranks * DTYPE_BYTES[settings.dtype])
+        total = message_bytes(collective, size)
+        ours = [_ours(settings, name, total, engine, replanning, cache) for name in settings.schedules]
         replanned[:] = [each for each in ours if isinstance(each, Replanned)]
         cases: list[Contestant] = [*ours, *peers]
         with _no_collection():
             tallies = measure(
                 transport,
                 cases,
-                count=size // DTYPE_BYTES[settings.dtype],
+                count=total // DTYPE_BYTES[settings.dtype],
                 dtype=settings.dtype,
                 reduction=settings.reduction,
                 iterations=settings.iterations,
@@ -275,7 +279,7 @@ def run_cases(
                 progress=progress,
                 collective=collective,
             )
-        rows += [_row(settings, transport.n_ranks, size, case, each) for case, each in zip(cases, tallies, strict=True)]
+        rows += [_row(settings, collective, size, case, each) for case, each in zip(cases, tallies, strict=True)]
         for case in ours:
             case.close()
     for peer in peers:
@@ -321,12 +325,23 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
     return plan
 
 
-def _row(settings: BenchSettings, n_ranks: int, size: int, case: Contestant, tallies: dict[str, Tally]) -> BenchTiming:
+def message_bytes(collective: Collective, size_bytes: int) -> int:
+    """The whole message of a collective that nccl-tests says is of `size_bytes`: that of an AllToAll is one rank's.
+
+    >>> message_bytes(Collective("alltoall", 4), 100), message_bytes(Collective("allgather", 4), 100)
+    (400, 100)
+    """
+    return size_bytes * collective.n_ranks if collective.name == "alltoall" else size_bytes
+
+
+def _row(
+    settings: BenchSettings, collective: Collective, size: int, case: Contestant, tallies: dict[str, Tally]
+) -> BenchTiming:
     plan = case.plan if isinstance(case, Ours) else None
     bound = predicted = None
     wired = settings.wired
     if wired is not None:
-        bound = float(collective_bound(wired, size, settings.collective, settings.root).seconds)
+        bound = float(collective_bound(wired, message_bytes(collective, size), collective).seconds)
         reached = usable(wired) if settings.transport == "tcp" else wired
         predicted = simulate(plan, reached, model=settings.ports).seconds if plan is not None else None
     samples = {mode: tally.samples() for mode, tally in tallies.items()}
@@ -334,7 +349,7 @@ def _row(settings: BenchSettings, n_ranks: int, size: int, case: Contestant, tal
         case.name,
         settings.bed,
         repr(settings.topology)[len("Topology(") :].strip("')") if settings.topology is not None else "",
-        n_ranks,
+        collective.n_ranks,
         size,
         settings.dtype,
         settings.reduction,
@@ -418,14 +433,25 @@ class _Run(NamedTuple):
 
 
 class _Message:
-    """A rank's message, where in it are what the rank gives and what it gets, and what that must be."""
+    """A rank's message, where in it are what the rank gives and what it gets, and what that must be.
+
+    What the rank gets of an AllToAll is in many places: it is put together, as the rank gets it.
+    """
 
     def __init__(self, collective: Collective, rank: int, count: int, dtype: str, reduction: str, check: bool) -> None:
-        self._given = _span(collective.before(rank, count))
-        self._got = _span(collective.after(rank, count))
+        given, got = collective.before(rank, count), collective.after(rank, count)
+        self._given, self._got = _span(given), _span(got)
         self._source = make_input(rank, count, dtype, reduction)
-        self._target = np.zeros_like(self._source)
         expected = expected_output(collective, count, dtype, reduction, rank)[0] if check else None
+        if collective.name == "alltoall":
+            assert self._given is not None
+            self._source = self._source[self._given].copy()
+            self._given, self._got = slice(len(self._source)), slice(sum(stop - start for start, stop, _ in got))
+            if expected is not None:
+                expected = np.concatenate([expected[start:stop] for start, stop, _ in got])
+            self._target = np.zeros(max(self._given.stop, self._got.stop), self._source.dtype)
+        else:
+            self._target = np.zeros_like(self._source)
         self._wanted = None if expected is None or self._got is None else expected[self._got]
 
     def arrays(self, mode: str) -> tuple[Array | None, Array | None]:

@@ -91,7 +91,8 @@ class MpiPeer:
         self._op = {**sums, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}[reduction]
         self._average = reduction == "avg"
         self._collective = collective
-        self.modes: tuple[str, ...] = ("out",) if collective.name == "reducescatter" else ("out", "in")
+        out_only = ("reducescatter", "alltoall", "gather", "scatter")
+        self.modes: tuple[str, ...] = ("out",) if collective.name in out_only else ("out", "in")
 
     def run(self, send: Array | None, recv: Array | None) -> None:
         """See `Peer`."""
@@ -106,6 +107,12 @@ class MpiPeer:
         elif name == "allgather":
             assert recv is not None
             comm.Allgatherv(given, [recv, self._counts(recv.size)])
+        elif name == "alltoall":
+            comm.Alltoall(send, recv)
+        elif name == "gather":
+            comm.Gatherv(send, None if recv is None else [recv, self._counts(recv.size)], root=root)
+        elif name == "scatter":
+            comm.Scatterv(None if send is None else [send, self._counts(send.size)], recv, root=root)
         elif name == "reduce":
             comm.Reduce(given, recv, op=self._op, root=root)
         else:
@@ -113,7 +120,7 @@ class MpiPeer:
             if send is not None and not is_in_place:
                 np.copyto(recv, send)
             comm.Bcast(recv, root)
-        if self._average and recv is not None and name not in ("allgather", "broadcast"):
+        if self._average and recv is not None and self._collective.reduces:
             divide(recv, comm.Get_size())
 
     def _counts(self, count: int) -> list[int]:

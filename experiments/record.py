@@ -257,13 +257,9 @@ def algbw(size_bytes: int, seconds: float) -> float:
 
 
 def busbw(size_bytes: int, seconds: float, ranks: int, collective: str = "allreduce") -> float:
-    """GB/s of the message times 2(p - 1)/p for an AllReduce, (p - 1)/p for ReduceScatter and AllGather, else 1."""
-    factor = {
-        "allreduce": 2 * (ranks - 1) / ranks,
-        "reducescatter": (ranks - 1) / ranks,
-        "allgather": (ranks - 1) / ranks,
-    }
-    return algbw(size_bytes, seconds) * factor.get(collective, 1.0)
+    """GB/s of the message times 2(p - 1)/p for an AllReduce, 1 for Broadcast and Reduce, (p - 1)/p for the others."""
+    factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0}
+    return algbw(size_bytes, seconds) * factor.get(collective, (ranks - 1) / ranks)
 
 
 class NicTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

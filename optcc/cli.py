@@ -260,6 +260,19 @@ class OneOf(click.ParamType[str]):
         raise InputError(f"{_option(param)} {value!r}: must be one of {', '.join(self.allowed)}")
 
 
+class CollectiveType(OneOf):
+    """One of `optcc.collective.COLLECTIVES`; `all_to_all`, `all-to-all` and `AllToAll` are one name."""
+
+    def __init__(self) -> None:
+        from optcc.collective import COLLECTIVES
+
+        super().__init__(COLLECTIVES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        plain = str(value).replace("_", "").replace("-", "").lower()
+        return super().convert(plain if plain in self.allowed else value, param, ctx)
+
+
 def _option(param: click.Parameter | None) -> str:
     return "value" if param is None else param.opts[0]
 

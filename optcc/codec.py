@@ -15,13 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from optcc.arrays import Lists, column
-from optcc.collective import Collective
+from optcc.collective import ROOTED, Collective, CollectiveCell
 from optcc.errors import CodecError, OptccError
 from optcc.plan import FORMAT, KINDS, Channel, Plan
 from optcc.schedule import OPS
@@ -33,19 +34,23 @@ from optcc.units import SIZE_BYTES_MAX
 TRANSFERS_FORMAT = "optcc-transfers/1"
 FILE_BYTES_MAX = 2**30
 NAME_LENGTH_MAX = 1000
-ROOTED = ("broadcast", "reduce")
+CUSTOM = "custom"
+"""In files, the name of a collective that is declared by its cells; `called` is its own."""
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=SIZE_BYTES_MAX)]
 _RankCount = Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-_CollectiveName = Literal["allreduce", "reducescatter", "allgather", "broadcast", "reduce"]
+_CollectiveName = Literal[
+    "allreduce", "reducescatter", "allgather", "broadcast", "reduce", "alltoall", "gather", "scatter", "custom"
+]
 _Reduction = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
 _Dtype = Literal["float32", "float64", "int32", "int64", "float16", "bfloat16", "int8", "uint8"]
 _Op = Literal["reduce", "copy"]
 _Ports = Literal["fifo", "exclusive", "fair"]
 _Kind = Literal["send", "receive", "receive-reduce", "receive-reduce-send", "receive-copy-send", "copy", "reduce"]
+_Share = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,40}(/[1-9][0-9]{0,39})?$")]
 _ABSENT: Any = ""
 
 
@@ -53,10 +58,18 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc
     """An object of a file. A field with the default -1 or `_ABSENT` may be absent; these are out of its bounds."""
 
 
+class _Cell(_Strict):
+    share: _Share
+    before: list[_Index]
+    after: list[tuple[_Index, list[_Index]]]
+
+
 class _Collective(_Strict):
     name: _CollectiveName
     ranks: _RankCount
     root: _Index
+    called: _Name = _ABSENT
+    cells: list[_Cell] = []
 
 
 class _Channel(_Strict):
@@ -130,6 +143,8 @@ class _TransfersHead(_Strict):
     size_bytes: _Index
     scratch_bytes: _Index
     root: _Index = -1
+    called: _Name = _ABSENT
+    cells: list[_Cell] = []
 
 
 _PLAN_DECODER = msgspec.json.Decoder(_PlanFile)
@@ -151,7 +166,12 @@ def write_plan(plan: Plan) -> bytes:
         digest=plan.digest,
         origin_digest=_origin_digest(plan),
         name=plan.name,
-        collective=_Collective(_known(transfers.collective.name), plan.n_ranks, transfers.collective.root),
+        collective=_Collective(
+            _file_name(transfers.collective),
+            plan.n_ranks,
+            transfers.collective.root,
+            *_declaration(transfers.collective),
+        ),
         reduction=_known(transfers.reduction),
         dtype=_known(transfers.dtype),
         size_bytes=transfers.size_bytes,
@@ -222,15 +242,18 @@ def write_transfers(transfers: Transfers) -> bytes:
     Raises CodecError if a number or a name is beyond the bounds of the form.
     """
     collective = transfers.collective
+    called, cells = _declaration(collective)
     head = _TransfersHead(
         format="optcc-transfers/1",
         ranks=collective.n_ranks,
-        collective=_known(collective.name),
+        collective=_file_name(collective),
         reduction=_known(transfers.reduction),
         dtype=_known(transfers.dtype),
         size_bytes=transfers.size_bytes,
         scratch_bytes=transfers.scratch_bytes,
         root=collective.root if collective.name in ROOTED else -1,
+        called=called,
+        cells=cells,
     )
     try:
         lines = [_encode(head), *(_encode(_Transfer(*fields)) for fields in _transfer_rows(transfers))]
@@ -257,10 +280,37 @@ def read_transfers(data: bytes) -> Transfers:
     for index, row in enumerate(rows):
         _check_id(f"line {index + 2}: $.id", row.id, index)
     try:
-        collective = Collective(head.collective, head.ranks, max(head.root, 0))
+        collective = _collective_of(head.collective, head.ranks, max(head.root, 0), head.called, head.cells)
         return _transfers_of(head, collective, tuple(dict.fromkeys(row.stage for row in rows)), rows)
     except OptccError as error:
         raise CodecError(f"line 1: $: {error}") from None
+
+
+def _file_name(collective: Collective) -> Any:
+    """The name of a collective in files."""
+    return CUSTOM if collective.cells else collective.name
+
+
+def _declaration(collective: Collective) -> tuple[Any, list[_Cell]]:
+    """What a file says of a declared collective beside its name: what it is called, and its cells."""
+    cells = [
+        _Cell(str(cell.share), list(cell.before), [(rank, list(ranks)) for rank, ranks in cell.after])
+        for cell in collective.cells
+    ]
+    return (collective.name if cells else _ABSENT), cells
+
+
+def _collective_of(name: str, n_ranks: int, root: int, called: str, cells: Sequence[_Cell]) -> Collective:
+    """The collective that a file says; raises CodecError where the cells do not go with its name, InputError as it."""
+    if (name == CUSTOM) != bool(cells) or bool(called) != bool(cells):
+        raise CodecError(f"collective {name}: cells and called: must be given for {CUSTOM}, and absent for the others")
+    declared = (
+        CollectiveCell(
+            Fraction(cell.share), tuple(cell.before), tuple((rank, tuple(ranks)) for rank, ranks in cell.after)
+        )
+        for cell in cells
+    )
+    return Collective(called if cells else name, n_ranks, root, tuple(declared))
 
 
 def _known(name: str) -> Any:
@@ -323,7 +373,8 @@ def _encoded_ranks(plan: Plan) -> list[bytes]:
 
 def _plan_of(file: _PlanFile, instructions: Sequence[_Instruction]) -> Plan:
     """The plan that `file` says, `instructions` being all of its instructions in order."""
-    collective = Collective(file.collective.name, file.collective.ranks, file.collective.root)
+    head = file.collective
+    collective = _collective_of(head.name, head.ranks, head.root, head.called, head.cells)
     lane_lengths = [len(lane) for entry in file.ranks for lane in entry.lanes]
     kind_number = {kind: number for number, kind in enumerate(KINDS)}
     return Plan(

@@ -20,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from numbers import Integral, Rational
 from pathlib import Path
@@ -30,7 +30,7 @@ import numpy as np
 
 from optcc.arrays import Column
 from optcc.collective import Collective
-from optcc.errors import OptccError, ScheduleError, TopologyError
+from optcc.errors import InputError, OptccError, ScheduleError, TopologyError
 from optcc.schedule import COPY, DATA, OPS, REDUCE, Schedule, SegmentShape
 from optcc.topology import Topology
 from optcc.trees import Tree
@@ -178,6 +178,18 @@ class Program:
         first = len(self._shapes)
         self._shapes += [SegmentShape(Fraction(share) / count, sections)] * (count if share else 0)
         return (Segment(self, index, sections, scratch) for index in range(first, len(self._shapes)))
+
+    def cells(self, segments: int | None = None) -> Iterator[tuple[Chunk | None, ...]]:
+        """For each segment of a pipeline over the whole message, the chunk of every cell of the collective, in order.
+
+        The cells are those of a declared collective, the blocks of an AllToAll (rank s's for rank d is number s p + d),
+        or the parts of a Gather or Scatter, by rank. None stands for a cell without a share.
+        """
+        pipelines = [
+            self.pipeline(segments, sections=1, share=share) if share else None for share in self.collective.shares
+        ]
+        for _ in range(self.segments if segments is None else segments):
+            yield tuple(next(pipeline)[0] if pipeline is not None else None for pipeline in pipelines)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -354,7 +366,8 @@ class Definition:
     """A schedule function with what users need to know of it; call it with a number of ranks to get a `Schedule`.
 
     `configure` turns a topology into the function's parameters, or refuses it with a TopologyError. `lane_per_peer` is
-    that of its schedules; `fair` and `fifo` are what takes its place under these ports.
+    that of its schedules; `fair` and `fifo` are what takes its place under these ports. `declares` makes the collective
+    for a number of ranks, if that is a declared one.
     """
 
     function: Callable[..., None]
@@ -367,6 +380,7 @@ class Definition:
     lane_per_peer: bool = False
     fair: Definition | None = None
     fifo: Definition | None = None
+    declares: Callable[[int], Collective] | None = None
 
     def under(self, ports: str) -> Definition:
         """The definition to build where ports are ordered for `ports`."""
@@ -378,8 +392,25 @@ class Definition:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
+    def of(self, collective: Collective) -> Definition:
+        """The same schedule for a declared collective: that of some AllToAll-v, say.
+
+        Raises InputError for a collective of another name.
+        """
+        if collective.name != self.collective:
+            raise InputError(f"schedule {self.name}: {self.collective}: must be for {collective.name}")
+        return replace(self, declares=lambda _: collective)
+
+    def computes(self, n_ranks: int, root: int = 0) -> Collective:
+        """What the schedule performs on so many ranks; raises InputError if it cannot."""
+        made = self.declares(n_ranks) if self.declares else Collective(self.collective, n_ranks, root)
+        if (made.name, made.n_ranks) != (self.collective, n_ranks):
+            given, wanted = f"{made.name} over {made.n_ranks} ranks", f"{self.collective} over {n_ranks}"
+            raise InputError(f"schedule {self.name}: declares {given}: must be {wanted}")
+        return made
+
     def __call__(self, n_ranks: int, segments: int = 1, *, root: int = 0, **parameters: Any) -> Schedule:
-        """The schedule for `n_ranks` ranks; `root` matters to broadcast and reduce.
+        """The schedule for `n_ranks` ranks; `root` matters to broadcast, reduce, gather and scatter.
 
         Raises ScheduleError at the author's line that makes a mistake, whatever exception that is.
         """
@@ -388,7 +419,7 @@ class Definition:
         return program.finish()
 
     def build(self, topology: Topology, segments: int = 1, *, root: int = 0) -> Schedule:
-        """The schedule for `topology`; `root` matters to broadcast and reduce.
+        """The schedule for `topology`; `root` as in a call.
 
         Raises TopologyError if the schedule does not accept it.
         """
@@ -407,8 +438,7 @@ class Definition:
 
     def _program(self, n_ranks: int, segments: int, root: int) -> Program:
         source = self.function.__code__.co_filename
-        collective = Collective(self.collective, n_ranks, root)
-        return Program(self.name, collective, segments, source, self.lane_per_peer)
+        return Program(self.name, self.computes(n_ranks, root), segments, source, self.lane_per_peer)
 
     def _configured(self, topology: Topology) -> Mapping[str, Any]:
         try:
@@ -442,7 +472,7 @@ def schedule(function: Callable[..., None], /) -> Definition: ...
 def schedule(
     *,
     name: str = ...,
-    collective: str = ...,
+    collective: str | Callable[[int], Collective] = ...,
     accepts: str = ...,
     paper: str = ...,
     configure: Configure = ...,
@@ -457,7 +487,7 @@ def schedule(
     /,
     *,
     name: str = "",
-    collective: str = "allreduce",
+    collective: str | Callable[[int], Collective] = "allreduce",
     accepts: str = "any endpoints",
     paper: str = "",
     configure: Configure = any_flat,
@@ -467,13 +497,15 @@ def schedule(
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
-    `name` is what users call it (the function's own if empty), `collective` what it computes; `accepts` says in words
+    `name` is what users call it (the function's own if empty), `collective` what it computes: a name, or a function
+    from a number of ranks to a declared `Collective` of the function's name; `accepts` says in words
     which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
     from; `lane_per_peer`, `fair` and `fifo` are those of `Definition`.
     """
 
     def define(function: Callable[..., None]) -> Definition:
         called = name or function.__name__
-        return Definition(function, collective, accepts, paper, configure, called, lane_per_peer, fair, fifo)
+        computed, declares = (collective, None) if isinstance(collective, str) else (collective.__name__, collective)
+        return Definition(function, computed, accepts, paper, configure, called, lane_per_peer, fair, fifo, declares)
 
     return define if function is None else define(function)

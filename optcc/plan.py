@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -187,12 +187,14 @@ class Plan(Shown):
     def compute_digest(self) -> str:
         """`digest`, computed now: for whoever is about to trust the plan."""
         t = self.transfers
-        head = {
+        head: dict[str, Any] = {
             "format": FORMAT,
             "collective": [t.collective.name, t.collective.n_ranks, t.collective.root],
             "data": [t.reduction, t.dtype, t.size_bytes, t.scratch_bytes],
             "channels": [[channel.src, channel.dst, channel.slots] for channel in self.channels],
         }
+        if t.collective.cells:
+            head["cells"] = [[str(cell.share), cell.before, cell.after] for cell in t.collective.cells]
         digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
         for each in (
             *(self.lane_rank, self.lanes.starts, self.lanes.values, self.kind, self.in_channel, self.out_channel),

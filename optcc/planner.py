@@ -52,6 +52,10 @@ SCHEDULE_OF: Mapping[str, str] = {
     "allgather": "ring-all-gather",
     "broadcast": "chain-broadcast",
     "reduce": "chain-reduce",
+    "alltoall": "direct-all-to-all",
+    "alltoallv": "direct-all-to-all-v",
+    "gather": "direct-gather",
+    "scatter": "direct-scatter",
 }
 """By collective, the schedule that `Planner` takes unless another is given."""
 
@@ -119,7 +123,7 @@ class Planner:
     def _stored(self, request: PlanRequest) -> Plan:
         """The plan from the store, where that another process may be about to put it; or a new one."""
         store = self._store
-        if store is None or self._options.schedules[request.collective.name] not in (AUTO, *SCHEDULES):
+        if store is None or self._schedule_of(request) not in (AUTO, *SCHEDULES):
             return self._build(request)
         key = self._key(request)
         plan = store.get(key, request)
@@ -134,10 +138,19 @@ class Planner:
                     store.put(key, plan)
             return plan
 
+    def _schedule_of(self, request: PlanRequest) -> str:
+        """The name of the schedule; raises InputError if none is known for a declared collective."""
+        name = request.collective.name
+        if name not in self._options.schedules:
+            raise InputError(
+                f"collective {name!r}: must have a schedule: Planner(topology, schedules={{{name!r}: ...}})"
+            )
+        return self._options.schedules[name]
+
     def _build(self, request: PlanRequest) -> Plan:
         options = self._options
         return build(
-            options.schedules[request.collective.name],
+            self._schedule_of(request),
             self.topology,
             request.size_bytes,
             dtype=request.dtype,
@@ -146,6 +159,7 @@ class Planner:
             slots=options.slots,
             ports=options.ports,
             root=request.collective.root,
+            declared=request.collective if request.collective.cells else None,
             by_rail=options.by_rail,
         ).plan
 
@@ -191,7 +205,7 @@ class Planner:
 
     def _key(self, request: PlanRequest) -> str:
         """All that a plan of this planner follows from, and the version of what makes it."""
-        schedule = self._options.schedules[request.collective.name]
+        schedule = self._schedule_of(request)
         options = msgspec.structs.replace(self._options, schedules={request.collective.name: schedule})
         return repr((_source_version(), options, astuple(self.topology), tuple(request)))
 
@@ -278,10 +292,12 @@ def build(
     ports: Model = "exclusive",
     root: int = 0,
     by_rail: bool = False,
+    declared: Collective | None = None,
 ) -> Built:
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
 
-    With `by_rail` and fair ports `auto` takes NICs to reach those of their own rail alone, as they do over TCP.
+    `declared` is the collective, if it is one by its cells; the schedule must be for one of that name. With `by_rail`
+    and fair ports `auto` takes NICs to reach those of their own rail alone, as they do over TCP.
 
     Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
     """
@@ -303,6 +319,8 @@ def build(
         taken = chosen.taken
         return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)
     definition = find_schedule(name).under(ports)
+    if declared is not None:
+        definition = definition.of(declared)
     made: TimedPlan | None = None
     if isinstance(segments, str):
         segments, made = try_segments(

@@ -7,11 +7,13 @@ used where it is. What is made for the caller is of the same kind as what came. 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optcc.collective import Collective, split
+from optcc.collective import Collective, Region, split
 from optcc.errors import InputError
 from optcc.plan import PlanRequest
 
@@ -70,6 +72,76 @@ def reduce(n_ranks: int, rank: int, array: Any, op: str, root: int, out: Any, dt
     send = as_array("array", array)
     request = PlanRequest(Collective("reduce", n_ranks, root), send.nbytes, dtype_of(send, dtype), op)
     return Call(request, send, *(_output(out, array, send, send.shape) if rank == root else (None, None)))
+
+
+def all_to_all(n_ranks: int, array: Any, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.all_to_all`."""
+    send = as_array("array", array)
+    _check_blocks(send, n_ranks)
+    request = PlanRequest(Collective("alltoall", n_ranks), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
+    return Call(request, send, *_output(out, array, send, send.shape))
+
+
+def all_to_all_v(rank: int, counts: Sequence[Sequence[int]], array: Any, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.all_to_all_v`; `counts[s][d]` is how many elements rank s has for rank d."""
+    send = as_array("array", array)
+    if sum(counts[rank]) != send.size:
+        raise InputError(f"counts {list(counts[rank])}: must add up to {send.size}, the elements of the array")
+    total = sum(map(sum, counts))
+    # Nothing at all is an AllToAll of empty blocks.
+    collective = Collective.all_to_all_v(counts) if total else Collective("alltoall", len(counts))
+    request = PlanRequest(collective, total * send.itemsize, dtype_of(send, dtype), "sum")
+    return Call(request, send, *_output(out, array, send, (sum(row[rank] for row in counts),)))
+
+
+def gather(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.gather`."""
+    send = as_array("array", array)
+    request = PlanRequest(Collective("gather", n_ranks, root), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
+    shape = n_ranks, *send.shape
+    return Call(request, send, *(_output(out, array, send, shape) if rank == root else (None, None)))
+
+
+def scatter(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.scatter`."""
+    collective = Collective("scatter", n_ranks, root)
+    if rank != root:
+        recv = as_array("out", out)
+        return Call(PlanRequest(collective, recv.nbytes * n_ranks, dtype_of(recv, dtype), "sum"), None, recv, out)
+    send = as_array("array", array)
+    _check_blocks(send, n_ranks)
+    shape = send.shape[1:] if send.shape[:1] == (n_ranks,) else (send.size // n_ranks,)
+    request = PlanRequest(collective, send.nbytes, dtype_of(send, dtype), "sum")
+    return Call(request, send, *_output(out, array, send, shape))
+
+
+def perform(rank: int, collective: Collective, array: Any, op: str, out: Any, dtype: str | None) -> Call:
+    """See `Communicator.perform`."""
+    share = sum((cell.share for cell in collective.cells if rank in cell.before), Fraction(0))
+    send = None if array is None else as_array("array", array)
+    own, part, name = send, share, "array"
+    if not share:
+        # What this rank gets says how long the message is.
+        own, name = as_array("out", out), "out"
+        part = sum((cell.share for cell in collective.cells for taker, _ in cell.after if taker == rank), Fraction(0))
+    if own is None or not part:
+        raise InputError(f"{name}: rank {rank} of {collective.name}: must give or get something of the message")
+    count = own.size / part
+    if count.denominator != 1 or (share and _elements(collective.before(rank, int(count))) != own.size):
+        raise InputError(f"{name}: {own.size} elements: must be {part} of a whole message of {collective.name}")
+    request = PlanRequest(collective, int(count) * own.itemsize, dtype_of(own, dtype), op)
+    length = _elements(collective.after(rank, int(count)))
+    recv = (None, None) if not length else _output(out, own if array is None else array, own, (length,))
+    return Call(request, send if share else None, *recv)
+
+
+def _elements(regions: Sequence[Region]) -> int:
+    return sum(stop - start for start, stop, _ in regions)
+
+
+def _check_blocks(send: Any, n_ranks: int) -> None:
+    if send.size % n_ranks:
+        raise InputError(f"array: {send.size} elements: must be a multiple of {n_ranks}, a block for each rank")
 
 
 def as_array(name: str, given: Any) -> Any:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from optcc.collective import check_dtype, split
+from optcc.collective import Region, check_dtype
 from optcc.errors import InputError
 from optcc.plan import Plan
 from optcc.runtime.input_aliasing import find_first_reads
 from optcc.runtime.kernels import Array, Kernels
+from optcc.runtime.scattered import INPUT, OUTPUT, WORK, MemoryLayout, Place
 from optcc.runtime.state import PostRecv, PostSend, RankProgram
 from optcc.runtime.stored_types import is_stored_as, stored_dtype
 from optcc.runtime.transport import Bytes
@@ -58,7 +59,8 @@ class Staging(Protocol):
 
 class Arrays(NamedTuple):
     """The memory of a run: where the plan runs, what is copied (to, from) before and after, and the user's output; and
-    where the input stays and is read, with its address, if it is not copied."""
+    where the input stays and is read, with its address, if it is not copied. Where input or output are several parts of
+    the message, `pieces_before` and `pieces_after` are copied."""
 
     buffer: Any
     address: int
@@ -67,6 +69,8 @@ class Arrays(NamedTuple):
     output: Any
     source: Any = None
     source_address: int = 0
+    pieces_before: tuple[tuple[Any, Any], ...] = ()
+    pieces_after: tuple[tuple[Any, Any], ...] = ()
 
 
 class PlanBuffers:
@@ -93,13 +97,16 @@ class PlanBuffers:
         self._itemsize = check_dtype(plan.transfers.dtype)
         self._stored = stored_dtype(plan.transfers.dtype)
         # Where in the message this rank's input and output stand: first byte and byte after the last; (0, 0) for none.
-        self.input_bytes, self.output_bytes = _places(plan, rank)
+        # Where one of them is several parts, this counts from the beginning of the array.
+        inputs, outputs = _places(plan, rank)
+        self._layout = _layout(program, inputs, outputs) if len(inputs) > 1 or len(outputs) > 1 else None
+        self.input_bytes, self.output_bytes = _span(inputs), _span(outputs)
         self._slots = _allocate_slots(program, _aligned if staging is None else staging.host)
         self._work: Any = None
         # The addresses of the buffer and, where it is read there, of the input.
         self.tied_to: tuple[int, int] | None = None
-        # The parts of the buffer that are divided at the end of a run.
-        self.averages: list[Any] = []
+        # The parts of the buffer that are divided at the end of a run, and by what.
+        self.averages: list[tuple[Any, int]] = []
         self._first_reads: frozenset[int] | None = None
         self._first_reads_found = False
 
@@ -110,6 +117,8 @@ class PlanBuffers:
         target, address = self._check_array("recv", recv, wanted)
         if recv is not None and not getattr(recv.flags, "writeable", True):
             raise InputError("recv: read-only: must be writable")
+        if self._layout is not None:
+            return self._arrange_pieces(self._layout, source, at, target, address, recv)
         in_place = False
         if source is not None and target is not None:
             ahead = at - address
@@ -127,8 +136,36 @@ class PlanBuffers:
         after = None if target is None else (target, work[slice(*wanted)])
         return Arrays(work, _address(work), before, after, recv)
 
+    def _arrange_pieces(
+        self, layout: MemoryLayout, source: Any, at: int, target: Any, address: int, output: Any
+    ) -> Arrays:
+        """The memory of a run whose input or output is several parts of the message; in place, the input is copied."""
+        if source is not None and target is not None and -source.nbytes < at - address < target.nbytes:
+            kept = self._allocate(source.nbytes)
+            return self._with_pieces(layout, kept, ((kept, source),), target, address, output)
+        return self._with_pieces(layout, source, (), target, address, output)
+
+    def _with_pieces(
+        self,
+        layout: MemoryLayout,
+        source: Any,
+        before: tuple[tuple[Any, Any], ...],
+        target: Any,
+        address: int,
+        output: Any,
+    ) -> Arrays:
+        if layout.work_bytes and self._work is None:
+            self._work = self._allocate(layout.work_bytes)
+        homes = {OUTPUT: target, INPUT: source, WORK: self._work}
+        copies = [(homes[home][at : at + n], source[mine : mine + n]) for home, at, mine, n in layout.before]
+        after = [(target[mine : mine + n], homes[home][at : at + n]) for home, at, mine, n in layout.after]
+        source_address = 0 if source is None else _address(source)
+        return Arrays(target, address, None, None, output, source, source_address, (*before, *copies), tuple(after))
+
     def check_buffer(self, buffer: Any) -> int:
         """The address of a buffer that a plan can run in."""
+        if self._layout is not None:
+            raise InputError(f"plan {self._plan.name}: must run from an array to an array, not in a buffer")
         if buffer.dtype != np.uint8 or buffer.ndim != 1:
             raise InputError(f"buffer: {buffer.dtype} of {buffer.ndim} dimensions: must be uint8 of one dimension")
         if buffer.nbytes != self._plan.buffer_bytes:
@@ -158,7 +195,8 @@ class PlanBuffers:
 
     def tie(self, arrays: Arrays) -> list[BoundAction]:
         """Every action of the program tied to its bytes, for as long as the arrays stay the same."""
-        view, buffer, given = self._view, arrays.buffer, arrays.source
+        view, given = self._view, arrays.source
+        buffer = arrays.buffer if self._layout is None else _Pieces(self._layout, arrays.buffer, given, self._work)
         first_reads = (None if given is None else self._first_reads) or frozenset()
         bound: list[BoundAction] = []
         for action in self._program.actions:
@@ -187,7 +225,7 @@ class PlanBuffers:
                     source = view(given[action.dst_offset : action.dst_offset + action.bytes]), source
             bound.append((code, action.instruction, target, source))
         self.tied_to = arrays.address, arrays.source_address
-        self.averages = [view(buffer[start:stop]) for start, stop in self._reduced_bytes()]
+        self.averages = [(view(buffer[start:stop]), count) for start, stop, count in self._reduced_bytes()]
         return bound
 
     def _runs_in(self, target: Any, address: int) -> bool:
@@ -209,34 +247,72 @@ class PlanBuffers:
 
     def _take_work(self) -> Any:
         if self._work is None:
-            n_bytes = self._plan.buffer_bytes
-            self._work = _aligned(n_bytes) if self._staging is None else self._staging.device(n_bytes)
+            self._work = self._allocate(self._plan.buffer_bytes)
         return self._work
 
-    def _reduced_bytes(self) -> list[tuple[int, int]]:
-        """Which bytes of an average are to be divided: elements, in the end, that this rank must hold and that everyone
-        contributed to."""
+    def _allocate(self, n_bytes: int) -> Any:
+        return _aligned(n_bytes) if self._staging is None else self._staging.device(n_bytes)
+
+    def _reduced_bytes(self) -> list[tuple[int, int, int]]:
+        """Which bytes of an average are to be divided, and by how many: elements, in the end, that this rank must hold,
+        and who contributed to them."""
         collective, itemsize = self._plan.collective, self._itemsize
-        if collective.name in ("broadcast", "allgather") or self._plan.transfers.reduction != "avg":
+        if not collective.reduces or self._plan.transfers.reduction != "avg":
             return []
         after = collective.after(self._rank, self._plan.size_bytes // itemsize)
-        return [(start * itemsize, stop * itemsize) for start, stop, ranks in after if ranks == collective.everyone]
+        return [(start * itemsize, stop * itemsize, ranks.bit_count()) for start, stop, ranks in after]
 
 
-def _places(plan: Plan, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Which bytes of the message are the input of `rank`, and which its output; (0, 0) for none."""
+class _Pieces:
+    """The message at a rank, for slices of bytes that lie in one array."""
+
+    def __init__(self, layout: MemoryLayout, target: Any, source: Any, work: Any) -> None:
+        self._layout, self._homes = layout, {OUTPUT: target, INPUT: source, WORK: work}
+
+    def __getitem__(self, bytes_: slice) -> Any:
+        found = self._layout.find(bytes_.start, bytes_.stop)
+        assert found is not None, "the layout has each access in one piece"
+        home, at = found
+        return self._homes[home][at : at + bytes_.stop - bytes_.start]
+
+
+def _layout(program: RankProgram, inputs: list[Place], outputs: list[Place]) -> MemoryLayout:
+    reads: set[Place] = set()
+    writes: set[Place] = set()
+    for action in program.actions:
+        if isinstance(action, PostSend):
+            reads.add((action.offset, action.offset + action.bytes))
+        elif not isinstance(action, PostRecv):
+            writes.add((action.dst_offset, action.dst_offset + action.bytes))
+            if action.slot < 0:
+                reads.add((action.src_offset, action.src_offset + action.bytes))
+    return MemoryLayout(inputs, outputs, reads, writes)
+
+
+def _places(plan: Plan, rank: int) -> tuple[list[Place], list[Place]]:
+    """Which parts of the message are the input of `rank`, and which its output."""
     collective, itemsize = plan.collective, check_dtype(plan.transfers.dtype)
-    whole = given = wanted = 0, plan.size_bytes
-    first, stop = list(split(plan.size_bytes // itemsize, plan.n_ranks))[rank]
-    if collective.name == "allgather":
-        given = first * itemsize, stop * itemsize
-    elif collective.name == "reducescatter":
-        wanted = first * itemsize, stop * itemsize
-    elif collective.name == "broadcast":
-        given = whole if rank == collective.root else (0, 0)
-    elif collective.name == "reduce":
-        wanted = whole if rank == collective.root else (0, 0)
-    return given, wanted
+    count = plan.size_bytes // itemsize
+    given, got = collective.before(rank, count), collective.after(rank, count)
+    return _adjacent(given, itemsize), _adjacent(got, itemsize)
+
+
+def _adjacent(regions: Sequence[Region], itemsize: int) -> list[Place]:
+    """The bytes of regions, neighbours as one."""
+    found: list[Place] = []
+    for start, stop, _ in regions:
+        if found and found[-1][1] == start * itemsize:
+            found[-1] = found[-1][0], stop * itemsize
+        else:
+            found.append((start * itemsize, stop * itemsize))
+    return found
+
+
+def _span(places: Sequence[Place]) -> Place:
+    """The one place, or as many bytes from 0 on."""
+    if len(places) == 1:
+        return places[0]
+    return 0, sum(stop - start for start, stop in places)
 
 
 def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> list[list[Bytes]]:

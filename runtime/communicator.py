@@ -17,13 +17,15 @@ overlap, unless they are of the same kind, size, type and reduction: those share
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
-from optcc.collective import check_reduction_of
+import numpy as np
+
+from optcc.collective import Collective, check_reduction_of
 from optcc.errors import InputError, OptccError
 from optcc.plan import PlanRequest
 from optcc.runtime import arguments
@@ -113,6 +115,43 @@ class Communicator:
         """At rank `root` the reduction of every rank's `array`, None elsewhere; raises as `all_reduce`."""
         return self.start_reduce(array, op, root, out, dtype=dtype).result()
 
+    def all_to_all(self, array: Any, out: Any = None, *, dtype: str | None = None) -> Any:
+        """Block r of every rank's `array`, which has p equal blocks, goes to rank r, where they stand by rank.
+
+        `out`, of the shape of `array`, is a new array unless given; `out=array` works in place, with a copy. Raises as
+        `all_reduce`.
+        """
+        return self.start_all_to_all(array, out, dtype=dtype).result()
+
+    def all_to_all_v(self, array: Any, counts: Sequence[int], out: Any = None, *, dtype: str | None = None) -> Any:
+        """`all_to_all` of unequal blocks: the first `counts[0]` elements of `array` go to rank 0, and so on.
+
+        The result, flat, has what the ranks had for this one, by rank. The ranks tell each other their counts first; a
+        plan is made and proved for each table of counts, and kept. Raises as `all_reduce`.
+        """
+        return self.start_all_to_all_v(array, counts, out, dtype=dtype).result()
+
+    def gather(self, array: Any, root: int = 0, out: Any = None, *, dtype: str | None = None) -> Any:
+        """At rank `root` every rank's `array`, by rank; None elsewhere; raises as `all_reduce`."""
+        return self.start_gather(array, root, out, dtype=dtype).result()
+
+    def scatter(self, array: Any = None, root: int = 0, out: Any = None, *, dtype: str | None = None) -> Any:
+        """Block r of the p equal blocks of rank `root`'s `array`, at rank r; raises as `all_reduce`.
+
+        All ranks but the root leave `array` out, and must give `out`, an array of the length of a block.
+        """
+        return self.start_scatter(array, root, out, dtype=dtype).result()
+
+    def perform(
+        self, collective: Collective, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None
+    ) -> Any:
+        """A collective that was declared (`Collective.declared`), by the schedule that the planner has for its name.
+
+        `array` has the elements at which this rank has an input, in their order, None if there are none; the result,
+        flat, those that it must end with. A rank without an input gives `out`. Raises as `all_reduce`.
+        """
+        return self.start_perform(collective, array, op, out, dtype=dtype).result()
+
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """Returns once every rank has called it; see `Engine.barrier`."""
         self.engine.barrier(timeout_s)
@@ -140,6 +179,39 @@ class Communicator:
     ) -> Handle:
         """Begins `reduce`."""
         return self._begin(arguments.reduce(self.n_ranks, self.rank, array, op, root, out, dtype))
+
+    def start_all_to_all(self, array: Any, out: Any = None, *, dtype: str | None = None) -> Handle:
+        """Begins `all_to_all`."""
+        return self._begin(arguments.all_to_all(self.n_ranks, array, out, dtype))
+
+    def start_all_to_all_v(
+        self, array: Any, counts: Sequence[int], out: Any = None, *, dtype: str | None = None
+    ) -> Handle:
+        """Begins `all_to_all_v`, once the ranks have told each other their counts."""
+        return self._begin(arguments.all_to_all_v(self.rank, self._all_counts(counts), array, out, dtype))
+
+    def start_gather(self, array: Any, root: int = 0, out: Any = None, *, dtype: str | None = None) -> Handle:
+        """Begins `gather`."""
+        return self._begin(arguments.gather(self.n_ranks, self.rank, array, root, out, dtype))
+
+    def start_scatter(self, array: Any = None, root: int = 0, out: Any = None, *, dtype: str | None = None) -> Handle:
+        """Begins `scatter`."""
+        return self._begin(arguments.scatter(self.n_ranks, self.rank, array, root, out, dtype))
+
+    def start_perform(
+        self, collective: Collective, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None
+    ) -> Handle:
+        """Begins `perform`."""
+        return self._begin(arguments.perform(self.rank, collective, array, op, out, dtype))
+
+    def _all_counts(self, counts: Sequence[int]) -> list[list[int]]:
+        """How many elements every rank has for every rank."""
+        own = np.array(counts, dtype=np.int64)
+        if own.shape != (self.n_ranks,) or own.min() < 0:
+            raise InputError(f"counts {list(counts)}: must be {self.n_ranks} numbers, none below zero")
+        # An AllToAll of the same for all, which there is a schedule for on any servers.
+        told = self.all_to_all(np.tile(own, self.n_ranks))
+        return cast("list[list[int]]", told.reshape(self.n_ranks, -1).tolist())
 
     # --- made ready once, started at will -----------------------------------------------------------------------------
 
@@ -171,6 +243,34 @@ class Communicator:
     ) -> PersistentCollective:
         """A `reduce` of `array` into `out` at rank `root` that is made ready once; see `all_reduce_init`."""
         return self._persist(arguments.reduce(self.n_ranks, self.rank, array, op, root, out, dtype))
+
+    def all_to_all_init(self, array: Any, out: Any = None, *, dtype: str | None = None) -> PersistentCollective:
+        """An `all_to_all` of `array` into `out` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.all_to_all(self.n_ranks, array, out, dtype))
+
+    def all_to_all_v_init(
+        self, array: Any, counts: Sequence[int], out: Any = None, *, dtype: str | None = None
+    ) -> PersistentCollective:
+        """An `all_to_all_v` of `array` into `out` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.all_to_all_v(self.rank, self._all_counts(counts), array, out, dtype))
+
+    def gather_init(
+        self, array: Any, root: int = 0, out: Any = None, *, dtype: str | None = None
+    ) -> PersistentCollective:
+        """A `gather` of `array` into `out` at rank `root` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.gather(self.n_ranks, self.rank, array, root, out, dtype))
+
+    def scatter_init(
+        self, array: Any = None, root: int = 0, out: Any = None, *, dtype: str | None = None
+    ) -> PersistentCollective:
+        """A `scatter` of rank `root`'s `array` into `out` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.scatter(self.n_ranks, self.rank, array, root, out, dtype))
+
+    def perform_init(
+        self, collective: Collective, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None
+    ) -> PersistentCollective:
+        """A `perform` of `array` into `out` that is made ready once; see `all_reduce_init`."""
+        return self._persist(arguments.perform(self.rank, collective, array, op, out, dtype))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

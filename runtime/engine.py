@@ -470,6 +470,8 @@ class PersistentPlan:
             else:
                 # NumPy's own: half the time of its copyto.
                 into[...] = source
+        for into, source in arrays.pieces_before:
+            self._copy(into, source)
         tied_to = buffers.tied_to
         if tied_to is None or tied_to[0] != arrays.address or tied_to[1] != arrays.source_address:
             self._bound = buffers.tie(arrays)
@@ -492,8 +494,10 @@ class PersistentPlan:
         """Every instruction is done: what is left is to divide, and to copy the output to where it was asked for."""
         arrays = self._queue[0].arrays
         assert arrays is not None
-        for data in self._buffers.averages:
-            self._kernels.finish(data, self.plan.n_ranks)
+        for data, count in self._buffers.averages:
+            self._kernels.finish(data, count)
+        for into, source in arrays.pieces_after:
+            self._copy(into, source)
         if arrays.after is not None:
             into, source = arrays.after
             if self._memory is None:

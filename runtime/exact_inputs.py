@@ -78,10 +78,10 @@ def expected_output(
                 UFUNCS[reduction](part, given[start:stop], out=part)
             else:
                 output[start:stop] = given[start:stop]
-    for start, stop, _ in regions:
+    for start, stop, ranks in regions:
         defined[start:stop] = True
-        if reduction == "avg" and collective.name not in ("broadcast", "allgather"):
-            divide(output[start:stop], collective.n_ranks, "float32" if dtype == "bfloat16" else dtype)
+        if reduction == "avg" and collective.reduces:
+            divide(output[start:stop], ranks.bit_count(), "float32" if dtype == "bfloat16" else dtype)
     return _stored(output, dtype), defined
 
 

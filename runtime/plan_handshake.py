@@ -24,6 +24,8 @@ PROTOCOL = 2
 _RECORD = struct.Struct("<8sIIQIIIIII32s")
 _MAGIC = b"optcc-ag"
 _DTYPES = tuple(DTYPE_BYTES)
+_COLLECTIVES = (*COLLECTIVES, "declared")
+"""The last stands for all that are declared; plans for different ones have different digests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,13 @@ class Terms:
         """The terms of a plan, whether this rank holds a proof of it, and the group of its channels."""
         t, c = plan.transfers, plan.collective
         verdict = "proved" if proved else "not proved"
-        what = t.size_bytes, t.dtype, t.reduction, c.name, c.root
+        name = c.name if not c.cells else _COLLECTIVES[-1]
+        what = t.size_bytes, t.dtype, t.reduction, name, c.root
         return cls(PROTOCOL, plan.n_ranks, *what, group, verdict, plan.digest)
 
     def pack(self) -> bytes:
         """The record."""
-        codes = (_DTYPES.index(self.dtype), REDUCTIONS.index(self.reduction), COLLECTIVES.index(self.collective))
+        codes = (_DTYPES.index(self.dtype), REDUCTIONS.index(self.reduction), _COLLECTIVES.index(self.collective))
         proved = int(self.verdict == "proved")
         return _RECORD.pack(
             *(_MAGIC, self.protocol, self.n_ranks, self.size_bytes, *codes, self.root, self.group, proved),
@@ -68,7 +71,7 @@ class Terms:
         )
         return cls(
             *(protocol, n_ranks, size_bytes, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
-            *(_name(COLLECTIVES, collective), root, group, "proved" if proved else "not proved", digest.hex()),
+            *(_name(_COLLECTIVES, collective), root, group, "proved" if proved else "not proved", digest.hex()),
         )
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from optcc.dsl import Definition
+from optcc.schedules.all_to_all import (
+    direct_all_to_all,
+    direct_all_to_all_v,
+    direct_gather,
+    direct_scatter,
+    matched_all_to_all,
+    matched_all_to_all_v,
+)
 from optcc.schedules.direct import direct
 from optcc.schedules.double_tree import double_binary_tree
 from optcc.schedules.fair_optimum import shares
@@ -30,4 +38,8 @@ _HALVES = (
     *(ring_reduce_scatter, ring_all_gather, bruck),
     *(chain_broadcast, chain_reduce, binary_tree_broadcast, binary_tree_reduce),
 )
-SCHEDULES: dict[str, Definition] = {definition.name: definition for definition in (*_ALLREDUCE, *_HALVES)}
+_EXCHANGES = (
+    *(direct_all_to_all, matched_all_to_all, direct_all_to_all_v, matched_all_to_all_v),
+    *(direct_gather, direct_scatter),
+)
+SCHEDULES: dict[str, Definition] = {definition.name: definition for definition in (*_ALLREDUCE, *_HALVES, *_EXCHANGES)}

@@ -11,8 +11,8 @@ from typing import Any
 import click
 import msgspec
 
-from optcc.cli import OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
-from optcc.collective import COLLECTIVES, DTYPE_BYTES, reductions_of
+from optcc.cli import CollectiveType, OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
+from optcc.collective import DTYPE_BYTES, ROOTED, reductions_of
 from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.bench import (
@@ -48,7 +48,13 @@ from optcc.units import parse_time
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
 _DEFAULT_SCHEDULES = {**SCHEDULE_OF, "allreduce": "ring"}
 _TITLES = {"allreduce": "AllReduce", "reducescatter": "ReduceScatter", "allgather": "AllGather"}
-_TITLES |= {"broadcast": "Broadcast", "reduce": "Reduce"}
+_TITLES |= {
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "alltoall": "AllToAll",
+    "gather": "Gather",
+    "scatter": "Scatter",
+}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
 TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
@@ -70,15 +76,15 @@ SIZES_MAX = 1000
     help="half, float, double, bfloat16, int8, ...",
 )
 @click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor.")
-@click.option("--collective", type=OneOf(COLLECTIVES), default="allreduce", show_default=True, help="What is timed.")
-@click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help="Of broadcast and reduce.")
+@click.option("--collective", type=CollectiveType(), default="allreduce", show_default=True, help="What is timed.")
+@click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help=f"Of {', '.join(ROOTED)}.")
 @click.option("--schedule", "schedules", multiple=True, help="A schedule, or FILE.py:FUNCTION; may be repeated.")
 @click.option(
     "--peer",
     "peers",
     type=OneOf(PEERS),
     multiple=True,
-    help="mpi: the MPI library's own AllReduce; gloo: torch's; may be repeated.",
+    help="mpi: the MPI library's own collective; gloo: torch's; may be repeated.",
 )
 @click.option("--topology", type=TopologyType(), envvar="OPTCC_TOPOLOGY", help="What the hosts can carry.")
 @click.option("--wire-overhead", default="1", envvar="OPTCC_WIRE_OVERHEAD", help="Bytes on the wire a payload byte.")

@@ -7,22 +7,27 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import OneOf, SecondsType, SizeType, TopologyType, echo_card, echo_json, json_option
-from optcc.collective import COLLECTIVES, Collective
+from optcc.cli import CollectiveType, OneOf, SecondsType, SizeType, TopologyType, echo_card, echo_json, json_option
+from optcc.collective import COLLECTIVES, PERSONALISED, ROOTED, Collective
+from optcc.errors import InputError
 from optcc.files import replace_file
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Certificate
 from optcc.verify.bounds.certified import certified_bound, explain_if_pooled
+from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.bounds.explain import Explanation, exact
 from optcc.verify.bounds.lp import BoundUnknown
+from optcc.verify.bounds.port_load import PortLoad, certify_load
 from optcc.verify.bounds.solvers import SOLVERS
+
+_NAMES = f"{', '.join(COLLECTIVES)}; the message of an alltoall is that of all ranks together."
 
 
 @click.command("bound", epilog="Example: optcc bound 4@50MB/s,3=25MB/s --size 64MiB")
 @click.argument("topology", type=TopologyType())
-@click.option("--size", type=SizeType(), required=True, help="Bytes of the whole buffer, such as 64MiB.")
-@click.option("--collective", default="allreduce", show_default=True, help=f"{', '.join(COLLECTIVES)}.")
-@click.option("--root", default=0, show_default=True, help="The rank, for broadcast and reduce.")
+@click.option("--size", type=SizeType(), required=True, help="Bytes of the whole message, such as 64MiB.")
+@click.option("--collective", type=CollectiveType(), default="allreduce", show_default=True, help=_NAMES)
+@click.option("--root", default=0, show_default=True, help=f"The rank, for {', '.join(ROOTED)}.")
 @click.option("--segments", type=click.IntRange(1), help="Also predict OptCC with that many.")
 @click.option("--achievable", is_flag=True, help="Also certify a packing of trees that reaches the bound.")
 @click.option("--certificate", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
@@ -60,6 +65,11 @@ def command(
     form, and its certificate must support that bound.
     """
     wanted = Collective(collective, topology.n_ranks, root)
+    if collective in PERSONALISED:
+        if solver_name is not None or achievable or file is not None:
+            raise InputError(f"{collective}: --solver, --achievable, --certificate: are for collectives of trees")
+        _tell_load(certify_load(collective_bound(topology, size, wanted), topology, wanted), as_json)
+        return
     told = explain_if_pooled(topology, size, wanted, segments)
     try:
         certificate, solved_by = certified_bound(
@@ -84,6 +94,26 @@ def command(
             echo_card(card)
     by = "" if solver_name is None else f" (linear program solved by {solver_name})"
     click.echo(f"exactly {certificate.seconds} s{by}; certificate replayed{_achieved(certificate)}")
+
+
+def _tell_load(load: PortLoad, as_json: bool) -> None:
+    """Prints the bound of an AllToAll, a Gather or a Scatter."""
+    if not as_json:
+        echo_card(load.bound)
+        click.echo(f"exactly {load.seconds} s; counted again from the conditions of the collective")
+        return
+    echo_json(
+        {
+            "seconds": float(load.seconds),
+            "seconds_exact": _ratio(load.seconds),
+            "binding": list(load.bound.binding),
+            "achievable_exact": _ratio(load.seconds) if load.bound.tight else None,
+            "gap": "0" if load.bound.tight else None,
+            "solver": None,
+            "certificate": load.as_json(),
+            "explanation": None,
+        }
+    )
 
 
 def _as_json(certificate: Certificate, told: Explanation | None, solved_by: str | None) -> dict[str, object]:

@@ -157,7 +157,7 @@ def _time_as_written(
     started = time.perf_counter()
     swept = time_static_order(definition, topology, size_bytes=size, segments=segments, dtype=dtype, model=model)
     spent = time.perf_counter() - started
-    made = Collective(definition.collective, topology.n_ranks)
+    made = definition.computes(topology.n_ranks)
     _tell(swept, made, topology, size, swept.transfers, spent, as_json, None)
 
 
@@ -173,7 +173,7 @@ def _tell(
 ) -> None:
     """Prints `result` beside the bound; `spent` is how long it took to find, in seconds; no `verdict` if there is no
     plan to judge."""
-    bound = float(collective_bound(topology, size_bytes, made.name, made.root, fabric=False).seconds)
+    bound = float(collective_bound(topology, size_bytes, made, fabric=False).seconds)
     ratio = result.seconds / bound if bound else 1.0
     if not as_json:
         echo_card(result)

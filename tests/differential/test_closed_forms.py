@@ -12,13 +12,16 @@ from itertools import permutations, product
 
 import pytest
 
-from optcc.collective import COLLECTIVES
 from optcc.planner import build_plan
 from optcc.simulate import MODELS, simulate
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.closed_forms import Bound, allreduce_bound, collective_bound, latency_bound, latency_rounds
+from optcc.verify.bounds.network import KINDS_OF
 from tests.differential.trees import Ports, in_trees, least_time, out_trees, paths, solve
 from tests.sample import sampled
+
+TREE_COLLECTIVES = tuple(KINDS_OF)
+"""Those whose bounds are about trees."""
 
 pytest.importorskip("scipy", reason="no scipy: pip install scipy")
 
@@ -61,7 +64,7 @@ def flat(rates: list[tuple[int, int]]) -> Topology:
 
 def compare(topology: Topology, rng: random.Random) -> None:
     """Every collective's closed form is the optimum over all trees, or below it where it does not claim to be."""
-    for collective in COLLECTIVES:
+    for collective in TREE_COLLECTIVES:
         root = rng.randrange(topology.n_ranks)
         bound = collective_bound(topology, 1, collective, root)
         least = least_time(topology, collective, root)
@@ -256,7 +259,7 @@ def _finished(known: tuple[int, ...], p: int, collective: str) -> bool:
     return all(each == everybody for each in known)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", TREE_COLLECTIVES)
 @pytest.mark.parametrize("p", [2, 3, 4, 5])
 def test_rounds(p: int, collective: str) -> None:
     """ceil(log2 p), and it can be done."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from optcc import codec
 from optcc.arrays import Lists, column
 from optcc.codec import read_plan, read_transfers, write_plan, write_transfers
-from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS, Collective
+from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS, ROOTED, Collective
 from optcc.errors import CodecError, PlanError
 from optcc.plan import FORMAT, KINDS, RECV, RECV_REDUCE_SEND, SEND, Channel, Plan
 from optcc.schedule import COPY, OPS, REDUCE
@@ -177,7 +177,7 @@ def test_the_file_lists_the_names_that_the_nouns_know() -> None:
         (KINDS, codec._Kind),
         (OPS, codec._Op),
         (MODELS, codec._Ports),
-        (COLLECTIVES, codec._CollectiveName),
+        ((*COLLECTIVES, codec.CUSTOM), codec._CollectiveName),
         (REDUCTIONS, codec._Reduction),
         (tuple(DTYPE_BYTES), codec._Dtype),
     ):
@@ -382,7 +382,7 @@ def test_the_neutral_form_has_exactly_the_promised_keys() -> None:
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_only_a_rooted_collective_has_a_root(name: str) -> None:
-    rooted = name in ("broadcast", "reduce")
+    rooted = name in ROOTED
     transfers = replace(halves(), collective=Collective(name, 2, root=1 if rooted else 0))
     data = write_transfers(transfers)
     assert (b'"root":1' in data) == rooted

@@ -307,6 +307,109 @@ class TestPersistent:
         on_loopback(3, body, plan_for=Planner(Topology.parse("3@1GB/s"), schedules={"allreduce": "ring"}))
 
 
+class TestExchanges:
+    @pytest.mark.parametrize("topology", ["1@1GB/s", "3@1GB/s,1=500MB/s", "2x2@1GB/s", "4@1GB/s"])
+    @pytest.mark.parametrize("width", [0, 3, 30_000])
+    def test_all_to_all_gather_and_scatter(self, topology: str, width: int) -> None:
+        def body(comm: Communicator) -> None:
+            n, me, root = comm.n_ranks, comm.rank, comm.n_ranks - 1
+            inputs = [make_input(rank, n * width, "float32", "sum").reshape(n, width) for rank in range(n)]
+            column = np.stack([each[me] for each in inputs])
+            assert np.array_equal(comm.all_to_all(inputs[me]), column)
+            moving = inputs[me].copy()
+            assert comm.all_to_all(moving, out=moving) is moving
+            assert np.array_equal(moving, column)
+            gathered = comm.gather(inputs[me], root)
+            assert gathered is None if me != root else np.array_equal(gathered, np.stack(inputs))
+            part = np.zeros(width, dtype=np.float32)
+            assert comm.scatter(inputs[me] if me == root else None, root, part) is part
+            assert np.array_equal(part, inputs[root][me])
+            again = comm.all_to_all_init(moving)
+            for turn in range(2):
+                moving[:] = inputs[me] + turn
+                assert np.array_equal(again.start().result(), column + turn)
+
+        on_loopback(Topology.parse(topology).n_ranks, body, plan_for=Planner(Topology.parse(topology)))
+
+    def test_all_to_all_v(self) -> None:
+        def body(comm: Communicator) -> None:
+            n, me = comm.n_ranks, comm.rank
+            counts = [[(src + 2 * dst) % 4 * 1000 for dst in range(n)] for src in range(n)]
+            inputs = [make_input(rank, sum(row), "int64", "sum") for rank, row in enumerate(counts)]
+            whole = [np.split(each, np.cumsum(row)[:-1])[me] for each, row in zip(inputs, counts, strict=True)]
+            assert np.array_equal(comm.all_to_all_v(inputs[me], counts[me]), np.concatenate(whole))
+            assert np.array_equal(
+                comm.all_to_all_v_init(inputs[me], counts[me]).start().result(), np.concatenate(whole)
+            )
+            assert comm.all_to_all_v(inputs[me][:0], [0] * n).size == 0
+            with pytest.raises(InputError, match="must add up to"):
+                comm.all_to_all_v(inputs[me][:1], [5] * n)
+
+        on_loopback(3, body, plan_for=Planner(Topology.parse("3@1GB/s")))
+
+    def test_over_tcp(self, tmp_path: Path) -> None:
+        def body(transport: Transport) -> None:
+            with Communicator(transport, Planner(Topology.parse("3@1GB/s"), ports="fair"), deadline_s=20.0) as comm:
+                inputs = [make_input(rank, 90_000, "float32", "sum").reshape(3, -1) for rank in range(3)]
+                assert np.array_equal(
+                    comm.all_to_all(inputs[comm.rank]), np.stack([each[comm.rank] for each in inputs])
+                )
+                gathered = comm.gather(inputs[comm.rank], 1)
+                assert gathered is None if comm.rank != 1 else np.array_equal(gathered, np.stack(inputs))
+
+        run_tcp(3, body, tmp_path)
+
+    @pytest.mark.parametrize("op", ["sum", "avg", "max"])
+    def test_a_declared_collective_of_the_documentation(self, op: str, tmp_path: Path) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
+        code = next(each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# halo.py" in each)
+        file = tmp_path / "halo.py"
+        file.write_text(code, encoding="utf-8")
+        (halo, all_pairs) = (runpy.run_path(str(file))[name] for name in ("halo", "all_pairs"))
+
+        def body(comm: Communicator) -> None:
+            n, me = comm.n_ranks, comm.rank
+            for declared in (halo(n), all_pairs(n)):
+                count = 100 * len(declared.cells)
+                given = np.concatenate(
+                    [make_input(me, count, "float64", op)[a:b] for a, b, _ in declared.before(me, count)]
+                )
+                expected = expected_output(declared, count, "float64", op, me)[0]
+                whole = np.concatenate([expected[a:b] for a, b, _ in declared.after(me, count)])
+                assert np.array_equal(comm.perform(declared, given, op), whole)
+                assert np.array_equal(comm.perform(declared, given, op, out=given), whole)
+
+        schedules = {"halo": f"{file}:swap_halos", "all_pairs": f"{file}:exchange"}
+        on_loopback(4, body, plan_for=Planner(Topology.parse("4@1GB/s"), schedules=schedules))
+        wrong = code.replace("            edge.copy(src=(rank + 1) % p, dst=rank)\n", "")
+        assert wrong != code
+        file.write_text(wrong, encoding="utf-8")
+        with pytest.raises(PlanError, match=r"refuted, so it does not run: .*contribution of rank"):
+            on_loopback(4, body, plan_for=Planner(Topology.parse("4@1GB/s"), schedules=schedules))
+
+    def test_what_cannot_be_is_refused(self) -> None:
+        def body(comm: Communicator) -> None:
+            odd = np.zeros(3)
+            calls: list[tuple[Callable[[], Any], str]] = [
+                (lambda: comm.all_to_all(odd), "array: 3 elements: must be a multiple of 2"),
+                (lambda: comm.scatter(odd if comm.rank == 0 else None, 0, None), "array: 3 elements|out: NoneType"),
+                (lambda: comm.all_to_all_v(odd, [1, 1, 1]), "must be 2 numbers, none below zero"),
+                (lambda: comm.all_to_all_v(odd, [4, -1]), "must be 2 numbers, none below zero"),
+                (lambda: comm.gather(odd, 2), "root 2: must be a rank below 2"),
+                (
+                    lambda: comm.perform(
+                        Collective.declared("mine", 2, before=[(0, 0)], after=[(1, 0, [0])]), odd, out=odd
+                    ),
+                    "collective 'mine': must have a schedule",
+                ),
+            ]
+            for call, message in calls:
+                with pytest.raises(InputError, match=message):
+                    call()
+
+        on_loopback(2, body, plan_for=Planner(Topology.parse("2@1GB/s")))
+
+
 def mixed(comm: Communicator) -> int:
     """Starts all of MIX at once, twice, ends them in an order of this rank's own; wrong elements."""
     wrong = 0

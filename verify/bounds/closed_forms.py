@@ -95,7 +95,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from optcc.collective import Collective
+from optcc.collective import PERSONALISED, Collective
 from optcc.errors import InputError, TopologyError
 from optcc.show import Card, Shown
 from optcc.topology import Pod, Topology
@@ -111,6 +111,10 @@ TITLES = {
     "allgather": "AllGather",
     "broadcast": "Broadcast",
     "reduce": "Reduce",
+    "alltoall": "AllToAll",
+    "alltoallv": "AllToAll-v",
+    "gather": "Gather",
+    "scatter": "Scatter",
 }
 """The names of collectives in text."""
 
@@ -175,7 +179,7 @@ class Bound(Shown):
             )
             for term in slowest_first
         )
-        name = TITLES[self.collective]
+        name = TITLES.get(self.collective, self.collective)
         title = f"no {name} of {show_size(self.size_bytes)} is faster than {show_time(float(seconds))}"
         return Card(title, ("port", "bytes", "rate", "time", ""), rows)
 
@@ -194,9 +198,16 @@ def allreduce_bound(topology: Topology, size_bytes: int) -> Bound:
 
 
 def collective_bound(
-    topology: Topology, size_bytes: int, collective: str = "allreduce", root: int = 0, *, fabric: bool = True
+    topology: Topology,
+    size_bytes: int,
+    collective: str | Collective = "allreduce",
+    root: int = 0,
+    *,
+    fabric: bool = True,
 ) -> Bound:
-    """The bound for one of `optcc.collective.COLLECTIVES`; `size_bytes` is the whole buffer, `root` a rank.
+    """The bound for one of `optcc.collective.COLLECTIVES` or a declared one; `size_bytes` is the whole message.
+
+    `root` is a rank, where there is only a name. The message of an AllToAll is that of all ranks together.
 
     For AllGather and ReduceScatter each rank owns size_bytes / ranks exactly; where that is no whole number of
     elements, real shares differ from it by less than one element. Fabrics of finite rate count unless `fabric` is
@@ -207,31 +218,99 @@ def collective_bound(
     ['3', '4']
     >>> collective_bound(four, 100_000_000, "broadcast", root=3).binding
     ('out h3',)
+    >>> collective_bound(four, 400_000_000, "alltoall").binding
+    ('out h3', 'in h3')
 
     Raises InputError for a negative size or a collective or root that does not exist, TopologyError for servers that
     talk rail by rail and lost different rails.
     """
     if size_bytes < 0:
         raise InputError(f"size {size_bytes}: must not be negative")
-    Collective(collective, topology.n_ranks, root)
+    if isinstance(collective, str):
+        collective = Collective(collective, topology.n_ranks, root)
     require_pooled(topology)
-    parties = _parties(topology, collective, root, fabric)
+    if collective.cells or collective.name in PERSONALISED:
+        return _exchange_bound(topology, size_bytes, collective)
+    name = collective.name
+    parties = _parties(topology, name, collective.root, fabric)
     model = FABRIC if any(each.fabric for each in parties) else POOLED
     if topology.pods:
         model += PODS
     if topology.n_ranks == 1 or size_bytes == 0:
-        return Bound(model, size_bytes, (), collective)
+        return Bound(model, size_bytes, (), name)
     pods = _slow_pods(topology, parties)
     terms = tuple(
         replace(term, bytes=term.bytes * size_bytes)
         for term in (
-            *_nic_terms(parties, collective),
-            *_fabric_terms(parties, collective),
-            *_pod_terms(parties, pods, collective),
+            *_nic_terms(parties, name),
+            *_fabric_terms(parties, name),
+            *_pod_terms(parties, pods, name),
         )
     )
-    bound = Bound(model, size_bytes, terms, collective)
+    bound = Bound(model, size_bytes, terms, name)
     return replace(bound, tight=_is_tight(parties, bound) and not pods)
+
+
+def _exchange_bound(topology: Topology, size_bytes: int, collective: Collective) -> Bound:
+    """What each server must send and receive, and each pod; of fabrics, only that of a server which is alone."""
+    pods = topology.pooled_pods
+    limited = any(server.fabric is not None and server.gpus > 1 for server in topology.servers)
+    alone = topology.servers[0] if len(topology.servers) == 1 else None
+    model = (FABRIC if alone and limited else POOLED) + (PODS if topology.pods else "")
+    if topology.n_ranks == 1 or size_bytes == 0:
+        return Bound(model, size_bytes, (), collective.name)
+    groups: Sequence[int] = topology.rank_server
+    if alone is not None:
+        # Its GPUs are endpoints.
+        rate = alone.fabric if limited else None
+        groups = range(topology.n_ranks)
+        ends = [] if rate is None else [(f"fabric {alone.name} of rank {rank}", rate, rate) for rank in groups]
+        sides = [(label, label, out, in_) for label, out, in_ in ends]
+    else:
+        sides = [(f"out {each.name}", f"in {each.name}", each.out, each.in_) for each in topology.servers]
+    out, in_ = _crossing(collective, groups, len(set(groups)))
+    loads: list[tuple[str, Fraction, Fraction, tuple[str, ...]]] = []
+    for (to, from_, out_rate, in_rate), sent, received in zip(sides, out, in_, strict=bool(sides)):
+        loads += [(to, sent, out_rate, (to,)), (from_, received, in_rate, (from_,))]
+    if sides and alone is None:
+        both = max(sum(out, Fraction(0)), sum(in_, Fraction(0)))  # every byte that is sent is received
+        rates = (sum((each[2] for each in sides), Fraction(0)), sum((each[3] for each in sides), Fraction(0)))
+        loads.append(("out of all endpoints together", both, rates[0], tuple(each[0] for each in sides)))
+        loads.append(("in of all endpoints together", both, rates[1], tuple(each[1] for each in sides)))
+    for pod in pods:
+        inside = [int(server in pod.servers) for server in topology.rank_server]
+        up, down = (shares[1] for shares in _crossing(collective, inside, 2))
+        loads += [(f"up {pod.name}", up, pod.up, (f"up {pod.name}",))]
+        loads += [(f"down {pod.name}", down, pod.down, (f"down {pod.name}",))]
+    terms = tuple(BoundTerm(label, size_bytes * share, rate, ports) for label, share, rate, ports in loads if share)
+    once = all(len(cell.after) <= 1 and all(len(ranks) == 1 for _, ranks in cell.after) for cell in collective.cells)
+    return Bound(model, size_bytes, terms, collective.name, tight=once and not limited and not pods)
+
+
+def _crossing(collective: Collective, group: Sequence[int], n_groups: int) -> tuple[list[Fraction], list[Fraction]]:
+    """The shares of the message that each group of ranks must send and receive; `group[r]` is that of rank r."""
+    p, here = collective.n_ranks, group[collective.root]
+    sizes = [sum(each == number for each in group) for number in range(n_groups)]
+    if collective.name == "alltoall":
+        shares = [Fraction(size * (p - size), p * p) for size in sizes]
+        return shares, shares
+    if collective.name in PERSONALISED:
+        others = [Fraction(0) if number == here else Fraction(size, p) for number, size in enumerate(sizes)]
+        own = [1 - Fraction(sizes[here], p) if number == here else Fraction(0) for number in range(n_groups)]
+        return (others, own) if collective.name == "gather" else (own, others)
+    out, in_ = [Fraction(0)] * n_groups, [Fraction(0)] * n_groups
+    for cell in collective.cells:
+        senders: set[int] = set()
+        receivers: set[int] = set()
+        for rank, contributors in cell.after:
+            remote = {group[each] for each in contributors} - {group[rank]}
+            senders |= remote
+            receivers |= {group[rank]} if remote else set()
+        for number in senders:
+            out[number] += cell.share
+        for number in receivers:
+            in_[number] += cell.share
+    return out, in_
 
 
 _Side = Callable[[Sequence["_Party"]], tuple[tuple[str, ...], Fraction]]
@@ -448,7 +527,7 @@ class LatencyBound(Shown):
         ]
         if self.rounds:
             rows.append((f"{self.rounds} messages in a row", show_time(float(self.rounds * self.latency_s))))
-        name = TITLES[self.fluid.collective]
+        name = TITLES.get(self.fluid.collective, self.fluid.collective)
         title = f"no {name} of {show_size(self.fluid.size_bytes)} is faster than {show_time(float(self.seconds))}"
         return Card(title, ("because of", "time"), tuple(rows))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from optcc.collective import COLLECTIVES, Collective
+from optcc.collective import COLLECTIVES, PERSONALISED, Collective
 from optcc.errors import TopologyError
 from optcc.show import Card, Shown
 from optcc.topology import Nic, Server, Topology
@@ -27,7 +27,7 @@ KINDS_OF = {
     "reduce": (REDUCE,),
 }
 """The trees that each element of a collective needs: an in-tree to its root, an out-tree from it."""
-assert set(KINDS_OF) == set(COLLECTIVES), "a new collective needs its kinds of trees"
+assert set(KINDS_OF) == set(COLLECTIVES) - set(PERSONALISED), "a new collective needs its kinds of trees"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +278,8 @@ class Demand:
         """
         if sum(gpus) != collective.n_ranks:
             raise TopologyError(f"collective over {collective.n_ranks} ranks: the topology has {sum(gpus)}")
+        if collective.name not in KINDS_OF:
+            return cls(collective.name, ())  # refused
         if collective.name == "allreduce":
             return cls(collective.name, None)
         if collective.name in ("allgather", "reducescatter"):

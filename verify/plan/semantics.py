@@ -30,7 +30,7 @@ CELLS_MAX = 2**28
 """Limit of ranks times atoms; above it the verdict is unknown. A cell takes 8 bytes, a reduction up to 56."""
 MIXED = -1
 _RIGHT, _WRONG = range(2)
-_EVERYONE, _NOBODY = -1, -2
+_NOBODY = -2
 
 
 def check_result(plan: Plan, graph: PlanGraph, order: Column) -> tuple[Counterexample | None, Counterexample | None]:
@@ -50,9 +50,11 @@ def check_result(plan: Plan, graph: PlanGraph, order: Column) -> tuple[Counterex
         assert wrong is not None, "the second run reads uninitialised bytes too"
         return wrong, None
     memory, trees = unread
-    wanted = _wanted(plan, cuts)
+    wanted, sets = _wanted(plan, cuts)
     found = np.full(3, -1, dtype=np.int64)
-    if _kernels().judge(memory.reshape(plan.n_ranks, n_atoms), wanted, *trees, found) == _RIGHT and found[2] < 0:
+    belongs = _members(sets, plan.n_ranks)
+    judged = _kernels().judge(memory.reshape(plan.n_ranks, n_atoms), wanted, belongs, *trees, found)
+    if judged == _RIGHT and found[2] < 0:
         return None, None
     wrong, disagreement = _Retelling(plan, cuts, range(int(found[1]), int(found[1]) + 1), order).tell()
     assert (wrong is None) == (found[2] >= 0) and (wrong or disagreement), "the second run finds the same"
@@ -73,16 +75,25 @@ def _initial(plan: Plan, cuts: Column) -> Column:
     return memory.reshape(-1)
 
 
-def _wanted(plan: Plan, cuts: Column) -> Column:
-    """Per rank and atom, whose input it must hold at the end: a rank's, `_EVERYONE`'s or `_NOBODY`'s."""
+def _wanted(plan: Plan, cuts: Column) -> tuple[Column, list[int]]:
+    """Per rank and atom, whose inputs it must hold at the end: the number of a set of ranks, or `_NOBODY`; the sets."""
     wanted = np.full((plan.n_ranks, len(cuts) - 1), _NOBODY, dtype=np.int64)
     itemsize = DTYPE_BYTES[plan.transfers.dtype]
+    number: dict[int, int] = {}
     for rank in range(plan.n_ranks):
         for first, stop, ranks in plan.collective.after(rank, _count(plan)):
-            assert ranks == plan.collective.everyone or ranks.bit_count() == 1
             low, high = np.searchsorted(cuts, (first * itemsize, stop * itemsize))
-            wanted[rank, low:high] = _EVERYONE if ranks == plan.collective.everyone else ranks.bit_length() - 1
-    return wanted
+            wanted[rank, low:high] = number.setdefault(ranks, len(number))
+    return wanted, list(number)
+
+
+def _members(sets: list[int], n_ranks: int) -> Column:
+    """Per set and rank, 1 if the rank is in it; in the last column, how many are."""
+    belongs = np.zeros((max(1, len(sets)), n_ranks + 1), dtype=np.int64)
+    for row, ranks in zip(belongs, sets, strict=False):
+        row[:n_ranks] = [ranks >> rank & 1 for rank in range(n_ranks)]
+        row[n_ranks] = ranks.bit_count()
+    return belongs
 
 
 def _execute(plan: Plan, graph: PlanGraph, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
@@ -171,12 +182,13 @@ def _is_right(
     wanted: int,
     n_ranks: int,
     n_atoms: int,
+    belongs: Column,
     left: Column,
     right: Column,
     seen: Column,
     stack: Column,
 ) -> bool:
-    """True if the leaves of tree `value` are the input of rank `wanted` (or everyone's, each once) at `atom`."""
+    """True if the leaves of tree `value` are the inputs at `atom` of the ranks of set `wanted`, each once."""
     if value < 0:
         return False
     seen[:] = 0
@@ -193,32 +205,36 @@ def _is_right(
             depth += 2
             continue
         rank = value // n_atoms
-        if value % n_atoms != atom or seen[rank] or (wanted >= 0 and rank != wanted):
+        if value % n_atoms != atom or seen[rank] or not belongs[wanted, rank]:
             return False
         seen[rank] = 1
         count += 1
-    return count == (n_ranks if wanted < 0 else 1)
+    return bool(count == belongs[wanted, n_ranks])
 
 
-def _judge(memory: Column, wanted: Column, left: Column, right: Column, found: Column) -> int:
+def _judge(memory: Column, wanted: Column, belongs: Column, left: Column, right: Column, found: Column) -> int:
     """`_WRONG` with the first wrong (rank, atom) in `found`; else the first (rank, atom, other rank) whose trees differ
-    in `found`, if any."""
+    in `found` though both want the same, if any."""
     n_ranks, n_atoms = memory.shape
     seen, stack = np.zeros(n_ranks, dtype=np.int64), np.empty(n_ranks + 2, dtype=np.int64)
-    judged = np.full(n_atoms, -1, dtype=np.int64)  # a rank whose value of the atom is correct
+    judged = np.full(n_atoms, -1, dtype=np.int64)  # the first rank that must hold something of the atom
     for rank in range(n_ranks):
         for atom in range(n_atoms):
             if wanted[rank, atom] == -2:
                 continue
             other = judged[atom]
-            if other >= 0 and memory[rank, atom] == memory[other, atom] and wanted[rank, atom] == wanted[other, atom]:
+            while other >= 0 and other < rank and wanted[rank, atom] != wanted[other, atom]:
+                other += 1
+            if other >= 0 and other < rank and memory[rank, atom] == memory[other, atom]:
                 continue
-            if not _is_right(memory[rank, atom], atom, wanted[rank, atom], n_ranks, n_atoms, left, right, seen, stack):
+            if not _is_right(
+                memory[rank, atom], atom, wanted[rank, atom], n_ranks, n_atoms, belongs, left, right, seen, stack
+            ):
                 found[0], found[1], found[2] = rank, atom, -1
                 return 1
-            if other < 0:
+            if judged[atom] < 0:
                 judged[atom] = rank
-            elif found[2] < 0:
+            elif other < rank and found[2] < 0:
                 found[0], found[1], found[2] = rank, atom, other
     return 0
 
@@ -339,19 +355,19 @@ class _Retelling:
 
     def _check(self) -> tuple[Counterexample | None, Counterexample | None]:
         """Compares the memory with the collective's postcondition, then the trees of all ranks with each other."""
-        tree_of: dict[int, tuple[int, int]] = {}
+        tree_of: dict[tuple[int, int], tuple[int, int]] = {}
         disagreement: Counterexample | None = None
-        wanted_of = _wanted(self.plan, np.array(self.cuts))
+        wanted_of, sets = _wanted(self.plan, np.array(self.cuts))
         for rank in range(self.plan.n_ranks):
             for atom in self.atoms:
                 code = int(wanted_of[rank, atom])
                 if code == _NOBODY:
                     continue
-                wanted = self.plan.collective.everyone if code == _EVERYONE else 1 << code
+                wanted = sets[code]
                 value = self.memory.get((rank, atom))
                 if value is None or value.ranks != wanted or value.twice or value.origin != self.cuts[atom]:
                     return self._wrong(rank, atom, wanted, value), None
-                other, tree = tree_of.setdefault(atom, (rank, value.tree))
+                other, tree = tree_of.setdefault((atom, code), (rank, value.tree))
                 if tree != value.tree and disagreement is None:
                     disagreement = self._disagree(other, rank, atom, value)
         return None, disagreement

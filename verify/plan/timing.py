@@ -197,7 +197,7 @@ def check_timing(
     if promise_s is not None:
         claims.append((promise_s, f"{_exact(promise_s)} promised"))
     if within is not None:
-        bound = collective_bound(topology, plan.size_bytes, collective.name, collective.root).seconds
+        bound = collective_bound(topology, plan.size_bytes, collective).seconds
         claims.append((within * bound, f"{within} T* = {_exact(within * bound)} promised"))
     broken = [claim for claim in claims if makespan.seconds > claim[0]]
     if not broken:

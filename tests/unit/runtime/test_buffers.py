@@ -63,4 +63,4 @@ def test_an_average_is_divided_once_in_every_byte_of_the_output() -> None:
     for reduction, n_bytes in (("sum", 0), ("avg", 96)):
         buffers = buffers_of(96, reduction)
         buffers.tie(buffers.arrange(data, data))
-        assert sum(part.nbytes for part in buffers.averages) == n_bytes
+        assert sum(part.nbytes for part, _ in buffers.averages) == n_bytes

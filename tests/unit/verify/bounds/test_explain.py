@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from optcc.collective import COLLECTIVES
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.bounds.explain import MORE, Gain, explain
+from optcc.verify.bounds.network import KINDS_OF
+
+TREE_COLLECTIVES = tuple(KINDS_OF)
+"""Those whose bounds are about trees."""
 
 
 def drawn(seed: int, fabrics: bool) -> Topology:
@@ -58,7 +61,7 @@ def test_gains_are_what_the_changed_topology_saves(seed: int, fabrics: bool) -> 
     """Exactly, for every place, both ways and each way; and the price is the slope at zero."""
     topology = drawn(seed, fabrics)
     root, tiny = seed % topology.n_ranks, Fraction(1, 10**9)
-    for collective in COLLECTIVES:
+    for collective in TREE_COLLECTIVES:
         bound = collective_bound(topology, 60, collective, root)
         told = explain(topology, 60, collective, root)
         places = sum(len([nic for nic in server.nics if not nic.failed]) > 1 for server in topology.servers)
@@ -147,7 +150,7 @@ def test_nothing_to_explain() -> None:
         told.card()
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", TREE_COLLECTIVES)
 def test_json_is_plain(collective: str) -> None:
     """It survives a round trip, and fractions are written as a/b."""
     value = explain(drawn(7, True), 64, collective, segments=4).as_json()
