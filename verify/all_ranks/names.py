@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -35,6 +35,7 @@ PURE_BUILTINS = (
     *(Fraction, product),
 )
 PURE_NUMPY = ("argmax", "argmin", "argsort", "array", "cumsum", "float64", "int64", "maximum", "minimum", "sort")
+_FILES_KEPT = 64
 _KIND_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 _CHANGES_NAMES = frozenset(
     ("globals", "vars", "locals", "exec", "eval", "compile", "setattr", "delattr", "__dict__", "modules", "__import__")
@@ -63,7 +64,7 @@ class Names:
             raise Uncertain(f"{name}: has no value here, or is carried from one iteration to the next")
         if name in self.globals:
             value = self.globals[name]
-            bound, hidden = _bindings(self.file)
+            bound, hidden = _bindings(tuple(linecache.getlines(self.file)))
             if bound[name] != 1 or (hidden and not _is_code(value)):
                 raise Uncertain(f"{name}: a global that its module may change")
             if not _is_code(value) and not is_constant(value):
@@ -112,7 +113,7 @@ def read_function(function: Callable[..., Any], assumed: list[str]) -> tuple[ast
     return found, Names(name, bound, function.__globals__, code.co_filename, first_line, assumed)
 
 
-@cache
+@lru_cache(_FILES_KEPT)
 def _codes(file: str, lines: tuple[str, ...]) -> dict[tuple[str, int], CodeType]:
     """The code of every function in a file, by name and first line."""
     found: dict[tuple[str, int], CodeType] = {}
@@ -157,12 +158,12 @@ def is_constant(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str, float, Fraction, np.int64, Schedule, Collective)
 
 
-@cache
-def _bindings(file: str) -> tuple[Counter[str], bool]:
+@lru_cache(_FILES_KEPT)
+def _bindings(lines: tuple[str, ...]) -> tuple[Counter[str], bool]:
     """How often a module binds each of its names, a name that a function may bind counting twice; and whether it may
     bind some in ways that its source does not show."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = ast.parse("".join(lines))
     except SyntaxError:
         return Counter(), True
     bound: Counter[str] = Counter()
