@@ -174,6 +174,10 @@ class Planner:
             self._under = {shares: Planner(self.topology.under(shares), **msgspec.structs.asdict(self._options))}
         return self._under[shares]
 
+    def for_ranks(self, ranks: Sequence[int]) -> Planner:
+        """A planner for collectives among these ranks, counted from 0 in the order given; see `Topology.of_ranks`."""
+        return Planner(self.topology.of_ranks(ranks), **msgspec.structs.asdict(self._options))
+
     def prepare(self, shares: Shares, wanted: Sequence[PlanRequest]) -> Callable[[], bool]:
         """Begins to make such plans in the background; what it returns tells whether they are there."""
         try:

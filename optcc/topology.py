@@ -244,6 +244,39 @@ class Topology(Shown):
         )
         return replace(self, servers=servers, text="")
 
+    def of_ranks(self, ranks: Sequence[int]) -> Topology:
+        """The cluster as some of its ranks have it to themselves, counted from 0 in the order given.
+
+        Servers keep their NICs and lose GPUs; pods are left out. Where the order is not that of the servers, each rank
+        is a server of its own, with its part of the NICs' rates.
+
+        >>> Topology.parse("2x2@1GB/s").of_ranks([0, 2, 3]).rank_server
+        (0, 1, 1)
+        >>> Topology.parse("2x2@1GB/s").of_ranks([2, 0, 3]).out
+        (Fraction(1000000000, 1), Fraction(2000000000, 1), Fraction(1000000000, 1))
+
+        Raises InputError for a rank that does not exist or is named twice.
+        """
+        if len(set(ranks)) < len(ranks) or not ranks or not 0 <= min(ranks) <= max(ranks) < self.n_ranks:
+            raise InputError(f"ranks {list(ranks)}: must be different ones below {self.n_ranks}")
+        at = [self.rank_server[rank] for rank in ranks]
+        if at == sorted(at):
+            kept = [replace(self.servers[server], gpus=at.count(server)) for server in dict.fromkeys(at)]
+        else:
+            kept = [
+                replace(
+                    self.servers[server],
+                    name=f"{self.servers[server].name}-{number}",
+                    gpus=1,
+                    nics=tuple(
+                        replace(nic, out=nic.out / at.count(server), in_=nic.in_ / at.count(server))
+                        for nic in self.servers[server].nics
+                    ),
+                )
+                for number, server in enumerate(at)
+            ]
+        return replace(self, servers=tuple(kept), pods=(), text="")
+
     @classmethod
     def parse(cls, text: str) -> Topology:
         """A topology from its text form, or from the TOML file of that name.

@@ -17,10 +17,11 @@ overlap, unless they are of the same kind, size, type and reduction: those share
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 from weakref import WeakSet
 
 import numpy as np
@@ -33,9 +34,11 @@ from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import Staging
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
+from optcc.runtime.point_to_point import TAG_MAX, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.replanning import PlanFor, Replanning, Replans
 from optcc.runtime.state import WINDOW
+from optcc.runtime.teams import RankTeam
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
 
 MemoryOf = Callable[[Any, str, str], tuple[Kernels, Staging | None]]
@@ -44,6 +47,18 @@ PLANS_MAX = 64
 WANTED_MAX = 16
 """For so many kinds of collectives at most, plans are made ready before an epoch begins."""
 """So many plans are kept; the one that has not been used for longest gives way."""
+
+
+_SPLIT = struct.Struct("<qqq")
+
+
+@runtime_checkable
+class Divides(Protocol):
+    """A planner that can plan for some of the ranks."""
+
+    def for_ranks(self, ranks: Sequence[int]) -> PlanFor:
+        """Plans for collectives among these ranks, which are counted from 0 in the order given."""
+        ...
 
 
 class Communicator:
@@ -61,7 +76,7 @@ class Communicator:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | RankTeam,
         plan_for: PlanFor,
         *,
         window: int = WINDOW,
@@ -69,15 +84,22 @@ class Communicator:
         clock: Clock | None = None,
         memory_of: MemoryOf = memory_of,
     ) -> None:
-        self.engine = Engine(transport, clock=clock)
+        self.engine = transport if isinstance(transport, RankTeam) else Engine(transport, clock=clock)
         self.rank, self.n_ranks = self.engine.rank, self.engine.n_ranks
+        if isinstance(self.engine, RankTeam):
+            self._mail = self.engine.mail
+        else:
+            self._mail = Mail(self.engine, range(self.n_ranks), self.rank, 0)
         self._window, self._deadline_s = window, deadline_s
         self._memory_of = memory_of
         # Last used, last.
         self._plans: dict[tuple[PlanRequest, bool], PersistentPlan] = {}
         self._persistent: WeakSet[PersistentCollective] = WeakSet()
         self._base = self._plan_for = plan_for
-        self._replanning = Replanning(self.engine, self._prepare if isinstance(plan_for, Replans) else None)
+        is_whole = isinstance(self.engine, Engine)
+        self._replanning = Replanning(
+            self._mail.engine, self._prepare if is_whole and isinstance(plan_for, Replans) else None
+        )
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
         """This rank, as mpi4py says it."""
@@ -152,6 +174,23 @@ class Communicator:
         """
         return self.start_perform(collective, array, op, out, dtype=dtype).result()
 
+    def send(self, array: Any, dest: int, tag: int = 0) -> None:
+        """Sends `array` to rank `dest`, which must receive as many bytes with the same tag.
+
+        Returns once that rank has begun to receive it. Only the two ranks take part, so that it need not stand in the
+        order of the collectives. Arrays are in the host's memory. Raises InputError for a rank, tag or array that
+        cannot be, and what `Handle.wait` raises.
+        """
+        self.start_send(array, dest, tag).wait()
+
+    def recv(self, out: Any, source: int, tag: int = 0) -> Any:
+        """`out`, which holds the next message with this tag from rank `source`; raises as `send`.
+
+        Messages of one rank and tag come in the order in which they were sent. One of another length than `out` ends
+        all runs with MismatchError.
+        """
+        return self.start_recv(out, source, tag).result()
+
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """Returns once every rank has called it; see `Engine.barrier`."""
         self.engine.barrier(timeout_s)
@@ -203,6 +242,26 @@ class Communicator:
     ) -> Handle:
         """Begins `perform`."""
         return self._begin(arguments.perform(self.rank, collective, array, op, out, dtype))
+
+    def start_send(self, array: Any, dest: int, tag: int = 0) -> Handle:
+        """Begins `send`; the array must not change until it is done."""
+        view = arguments.message("array", array)
+        self._check_peer("dest", dest, tag)
+        return self._mail.send(view, dest, tag, self._deadline_s)
+
+    def start_recv(self, out: Any, source: int, tag: int = 0) -> Handle:
+        """Begins `recv`."""
+        view = arguments.message("out", out, is_output=True)
+        self._check_peer("source", source, tag)
+        handle = self._mail.receive(view, source, tag, self._deadline_s)
+        handle.output = out
+        return handle
+
+    def _check_peer(self, name: str, rank: int, tag: int) -> None:
+        if not 0 <= rank < self.n_ranks:
+            raise InputError(f"{name} {rank}: must be a rank below {self.n_ranks}")
+        if not 0 <= tag < TAG_MAX:
+            raise InputError(f"tag {tag}: must be from 0 to {TAG_MAX - 1}")
 
     def _all_counts(self, counts: Sequence[int]) -> list[list[int]]:
         """How many elements every rank has for every rank."""
@@ -272,6 +331,49 @@ class Communicator:
         """A `perform` of `array` into `out` that is made ready once; see `all_reduce_init`."""
         return self._persist(arguments.perform(self.rank, collective, array, op, out, dtype))
 
+    def send_init(self, array: Any, dest: int, tag: int = 0) -> PersistentMessage:
+        """A `send` of what `array` holds at each start; nobody else needs to know."""
+        return PersistentMessage(lambda: self.start_send(array, dest, tag))
+
+    def recv_init(self, out: Any, source: int, tag: int = 0) -> PersistentMessage:
+        """A `recv` into `out` at each start."""
+        return PersistentMessage(lambda: self.start_recv(out, source, tag))
+
+    # --- some of the ranks --------------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks that give the same `color`, by `key` and then by their rank here; collective.
+
+        None for ranks whose color is None. It has plans of its own, made for the topology of its ranks, and is driven
+        together with this one, which must outlive it; a failure ends both. Two ranks that are in several communicators
+        call the collectives of these in the same order. Its plans do not change with the NICs: split again.
+
+        Raises InputError for a color or key that cannot be, or a planner that cannot plan for some of the ranks.
+        """
+        if color is not None and not 0 <= color < TAG_MAX:
+            raise InputError(f"color {color}: must be from 0 to {TAG_MAX - 1}, or None")
+        if not -TAG_MAX < key < TAG_MAX:
+            raise InputError(f"key {key}: must be between {-TAG_MAX} and {TAG_MAX}")
+        if not isinstance(self._plan_for, Divides):
+            raise InputError(f"split: {type(self._plan_for).__name__}: must have for_ranks, as optcc.Planner")
+        engine = self._mail.engine
+        mine = _SPLIT.pack(-1 if color is None else color, key, engine.n_teams)
+        told = [_SPLIT.unpack(each) for each in self.engine.allgather(mine, self._deadline_s)]
+        # A number that no rank has seen yet: teams of one number have no rank in common.
+        number = max(n_teams for *_, n_teams in told)
+        engine.n_teams = number + 1
+        if color is None:
+            return None
+        members = [rank for _, rank in sorted((k, rank) for rank, (c, k, _) in enumerate(told) if c == color)]
+        team = RankTeam(engine, [self._mail.ranks[rank] for rank in members], members.index(self.rank), number)
+        return Communicator(
+            team,
+            self._plan_for.for_ranks(members),
+            window=self._window,
+            deadline_s=self._deadline_s,
+            memory_of=self._memory_of,
+        )
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def abort(self, cause: str) -> None:
@@ -279,7 +381,7 @@ class Communicator:
         self.engine.abort(cause)
 
     def close(self) -> None:
-        """Gives the transport back; see `Engine.close`."""
+        """Gives the transport back; see `Engine.close`. A communicator of some of the ranks leaves it to the whole."""
         self.engine.close()
 
     def __enter__(self) -> Communicator:
@@ -387,6 +489,22 @@ class PersistentCollective:
     def close(self) -> None:
         """Waits for what was started and gives the channels back; collective."""
         self._plan.close()
+
+
+class PersistentMessage:
+    """A message between the same two arrays again and again; see `Communicator.send_init`."""
+
+    __slots__ = ("_start",)
+
+    def __init__(self, start: Callable[[], Handle]) -> None:
+        self._start = start
+
+    def start(self) -> Handle:
+        """Begins with what the array holds now."""
+        return self._start()
+
+    def close(self) -> None:
+        """Nothing is to be given back."""
 
 
 def _is_on_device(array: Any) -> bool:

@@ -20,18 +20,17 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from heapq import heappop, heappush
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from weakref import ref
 
 import numpy as np
 
 from optcc.collective import check_dtype
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, PlanError, RuntimeFault
-from optcc.plan import Plan
+from optcc.plan import Channel, Plan
 from optcc.runtime.barrier import NEVER, Barrier, Goal
 from optcc.runtime.buffers import (
     COPIED_BYTES_MAX,
@@ -44,6 +43,7 @@ from optcc.runtime.buffers import (
     carried_bytes,
     nature_of,
 )
+from optcc.runtime.channel_groups import ChannelGroups
 from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
@@ -93,8 +93,11 @@ class Engine:
         # As the engines of this thread know it while runs are under way; see `ThreadEngines`.
         self._identity, self._myself = id(self), ref(self)
         self._due_s = _NEVER_S
-        self._n_groups = _CONTROL + 1
-        self._free_groups: list[int] = []
+        self._groups = ChannelGroups(_CONTROL + 1)
+        # Teams of some of the ranks that this rank knows of, itself and all ranks included: numbers are below this.
+        self.n_teams = 1
+        # Who takes the events of channels that are no plan's.
+        self._listeners: dict[int, Callable[[Event], None]] = {}
         self._has_begun = False
         self._barrier = Barrier(transport, _CONTROL)
         # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
@@ -128,32 +131,71 @@ class Engine:
         """
         if not deadline_s > 0:
             raise InputError(f"deadline {deadline_s} s: must be above zero")
-        self._check_alive()
-        if self._has_begun:
-            # The exchange below waits inside the transport, where runs stand still: first all must have come to it.
-            self.barrier(deadline_s)
+        self.check_alive()
         # An unproved plan is refused only after the exchange, so that the other ranks learn of it and need not wait.
         refusal = refuse(plan, verdict, self.n_ranks)
-        group = self._free_groups[0] if self._free_groups else self._n_groups
-        agree(self.transport, plan, proved=not refusal, group=group, timeout_s=deadline_s)
+        agree(self, plan, proved=not refusal, group=self._groups.lowest, timeout_s=deadline_s)
         if refusal:
             raise PlanError(refusal)
-        if self._free_groups:
-            heappop(self._free_groups)
-        else:
-            self._n_groups += 1
+        return self.install(plan, self._groups, window, deadline_s, kernels, staging, (self.rank, range(self.n_ranks)))
+
+    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
+        """`Transport.allgather`, which waits inside the transport, where runs stand still: first all come to it."""
+        if self._has_begun:
+            self.barrier(timeout_s)
+        return self.transport.allgather(payload, timeout_s)
+
+    def install(
+        self,
+        plan: Plan,
+        groups: ChannelGroups,
+        window: int,
+        deadline_s: float,
+        kernels: Kernels | None,
+        staging: Staging | None,
+        at: tuple[int, Sequence[int]],
+    ) -> PersistentPlan:
+        """Makes a plan ready that was agreed on by `at`: which rank of the plan this one is, and which of the transport
+        they all are. Its channels are the next group of `groups`."""
         transfers = plan.transfers
         kernels = kernels or NumpyKernels(transfers.dtype, transfers.reduction)
-        prepared = PersistentPlan(self, plan, group, window, deadline_s, kernels, staging)
+        prepared = PersistentPlan(self, plan, groups, window, deadline_s, kernels, staging, at)
         for channel, handle in enumerate(prepared.handles):
             if handle >= 0:
                 self._routes[handle] = prepared, channel
         return prepared
 
+    def listen(self, channel: int, take: Callable[[Event], None]) -> None:
+        """`take` is called with the events of a channel of no plan."""
+        self._listeners[channel] = take
+
+    def enter(self, handle: Handle) -> None:
+        """A run begins, or something else that is waited for: its time runs."""
+        self._has_begun = True
+        if not self._running:
+            THREAD_ENGINES.running[self._identity] = self._myself
+        handle.due_s = due_s = self._clock.now_s() + handle.deadline_s
+        self._running[handle] = None
+        if due_s < self._due_s:
+            self._due_s = due_s
+
+    def leave(self, handle: Handle) -> None:
+        """It is done."""
+        handle.done = True
+        # Who keeps the handle keeps its output alone.
+        handle.arrays = None
+        running = self._running
+        del running[handle]
+        if not running:
+            self._due_s = _NEVER_S
+            THREAD_ENGINES.running.pop(self._identity, None)
+        elif handle.due_s <= self._due_s:
+            self._due_s = min(each.due_s for each in running)
+
     def wait_for(self, goal: Goal, timeout_s: float) -> bool:
         """Goes on with every run until `goal` is done, for `timeout_s` at most; whether it is. Raises as
         `Handle.test`."""
-        self._check_alive()
+        self.check_alive()
         return self._drive(goal, self._clock.now_s() + timeout_s)
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
@@ -161,7 +203,7 @@ class Engine:
 
         Raises DeadlineExceeded if some rank has not come within `timeout_s`, and what a run raises.
         """
-        self._check_alive()
+        self.check_alive()
         deadline_s = self._clock.now_s() + timeout_s
         for goal in self._barrier.rounds():
             if not self._drive(goal, deadline_s):
@@ -179,21 +221,22 @@ class Engine:
             self.abort(f"closed with {len(self._running)} runs under way")
         self.transport.close()
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises RuntimeFault if a former run failed."""
         if self.failure is not None:
             raise RuntimeFault(f"rank {self.rank}: a former run failed, nothing can run any more: {self.failure}")
 
     def _release(self, prepared: PersistentPlan) -> None:
         for handle in prepared.handles:
             self._routes.pop(handle, None)
-        heappush(self._free_groups, prepared.group)
+        prepared.groups.give_back(prepared.group)
 
     def _leave_to_parent(self) -> None:
         """In a process that is forked: the runs are the parent's."""
         self.failure = RuntimeFault(FORKED)
         self._running.clear()
         THREAD_ENGINES.end(self)
-        refuse_uses(self, ["_check_alive"])
+        refuse_uses(self, ["check_alive"])
 
     def _give_up(self, error: RuntimeFault, cause: str = "") -> RuntimeFault:
         """Every run is over, here and at the other ranks, which learn the cause; what is to be raised here."""
@@ -277,7 +320,10 @@ class Engine:
             kind, handle = event
             route = self._routes.get(handle)
             if route is None:
-                if handle == EPOCH_NEWS:
+                take = self._listeners.get(handle)
+                if take is not None:
+                    take(event)
+                elif handle == EPOCH_NEWS:
                     self._aside_s = 0.0
                 else:
                     self._barrier.take(event)
@@ -297,15 +343,28 @@ class Engine:
         raise DeadlineExceeded(f"not done after {handle.deadline_s:g} s: {handle.plan.report()}")
 
 
+class Driven(Protocol):
+    """What an engine drives: a plan, or the mail of a rank."""
+
+    @property
+    def engine(self) -> Engine:
+        """Whose it is."""
+        ...
+
+    def report(self) -> str:
+        """What it waits for."""
+        ...
+
+
 class Handle:
-    """One run of a `PersistentPlan`.
+    """One run of a `PersistentPlan`, or a message.
 
     Its arrays belong to it until it is done: what is sent must not change, what is received must not be read.
     """
 
     __slots__ = ("arrays", "deadline_s", "done", "due_s", "output", "plan")
 
-    def __init__(self, plan: PersistentPlan, arrays: Arrays, deadline_s: float) -> None:
+    def __init__(self, plan: Driven, arrays: Arrays, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
         self.done = False
         self.arrays: Arrays | None = arrays
@@ -354,23 +413,32 @@ class PersistentPlan:
         self,
         engine: Engine,
         plan: Plan,
-        group: int,
+        groups: ChannelGroups,
         window: int,
         deadline_s: float,
         kernels: Kernels,
         staging: Staging | None,
+        at: tuple[int, Sequence[int]],
     ) -> None:
-        self.engine, self.plan, self.deadline_s, self.group = engine, plan, deadline_s, group
-        self.program = RankProgram(plan, engine.rank)
+        self.engine, self.plan, self.deadline_s, self.groups, self.group = (
+            engine,
+            plan,
+            deadline_s,
+            groups,
+            groups.take(),
+        )
+        rank, ranks = at
+        self.program = RankProgram(plan, rank)
         self.machine = RankMachine(self.program, window)
         # Where a run stands, if the steps are remembered.
         self.place: Place | None = None
-        self.handles = engine.transport.open(plan.channels, group, carried_bytes(plan))
+        channels = [Channel(ranks[channel.src], ranks[channel.dst], channel.slots) for channel in plan.channels]
+        self.handles = engine.transport.open(channels, self.group, carried_bytes(plan))
         self._kernels, self._staging = kernels, staging
         self._copy = kernels.copy
         self._is_queued = kernels.mark() is not None
         self._buffers = PlanBuffers(
-            *(plan, engine.rank, self.program, self.handles, kernels, staging),
+            *(plan, rank, self.program, self.handles, kernels, staging),
             reads_input=staging is None and not self._is_queued,
             in_order=window == 1,
         )
@@ -436,7 +504,7 @@ class PersistentPlan:
             raise InputError(f"deadline {deadline_s} s: must be above zero")
         engine = self.engine
         if engine.failure is not None:
-            engine._check_alive()
+            engine.check_alive()
         if self._is_closed:
             raise InputError(f"plan {self.plan.name}: closed: must be prepared again")
         handle = Handle(self, arrays, deadline_s)
@@ -477,14 +545,7 @@ class PersistentPlan:
             self._bound = buffers.tie(arrays)
             if memory is not None:
                 self._calls = [self.actions.as_call(entry) for entry in self._bound]
-        engine = self.engine
-        engine._has_begun = True
-        if not engine._running:
-            THREAD_ENGINES.running[engine._identity] = engine._myself
-        handle.due_s = due_s = engine._clock.now_s() + handle.deadline_s
-        engine._running[handle] = None
-        if due_s < engine._due_s:
-            engine._due_s = due_s
+        self.engine.enter(handle)
         if memory is not None:
             self._take_step(*memory.start)
         else:
@@ -510,18 +571,7 @@ class PersistentPlan:
             self._be_over()
 
     def _be_over(self) -> None:
-        handle = self._queue.popleft()
-        handle.done = True
-        # Who keeps the handle keeps its output alone.
-        handle.arrays = None
-        engine = self.engine
-        running = engine._running
-        del running[handle]
-        if not running:
-            engine._due_s = _NEVER_S
-            THREAD_ENGINES.running.pop(engine._identity, None)
-        elif handle.due_s <= engine._due_s:
-            engine._due_s = min(each.due_s for each in running)
+        self.engine.leave(self._queue.popleft())
         if self._queue:
             self._begin()
 

@@ -9,13 +9,14 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS, check_dtype
 from optcc.errors import MismatchError
 from optcc.plan import Plan
-from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Transport
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
 from optcc.verdict import PROVED, Verdict
 
 PROTOCOL = 2
@@ -100,8 +101,16 @@ def refuse(plan: Plan, verdict: Verdict, n_ranks: int) -> str:
     return ""
 
 
+class Gathers(Protocol):
+    """The ranks that agree."""
+
+    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
+        """As `Transport.allgather`."""
+        ...
+
+
 def agree(
-    transport: Transport,
+    ranks: Gathers,
     plan: Plan,
     *,
     proved: bool = True,
@@ -112,7 +121,7 @@ def agree(
 
     Raises MismatchError at every rank, naming who differs in what, if any two ranks differ.
     """
-    records = transport.allgather(Terms.of(plan, proved, group).pack(), timeout_s)
+    records = ranks.allgather(Terms.of(plan, proved, group).pack(), timeout_s)
     terms = [Terms.unpack(record) for record in records]
     disagreement = explain(terms)
     if disagreement:

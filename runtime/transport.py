@@ -77,7 +77,8 @@ class Transport(Protocol):
 
         The k-th channel from a rank to a rank within a group is the same one in every call: plans of one group run one
         after another, plans of different groups at the same time. Every rank must open the same channels of the same
-        groups in the same order.
+        groups in the same order. A group below zero has one channel from a rank to a rank, which these two open, each
+        when it likes.
         """
         ...
 
@@ -178,16 +179,23 @@ class Agrees(Protocol):
         ...
 
 
+RESERVED = 1 << 14
+"""The number of a pair's channel in group -1; that in group -2 has the next. MPI has tags up to twice that."""
+
+
 class ChannelNumbers:
     """Numbers the channels of every pair over all groups, as they are first opened.
 
-    The numbers are equal at all ranks, because all open the same channels in the same order.
+    The numbers are equal at all ranks, because all open the same channels in the same order. Groups below zero have
+    one channel of a pair each, whose number is known beforehand: either of the two may open it, at any time.
 
     >>> numbers = ChannelNumbers()
     >>> numbers.take([Channel(0, 1, 2), Channel(1, 0, 2), Channel(0, 1, 2)])
     [(0, 1, 0), (1, 0, 0), (0, 1, 1)]
     >>> numbers.take([Channel(0, 1, 2)]), numbers.take([Channel(0, 1, 2)], group=1)
     ([(0, 1, 0)], [(0, 1, 2)])
+    >>> numbers.take([Channel(0, 1, 1)], group=-2)
+    [(0, 1, 16385)]
     """
 
     __slots__ = ("_numbers", "_opened")
@@ -202,6 +210,9 @@ class ChannelNumbers:
         keys: list[tuple[int, int, int]] = []
         for channel in channels:
             src, dst = pair = channel.src, channel.dst
+            if group < 0:
+                keys.append((src, dst, RESERVED - 1 - group))
+                continue
             k = seen.get(pair, 0)
             seen[pair] = k + 1
             number = self._numbers.get((group, src, dst, k))
