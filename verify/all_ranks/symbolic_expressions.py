@@ -72,6 +72,7 @@ UNROLLED_MAX = 16
 PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
 
 
+_UNBOUND = Thing("a name without a value")
 _OF_THE_PROGRAM = (Thing, Pipelines, Zipped, SymbolicSegment, Slices, SymbolicChunk, Method, Endless)
 
 
@@ -229,6 +230,9 @@ class Expressions(Arithmetic):
 
         def each(value: Any, index: Term | None) -> None:
             inner = dict(scope)
+            if one is node.generators[0]:
+                # What a comprehension binds anywhere is its own in all of it, but for what its first part goes over.
+                inner |= dict.fromkeys(_bound_by(node), _UNBOUND)
             self._bind(one.target, value, inner)
             test = both(*(self._truth(condition, inner) for condition in one.ifs))
             if test == FALSE:
@@ -352,6 +356,8 @@ class Expressions(Arithmetic):
                 return self._constant(value)
             case ast.Name(id=name):
                 if name in scope:
+                    if scope[name] is _UNBOUND:
+                        raise self._outside(f"{name}: has no value yet in this comprehension")
                     return scope[name]
                 return self._global(name)
             case ast.Tuple(elts=parts):
@@ -551,6 +557,11 @@ class Expressions(Arithmetic):
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     scope.pop(node.id, None)
+
+
+def _bound_by(node: ast.ListComp | ast.GeneratorExp) -> set[str]:
+    """The names that the parts of a comprehension bind."""
+    return set().union(*(_names(each.target) for each in node.generators))
 
 
 def _names(node: ast.AST) -> set[str]:

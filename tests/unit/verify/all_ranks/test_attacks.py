@@ -188,6 +188,13 @@ ATTACKS = {
     "a generator that sees what comes later": Attack(
         prelude="late = 0\nfor wrong in (late for _ in range(2)):\n    late = 1 if p > 70 else 0", inside="late = wrong"
     ),
+    "a comprehension that reads its own name": Attack(
+        "c = 0\n",
+        "c = 0\nlate = 0\nif p > 70:\n    gone = [c for _ in range(2) for c in [c]]\n    late = len(gone) - 2",
+    ),
+    "a comprehension that reads the name of a global": Attack(
+        "c = 0\n", "late = 0\nif p > 70:\n    gone = [c for _ in range(2) for c in [c]]\n    late = len(gone) - 2"
+    ),
     "a set": Attack(turns="{step % 70 for step in range(p - 1)}"),
     # Numbers
     "an array that wraps": Attack(
