@@ -141,12 +141,19 @@ def r2ccl_balance(program: Program, order: Sequence[int] = ()) -> None:
 
     Raises ScheduleError unless `order` names every rank once, or none for their own order.
     """
+    p = program.n_ranks
     ranks = tuple(order) or tuple(program.ranks)
     if sorted(ranks) != list(program.ranks):
-        raise ScheduleError(f"order {ranks}: must name every rank from 0 to {program.n_ranks - 1} once")
-    steps = tuple(ring(program.n_ranks))
-    for segment in program.pipeline(sections=program.n_ranks):
-        _around(segment, ranks, steps)
+        raise ScheduleError(f"order {ranks}: must name every rank from 0 to {p - 1} once")
+    for segment in program.pipeline(sections=p):
+        with program.stage("reduce-scatter"):
+            for step in range(p - 1):
+                for i in range(p):
+                    segment[(i - step) % p].reduce(src=ranks[i], dst=ranks[(i + 1) % p])
+        with program.stage("all-gather"):
+            for step in range(p - 1):
+                for i in range(p):
+                    segment[(i + 1 - step) % p].copy(src=ranks[i], dst=ranks[(i + 1) % p])
 
 
 @schedule(

@@ -54,7 +54,7 @@ from optcc.verify.all_ranks.symbolic import (
     transfers_of,
 )
 from optcc.verify.all_ranks.symbolic_interpreter import read
-from optcc.verify.all_ranks.symbolic_values import Opaque
+from optcc.verify.all_ranks.symbolic_values import AnyOrder, Opaque
 from optcc.verify.plan import verify_plan
 from optcc.verify.smt import Checked, Sat
 
@@ -202,7 +202,8 @@ def _cases(names: set[str]) -> tuple[Covered, ...]:
         return _straggler_cases("gpus" in names)
     p = Term.var("p")
     if "rates" in names or "order" in names:
-        opaque = tuple((name, Opaque(name)) for name in sorted(names & {"rates", "order", "gpus"}))
+        given = sorted(names & {"rates", "order", "gpus"})
+        opaque = tuple((name, AnyOrder() if name == "order" else Opaque(name)) for name in given)
         what = " and ".join(name for name, _ in opaque)
         return (
             Covered(ParameterCase(f"p >= 2, any {what}", (("p", 2),), p, opaque), lambda ranks, given: {"p": ranks}),
@@ -294,8 +295,12 @@ def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
         except TopologyError:
             continue
         for root in sorted({0, p - 1}) if definition.collective in ROOTED else (0,):
-            instance = Instance(p, parameters, root)
-            found.setdefault(str(sorted(parameters.items())) + str(root), instance)
+            orders = [parameters]
+            if "order" in names:
+                orders.append({**parameters, "order": (*range(1, p, 2), *range(0, p, 2))})
+            for each in orders:
+                instance = Instance(p, each, root)
+                found.setdefault(str(sorted(each.items())) + str(root), instance)
     return tuple(found.values())
 
 
@@ -420,6 +425,11 @@ def _prove_case(
         return [*lemmas, *prove_tree()], assumptions
     if definition.collective not in ("allreduce", "reducescatter", "allgather"):
         raise ProofStops(f"{definition.collective} by single transfers is not covered")
+    if reading.relabelled:
+        if definition.collective != "allreduce":
+            raise ProofStops(f"{definition.collective} by ranks that are entries of a list")
+        words = "every rank is an entry of one list that has each once, and an allreduce asks the same of all ranks"
+        lemmas.append(InductionLemma(f"{label}order", words, Checked(words, "read from the source"), 0.0))
     lemmas += prove_moves(reading, label)
     walked = set()
     for walk in reading.walks:
@@ -484,6 +494,9 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
                 except AssertionError as error:
                     raise ProofStops(f"read wrongly for {instance}, {segments} segments: {error}") from None
                 found = np.array(rows, dtype=np.int64).reshape(-1, 5)
+                if reading.relabelled and found.size and found[:, :2].min() >= 0 and found[:, :2].max() < p:
+                    order = instance.parameters.get("order") or range(p)
+                    found[:, :2] = np.array(order)[found[:, :2]]
                 if found.shape != written.shape or not (found == written).all():
                     raise ProofStops(f"read wrongly for {instance}, {segments} segments")
             count, largest = count + len(schedule), p

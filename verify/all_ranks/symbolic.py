@@ -509,12 +509,16 @@ class ParameterCase:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The symbolic program of a schedule function in one case; `assumed` is what the reading rests on, in words."""
+    """The symbolic program of a schedule function in one case; `assumed` is what the reading rests on, in words.
+
+    If `relabelled`, ranks are places in a list that has every rank once.
+    """
 
     case: ParameterCase
     families: tuple[Family, ...]
     walks: tuple[Walk, ...]
     assumed: tuple[str, ...] = ()
+    relabelled: bool = False
 
     def nodes(self) -> Iterator[Node]:
         """Every node, nested ones included."""

@@ -31,7 +31,17 @@ from optcc.verify.all_ranks.symbolic import (
     no,
     quotient,
 )
-from optcc.verify.all_ranks.symbolic_values import FirstOf, Lanes, Set, Skipping, Span, digits, in_range, shown
+from optcc.verify.all_ranks.symbolic_values import (
+    FirstOf,
+    Lanes,
+    RanksInOrder,
+    Set,
+    Skipping,
+    Span,
+    digits,
+    in_range,
+    shown,
+)
 
 _ARRAY_FACTORS_MAX = 2**24
 """Limit on the factors of a number in an array: with two numbers of 2**16 that is 2**56."""
@@ -76,6 +86,8 @@ class Arithmetic:
         if isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) and (left is None or right is None):
             same = left is None and right is None
             return TRUE if same == isinstance(op, ast.Is | ast.Eq) else FALSE
+        if isinstance(left, Span) and isinstance(right, Span) and isinstance(op, ast.Eq | ast.NotEq) and left == right:
+            return TRUE if isinstance(op, ast.Eq) else FALSE
         if isinstance(op, ast.In | ast.NotIn):
             if isinstance(right, Span):
                 found = both(self._compare(ast.LtE(), right.low, left), self._compare(ast.Lt(), left, right.high))
@@ -231,7 +243,7 @@ class Arithmetic:
             case Span(low, high):
                 if self._low(high - low) is not None:
                     return high - low
-            case Skipping(count):
+            case Skipping(count) | RanksInOrder(count):
                 return count
             case Set(values) if isinstance(values, tuple):
                 if len(values) <= 1:

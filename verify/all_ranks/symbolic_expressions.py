@@ -46,6 +46,7 @@ from optcc.verify.all_ranks.symbolic import (
 )
 from optcc.verify.all_ranks.symbolic_arithmetic import Arithmetic
 from optcc.verify.all_ranks.symbolic_values import (
+    AnyOrder,
     Endless,
     Enumerated,
     FirstOf,
@@ -54,6 +55,8 @@ from optcc.verify.all_ranks.symbolic_values import (
     Opaque,
     Pipelines,
     Product,
+    RanksInOrder,
+    Relabelled,
     Skipping,
     Slices,
     Span,
@@ -141,6 +144,22 @@ class Expressions(Arithmetic):
                 found = self._is_unrolled(self._value(node.generators[0].iter, dict(scope), once=True))
                 self.names = outside
                 return found
+        return False
+
+    def _may_skip(self, over: Any) -> bool:
+        """True if there are conditions on which elements there are."""
+        match over:
+            case Lazy(node, scope, home):
+                if any(each.ifs for each in node.generators):
+                    return True
+                outside, self.names = self.names, home
+                found = self._may_skip(self._value(node.generators[0].iter, dict(scope), once=True))
+                self.names = outside
+                return found
+            case Product(parts):
+                return any(map(self._may_skip, parts))
+            case Enumerated(inner):
+                return self._may_skip(inner)
         return False
 
     def _unrolled(self, over: Any) -> list[Any] | None:
@@ -417,6 +436,11 @@ class Expressions(Arithmetic):
             first = self._value(values[0], scope)
             if isinstance(first, list | tuple):
                 return first or self._value(values[1], scope)
+            if isinstance(first, AnyOrder):
+                own = Span(Term(()), self.case.ranks, "tuple")
+                if first.kind != "tuple" or self._value(values[1], scope) != own:
+                    raise self._outside(f"{ast.unparse(values[1])}: must be the tuple of all ranks")
+                return RanksInOrder(self.case.ranks)
             if isinstance(first, Opaque):
                 self._check_pure(values[1], scope)
                 return self._opaque(f"{first.text} or {ast.unparse(values[1])}")
@@ -477,6 +501,9 @@ class Expressions(Arithmetic):
             case Span(low, high):
                 self._require(index, high - low)
                 return low + index
+            case RanksInOrder(count):
+                self._require(index, count)
+                return Relabelled(index)
             case Skipping(count, gap):
                 self._require(index, count)
                 return Term.of(Skip(index, gap))

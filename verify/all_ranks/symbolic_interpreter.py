@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -46,6 +46,7 @@ from optcc.verify.all_ranks.symbolic import (
 from optcc.verify.all_ranks.symbolic_arithmetic import NeedsModulus
 from optcc.verify.all_ranks.symbolic_expressions import PROGRAM, UNROLLED_MAX, Expressions
 from optcc.verify.all_ranks.symbolic_values import (
+    AnyOrder,
     Endless,
     Enumerated,
     FirstOf,
@@ -53,6 +54,8 @@ from optcc.verify.all_ranks.symbolic_values import (
     Method,
     Pipelines,
     Product,
+    RanksInOrder,
+    Relabelled,
     Set,
     Slices,
     Span,
@@ -110,7 +113,7 @@ def read(definition: Definition, case: ParameterCase) -> Reading:
         Walk(walk.families, tuple(reader.walks[number].bodies[0] for reader in readers))
         for number, walk in enumerate(one.walks)
     ]
-    return Reading(case, tuple(one.families), tuple(walks), tuple(dict.fromkeys(one.assumed)))
+    return Reading(case, tuple(one.families), tuple(walks), tuple(dict.fromkeys(one.assumed)), one.relabelled)
 
 
 @dataclass(eq=False)
@@ -122,6 +125,8 @@ class _Reader(Expressions):
     depth: int = 0
     in_segment: bool = False
     in_stage: bool = False
+    relabelled: bool = False
+    numbered: bool = False
     walked: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -143,6 +148,8 @@ class _Reader(Expressions):
             self._block(tree.body, scope)
         if self.nodes:
             raise self._outside("a transfer outside of a pipeline")
+        if self.relabelled and self.numbered:
+            raise self._outside("ranks that are entries of a list, and others")
 
     def _enter(self, function: Callable[..., Any]) -> ast.FunctionDef:
         """The syntax tree of a function; switches to its names."""
@@ -222,17 +229,22 @@ class _Reader(Expressions):
             self._walk(loop, over, scope)
             return
         self._refuse_rebinding(loop)
-        inner = scope
+        if self._is_unrolled(over) and not self._may_skip(over):
 
-        def each(value: Any, _: Term | None) -> None:
+            def next_one(value: Any, _: Term | None) -> None:
+                self._bind(target, value, scope)
+                self._block(body, scope)
+
+            self._each(over, next_one)
+            return
+        outside = self._without(scope, [loop])
+
+        def any_one(value: Any, _: Term | None) -> None:
+            inner = dict(outside)  # the turns before may not have been
             self._bind(target, value, inner)
             self._block(body, inner)
 
-        if self._is_unrolled(over):
-            self._each(over, each)
-            return
-        inner = self._without(scope, [loop])
-        self._each(over, each)
+        self._each(over, any_one)
         self._forget(scope, [loop])
 
     def _refuse_rebinding(self, loop: ast.For) -> None:
@@ -366,6 +378,7 @@ class _Reader(Expressions):
             (tree,) = args
             if not isinstance(tree, SymbolicTree) or named:
                 raise self._outside(f"{name} of {shown(tree)}, of which no root is known")
+            self.numbered = True
             self.nodes.append(Along(op, tree.root, of.family, of.pipeline, of.section, line))
             return None
         given = dict(
@@ -374,6 +387,11 @@ class _Reader(Expressions):
         given |= named
         if isinstance(of, SymbolicChunk) and set(given) == {"src", "dst"}:
             ends = (given["src"], given["dst"])
+            if all(isinstance(end, Relabelled) for end in ends):
+                ends = (ends[0].place, ends[1].place)
+                self.relabelled = True
+            else:
+                self.numbered = True
             if not all(isinstance(end, Term) for end in ends):
                 raise self._outside(ast.unparse(node))
             self.nodes.append(Move(op, *ends, of.family, of.pipeline, of.section, line))
@@ -384,6 +402,7 @@ class _Reader(Expressions):
         raise self._outside(ast.unparse(node))
 
     def _step(self, op: int, of: SymbolicSegment, given: dict[str, Any], line: int) -> None:
+        self.numbered = True
         lanes = [given[each] for each in ("src", "dst", "section")]
         if not all(isinstance(each, Lanes) and each.count == lanes[0].count for each in lanes):
             raise self._outside("a whole step of other things than arrays of one length")
@@ -421,10 +440,14 @@ class _Reader(Expressions):
             return Zipped(tuple(args))
         if name == "divmod" and len(args) == 2 and all(isinstance(each, Term) for each in args):
             return self._floordiv(*args), self._mod(*args)
-        if name in ("set", "list", "len") and len(args) != 1:
+        if name in ("set", "list", "len", "tuple", "sorted") and len(args) != 1:
             raise self._outside(ast.unparse(node).partition("\n")[0])
         if name == "set" and isinstance(args[0], list | Span):
             return Set(tuple(dict.fromkeys(args[0])) if isinstance(args[0], list) else args[0])
+        if name in ("list", "tuple") and isinstance(args[0], Span | AnyOrder):
+            return replace(args[0], kind=name)
+        if name == "sorted" and isinstance(args[0], RanksInOrder):
+            return Span(Term(()), args[0].count, "list")
         if name == "list" and not isinstance(args[0], Pipelines):
             return args[0]
         if name == "len":

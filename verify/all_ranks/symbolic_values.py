@@ -16,10 +16,32 @@ from optcc.verify.all_ranks.symbolic import Mod, Term, Var, quotient
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A `range`."""
+    """The numbers of a `range`, or of a list or tuple of them."""
 
     low: Term
     high: Term
+    kind: str = "range"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOrder:
+    """Every rank once in an order that is not known, or nothing: what a schedule's `order` is."""
+
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksInOrder:
+    """A tuple of every rank once, in an order that is not known."""
+
+    count: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Relabelled:
+    """The rank at a place of `RanksInOrder`."""
+
+    place: Term
 
 
 @dataclass(frozen=True, slots=True)

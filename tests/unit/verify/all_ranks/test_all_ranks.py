@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,7 @@ from optcc.verify.smt import Checked, Claim, Sat
 
 PROVEN = (
     *("ring", "bidirectional-ring", "direct", "ring-reduce-scatter", "ring-all-gather"),
-    *("chain-broadcast", "chain-reduce", "tree-broadcast", "tree-reduce"),
+    *("chain-broadcast", "chain-reduce", "tree-broadcast", "tree-reduce", "r2ccl-balance"),
 )
 OPEN = ("recursive-doubling", "rabenseifner", "double-binary-tree", "bruck", "stragglar", "r2ccl-recursive")
 
@@ -163,6 +163,62 @@ def test_the_symbolic_program_is_what_the_schedule_function_writes() -> None:
                         )
                         compared += 1
             assert compared > 4, (name, covered.case.name)
+
+
+@schedule
+def in_any_order(program: Program, order: Sequence[int] = ()) -> None:
+    """A ring of the ranks in some order; rank 0 by its number, not its place, would be another."""
+    p = program.n_ranks
+    ranks = tuple(order) or tuple(program.ranks)
+    for segment in program.pipeline(sections=p):
+        for step in range(p - 1):
+            for i in range(p):
+                segment[(i - step) % p].reduce(src=ranks[i], dst=ranks[(i + 1) % p])
+        for step in range(p - 1):
+            for i in range(p):
+                segment[(i + 1 - step) % p].copy(src=ranks[i], dst=ranks[(i + 1) % p])
+
+
+@schedule
+def by_place_and_number(program: Program, order: Sequence[int] = ()) -> None:
+    """A star whose middle is the first of the order for the reduction, and rank 0 for the broadcast."""
+    p = program.n_ranks
+    ranks = tuple(order) or tuple(program.ranks)
+    for segment in program.pipeline(sections=1):
+        for i in range(1, p):
+            segment[0].reduce(src=ranks[i], dst=ranks[0])
+        for rank in range(1, p):
+            segment[0].copy(src=0, dst=rank)
+
+
+@schedule
+def beyond_the_order(program: Program, order: Sequence[int] = ()) -> None:
+    """A star that takes one rank too many once there are more than 70."""
+    p = program.n_ranks
+    ranks = tuple(order) or tuple(program.ranks)
+    for segment in program.pipeline(sections=1):
+        for i in range(1, p):
+            segment[0].reduce(src=ranks[i], dst=ranks[0])
+        for i in range(1, p):
+            segment[0].copy(src=ranks[0], dst=ranks[i])
+        for i in range(70, p):
+            segment[0].copy(src=ranks[0], dst=ranks[i + 1])
+
+
+def test_an_order_of_the_ranks_may_be_any() -> None:
+    judged = prove_all_ranks(in_any_order, p_checked=5)
+    assert judged.verdict == PROVED, judged.reached
+    assert judged.cases == ("p >= 2, any order",) and not judged.assumptions
+    assert any(lemma.name.endswith("order") for lemma in judged.lemmas)
+    shuffled = [each.parameters.get("order") for each in instances_of(SCHEDULES["r2ccl-balance"], 5)]
+    assert (1, 3, 0, 2, 4) in shuffled
+
+
+def test_ranks_by_place_and_by_number_are_not_mixed() -> None:
+    with pytest.raises(OutsideSubset, match="entries of a list, and others"):
+        read(by_place_and_number, cases_of(by_place_and_number)[0].case)
+    judged = prove_all_ranks(beyond_the_order, p_checked=5)
+    assert judged.verdict == UNKNOWN
 
 
 # What is refuted, or unknown, and never proved ------------------------------------------------------------------------

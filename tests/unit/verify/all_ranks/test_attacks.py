@@ -195,6 +195,21 @@ ATTACKS = {
     "a comprehension that reads the name of a global": Attack(
         "c = 0\n", "late = 0\nif p > 70:\n    gone = [c for _ in range(2) for c in [c]]\n    late = len(gone) - 2"
     ),
+    "the last of those that a condition leaves": Attack(
+        prelude="late = 0\nfor late in [each for each in [1, 0] if each == 1 or p < 71]:\n    pass"
+    ),
+    "the last of a list of those": Attack(
+        prelude="some = [each for each in [1, 0] if each == 1 or p < 71]\nlate = 0\n"
+        "for late in [0 + each for each in some]:\n    pass"
+    ),
+    "a turn that a condition leaves out": Attack(
+        prelude="late = 1\nfor each in [each for each in [0, 1] if each == 1 or p < 71]:\n    late = min(late, each)"
+    ),
+    "a value of a turn that was left out": Attack(
+        inside="for each in [each for each in [0, 1] if each == 1 or p < 71]:\n    if each == 0:\n        last = 0\n"
+        "    if each == 1:\n        late = last",
+        prelude="late = 0",
+    ),
     "a set": Attack(turns="{step % 70 for step in range(p - 1)}"),
     # Numbers
     "an array that wraps": Attack(
