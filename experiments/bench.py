@@ -318,6 +318,7 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
         slots=settings.slots,
         ports=settings.ports,
         root=settings.root,
+        collective=Collective(settings.collective, n_ranks, settings.root),
         by_rail=settings.transport == "tcp",
     )
     if plan.collective.name != settings.collective:

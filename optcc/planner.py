@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from optcc.collective import DTYPE_BYTES, Collective
+from optcc.collective import COLLECTIVES, DTYPE_BYTES, Collective
 from optcc.compiler import TimedPlan, compile_schedule, try_segments
 from optcc.dsl import Definition
 from optcc.errors import ArgumentError, InputError, OptccError, PlanRefuted, PlanUnproved
@@ -35,6 +35,7 @@ from optcc.rail_shares import shares_by_rail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
+from optcc.schedules.auto_collectives import choose_for
 from optcc.schedules.registry import SCHEDULES
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
@@ -46,17 +47,7 @@ from optcc.verify.plan.shrink import Smallest, shrink
 AUTO = "auto"
 """As a schedule's name: the one that chooses among the others; as a number of segments: chosen by simulation."""
 
-SCHEDULE_OF: Mapping[str, str] = {
-    "allreduce": AUTO,
-    "reducescatter": "ring-reduce-scatter",
-    "allgather": "ring-all-gather",
-    "broadcast": "chain-broadcast",
-    "reduce": "chain-reduce",
-    "alltoall": "direct-all-to-all",
-    "alltoallv": "direct-all-to-all-v",
-    "gather": "direct-gather",
-    "scatter": "direct-scatter",
-}
+SCHEDULE_OF: Mapping[str, str] = dict.fromkeys((*COLLECTIVES, "alltoallv"), AUTO)
 """By collective, the schedule that `Planner` takes unless another is given."""
 
 
@@ -86,7 +77,7 @@ class Planner:
 
     >>> plan, verdict = Planner(Topology.parse("4@1GB/s"))(Collective("broadcast", 4, root=2), 1024, "int32", "sum")
     >>> plan.name, plan.collective.root, verdict.verdict
-    ('chain-broadcast', 2, 'proved')
+    ('tree-broadcast', 2, 'proved')
     """
 
     def __init__(
@@ -159,7 +150,7 @@ class Planner:
             slots=options.slots,
             ports=options.ports,
             root=request.collective.root,
-            declared=request.collective if request.collective.cells else None,
+            collective=request.collective,
             by_rail=options.by_rail,
         ).plan
 
@@ -296,11 +287,12 @@ def build(
     ports: Model = "exclusive",
     root: int = 0,
     by_rail: bool = False,
-    declared: Collective | None = None,
+    collective: Collective | None = None,
 ) -> Built:
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
 
-    `declared` is the collective, if it is one by its cells; the schedule must be for one of that name. With `by_rail`
+    `collective` is what is wanted: `auto` chooses for it, an AllReduce unless it is given, and a schedule of a declared
+    one is built for its cells. With `by_rail`
     and fair ports `auto` takes NICs to reach those of their own rail alone, as they do over TCP.
 
     Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
@@ -308,6 +300,10 @@ def build(
     if ports not in MODELS:
         raise ArgumentError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
     if name == AUTO:
+        if collective is not None and collective.name != "allreduce":
+            number = segments if isinstance(segments, int) else None
+            options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
+            return _chosen(choose_for(collective, topology, size_bytes, segments=number, **options))
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         rails = shares_by_rail(topology) if by_rail and ports == "fair" else None
@@ -320,11 +316,10 @@ def build(
             ports=ports,
             parts=() if rails is None else rails.shares,
         )
-        taken = chosen.taken
-        return Built(chosen.plan, chosen.schedule, find_schedule(taken.name), taken.segments, chosen)
+        return _chosen(chosen)
     definition = find_schedule(name).under(ports)
-    if declared is not None:
-        definition = definition.of(declared)
+    if collective is not None and collective.cells:
+        definition = definition.of(collective)
     made: TimedPlan | None = None
     if isinstance(segments, str):
         segments, made = try_segments(
@@ -343,6 +338,11 @@ def build(
         ports=ports,
     )
     return Built(plan, schedule, definition, segments)
+
+
+def _chosen(choice: Choice) -> Built:
+    taken = choice.taken
+    return Built(choice.plan, choice.schedule, find_schedule(taken.name), taken.segments, choice)
 
 
 def build_plan(name: str, topology: Topology, size_bytes: int, **options: Any) -> Plan:

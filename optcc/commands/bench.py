@@ -37,7 +37,7 @@ from optcc.experiments.record import (
     this_machine,
 )
 from optcc.plan import SLOTS_MAX
-from optcc.planner import SCHEDULE_OF, verdict_cache
+from optcc.planner import verdict_cache
 from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transports.tcp import TcpTransport
@@ -46,7 +46,16 @@ from optcc.topology import Topology
 from optcc.units import parse_time
 
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
-_DEFAULT_SCHEDULES = {**SCHEDULE_OF, "allreduce": "ring"}
+_DEFAULT_SCHEDULES = {
+    "allreduce": "ring",
+    "reducescatter": "ring-reduce-scatter",
+    "allgather": "ring-all-gather",
+    "broadcast": "chain-broadcast",
+    "reduce": "chain-reduce",
+    "alltoall": "direct-all-to-all",
+    "gather": "direct-gather",
+    "scatter": "direct-scatter",
+}
 _TITLES = {"allreduce": "AllReduce", "reducescatter": "ReduceScatter", "allgather": "AllGather"}
 _TITLES |= {
     "broadcast": "Broadcast",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from optcc.cli import echo_card, echo_json, json_option
+from optcc.collective import COLLECTIVES
 from optcc.planner import AUTO
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card
@@ -14,7 +15,7 @@ SUMMARY = "The schedule and the segments that are predicted to be fastest for th
 
 def _card() -> Card:
     rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in SCHEDULES.values())
-    rows = (*rows, (AUTO, "allreduce", "what optimal accepts", SUMMARY))
+    rows = (*rows, (AUTO, "all", "what one of the candidates accepts", SUMMARY))
     return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
 
 
@@ -39,8 +40,8 @@ def command(as_json: bool) -> None:
         + [
             {
                 "name": AUTO,
-                "collectives": ["allreduce"],
-                "accepts": "what optimal accepts",
+                "collectives": [*COLLECTIVES, "alltoallv"],
+                "accepts": "what one of the candidates accepts",
                 "paper": "",
                 "summary": SUMMARY,
             }
