@@ -407,3 +407,36 @@ def test_a_refuted_or_unknown_property_has_no_condition() -> None:
         Verdict("0" * 64, ALL_PROVED | {"races": REFUTED})
     with pytest.raises(AssertionError):
         Verdict("0" * 64, ALL_PROVED, Counterexample("races", "two writes"))
+
+
+MISREAD = """
+from dataclasses import replace
+from optcc.schedules.ring import ring
+from optcc.verify.all_ranks import proof
+from optcc.verify.all_ranks.symbolic import Loop, Move, Term, mod
+read = proof.read
+
+def shifted(node):
+    if isinstance(node, Move):
+        return replace(node, section=mod(node.section + 1, Term.var("p")))
+    return replace(node, body=tuple(map(shifted, node.body)))
+
+def misread(definition, case):
+    found = read(definition, case)
+    return replace(found, walks=tuple(
+        replace(walk, bodies=tuple(tuple(map(shifted, body)) for body in walk.bodies)) for walk in found.walks
+    ))
+
+print(proof.prove_all_ranks(ring, p_checked=4).verdict)
+proof.read = misread
+judged = proof.prove_all_ranks(ring, p_checked=4)
+print(judged.verdict, "read wrongly" in judged.reached)
+"""
+
+
+def test_without_asserts_a_misread_schedule_is_not_proved() -> None:
+    environ = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", MISREAD], env=environ, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "proved\nunknown True\n"
