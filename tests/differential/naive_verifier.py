@@ -39,12 +39,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from optcc.collective import Collective
 from optcc.compiled import compiled
 from optcc.plan import KINDS, Plan
 
@@ -443,10 +445,8 @@ class _System:
         memory = []
         for rank in range(ranks):
             held: list[Value] = [None] * buffer
-            name, root = plan.transfers.collective.name, plan.transfers.collective.root
             for element in range(count):
-                owner = name != "allgather" or count * rank // ranks <= element < count * (rank + 1) // ranks
-                if owner and not (name == "broadcast" and rank != root):
+                if rank in _conditions(plan.transfers.collective, element, count)[0]:
                     held[element] = (rank, element)
             memory.append(tuple(held))
         return tuple(memory)
@@ -481,27 +481,47 @@ class _System:
 
     def _judge(self, memory: Memory, found: Naive) -> None:
         collective = self.plan.transfers.collective
-        ranks = collective.n_ranks
         count = self.plan.transfers.size_bytes // ITEM_BYTES[self.plan.transfers.dtype]
         for element in range(count):
-            part = next(r for r in range(ranks) if element < count * (r + 1) // ranks)
-            trees = set()
-            for rank in range(ranks):
-                if (collective.name == "reduce" and rank != collective.root) or (
-                    collective.name == "reducescatter" and rank != part
-                ):
-                    continue
-                own = {"broadcast": collective.root, "allgather": part}.get(collective.name)
-                wanted = Counter((each, element) for each in (range(ranks) if own is None else (own,)))
+            trees: dict[tuple[int, ...], set[Value]] = {}
+            for rank, contributors in _conditions(collective, element, count)[1].items():
+                wanted = Counter((each, element) for each in contributors)
                 value = memory[rank][element]
                 leaves = Counter(_leaves(value))
                 if leaves != wanted:
                     found.problems.setdefault("result", f"rank {rank} element {element}: {dict(leaves)}")
                     found.wrong.add((rank, element))
-                trees.add(value)
-            if len(trees) > 1:
-                found.problems.setdefault("agreement", f"element {element}: {len(trees)} trees")
+                trees.setdefault(contributors, set()).add(value)
+            differ = [len(each) for each in trees.values() if len(each) > 1]
+            if differ:
+                found.problems.setdefault("agreement", f"element {element}: {max(differ)} trees")
                 found.differing.add(element)
+
+
+def _conditions(collective: Collective, element: int, count: int) -> tuple[set[int], dict[int, tuple[int, ...]]]:
+    """Which ranks have an input for an element, and whose inputs each rank must have in the end that must have any."""
+    p, root = collective.n_ranks, collective.root
+    everyone = tuple(range(p))
+    if collective.cells:
+        begin = Fraction(0)
+        for cell in collective.cells:
+            end = begin + cell.share
+            if int(begin * count) <= element < int(end * count):
+                return set(cell.before), dict(cell.after)
+            begin = end
+    part = next(each for each in everyone if element < count * (each + 1) // p)
+    src, dst = divmod(next(each for each in range(p * p) if element < count * (each + 1) // (p * p)), p)
+    conditions: dict[str, tuple[set[int], dict[int, tuple[int, ...]]]] = {
+        "allreduce": (set(everyone), dict.fromkeys(everyone, everyone)),
+        "reducescatter": (set(everyone), {part: everyone}),
+        "reduce": (set(everyone), {root: everyone}),
+        "allgather": ({part}, dict.fromkeys(everyone, (part,))),
+        "gather": ({part}, {root: (part,)}),
+        "broadcast": ({root}, dict.fromkeys(everyone, (root,))),
+        "scatter": ({root}, {part: (root,)}),
+        "alltoall": ({src}, {dst: (src,)}),
+    }
+    return conditions[collective.name]
 
 
 @cache
