@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 MODES = ("out", "in")
 _POISON = 0x7B
-_RUN = struct.Struct("<ddqqq")
+_RUN = struct.Struct("<ddqqqq")
 LOOPBACK_SLOTS = 1
 """Loopback ports share fairly among all posted messages, so a second slot slows down the first: OptCC of 64 MiB on four
 ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
@@ -210,6 +210,7 @@ class Tally:
     wrong: int = 0
     resent: int = 0
     lost: int = 0
+    detours: int = 0
 
     def samples(self) -> Samples:
         """The tally, frozen."""
@@ -365,6 +366,7 @@ def _row(
         settings.collective,
         settings.root if settings.collective in ROOTED else -1,
         case.plan_changes if isinstance(case, Ours) else 0,
+        sum(tally.detours for tally in tallies.values()),
     )
 
 
@@ -407,6 +409,7 @@ def measure(
         tally.wrong += run.wrong
         tally.resent += run.resent
         tally.lost += run.lost
+        tally.detours += run.detours
         if counted:
             tally.seconds.append(run.seconds)
             tally.steal.append(run.steal)
@@ -424,13 +427,14 @@ def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> 
 
 class _Run(NamedTuple):
     """Seconds of the slowest rank, the largest stolen share; and over all ranks wrong elements, chunks that were sent
-    again, and connections that were lost."""
+    again, connections that were lost, and paths through other hosts that were taken."""
 
     seconds: float
     steal: float
     wrong: int
     resent: int
     lost: int
+    detours: int
 
 
 class _Message:
@@ -485,17 +489,19 @@ def _run(transport: Transport, case: Contestant, mode: str, message: _Message) -
     own = time.perf_counter() - started
     steal = stolen_share(stolen, stolen_jiffies())
     wrong = message.wrong()
-    resent, lost = (now - then for then, now in zip(before, _losses(transport), strict=True))
-    row = _RUN.pack(own, steal, wrong, resent, lost)
+    losses = (now - then for then, now in zip(before, _losses(transport), strict=True))
+    row = _RUN.pack(own, steal, wrong, *losses)
     seconds, stolen_shares, *counts = zip(*map(_RUN.unpack, transport.allgather(row)), strict=True)
     return _Run(max(seconds), max(stolen_shares), *map(sum, counts))
 
 
-def _losses(transport: Transport) -> tuple[int, int]:
-    """Chunks that this rank has sent again, and connections that it has lost so far; 0 where they are not counted."""
+def _losses(transport: Transport) -> tuple[int, int, int]:
+    """Chunks that this rank has sent again, connections that it has lost, and paths through other hosts that it has
+    taken so far; 0 where they are not counted."""
     if not isinstance(transport, TcpTransport):
-        return 0, 0
-    return transport.counts.resent, sum(count.failures for count in transport.rails)
+        return 0, 0, 0
+    counts = transport.counts
+    return counts.resent, sum(count.failures for count in transport.rails), counts.detours
 
 
 def nic_traffic(transport: TcpTransport) -> tuple[NicTraffic, ...]:

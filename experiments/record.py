@@ -201,7 +201,8 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `bed` names the state of the hosts (`healthy`, `half`); `bound_s` and `predicted_s` include the wire's headers.
     `resent` chunks were sent again and `lost` connections were lost, over all runs and ranks, and its plan was changed
-    `plan_changes` times, for what the NICs carried then (TCP; 0 elsewhere).
+    `plan_changes` times, for what the NICs carried then; `detours` connections went through other hosts (TCP; 0
+    elsewhere).
     """
 
     schedule: str
@@ -222,6 +223,7 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collective: str = "allreduce"
     root: int = -1
     plan_changes: int = 0
+    detours: int = 0
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,5 @@
-"""`NicLog`: one line for each NIC of this rank that is given up, slower than it was, or back.
+"""`NicLog`: one line for each NIC of this rank that is given up, slower than it was, or back, and for each rank that it
+reaches through others alone.
 
 The lines are warnings of the logger `optcc.nics`, which Python prints on stderr unless a program says otherwise. A
 state counts once it has lasted `SETTLE_S`, at once if the kernel says that the link is down, and a NIC has at most one
@@ -8,7 +9,7 @@ line a `PAUSE_S`, so that one that flaps does not fill the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,7 @@ class NicLog:
     def __init__(self, rank: int, names: Sequence[str]) -> None:
         self._rank, self._names = rank, tuple(names)
         self._nics = [_NicState() for _ in names]
+        self._detoured: Set[int] = frozenset()
 
     def look(
         self, now_s: float, up: Sequence[bool], connections: Sequence[CarryingConnection], shares: Sequence[float]
@@ -68,6 +70,16 @@ class NicLog:
                 self._say_state(number, now_s)
             elif seen == UP == state.said and abs(shares[number] - state.share) >= SHARE_STEP:
                 self._say_share(number, now_s, shares[number])
+
+    def note_detours(self, peers: Set[int]) -> None:
+        """What goes to these ranks goes through other ranks."""
+        if peers == self._detoured:
+            return
+        for peer in sorted(peers - self._detoured):
+            logger.warning(
+                "optcc: rank %d: no rail to rank %d is left: what goes there goes through other ranks", self._rank, peer
+            )
+        self._detoured = peers
 
     def _say_state(self, number: int, now_s: float) -> None:
         state = self._nics[number]

@@ -229,7 +229,7 @@ def _report(
 ) -> int:
     """Prints the table or the JSON, writes the record, and says whether every element was right."""
     wrong = sum(row.wrong for row in rows)
-    resent, lost = sum(row.resent for row in rows), sum(row.lost for row in rows)
+    resent, lost, detours = (sum(getattr(row, what) for row in rows) for what in ("resent", "lost", "detours"))
     if output is not None:
         record = Record(
             _TITLES[settings.collective],
@@ -264,6 +264,8 @@ def _report(
             click.echo(f"# Plan changes         : {changes}, for what the NICs carried then")
         if resent or lost:
             click.echo(f"# Lost connections     : {lost}, {resent} chunks were sent again")
+        if detours:
+            click.echo(f"# Through other hosts  : {detours} connections, between hosts that shared no rail")
         click.echo(f"# Avg bus bandwidth    : {mean:.6g}")
     return EXIT_REFUTED if wrong else EXIT_DONE
 
@@ -345,6 +347,7 @@ def _json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
         "segments": row.segments,
         "resent": row.resent,
         "lost": row.lost,
+        "detours": row.detours,
         "plan_changes": row.plan_changes,
     }
 

@@ -42,9 +42,11 @@ Hard cases, and why each ends well.
   its bye was lost.
 - *A rank computes for long.* Its kernel acknowledges for it, and answers probes of a closed window; time in which this
   rank did not look is not counted.
+- *No rail of a pair is left.* The source reaches the peer through other ranks (`detour`), over a connection that is one
+  more rail of the pair, used while no other is; ranks between pass on bytes (`relay`), and stay until both ends leave.
 - *No rail ever reached a peer.* Who waits for it dials it, though the peer should, and so finds out (`Inbound.tick`).
 
 Where things are: `liveness` and `suspicion` judge connections, `outbound` dials and maps rails, `inbound` suppresses
 duplicates, `reports` defers states, `nic_meter` and `rates` measure NICs, `membership` declares ranks lost,
-`exchange` is allgather and barrier, `endpoint` is the driver's interface.
+`detour` and `relay` lead around lost rails, `exchange` is allgather and barrier, `endpoint` is the driver's interface.
 """

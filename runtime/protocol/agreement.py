@@ -26,7 +26,7 @@ others need not wait for a deadline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 AHEAD = 2
@@ -129,6 +129,11 @@ class Agreement:
         if self.rank not in ready:
             return set()
         return set(range(self._n_ranks)) - ready.keys() - self._left.keys()
+
+    @property
+    def leaving(self) -> Set[int]:
+        """The ranks that begin no more collectives, as far as known."""
+        return self._left.keys()
 
     def leave(self) -> None:
         """This rank begins no more collectives."""

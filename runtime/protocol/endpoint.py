@@ -2,7 +2,8 @@
 
 The driver sets `now_s`, calls an entry point, and then
 
-    connects what is in `to_dial`, closes what is in `to_close`, limits the unsent bytes of what is in `to_limit`;
+    connects what is in `to_dial`, closes what is in `to_close`, limits the unsent bytes of what is in `to_limit`, reads
+    again what is in `to_resume`;
     writes: `next_to_write()`, its `views()`, `written(n)`, until there is none;
     calls `tick` at `next_tick_s`, with fresh samples (`KernelReport`) of what is in `watched()`.
 
@@ -20,6 +21,7 @@ from optcc.errors import InputError
 from optcc.plan import Channel
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
+from optcc.runtime.protocol.detour import Detours
 from optcc.runtime.protocol.epochs import Epochs
 from optcc.runtime.protocol.frames import (
     BACK_FRAME,
@@ -36,13 +38,15 @@ from optcc.runtime.protocol.frames import (
     WireError,
 )
 from optcc.runtime.protocol.handshake import Accepting, Dialing
-from optcc.runtime.protocol.hello import NONCE_BYTES, Hello, Listener
+from optcc.runtime.protocol.hello import NONCE_BYTES, RELAY, Hello, Listener
 from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established, LocalRank
 from optcc.runtime.protocol.membership import Membership
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.protocol.relay import Onward, Relays
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.settings import NicEntry, Settings
 from optcc.runtime.protocol.striping import Striping
@@ -91,6 +95,8 @@ class Endpoint(LocalRank):
         self.rates = Rates(self, self.outbounds)
         self.membership = Membership(self, self)
         self.epochs = Epochs(self, self.rates)
+        self.detours = Detours(self, self.outbounds, self.rates, lambda: self.epochs.agreement.leaving)
+        self.relays = Relays(self, self.suspicion, self.detours)
         self.accepting: dict[Accepting, None] = {}
         self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s
         self._numbers = ChannelNumbers()
@@ -240,7 +246,7 @@ class Endpoint(LocalRank):
         A peer that computes is waited for up to `LINGER_S`, one that cannot be reached `CLOSE_S`, in time that this
         rank has watched.
         """
-        return not any(
+        return not (self.is_needed() and self.leaving_s < LINGER_S) and not any(
             self.leaving_s < (LINGER_S if self._is_reached(peer) else CLOSE_S) and self._owes(peer)
             for peer in self._peers()
         )
@@ -250,9 +256,13 @@ class Endpoint(LocalRank):
 
         Everything is written; the peers have acknowledged all messages, also eager ones, which a connection that is
         reset would take with it; and each peer has a connection on which its kernel has acknowledged everything, so
-        that the last states reach it.
+        that the last states reach it. Nobody needs this rank to pass on bytes.
         """
-        return not any(map(self._owes, self._peers()))
+        return not self.is_needed() and not any(map(self._owes, self._peers()))
+
+    def is_needed(self) -> bool:
+        """True if others may need this rank to pass on bytes between them."""
+        return self.relays.is_busy() or (bool(self.rates.down) and self.detours.is_needed())
 
     def _peers(self) -> set[int]:
         """The peers that have not left."""
@@ -276,7 +286,7 @@ class Endpoint(LocalRank):
         """True if `next_to_write` has something."""
         return bool(self.to_send or self.to_report)
 
-    def next_to_write(self) -> Established | None:
+    def next_to_write(self) -> Established | Leg | None:
         """The next connection that has something to write. Eager messages carry the reports to their peer."""
         if self.to_send:
             connection, _ = self.to_send.popitem()
@@ -299,11 +309,12 @@ class Endpoint(LocalRank):
                     watched.append(rail.dialing)
         for inbound in self.inbounds.values():
             watched += [each for each in inbound.connections if each is not None and each.awaits]
+        watched += [each for each in self.relays.legs if each.awaits]
         return watched
 
     def connections(self) -> list[Connection]:
         """All connections, in whatever state."""
-        found: list[Connection] = [*self.accepting, *self.up]
+        found: list[Connection] = [*self.accepting, *self.up, *self.relays.legs, *self.relays.onwards]
         for outbound in self.outbounds.values():
             found += [rail.dialing for rail in outbound.rails if rail.dialing is not None]
         return found
@@ -312,12 +323,18 @@ class Endpoint(LocalRank):
 
     def connected(self, dialing: Dialing) -> bytes:
         """The transport below is connected: what to send."""
-        self.outbounds[dialing.peer].connected(dialing)
+        if isinstance(dialing, Onward):
+            dialing.established = True
+        else:
+            self.outbounds[dialing.peer].connected(dialing)
         return dialing.opening
 
     def dial_failed(self, dialing: Dialing, *, refused: bool) -> None:
         """A connection could not be opened; `refused` by the peer's kernel, or lost in its handshake."""
-        self.outbounds[dialing.peer].hang_up(dialing, refused=refused)
+        if isinstance(dialing, Onward):
+            self.relays.dial_failed(dialing)
+        else:
+            self.outbounds[dialing.peer].hang_up(dialing, refused=refused)
 
     def accepted(self, nic: int) -> Accepting:
         """Somebody has connected to a NIC of this rank, and has to say hello in time; the oldest gives way if there are
@@ -330,19 +347,21 @@ class Endpoint(LocalRank):
         self.look_within(0.0)
         return accepting
 
-    def received_hello(self, connection: Dialing | Accepting, data: bytes) -> tuple[bytes, Established | None]:
+    def received_hello(self, connection: Dialing | Accepting, data: bytes) -> tuple[bytes, Established | Leg | None]:
         """Bytes of a handshake, at most `connection.wanted`: what to send, and the connection that takes its place once
         the handshake is over."""
         if connection.is_closed:
             return b"", None
         try:
+            if isinstance(connection, Onward):
+                return b"", self.relays.answered(connection, data)
             if isinstance(connection, Dialing):
-                proof = connection.take(data)
-                if proof is None:
-                    return b"", None
-                return b"", self._joined(connection, proof)
+                reply, is_over = connection.take(data)
+                return (b"", self._joined(connection, reply)) if is_over else (reply, None)
             reply, is_over = connection.take(data, lambda hello: self._check_hello(connection.nic, hello))
-            return reply, self._join(connection) if is_over else None
+            if not is_over:
+                return reply, None
+            return reply, self._pass_on(connection) if connection.onward else self._join(connection)
         except WireError as error:
             self.broken(connection, str(error))
             return b"", None
@@ -364,7 +383,7 @@ class Endpoint(LocalRank):
         inbound = self.inbound(hello.src)
         count = self.rail_counts[accepting.nic]
         connection = RecvConnection(hello.src, hello.rail, accepting.session, count, self.checksum, inbound)
-        connection.wire = accepting.wire
+        connection.wire, connection.nic = accepting.wire, accepting.nic
         inbound.joined(connection)
         self._greet(connection)
         return connection
@@ -375,6 +394,19 @@ class Endpoint(LocalRank):
         self.membership.greet(connection)
         self.epochs.joined(connection)
 
+    def _pass_on(self, accepting: Accepting) -> Leg:
+        """The caller is a rank of this job, and wants to reach another one through this one. Raises WireError."""
+        caller, hello = accepting.hello, Hello.read(accepting.onward)
+        if caller is None or (hello.src, hello.job) != (caller.src, caller.job):
+            raise WireError("hello to pass on: from somebody else")
+        if hello.dst >= len(self.book) or hello.dst in (self.rank, hello.src):
+            raise WireError(f"hello to pass on: to rank {hello.dst}")
+        leg = self.relays.open(accepting, hello)
+        if leg is None:
+            raise WireError("hello to pass on: no rail leads there")
+        del self.accepting[accepting]
+        return leg
+
     def _check_hello(self, nic: int, hello: Hello) -> None:
         """Raises WireError for a caller that belongs elsewhere."""
         if hello.job != self.job or hello.dst != self.rank or hello.src == self.rank:
@@ -382,6 +414,8 @@ class Endpoint(LocalRank):
         if hello.src >= len(self.book):
             raise WireError(f"hello: from rank {hello.src} of {len(self.book)}")
         pairs = self.pairs(hello.src, self.rank)
+        if len(self.book) > 2 and hello.rail in (RELAY, len(pairs)):
+            return
         if hello.rail >= len(pairs) or pairs[hello.rail][1] != nic:
             raise WireError(f"hello: rail {hello.rail} does not end here")
 
@@ -402,15 +436,17 @@ class Endpoint(LocalRank):
         else:
             self._note_controls(connection)
 
-    def filled(self, connection: RecvConnection, n_bytes: int) -> None:
+    def filled(self, connection: RecvConnection | Leg, n_bytes: int) -> None:
         """So many bytes of `connection.buffers()` were read."""
         try:
             connection.received(n_bytes)
         except Broken as error:
+            assert isinstance(connection, RecvConnection), "what is passed on is not read"
             self._note_controls(connection)
             self.inbounds[connection.peer].lose(connection, error)
         else:
             if connection.words or connection.left is not None:
+                assert isinstance(connection, RecvConnection), "what is passed on is not read"
                 self._note_controls(connection)
 
     def broken(self, connection: Connection, why: str) -> None:
@@ -419,6 +455,8 @@ class Endpoint(LocalRank):
             return
         if isinstance(connection, (SendConnection, RecvConnection)):
             self._lose(connection, Broken(why))
+        elif isinstance(connection, Leg):
+            self.relays.close(connection)
         elif isinstance(connection, Dialing):
             self.dial_failed(connection, refused=False)
         else:
@@ -494,6 +532,8 @@ class Endpoint(LocalRank):
                 self.say(peer, BACK_FRAME, nic)
             else:
                 inbound.lose_nic(nic)
+        if not is_up:
+            self.relays.lose_nic(nic)
         self.rates.note_nic(nic, is_up)
 
     # --- time
@@ -514,6 +554,7 @@ class Endpoint(LocalRank):
             outbound.tick(elapsed_s, watched_s)
         for inbound in list(self.inbounds.values()):
             inbound.tick(watched_s)
+        self.relays.tick(watched_s)
         if now_s >= self._probed_s + PROBE_S:
             self._probed_s = now_s
             for peer in self.outbounds.keys() | self.inbounds.keys():
@@ -536,7 +577,7 @@ class Endpoint(LocalRank):
     def outbound(self, peer: int) -> Outbound:
         """The direction to a peer; a new one is dialled at the next tick."""
         if peer not in self.outbounds:
-            self.outbounds[peer] = Outbound(self, peer, self.reports, self.suspicion, self.inbounds)
+            self.outbounds[peer] = Outbound(self, peer, self.reports, self.suspicion, self.inbounds, self.detours)
             self.rates.divide_anew()
             self.look_within(0.0)
         return self.outbounds[peer]

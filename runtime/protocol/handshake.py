@@ -6,51 +6,62 @@ The driver gives the bytes that have come, at most `wanted` of them, and sends `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from optcc.runtime.protocol.hello import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Caller, Hello, Listener
+from optcc.runtime.protocol.hello import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, RELAY, Caller, Hello, Listener
 from optcc.runtime.protocol.liveness import Connection
 
 
 class Dialing(Connection):
-    """A connection that this rank opens to `address` over its NIC `nic`; `peer` and `rail` say what for."""
+    """A connection that this rank opens to `address` over its NIC `nic`; `peer` and `rail` say what for.
 
-    __slots__ = ("_caller", "_got", "address", "established", "nic", "peer", "rail", "session")
+    The last of `callers` is for the peer; those before it are for the ranks that pass on what follows. `n_answers` have
+    answered.
+    """
 
-    def __init__(self, peer: int, rail: int, nic: int, address: tuple[str, int], caller: Caller) -> None:
+    __slots__ = ("_callers", "_got", "address", "established", "n_answers", "nic", "peer", "rail", "session")
+
+    def __init__(self, peer: int, rail: int, nic: int, address: tuple[str, int], callers: Sequence[Caller]) -> None:
         super().__init__()
         self.peer, self.rail, self.nic, self.address = peer, rail, nic, address
-        self._caller, self._got, self.established, self.session = caller, b"", False, 0
+        self._callers, self.n_answers, self._got, self.established, self.session = callers, 0, b"", False, 0
 
     @property
     def opening(self) -> bytes:
         """What to send once the connection is established."""
-        return self._caller.opening
+        return self._callers[0].opening
 
     @property
     def wanted(self) -> int:
         """Bytes of the answer that are missing."""
         return ANSWER_BYTES - len(self._got)
 
-    def take(self, data: bytes) -> bytes | None:
-        """The proof to send, and `session`, once the answer is complete. Raises WireError."""
+    def take(self, data: bytes) -> tuple[bytes, bool]:
+        """(what to send, whether the handshake with the peer is over). Raises WireError."""
         self._got += data
-        if len(self._got) < ANSWER_BYTES:
-            return None
-        proof = self._caller.take(self._got)
-        self.session = self._caller.session
-        return proof
+        if self.wanted:
+            return b"", False
+        got, self._got = self._got, b""
+        caller = self._callers[self.n_answers]
+        proof, self.session = caller.take(got), caller.session
+        self.n_answers += 1
+        if self.n_answers == len(self._callers):
+            return proof, True
+        return proof + self._callers[self.n_answers].opening, False
 
 
 class Accepting(Connection):
-    """A connection that somebody has opened to this rank's NIC `nic`, and who has until `deadline_s` to say hello."""
+    """A connection that somebody has opened to this rank's NIC `nic`, and who has until `deadline_s` to say hello.
 
-    __slots__ = ("_got", "_is_answered", "_listener", "deadline_s", "nic", "session")
+    `onward` is the hello that is to be passed on, once it is here.
+    """
+
+    __slots__ = ("_got", "_is_answered", "_is_proved", "_listener", "deadline_s", "nic", "onward", "session")
 
     def __init__(self, nic: int, listener: Listener, deadline_s: float) -> None:
         super().__init__()
-        self._listener, self._got, self._is_answered = listener, b"", False
-        self.nic, self.deadline_s, self.session = nic, deadline_s, 0
+        self._listener, self._got, self._is_answered, self._is_proved = listener, b"", False, False
+        self.nic, self.deadline_s, self.session, self.onward = nic, deadline_s, 0, b""
 
     @property
     def hello(self) -> Hello | None:
@@ -60,7 +71,8 @@ class Accepting(Connection):
     @property
     def wanted(self) -> int:
         """Bytes of the hello, or of the proof, that are missing."""
-        return (PROOF_BYTES if self._is_answered else HELLO_BYTES) - len(self._got)
+        is_proof = self._is_answered and not self._is_proved
+        return (PROOF_BYTES if is_proof else HELLO_BYTES) - len(self._got)
 
     def take(self, data: bytes, check: Callable[[Hello], None]) -> tuple[bytes, bool]:
         """(what to send, whether the handshake is over). `check` may refuse the hello before it is answered.
@@ -71,10 +83,13 @@ class Accepting(Connection):
         if self.wanted:
             return b"", False
         got, self._got = self._got, b""
+        if self._is_proved:
+            self.onward = got
+            return b"", True
         if self._is_answered:
             self._listener.take_proof(got)
-            self.session = self._listener.session
-            return b"", True
+            self.session, self._is_proved = self._listener.session, True
+            return b"", self.hello is not None and self.hello.rail != RELAY
         answer = self._listener.take_hello(got)
         assert self._listener.hello is not None
         check(self._listener.hello)

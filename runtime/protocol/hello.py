@@ -4,8 +4,9 @@
     listener  answer: nonce, proof over both
     caller    proof over both
 
-The proofs are HMAC-SHA-256 under different labels, so a reflected answer is no proof. The handshake authenticates the
-peer; what follows is neither encrypted nor authenticated.
+A hello of the rail `RELAY` asks a rank to pass on another hello, which follows the proof (`relay`). The proofs are
+HMAC-SHA-256 under different labels, so a reflected answer is no proof. The handshake authenticates the peer; what
+follows is neither encrypted nor authenticated.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from optcc.runtime.protocol.frames import VERSION, WireError
 SECRET_BYTES = 32
 JOB_BYTES = 16
 NONCE_BYTES = 32
+RELAY = 0xFFFF
 _MAC_BYTES = 32
 _MAGIC = b"optcc-tc"
 _HELLO = struct.Struct(f"!8sHHII{JOB_BYTES}s{NONCE_BYTES}s")
@@ -36,6 +38,16 @@ class Hello:
     dst: int
     rail: int
     job: bytes
+
+    @staticmethod
+    def read(opening: bytes) -> Hello:
+        """What a caller's opening says; raises WireError if this is no hello of this version."""
+        magic, version, rail, src, dst, job, _ = _HELLO.unpack(opening)
+        if magic != _MAGIC:
+            raise WireError("hello: not one of optcc")
+        if version != VERSION:
+            raise WireError(f"hello: version {version}: must be {VERSION}")
+        return Hello(src, dst, rail, job)
 
 
 class Caller:
@@ -74,12 +86,7 @@ class Listener:
 
     def take_hello(self, opening: bytes) -> bytes:
         """The answer; raises WireError if this is no hello of this version."""
-        magic, version, rail, src, dst, job, _ = _HELLO.unpack(opening)
-        if magic != _MAGIC:
-            raise WireError("hello: not one of optcc")
-        if version != VERSION:
-            raise WireError(f"hello: version {version}: must be {VERSION}")
-        self.hello = Hello(src, dst, rail, job)
+        self.hello = Hello.read(opening)
         self._transcript = opening + self._nonce
         return self._nonce + _mac(self._secret, b"answer", self._transcript)
 

@@ -53,7 +53,7 @@ class StateReader(Protocol):
 class Inbound:
     """The data of one direction of a pair, at its destination.
 
-    `mine` are this rank's NICs by rail, `connections` what is up on each. `was_joined`: a rail has been up.
+    `connections` are those that are up, by rail. `was_joined`: a rail has been up.
     """
 
     def __init__(
@@ -69,12 +69,13 @@ class Inbound:
         # See `Reader`; each short message brings a report.
         self.report: Callable[[int, int, int, int], None] = self._find_outbound
         pairs = local.pairs(peer, local.rank)
-        self.mine = [mine for _, mine in pairs]
         self._queue_s = [local.queue_s(mine, peer, theirs) for theirs, mine in pairs]
-        self.connections: list[RecvConnection | None] = [None] * len(pairs)
+        # Behind those over the rails of the pair, the one that comes through other ranks (`detour`).
+        self.connections: list[RecvConnection | None] = [None] * (len(pairs) + (len(local.book) > 2))
         striping = self.striping
-        # Virtual rails stand for the same rail all the time here: the sender's mapping does not matter to the receiver.
-        self._rails = striping.turns
+        # Virtual rails stand for the same rail as long as one of the pair is up: the sender's mapping does not matter
+        # here.
+        self._rails = self._turns = striping.turns
         self._link = Link(striping.n_turns, local.settings.window)
         self._cache = ReceiverCache(self._link)
         self._channels: dict[int, RecvChannel] = {}
@@ -344,16 +345,32 @@ class Inbound:
         if former is not None:
             self.lose(former, Broken("replaced"))
         self.connections[connection.rail] = connection
-        connection.nic, connection.virtual = self.mine[connection.rail], self._rails.index(connection.rail)
+        if connection.rail < len(self._queue_s):
+            connection.virtual = self._turns.index(connection.rail)
+            connection.queue_s = self._queue_s[connection.rail]
         self._local.up[connection] = None
         self.was_joined = True
         self._gone.pop(connection.rail, None)
-        connection.queue_s = self._queue_s[connection.rail]
         self.repeat_gone(connection)
+        self._map_rails()
         for channel in list(self._channels.values()):
             # If no other rail was up, the table repeats the state of the channel.
             self._tell(channel, connection.rail, UP)
         self.update_avoided()
+
+    def _map_rails(self) -> None:
+        """All virtual rails stand for the path through other ranks while nothing else is up."""
+        n_direct = len(self._queue_s)
+        is_apart = any(self.connections[n_direct:]) and not any(self.connections[:n_direct])
+        rails = (n_direct,) * len(self._turns) if is_apart else self._turns
+        if rails == self._rails:
+            return
+        self._rails = rails
+        for channel in list(self._channels.values()):
+            for virtual, rail in enumerate(rails):
+                connection = self.connections[rail]
+                is_used = connection is not None and not connection.is_avoided
+                self._at_receiver(channel, Event(UP if is_used else DOWN, virtual))
 
     def update_avoided(self) -> None:
         """States that were last reported over a suspected connection are reported again elsewhere."""
@@ -365,7 +382,7 @@ class Inbound:
     def lose_nic(self, nic: int) -> None:
         """A NIC of this rank is down, and with it all connections over it."""
         for connection in list(self.connections):
-            if connection is not None and self.mine[connection.rail] == nic:
+            if connection is not None and connection.nic == nic:
                 self.lose(connection, Broken("its NIC is down"))
 
     def lose(self, connection: RecvConnection, error: Broken, *, is_known: bool = False) -> None:
@@ -386,6 +403,7 @@ class Inbound:
                 del channel.arriving[number]
             self._tell(channel, connection.rail, DOWN)
             self._tell_slots(channel)
+        self._map_rails()
         if not self.is_joined():
             self._opposite(self.peer)
         if not is_known:
@@ -411,10 +429,10 @@ class Inbound:
         self._dark_s = 0.0 if self.is_joined() else self._dark_s + watched_s
         if self._dark_s >= _DARK_S and self.has_work() and self.peer not in self._local.left:
             self._opposite(self.peer)
-        for rail, connection in enumerate(self.connections):
+        for connection in self.connections:
             if connection is None or not connection.awaits:
                 continue
-            if self._suspicion.is_silent(connection, watched_s, self.mine[rail]):
+            if self._suspicion.is_silent(connection, watched_s, connection.nic):
                 self.lose(connection, Broken("no answer"))
             elif connection.suspect != connection.doubts_said & 1:
                 self._suspicion.tell(connection)

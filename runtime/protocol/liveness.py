@@ -55,14 +55,14 @@ class Connection:
     `suspect` after half of the time after which it is silent, and no sooner than after `queue_s`, the drain time of a
     full queue on the path. `waiting_bytes` were unacknowledged or unsent then. `doubt` has a bit for each end that
     suspects the connection; while it is `is_avoided`, no new data goes there. `is_closed`: it was given up. `n_padded`
-    bytes of padding have come.
+    bytes of padding have come. The driver reads it while it `wants_read`.
     """
 
     __slots__ = (
         *("_acked_bytes", "_carried", "_gap_s", "_is_waiting", "_silent_s", "_taken", "answers", "awaits"),
         *("doubt", "doubts_heard", "doubts_said", "is_avoided", "is_closed", "kernel", "n_padded", "queue_s"),
         "round_trip_s",
-        *("stalls", "suspect", "waiting_bytes", "wire"),
+        *("stalls", "suspect", "waiting_bytes", "wants_read", "wire"),
     )
 
     def __init__(self) -> None:
@@ -77,6 +77,7 @@ class Connection:
         self.awaits, self.answers, self.stalls, self.suspect, self._is_waiting = True, False, False, False, False
         self.doubt = self.doubts_said = self.doubts_heard = 0
         self.is_avoided = self.is_closed = False
+        self.wants_read = True
 
     def is_silent(self, elapsed_s: float, limit_s: float, round_trip_s: float = 0.0) -> bool:
         """True if bytes have been on their way for too long and none of them was acknowledged.

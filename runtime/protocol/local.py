@@ -9,6 +9,7 @@ from optcc.errors import RuntimeFault
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.frames import EAGER_BYTES, Checksum
 from optcc.runtime.protocol.handshake import Dialing
+from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import Connection
 from optcc.runtime.protocol.settings import RATE_MIN, Counts, NicEntry, RailCount, Settings
 from optcc.runtime.protocol.striping import Striping
@@ -34,7 +35,7 @@ class LocalRank:
     __slots__ = (
         *("__dict__", "__weakref__", "book", "checksum", "counts", "draw", "eager_bytes", "events", "failure"),
         *("is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank", "secret"),
-        *("settings", "to_close", "to_dial", "to_limit", "to_report", "to_send", "up", "watch_s"),
+        *("settings", "to_close", "to_dial", "to_limit", "to_report", "to_resume", "to_send", "up", "watch_s"),
     )
 
     def __init__(
@@ -67,8 +68,9 @@ class LocalRank:
         self.to_dial: list[Dialing] = []
         self.to_close: list[Connection] = []
         self.to_limit: list[SendConnection] = []
+        self.to_resume: list[Leg] = []
         self.to_send: dict[SendConnection, None] = {}
-        self.to_report: dict[RecvConnection, None] = {}
+        self.to_report: dict[RecvConnection | Leg, None] = {}
         self.next_tick_s = 0.0
         self.watch_s = NEVER_S
 
@@ -84,7 +86,7 @@ class LocalRank:
 
     # --- connections
 
-    def wake(self, connection: Established) -> None:
+    def wake(self, connection: Established | Leg) -> None:
         """Something waits on a connection to be written."""
         if isinstance(connection, SendConnection):
             self.to_send[connection] = None
@@ -101,6 +103,8 @@ class LocalRank:
             self.to_send.pop(connection, None)
         elif isinstance(connection, RecvConnection):
             self.up.pop(connection, None)
+            self.to_report.pop(connection, None)
+        elif isinstance(connection, Leg):
             self.to_report.pop(connection, None)
         self.to_close.append(connection)
 

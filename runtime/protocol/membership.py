@@ -277,7 +277,7 @@ def _find_unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound 
     if not (to.has_work() or (from_ is not None and from_.has_work())):
         # If it refuses, it may have left in good order, and its bye was lost.
         return
-    refusals = [rail.refused for rail in to.rails]
+    refusals = [rail.refused for rail in to.direct]
     # If all refuse, it is gone. One alone may be a NIC's trouble. The bye may still come over connections of its own,
     # which break if it said none.
     is_refused = all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)

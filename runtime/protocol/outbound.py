@@ -9,7 +9,7 @@ leave the table as it was proved: it only hears which virtual rails are up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from optcc.failover import (
     ACK,
@@ -32,7 +32,7 @@ from optcc.runtime.protocol.channel import TIMEOUT_S, TIMEOUT_S_MAX, SendChannel
 from optcc.runtime.protocol.connection import Broken, Owner, SendConnection
 from optcc.runtime.protocol.frames import CHANNELS_MAX, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME
 from optcc.runtime.protocol.handshake import Dialing
-from optcc.runtime.protocol.hello import NONCE_BYTES, Caller, Hello
+from optcc.runtime.protocol.hello import NONCE_BYTES, RELAY, Caller, Hello
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.reports import Reports
@@ -45,6 +45,11 @@ _DIAL_SILENT_S = 0.5
 REDIAL_S_MIN = 0.01
 REDIAL_S_MAX = 0.25
 _TIMEOUT_LOOK_S = 0.1
+_DETOUR = "detour"
+_DETOUR_S, _DETOUR_FIRST_S, _DETOUR_DIAL_S, _ONWARD_S = 0.03, 0.5, 1.0, 0.5
+"""A pair without a rail for so long looks for a path through other ranks: a rail that was reset is back sooner, and the
+first connections wait for processes that start. The handshakes of a path may take so long; then another one is tried.
+A rank that is asked to pass on bytes finds out within `_ONWARD_S` whether the next one's kernel answers."""
 
 
 class Rail:
@@ -80,6 +85,26 @@ class Rail:
         self.refused = False
 
 
+class Detour(NamedTuple):
+    """A path to a peer through other ranks, `via`: from which NIC of this rank to which address of the first one."""
+
+    mine: int
+    address: tuple[str, int]
+    via: tuple[int, ...]
+
+
+class PathFinder(Protocol):
+    """Who knows paths through other ranks (`Detours`)."""
+
+    def find(self, peer: int, *, is_first: bool) -> Detour | None:
+        """A path to a peer, another one each time since the first; None if there is none."""
+        ...
+
+    def may_come(self, peer: int) -> bool:
+        """True if a rank that may pass on bytes has not answered, and its kernel has: it computes."""
+        ...
+
+
 class Opposite(Protocol):
     """The opposite direction of a pair (`Inbound`)."""
 
@@ -87,26 +112,42 @@ class Opposite(Protocol):
         """Some states went over a connection of this direction, and were lost with it."""
         ...
 
+    def has_work(self) -> bool:
+        """True if something is posted and has not come."""
+        ...
+
 
 class Outbound:
     """The data of one direction of a pair, at its source.
 
-    `dark_s` is for how long no rail has been joined, in time that this rank has watched; `was_joined`: one has been.
+    `direct` are the rails of the pair; behind them, `rails` has one that is a path through other ranks (`detour`), used
+    while no direct one is. `dark_s` is for how long no rail has been joined, in time that this rank has watched;
+    `was_joined`: one has been.
     """
 
     def __init__(
-        self, local: LocalRank, peer: int, reports: Reports, suspicion: Suspicion, opposites: Mapping[int, Opposite]
+        self,
+        local: LocalRank,
+        peer: int,
+        reports: Reports,
+        suspicion: Suspicion,
+        opposites: Mapping[int, Opposite],
+        detours: PathFinder,
     ) -> None:
         self._local, self.peer = local, peer
-        self._reports, self._suspicion, self._opposites = reports, suspicion, opposites
+        self._reports, self._suspicion, self._opposites, self._detours = reports, suspicion, opposites, detours
         me, book = local.rank, local.book
-        self.rails = [
+        self.direct = [
             Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
             for mine, theirs in local.pairs(me, peer)
         ]
+        self._detour = Rail(_DETOUR, -1, -1, ("", 0))
+        self.rails = [*self.direct, self._detour] if len(book) > 2 else self.direct
+        # For how long no direct rail has been up; whether the next path through other ranks is the first since.
+        self._apart_s, self._is_first_detour = 0.0, True
         # The parts of the rails by measured rates; None: as declared, and as the messages are cut.
         self._parts: tuple[float, ...] | None = None
-        self._credit = [0.0] * len(self.rails)
+        self._credit = [0.0] * len(self.direct)
         self._link = Link(self.striping.n_turns, local.settings.window)
         self._cache = SenderCache(self._link)
         self._channels: dict[int, SendChannel] = {}
@@ -120,6 +161,8 @@ class Outbound:
             for virtual, rail in enumerate(channel.rails):
                 if not self._is_used(rail):
                     self._at_sender(channel, Event(DOWN, virtual))
+            if channel.sender.stalled:
+                self._remap(channel)
         return self._channels[k]
 
     @property
@@ -136,16 +179,36 @@ class Outbound:
         """True if something is posted and not acknowledged."""
         return any(channel.chunks for channel in self._channels.values())
 
+    @property
+    def is_direct(self) -> bool:
+        """True if a rail of the pair is up."""
+        return any(rail.connection is not None for rail in self.direct)
+
+    @property
+    def is_detoured(self) -> bool:
+        """True if what goes to the peer goes through other ranks."""
+        return self._detour.connection is not None
+
     def is_joined(self) -> bool:
         """True if the peer's kernel has answered on some rail and has not been given up since."""
-        return any(
+        return self.is_detoured or any(
             rail.connection is not None or (rail.dialing is not None and rail.dialing.established)
-            for rail in self.rails
+            for rail in self.direct
         )
+
+    def is_answered(self) -> bool:
+        """True if no rail is up, and the kernel of the peer, or of a rank on the way to it, has answered alone.
+
+        A rank on the way whose process has answered may be finding out that no rail leads on.
+        """
+        rail = self._detour
+        is_tried = self._local.now_s - rail.since_s < _ONWARD_S and rail.dialing is not None and rail.dialing.n_answers
+        dialings = [each.dialing for each in (self.direct if is_tried else self.rails) if each.dialing is not None]
+        return not self.is_direct and any(dialing.established for dialing in dialings)
 
     def has_been_refused(self) -> bool:
         """True if no rail is up, and the peer's kernel has refused all connections that were tried."""
-        return not self.is_joined() and all(rail.refused for rail in self.rails)
+        return not self.is_joined() and all(rail.refused for rail in self.direct)
 
     # --- messages
 
@@ -267,7 +330,7 @@ class Outbound:
                 return False
             rail = self._choose(len(channel.chunks[channel.sender.offered - channel.sender.acked][0]))
         if not self._is_used(rail):
-            used = [number for number in range(len(self.rails)) if self._is_used(number)]
+            used = self._used()
             rail = used[channel.sender.offered % len(used)] if used else rail
         if channel.rails[virtual] == rail:
             return True
@@ -341,7 +404,7 @@ class Outbound:
         All virtual rails of a channel may stand for one rail, after the others were down or slow. When that one is lost
         nothing is out on them, and the chunks that wait would wait for that rail alone.
         """
-        used = [number for number in range(len(self.rails)) if self._is_used(number)]
+        used = self._used()
         if used:
             self._map_all(channel, [used[virtual % len(used)] for virtual in range(len(channel.rails))])
 
@@ -350,7 +413,7 @@ class Outbound:
 
         What the table sends again on its next virtual rail then goes over another rail.
         """
-        used = [number for number in range(len(self.rails)) if self._is_used(number)]
+        used = self._used()
         if used:
             before = channel.rails[-1:] + channel.rails[:-1]
             self._map_all(channel, [next((each for each in used if each > rail), used[0]) for rail in before])
@@ -367,6 +430,11 @@ class Outbound:
         """True if new chunks may go over a rail."""
         connection = self.rails[rail].connection
         return connection is not None and not connection.is_avoided
+
+    def _used(self) -> list[int]:
+        """The rails over which new chunks may go: the direct ones, if there are any."""
+        used = [number for number in range(len(self.rails)) if self._is_used(number)]
+        return used[:-1] if len(used) > 1 and self.rails[used[-1]] is self._detour else used
 
     def update_avoided(self) -> None:
         """Chunks that are out on a suspected connection go out elsewhere too; the second copy that comes is dropped."""
@@ -393,7 +461,7 @@ class Outbound:
             return
         total = sum(parts or ())
         self._parts = None if parts is None else tuple(part / total for part in parts)
-        self._credit = [0.0] * len(self.rails)
+        self._credit = [0.0] * len(self.direct)
         connections = self.connections
         for connection in connections:
             self._hold_little(connection)
@@ -410,7 +478,8 @@ class Outbound:
 
     def _hold_little(self, connection: SendConnection) -> None:
         """On slow rails the kernel buffers little, so that chunks can still be moved to another rail."""
-        holds_little = self._parts is not None and self._parts[connection.rail] < max(self._parts)
+        is_direct = connection.rail < len(self.direct)
+        holds_little = self._parts is not None and is_direct and self._parts[connection.rail] < max(self._parts)
         if holds_little != connection.holds_little:
             connection.holds_little = holds_little
             self._local.to_limit.append(connection)
@@ -442,7 +511,7 @@ class Outbound:
             return
         rail.connection = None
         local.counts.damaged += error.is_damage
-        local.rail_counts[rail.mine].failures += self.peer not in local.left
+        local.rail_counts[rail.mine].failures += self.peer not in local.left and rail is not self._detour
         self._dial_later(rail, refused=False)
         self.update_avoided()
         for channel in list(self._channels.values()):
@@ -483,10 +552,25 @@ class Outbound:
     def _dial(self, rail: Rail, number: int) -> None:
         local = self._local
         rail.since_s = local.now_s
-        hello = Hello(local.rank, self.peer, number, local.job)
-        caller = Caller(local.secret, hello, nonce=local.draw(NONCE_BYTES))
-        rail.dialing = Dialing(self.peer, number, rail.mine, rail.address, caller)
+        rail.dialing = Dialing(self.peer, number, rail.mine, rail.address, [self._caller(self.peer, number)])
         local.to_dial.append(rail.dialing)
+
+    def _caller(self, rank: int, rail: int) -> Caller:
+        local = self._local
+        return Caller(local.secret, Hello(local.rank, rank, rail, local.job), nonce=local.draw(NONCE_BYTES))
+
+    def _dial_detour(self) -> None:
+        """Dials the peer through other ranks, if a path is known."""
+        rail, found = self._detour, self._detours.find(self.peer, is_first=self._is_first_detour)
+        self._is_first_detour = False
+        if found is None:
+            self._dial_later(rail, refused=False)
+            return
+        rail.mine, rail.address = found.mine, found.address
+        rail.since_s, number = self._local.now_s, len(self.direct)
+        callers = [*(self._caller(rank, RELAY) for rank in found.via), self._caller(self.peer, number)]
+        rail.dialing = Dialing(self.peer, number, rail.mine, rail.address, callers)
+        self._local.to_dial.append(rail.dialing)
 
     def connected(self, dialing: Dialing) -> None:
         """The peer's kernel has answered."""
@@ -509,17 +593,29 @@ class Outbound:
         connection = SendConnection(self.peer, dialing.rail, dialing.session, count, local.checksum)
         connection.wire, connection.nic = dialing.wire, rail.mine
         local.up[connection] = None
-        connection.queue_s = local.queue_s(rail.mine, self.peer, rail.theirs)
+        if rail is not self._detour:
+            connection.queue_s = local.queue_s(rail.mine, self.peer, rail.theirs)
         connection.put_frame(proof)
         rail.dialing, rail.connection, rail.refused, rail.wait_s = None, connection, False, REDIAL_S_MIN
         self.was_joined = True
         self._hold_little(connection)
+        local.counts.detours += rail is self._detour
         for channel in list(self._channels.values()):
             # Also remaps a channel all of whose virtual rails stand for others that are lost.
             self._tell(channel, dialing.rail, UP)
         self.update_avoided()
         local.wake(connection)
+        if rail is not self._detour:
+            self._end_detour()
         return connection
+
+    def _end_detour(self) -> None:
+        """A rail of the pair is up again: what was out on the path through other ranks goes there."""
+        connection, dialing = self._detour.connection, self._detour.dialing
+        if connection is not None:
+            self.lose(connection, Broken("a rail of the pair is back"))
+        elif dialing is not None:
+            self.hang_up(dialing, refused=False)
 
     # --- time
 
@@ -531,18 +627,11 @@ class Outbound:
         local = self._local
         is_gone = self.peer in local.left
         is_joined = False
-        for number, rail in enumerate(self.rails):
+        for number, rail in enumerate(self.direct):
             connection, dialing = rail.connection, rail.dialing
             if connection is not None:
                 is_joined = True
-                if not connection.awaits:
-                    continue
-                if self._suspicion.is_silent(connection, watched_s, rail.mine):
-                    self.lose(connection, Broken("no answer"))
-                elif connection.suspect != connection.doubts_said & 1:
-                    self._suspicion.tell(connection)
-                    self.update_avoided()
-                self._suspicion.watch(connection)
+                self._judge(connection, watched_s)
             elif dialing is not None:
                 # The answer to a hello may never come, though its bytes were acknowledged before the path broke.
                 limit_s = local.settings.hello_s if dialing.established else _CONNECT_S
@@ -556,10 +645,52 @@ class Outbound:
                 if local.now_s >= rail.next_s:
                     self._dial(rail, number)
                 local.watch_within(CLOSE_WATCH_S)
-        self.dark_s = 0.0 if is_joined else self.dark_s + elapsed_s
+        self._apart_s = 0.0 if self.is_direct else self._apart_s + elapsed_s
+        self._tick_detour(watched_s, is_gone=is_gone)
+        if is_joined or self.is_detoured:
+            self.dark_s = 0.0
+        elif len(self.rails) == len(self.direct) or local.is_leaving or self._waits_in_vain():
+            self.dark_s += elapsed_s
         if local.now_s >= self._looked_s + _TIMEOUT_LOOK_S:
             self._looked_s = local.now_s
             self._send_late_again()
+
+    def _judge(self, connection: SendConnection, watched_s: float) -> None:
+        """Gives up a connection that is silent, and avoids one that may be."""
+        if not connection.awaits:
+            return
+        if self._suspicion.is_silent(connection, watched_s, connection.nic):
+            self.lose(connection, Broken("no answer"))
+        elif connection.suspect != connection.doubts_said & 1:
+            self._suspicion.tell(connection)
+            self.update_avoided()
+        self._suspicion.watch(connection)
+
+    def _tick_detour(self, watched_s: float, *, is_gone: bool) -> None:
+        """Looks for a path through other ranks while something waits and no rail is up."""
+        rail, local = self._detour, self._local
+        self._is_first_detour |= not self._apart_s
+        limit_s = _DETOUR_S if self.was_joined else _DETOUR_FIRST_S
+        if rail.connection is not None:
+            self._is_first_detour = True
+            self._judge(rail.connection, watched_s)
+        elif rail.dialing is not None:
+            if local.now_s - rail.since_s > _DETOUR_DIAL_S:
+                self.hang_up(rail.dialing, refused=False)
+            local.watch_within(CLOSE_WATCH_S)
+        elif self._apart_s >= limit_s and len(self.rails) > len(self.direct) and self._is_wanted() and not is_gone:
+            if local.now_s >= rail.next_s:
+                self._dial_detour()
+            local.watch_within(CLOSE_WATCH_S)
+
+    def _waits_in_vain(self) -> bool:
+        """True if a path through other ranks was looked for, and does not just wait for one that computes."""
+        return self._is_wanted() and not self._detours.may_come(self.peer)
+
+    def _is_wanted(self) -> bool:
+        """True if this rank waits for the peer."""
+        opposite = self._opposites.get(self.peer)
+        return self.has_work() or (opposite is not None and opposite.has_work())
 
     def _send_late_again(self) -> None:
         """Chunks that have waited long for their acknowledgement go out again."""

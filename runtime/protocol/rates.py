@@ -27,8 +27,8 @@ _RATE_UNIT = 1 << 12
 class Rates:
     """The rates of all NICs as far as this rank knows them, as shares of what is declared.
 
-    `version` grows with every change of `known`. `carried` is what the plan that was opened last has each pair carry,
-    bytes.
+    `version` grows with every change of `known`; `down` has the ranks and NICs that carry nothing. `carried` is what
+    the plan that was opened last has each pair carry, bytes.
     """
 
     def __init__(self, local: LocalRank, outbounds: Mapping[int, Outbound]) -> None:
@@ -40,7 +40,7 @@ class Rates:
         self.version = 0
         # What was measured, and the last word, of NICs that are, or were, other than declared.
         self._shares: dict[tuple[int, int], tuple[float, float]] = {}
-        self._down: set[tuple[int, int]] = set()
+        self.down: set[tuple[int, int]] = set()
         self._words: dict[tuple[int, int], RateWord] = {}
         # The share that rails from this rank carry of what the NICs at both ends do, where it is less.
         self._paths: dict[Rail, float] = {}
@@ -68,7 +68,7 @@ class Rates:
 
     def known(self, rank: int, nic: int) -> tuple[float, float]:
         """The shares of the rates in `local.book` that a NIC sends and receives, as far as known; 0.0 if it is down."""
-        return (0.0, 0.0) if (rank, nic) in self._down else self._shares.get((rank, nic), (1.0, 1.0))
+        return (0.0, 0.0) if (rank, nic) in self.down else self._shares.get((rank, nic), (1.0, 1.0))
 
     def _own(self, nic: int) -> tuple[float, float]:
         """The shares that were measured of a NIC of this rank, whether it is down or not."""
@@ -79,7 +79,7 @@ class Rates:
         n_nics = len(self._meters)
         loaded, busy = [False] * n_nics, [False] * n_nics
         for out in self._outbounds.values():
-            for rail in out.rails:
+            for rail in out.direct:
                 connection = rail.connection
                 if connection is not None and connection.awaits:
                     self._unsure[rail.mine] |= connection.suspect
@@ -106,7 +106,7 @@ class Rates:
         """Ends a window, which says nothing of a NIC one of whose connections was suspected."""
         carried = [Carried() for _ in self._meters]
         for out in self._outbounds.values():
-            for rail in out.rails:
+            for rail in out.direct:
                 if rail.connection is not None:
                     n_bytes, busy_s, open_s = rail.connection.take_carried()
                     before = carried[rail.mine]
@@ -186,7 +186,7 @@ class Rates:
         return {
             (rail.mine, out.peer, rail.theirs): rail.connection
             for out in self._outbounds.values()
-            for rail in out.rails
+            for rail in out.direct
             if rail.connection is not None
         }
 
@@ -227,7 +227,7 @@ class Rates:
 
     def note_nic(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down, or is back."""
-        (self._down.discard if is_up else self._down.add)((self._local.rank, nic))
+        (self.down.discard if is_up else self.down.add)((self._local.rank, nic))
         self._publish(nic)
 
     def _publish(self, nic: int) -> None:
@@ -261,9 +261,9 @@ class Rates:
         self._words[which] = word
         if word.out and word.in_:
             self._shares[which] = word.out, word.in_
-            self._down.discard(which)
+            self.down.discard(which)
         else:
-            self._down.add(which)
+            self.down.add(which)
         self._say(which, but=peer)
         if word.in_ != (1.0 if before is None else before.in_):
             # It explains what paths seemed to.
@@ -275,7 +275,7 @@ class Rates:
     def divide_anew(self) -> None:
         """Divides what this rank has still to send by the rates that are known now."""
         local = self._local
-        is_declared = not self._down and all(shares == (1, 1) for shares in self._shares.values())
+        is_declared = not self.down and all(shares == (1, 1) for shares in self._shares.values())
         if not self.is_on or (is_declared and not self._paths):
             for out in self._outbounds.values():
                 out.take_parts(None)
@@ -289,7 +289,7 @@ class Rates:
             alone = [
                 min(rates[local.rank][rail.mine][0], rates[peer][rail.theirs][1])
                 * self.path((rail.mine, peer, rail.theirs))
-                for rail in out.rails
+                for rail in out.direct
             ]
             if len(alone) > 1:
                 out.take_parts([max(1, part) for part in parts.get((local.rank, peer), alone)])

@@ -42,13 +42,16 @@ class Settings:
 
 @dataclass(slots=True)
 class Counts:
-    """Chunks sent again, chunks that came twice or too late, damaged connections, refused callers, changes of plan."""
+    """Chunks sent again, chunks that came twice or too late, damaged connections, refused callers, changes of plan, and
+    paths through other ranks: those that this rank has used, and those that it has passed bytes on for."""
 
     resent: int = 0
     suppressed: int = 0
     damaged: int = 0
     refused: int = 0
     changes: int = 0
+    detours: int = 0
+    relays: int = 0
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ class Suspicion:
         self._until_s = [0.0] * len(local.own_nics)
         self._round_trip_s = [0.0] * len(local.own_nics)
 
-    def is_silent(self, connection: Established, elapsed_s: float, nic: int) -> bool:
+    def is_silent(self, connection: Connection, elapsed_s: float, nic: int) -> bool:
         """True if a connection over `nic` is to be given up; probes the others there while it may have to be."""
         local = self._local
         was_suspect, limit_s, round_trip_s = connection.suspect, local.settings.silent_s, self._round_trip_s[nic]

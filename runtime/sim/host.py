@@ -14,6 +14,7 @@ from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import Checksum
 from optcc.runtime.protocol.handshake import Accepting, Dialing
+from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import WATCH_S, Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
@@ -163,14 +164,16 @@ class SimulatedHost:
             endpoint.look_within(WATCH_S)
             while (connection := endpoint.next_to_write()) is not None:
                 self.write(connection)
-        while endpoint.to_close or endpoint.to_dial:
+        while endpoint.to_close or endpoint.to_dial or endpoint.to_resume:
+            while endpoint.to_resume:
+                self._mark(endpoint.to_resume.pop())
             while endpoint.to_close:
                 self._close(endpoint.to_close.pop())
             while endpoint.to_dial:
                 self._dial(endpoint.to_dial.pop())
         endpoint.to_limit.clear()
 
-    def write(self, connection: Established) -> None:
+    def write(self, connection: Established | Leg) -> None:
         """Writes what the kernel takes."""
         self._has_acted = True
         end: End = connection.wire
@@ -189,8 +192,8 @@ class SimulatedHost:
         if connection.is_closed or connection.wire is None:
             return
         end: End = connection.wire
-        if isinstance(connection, RecvConnection):
-            while not connection.is_closed and end.incoming.available():
+        if isinstance(connection, (RecvConnection, Leg)):
+            while not connection.is_closed and connection.wants_read and end.incoming.available():
                 buffers = connection.buffers()
                 offered = connection.offered_bytes
                 n_bytes = end.incoming.take(buffers)
@@ -209,11 +212,11 @@ class SimulatedHost:
             return
         if connection in self._reset and not end.incoming.available():
             self.endpoint.broken(connection, "reset by the other end")
-        elif end.incoming.is_readable() or connection in self._reset:
+        elif connection.wants_read and (end.incoming.is_readable() or connection in self._reset):
             self._mark(connection)
         elif end.has_ended():
             self.endpoint.broken(connection, "closed by the other end")
-        elif isinstance(connection, (SendConnection, RecvConnection)) and _may_write(connection):
+        elif isinstance(connection, (SendConnection, RecvConnection, Leg)) and _may_write(connection):
             self.endpoint.wake(connection)
 
     def _mark(self, connection: Connection) -> None:
@@ -323,7 +326,7 @@ class SimulatedHost:
         self.stopped()
 
 
-def _may_write(connection: Established) -> bool:
+def _may_write(connection: Established | Leg) -> bool:
     """True if something waits that the kernel has room for."""
     return connection.blocked and bool(connection.wire.outgoing.has_room())
 

@@ -9,6 +9,7 @@ from optcc.runtime.protocol.channel import SendChannel
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX
 from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.leg import QUEUE_BYTES, READ_BYTES
 from optcc.runtime.protocol.outbound import Outbound
 
 _DARK_S = 1.5
@@ -32,6 +33,11 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
         is_dialled = peer in endpoint.outbounds or peer in endpoint.left
         if inbound._dark_s > _DARK_S and inbound.has_work() and not is_dialled:
             yield f"from rank {peer}: it is waited for, and nobody finds out whether a rail reaches it"
+    for leg in endpoint.relays.legs:
+        if leg.n_waiting_bytes > QUEUE_BYTES + READ_BYTES:
+            yield f"{leg.n_waiting_bytes} B wait to be passed on"
+        if leg.n_waiting_bytes and not leg.blocked and leg not in endpoint.to_report:
+            yield f"{leg.n_waiting_bytes} B wait to be passed on, and nobody is to write them"
     if held != len(endpoint.up):
         yield f"{len(endpoint.up)} connections are up, the rails hold {held}"
 

@@ -263,5 +263,8 @@ def _rail(endpoint: LocalRank, connection: Established) -> str:
     """A connection in words."""
     is_sender = isinstance(connection, SendConnection)
     src, dst = (endpoint.rank, connection.peer) if is_sender else (connection.peer, endpoint.rank)
-    mine: int = endpoint.pairs(src, dst)[connection.rail][not is_sender]
+    pairs = endpoint.pairs(src, dst)
+    if connection.rail == len(pairs):
+        return f"the connection {'to' if is_sender else 'from'} rank {connection.peer} through other ranks"
+    mine: int = pairs[connection.rail][not is_sender]
     return f"the connection {'to' if is_sender else 'from'} rank {connection.peer} over {endpoint.own_nics[mine][0]}"

@@ -35,6 +35,7 @@ _CORRUPT = {"copies": (0.0, 0.0, 0.01), "half-open": (0.04,), "damage": (0.04,)}
 _FRAME_FAULTS = ("hole", "hole-in", "hole-out", "reset", "break", "break", "freeze", "down")
 _FRAMES = (*(DATA_FRAME, STATE_FRAME) * 3, *(CHANGE_FRAME, DOUBT_FRAME) * 2, GONE_FRAME, RATE_FRAME, BYE_FRAME)
 _SEGMENTS_MAX = 400
+_TRIES = 10
 _SHAPES = (
     *("ring", "pairs", "any", "talk", "load", "copies", "farewell") * 2,
     *("any", "copies", "copies", "talk", "turnover", "closed", "half-open", "damage"),
@@ -111,6 +112,7 @@ class Scenario:
     `names` and `rates` of the NICs, by rank; `turn_s` of a host's loop; `pauses`: how likely a program computes after a
     message; `payload_bytes` of a rank at the barriers. If a rank `stays`, it does not leave before all faults have
     ended, so that no fault excuses a failure. `n_collectives` are begun by every rank, under epochs that all agree on.
+    If the hosts are `is_severed`, some pairs share no rail in the end.
     """
 
     seed: int
@@ -129,6 +131,7 @@ class Scenario:
     stays: bool
     turn_s: float
     n_collectives: int
+    is_severed: bool
 
     def describe(self) -> str:
         """A few lines."""
@@ -191,6 +194,11 @@ def make_scenario(seed: int) -> Scenario:
     faults = _make_faults(rng, names, max(0.05, 2 * lasts_s), shape)
     faults += _make_close_faults(rng, names, lasts_s)
     faults += _make_frame_faults(rng, names, shape)
+    severing = _make_severing_faults(random.Random(-1 - seed), names, max(0.05, 2 * lasts_s))
+    if severing and not any(fault.for_s == INFINITY for fault in faults):
+        faults += severing
+    else:
+        severing = ()
     return Scenario(
         *(seed, names, rates, settings, lanes, tuple(sorted(faults, key=lambda fault: fault.at_s))),
         latency_s=rng.choice((10e-6, 50e-6, 1e-3)),
@@ -201,9 +209,10 @@ def make_scenario(seed: int) -> Scenario:
         ends_with_barrier=shape != "farewell" and rng.random() < 0.7,
         pauses=rng.choice((0.0, 0.0, 0.05, 0.2)),
         payload_bytes=rng.choice((0, 0, 5, 3000, 20_000)),
-        stays=shape == "half-open" or (shape != "farewell" and rng.random() < 0.7),
+        stays=shape == "half-open" or (shape != "farewell" and rng.random() < 0.7) or bool(severing),
         turn_s=rng.choice((0.0, 20e-6, 20e-6, 200e-6)),
         n_collectives=rng.choice((0, 0, 4, 12, 30)),
+        is_severed=bool(severing),
     )
 
 
@@ -447,3 +456,30 @@ def _make_lasting_faults(rng: random.Random, names: Sequence[Sequence[str]], wit
     kind, name = rng.choice(("down", "hole", "hole-out", "hole-in")), rng.choice(sorted(common))
     victims = rng.sample(range(len(names)), rng.randint(1, len(names)))
     return [SwarmFault(rng.uniform(0, within_s), kind, rank, names[rank].index(name), INFINITY) for rank in victims]
+
+
+def _make_severing_faults(
+    rng: random.Random, names: Sequence[Sequence[str]], within_s: float
+) -> tuple[SwarmFault, ...]:
+    """Now and then faults for good that leave some pairs no rail, and all ranks joined through others."""
+    if rng.random() < 0.8 or len(names) < 3 or len(set(names)) > 1 or len(names[0]) < 2:
+        return ()
+    nics = range(len(names[0]))
+    for _ in range(_TRIES):
+        kept = [set(rng.sample(nics, rng.randint(1, len(nics)))) for _ in names]
+        pairs = [(one, other) for one in range(len(names)) for other in range(one)]
+        joined = [pair for pair in pairs if kept[pair[0]] & kept[pair[1]]]
+        reached, before = {0}, set[int]()
+        while reached != before:
+            before = set(reached)
+            reached.update(rank for pair in joined for rank in pair if reached & set(pair))
+        if len(reached) == len(names) and len(joined) < len(pairs):
+            kind = rng.choice(("down", "down", "hole", "hole-out", "hole-in"))
+            at_s = rng.uniform(0, within_s)
+            return tuple(
+                SwarmFault(at_s + rng.choice((0.0, 0.0, rng.uniform(0, 0.1))), kind, rank, nic, INFINITY)
+                for rank in range(len(names))
+                for nic in nics
+                if nic not in kept[rank]
+            )
+    return ()

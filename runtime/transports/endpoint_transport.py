@@ -64,7 +64,7 @@ class EndpointTransport(ABC):
         """For each rail of a pair, whether a connection to `dst` is up; all are if this rank is not `src`."""
         if src != self.rank:
             return [True] * len(self.pairs(src, dst))
-        return [rail.connection is not None for rail in self._endpoint.outbound(dst).rails]
+        return [rail.connection is not None for rail in self._endpoint.outbound(dst).direct]
 
     def open_over(self, channels: Sequence[Channel], rails: Sequence[int], group: int = 0) -> list[int]:
         """`open`, where each channel goes over one rail of its pair alone: the number in `pairs`, for each channel."""

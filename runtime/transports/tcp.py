@@ -29,6 +29,7 @@ from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import VERSION, crc32
 from optcc.runtime.protocol.handshake import Accepting, Dialing
 from optcc.runtime.protocol.hello import JOB_BYTES, SECRET_BYTES
+from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
@@ -223,7 +224,7 @@ class TcpTransport(EndpointTransport):
                 handler(subject, events)
         if endpoint.to_send or endpoint.to_report:
             self._flush()
-        if endpoint.to_close or endpoint.to_dial:
+        if endpoint.to_close or endpoint.to_dial or endpoint.to_resume:
             self._carry_out()
         if now_s >= endpoint.next_tick_s:
             # Reading and writing are no part of the cost of a tick; and what is written after it may hasten the next.
@@ -235,6 +236,7 @@ class TcpTransport(EndpointTransport):
             self._flush()
             shares = [count.out_share for count in endpoint.rail_counts]
             self._nic_log.look(now_s, endpoint.nic_up, tuple(endpoint.up), shares)
+            self._nic_log.note_detours({peer for peer, out in endpoint.outbounds.items() if out.is_detoured})
 
     def _flush(self) -> None:
         """Writes what has been queued, also what a broken connection leaves to others, and carries out the rest."""
@@ -246,7 +248,7 @@ class TcpTransport(EndpointTransport):
             self._write(connection)
         self._carry_out()
 
-    def _write(self, connection: Established) -> None:
+    def _write(self, connection: Established | Leg) -> None:
         """Writes what the socket takes."""
         wire: Wire = connection.wire
         sock = wire.sock
@@ -263,14 +265,23 @@ class TcpTransport(EndpointTransport):
             # What had come before a reset can still be read, such as the last words of a peer that has left. Then the
             # end is read, and the connection is given up.
             connection.written(0)
-        if connection.blocked != wire.wants_write:
+        if not connection.is_closed and connection.blocked != wire.wants_write:
             wire.wants_write = connection.blocked
-            self._epoll.modify(sock, EPOLLIN | EPOLLOUT if wire.wants_write else EPOLLIN)
+            self._set_events(connection)
+
+    def _set_events(self, connection: Established | Leg) -> None:
+        wire: Wire = connection.wire
+        events = EPOLLIN if connection.wants_read else 0
+        self._epoll.modify(wire.sock, events | EPOLLOUT if wire.wants_write else events)
 
     def _carry_out(self) -> None:
         """Opens, closes and limits what the protocol asks for."""
         endpoint = self._endpoint
-        while endpoint.to_close or endpoint.to_dial or endpoint.to_limit:
+        while endpoint.to_close or endpoint.to_dial or endpoint.to_limit or endpoint.to_resume:
+            while endpoint.to_resume:
+                leg = endpoint.to_resume.pop()
+                if not leg.is_closed:
+                    self._set_events(leg)
             while endpoint.to_close:
                 self._close(endpoint.to_close.pop())
             while endpoint.to_dial:
@@ -354,7 +365,7 @@ class TcpTransport(EndpointTransport):
             self._send_hello(connection, reply)
         if successor is not None:
             self._wires[successor] = self._wires.pop(connection)
-            handler = self._recv_ready if isinstance(successor, RecvConnection) else self._send_ready
+            handler = self._send_ready if isinstance(successor, SendConnection) else self._recv_ready
             self._register(sock, EPOLLIN, handler, successor)
 
     def _send_hello(self, connection: Dialing | Accepting, data: bytes) -> None:
@@ -391,7 +402,7 @@ class TcpTransport(EndpointTransport):
         else:
             self._endpoint.broken(connection, "closed by the other end")
 
-    def _recv_ready(self, connection: RecvConnection, events: int) -> None:
+    def _recv_ready(self, connection: RecvConnection | Leg, events: int) -> None:
         """A connection from a sender can be read, up to a limit, or written, or has an error, which both say."""
         if connection.is_closed:
             return
@@ -400,8 +411,11 @@ class TcpTransport(EndpointTransport):
         if events == EPOLLOUT:
             return
         wire: Wire = connection.wire
+        if not connection.wants_read and not events & EPOLLIN:
+            self._endpoint.broken(connection, "closed or reset, and not read")
+            return
         sock, budget, endpoint = wire.sock, _READ_BYTES_MAX, self._endpoint
-        while budget > 0:
+        while budget > 0 and connection.wants_read:
             buffers = connection.buffers()
             try:
                 n_bytes = sock.recv_into(buffers[0]) if len(buffers) == 1 else sock.recvmsg_into(buffers)[0]
@@ -423,6 +437,8 @@ class TcpTransport(EndpointTransport):
         if connection.low_water != wire.low_water:
             wire.low_water = connection.low_water
             wake_from(sock, wire.low_water)
+        if not connection.wants_read:
+            self._set_events(connection)
 
     # --- NICs ---------------------------------------------------------------------------------------------------------
 

@@ -28,14 +28,17 @@ from optcc.failover import Row
 from optcc.runtime.protocol import connection, frames, inbound, membership, outbound
 from optcc.runtime.protocol.agreement import Agreement
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
+from optcc.runtime.protocol.detour import Detours
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.epochs import Epochs
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import Connection
 from optcc.runtime.protocol.membership import Membership
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.protocol.relay import Relays
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.suspicion import Suspicion
 from optcc.runtime.protocol.trials import Trials
@@ -314,6 +317,28 @@ MUTATIONS = (
     PlantedFault(
         "an eager message counts as sent before its slot is posted",
         *(Outbound, "_report_copies", " or acked + i >= channel.slots", ""),
+    ),
+    PlantedFault(
+        "nobody looks for a path through other ranks", *(Outbound, "_tick_detour", "self._dial_detour()", "pass")
+    ),
+    PlantedFault(
+        "a receiver goes on to report over rails that are lost",
+        *(Inbound, "_map_rails", "self._rails = rails", "pass"),
+    ),
+    PlantedFault(
+        "a new channel waits for a rail of its pair, and there is a path through other ranks",
+        *(Outbound, "channel", "self._remap(channel)", "pass"),
+    ),
+    PlantedFault(
+        "a path that did not work is tried again", *(Detours, "find", "tried.update(pairwise((*via, peer)))", "pass")
+    ),
+    PlantedFault(
+        "a rank is given up while one that may pass on bytes to it computes",
+        *(Outbound, "_waits_in_vain", " and not self._detours.may_come(self.peer)", ""),
+    ),
+    PlantedFault("a leg that was full is not read again", *(Relays, "note_written", "self._resume(leg.other)", "pass")),
+    PlantedFault(
+        "a part that was passed on is passed on again", *(Leg, "written", "self._waiting[0] = first[n_bytes:]", "pass")
     ),
     PlantedFault("an early chunk is not copied into its slot", *(Inbound, "post", "view[start:end] = chunk", "pass")),
     PlantedFault(

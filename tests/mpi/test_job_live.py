@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from optcc.experiments.fabric import Fabric, FabricSpec, run_local_job
+from optcc.experiments.record import Record
 from tests.mpi.launch import mpirun
 
 pytestmark = pytest.mark.mpi
@@ -72,3 +74,24 @@ def test_a_command_refuses_to_be_several_jobs_of_one_rank(tmp_path: Path) -> Non
     )
     assert done.returncode == 2 and done.stdout == ""
     assert "WORLD_SIZE says 2 ranks, MPI has started 1" in done.stderr
+
+
+@pytest.mark.netns
+def test_hosts_that_lose_different_rails_go_on_through_others_and_then_by_plan(tmp_path: Path) -> None:
+    """h0 and h1 share no rail any more; what is in flight goes through h2 or h3, and new plans send nothing between
+    them."""
+    record = tmp_path / "record.json"
+    with Fabric.up(FabricSpec.parse("4x2@200Mbit/s", name=f"paths-{os.getpid()}")) as fabric:
+        bench = [*OPTCC, "bench", "--transport", "tcp", "--schedule", "auto", "-b", "8M", "-n", "24", "-w", "1"]
+        command = ["env", "-u", "OPTCC_TOPOLOGY", *bench, "-J", str(record)]
+        failing = threading.Timer(6.0, lambda: [fabric.fail("h0.eth0"), fabric.fail("h1.eth1")])
+        failing.start()
+        done = fabric.run(command, capture=True, timeout_s=100)
+        failing.join()
+    assert done.exit_code == 0, done.stderr
+    assert "# Out of bounds values : 0 OK" in done.stdout
+    row = Record.read(record).rows[0]
+    print(row.detours, row.plan_changes, row.out_of_place)
+    assert row.detours > 0 and f"# Through other hosts  : {row.detours} connections" in done.stdout
+    assert row.plan_changes > 0
+    assert "no rail to rank 1 is left: what goes there goes through other ranks" in done.stderr

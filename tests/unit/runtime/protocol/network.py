@@ -21,6 +21,7 @@ from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.frames import data_header
 from optcc.runtime.protocol.handshake import Accepting, Dialing
 from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.outbound import Outbound
@@ -70,7 +71,7 @@ def endpoint_of(
     )
 
 
-def fill(endpoint: Endpoint, connection: RecvConnection, data: bytes) -> int:
+def fill(endpoint: Endpoint, connection: RecvConnection | Leg, data: bytes) -> int:
     """Gives a connection bytes as a driver that reads them does; how many it took before it was given up."""
     at = 0
     while at < len(data) and not connection.is_closed:
@@ -114,9 +115,11 @@ class TwoRails:
         return b"".join(write_all(self.endpoint).values())
 
 
-def write_all(endpoint: Endpoint, take: Callable[[Established, int], int] = lambda _, n: n) -> dict[Established, bytes]:
+def write_all(
+    endpoint: Endpoint, take: Callable[[Established | Leg, int], int] = lambda _, n: n
+) -> dict[Established | Leg, bytes]:
     """Writes what waits; the bytes of each connection. `take`: how many of so many bytes the socket takes."""
-    written: dict[Established, bytes] = {}
+    written: dict[Established | Leg, bytes] = {}
     while (connection := endpoint.next_to_write()) is not None:
         while views := connection.views():
             data = b"".join(views)
@@ -304,9 +307,9 @@ class Network:
         """True if every rail that somebody has opened is up, at both ends."""
         for endpoint in self.endpoints:
             for outbound in endpoint.outbounds.values():
-                if any(rail.connection is None for rail in outbound.rails):
+                if any(rail.connection is None for rail in outbound.direct):
                     return False
-                if None in self.endpoints[outbound.peer].inbounds[endpoint.rank].connections:
+                if None in self.endpoints[outbound.peer].inbounds[endpoint.rank].connections[: len(outbound.direct)]:
                     return False
         return True
 
@@ -334,6 +337,7 @@ class Network:
             is_busy |= endpoint.has_to_write() or bool(endpoint.to_dial or endpoint.to_close)
             self._write(endpoint.rank)
             endpoint.to_limit.clear()
+            endpoint.to_resume.clear()
             while endpoint.to_close:
                 end = endpoint.to_close.pop().wire
                 if end is not None:
@@ -387,7 +391,7 @@ class Network:
         if isinstance(connection, SendConnection):
             endpoint.received(connection, data)
         else:
-            assert isinstance(connection, RecvConnection)
+            assert isinstance(connection, (RecvConnection, Leg))
             fill(endpoint, connection, data)
         return True
 

@@ -82,7 +82,7 @@ def test_a_rank_that_refuses_connections_and_is_not_waited_for_is_no_error() -> 
     network.leave(1, silently=True)
     network.run(2.0)
     outbound = network.endpoints[0].outbounds[1]
-    assert all(rail.refused for rail in outbound.rails) and network.poll(0) == []
+    assert all(rail.refused for rail in outbound.direct) and network.poll(0) == []
     network.post_send(0, handle, np.zeros(4, np.uint8))
     network.run(0.2)
     with pytest.raises(RankLost, match="rank 0: rank 1 is lost: its process has ended: it refuses connections"):
@@ -96,7 +96,7 @@ def test_a_refusal_does_not_overtake_what_comes_over_connections_of_the_peer() -
     for rail in range(2):
         network.cut(network.outbound(0, 1, rail))
     network.run(0.2)
-    assert all(rail.refused for rail in network.endpoints[0].outbounds[1].rails) and network.poll(0) == []
+    assert all(rail.refused for rail in network.endpoints[0].outbounds[1].direct) and network.poll(0) == []
     for rail in range(2):
         network.cut(network.inbound(1, 0, rail))
     network.run(0.2)

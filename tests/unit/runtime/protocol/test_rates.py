@@ -29,7 +29,7 @@ def looked(waiting: tuple[int, int], theirs: int = RATE) -> list[tuple[int, int]
         book=book,
         settings=SimpleNamespace(learn_rates=True),
     )
-    outbounds: Any = {1: SimpleNamespace(peer=1, rails=rails)}
+    outbounds: Any = {1: SimpleNamespace(peer=1, direct=rails)}
     rates = Rates(local, outbounds)
     rates.look(0.01)
     return [(meter._loaded, meter._alone) for meter in rates._meters]

@@ -51,7 +51,7 @@ class SendingEnd:
 
     def dial(self, rail: int) -> Dialing:
         caller = Caller(bytes(32), Hello(0, 1, rail, bytes(16)), nonce=bytes(32))
-        dialing = Dialing(1, rail, self.out.rails[rail].mine, self.out.rails[rail].address, caller)
+        dialing = Dialing(1, rail, self.out.rails[rail].mine, self.out.rails[rail].address, [caller])
         self.out.rails[rail].dialing = dialing
         return dialing
 

@@ -275,7 +275,7 @@ def test_a_rank_that_nobody_reaches_is_a_named_error_within_the_stall() -> None:
             time.sleep(1.5)
             return 0.0
         for out in transport._endpoint.outbounds.values():
-            for rail in out.rails:
+            for rail in out.direct:
                 # No way leads there from a loopback address: nothing answers, and nothing refuses.
                 rail.address = ("192.0.2.1", 9)
         for connection in list(transport._endpoint.up):
