@@ -247,7 +247,7 @@ RULES = (
     ),
     rule("an element comes from its own place", "semantics", "value % n_atoms != atom or ", ""),
     rule("no contribution comes in twice", "semantics", " or seen[rank] or", " or"),
-    rule("no contribution is missing", "semantics", "return count == (n_ranks if wanted < 0 else 1)", "return True"),
+    rule("no contribution is missing", "semantics", "return bool(count == belongs[wanted, n_ranks])", "return True"),
     rule(
         "the output is written",
         "semantics",
@@ -260,7 +260,7 @@ RULES = (
         "if wanted[rank, atom] == -2:",
         "if wanted[rank, atom] == -3:",
     ),
-    rule("all ranks add by one tree", "semantics", "elif found[2] < 0:", "elif found[2] < -1:"),
+    rule("all ranks add by one tree", "semantics", "other < rank and found[2] < 0:", "other < rank and found[2] < -1:"),
     rule("the two sides of a sum may change places", "semantics", "    if one > other:\n", "    if one < 0:\n"),
 )
 

@@ -88,8 +88,8 @@ def _wanted(plan: Plan, cuts: Column) -> tuple[Column, list[int]]:
 
 
 def _members(sets: list[int], n_ranks: int) -> Column:
-    """Per set and rank, 1 if the rank is in it; in the last column, how many are."""
-    belongs = np.zeros((max(1, len(sets)), n_ranks + 1), dtype=np.int64)
+    """Per set and rank, 1 if the rank is in it; in the last column, how many are. Two more rows are those of nobody."""
+    belongs = np.zeros((len(sets) - _NOBODY, n_ranks + 1), dtype=np.int64)
     for row, ranks in zip(belongs, sets, strict=False):
         row[:n_ranks] = [ranks >> rank & 1 for rank in range(n_ranks)]
         row[n_ranks] = ranks.bit_count()
