@@ -47,6 +47,7 @@ class Author:
     draw: Any
     known: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)
     in_segment: bool = False
     in_made: bool = False
 
@@ -67,10 +68,12 @@ class Author:
         form = self.one_of(
             *("({0} + {1})", "({0} - {1})", "({0} + {1})", "({0} - {1})", "({0} * {1})", "(({0}) % p)", "(({0}) % p)"),
             *("(-{0})", "({0} if {2} else {1})", "max({0}, {1})", "min({0}, {1})", "divmod({0}, p)[1]", "({0} // p)"),
+            *(("{5}[{0}]", "{5}[{0}]", "len({5})") if self.lists else ()),
             *("[{0}, {1}][{3}]", "len([{0}, {1}])", "{4}({0})", "{4}({0})", "({0}, {1})[-1]"),
         )
         helper = self.one_of(*self.helpers) if self.helpers else "int" if self.chance(5) else ""
-        return form.format(one, other, self.truth(depth - 1), self.one_of("0", "1"), helper)
+        several = self.one_of(*self.lists) if self.lists else ""
+        return form.format(one, other, self.truth(depth - 1), self.one_of("0", "1"), helper, several)
 
     def truth(self, depth: int = 1) -> str:
         one, other = self.number(min(depth, 1)), self.number(min(depth, 1))
@@ -88,7 +91,9 @@ class Author:
                 "range(p)",
                 "range(p - 1)",
                 f"range({one}, p)",
-                "program.ranks",
+                "program.ranks" if self.in_made else "range(p)",
+                *((self.one_of(*self.lists),) if self.lists else ()),
+                *((f"[{bound} + 1 for {bound} in {self.one_of(*self.lists)}]",) if self.lists else ()),
                 f"range({one})",
                 "range(2)",
                 "[0, 2, 1]",
@@ -103,7 +108,7 @@ class Author:
             *(f"list(range({one}))", "numbers", "(0, 1)"),
         )
 
-    def lines(self, depth: int, indent: str, most: int = 3) -> list[str]:
+    def some_lines(self, depth: int, indent: str, most: int = 3) -> list[str]:
         found: list[str] = []
         for _ in range(int(self.draw(st.integers(1, most)))):
             found += [indent + line for line in self.statement(depth)]
@@ -111,10 +116,10 @@ class Author:
 
     def block(self, depth: int, bound: tuple[str, ...] = ()) -> list[str]:
         """Indented lines; what they bind has surely no value afterwards, or perhaps another."""
-        before = list(self.known)
+        before, lists = list(self.known), list(self.lists)
         self.known = [*before, *bound]
-        found = self.lines(depth, "    ", 2)
-        self.known = before
+        found = self.some_lines(depth, "    ", 2)
+        self.known, self.lists = before, lists
         return found
 
     def statement(self, depth: int) -> list[str]:
@@ -124,6 +129,7 @@ class Author:
             "assign",
             "assign",
             "pair",
+            "list",
             *(("for", "for", "if", *(("stage",) if self.in_made else ()), "counted") if depth else ()),
         )
         target, other = self.one_of(*NAMES), self.one_of(*NAMES)
@@ -131,6 +137,10 @@ class Author:
             case "assign":
                 lines = [f"{target} = {self.number()}"]
                 self.known.append(target)
+            case "list":
+                name = self.one_of("xs", "ys")
+                lines = [f"{name} = {self.several(other)}"]
+                self.lists.append(name)
             case "pair":
                 lines = [f"{target}, {other} = {self.number(1)}, {self.number(1)}"]
                 self.known += [target, other]
@@ -170,20 +180,20 @@ class Author:
         lines += ["numbers = (0, 1)"]
         for number in range(int(self.draw(st.integers(0, 2)))):
             argument, default = self.one_of(*NAMES), self.draw(st.integers(0, 2))
-            self.known = [argument]
+            self.known, self.lists = [argument], []
             parameters = f"{argument}, p=3" if self.chance(50) else f"{argument}, p={default}, late=1"
-            body = [*self.lines(1, "    ", 2), f"    return {self.number(1)}"]
+            body = [*self.some_lines(1, "    ", 2), f"    return {self.number(1)}"]
             lines += [f"def helper_{number}({parameters}):", *body]
             self.helpers.append(f"helper_{number}")
-        self.known, self.in_segment = ["at", "p"], True
-        lines += ["def write(segment, at, p):", *self.lines(1, "    ", 2)]
-        self.known, self.in_segment, self.in_made = ["p"], False, True
+        self.known, self.lists, self.in_segment = ["at", "p"], [], True
+        lines += ["def write(segment, at, p):", *self.some_lines(1, "    ", 2)]
+        self.known, self.lists, self.in_segment, self.in_made = ["p"], [], False, True
         lines += ["@schedule", "def made(program):", "    p = program.n_ranks", "    lanes = np.arange(p)"]
         if self.chance(60):
-            lines += self.lines(1, "    ", 3)
+            lines += self.some_lines(1, "    ", 3)
         lines += ["    for segment in program.pipeline(sections=p):"]
         self.in_segment = True
-        lines += self.lines(2, "        ", 4)
+        lines += self.some_lines(2, "        ", 4)
         return HEAD + "\n".join(lines) + "\n"
 
 
@@ -322,11 +332,17 @@ def without_targets(scope: dict[str, Any], body: list[ast.stmt]) -> None:
 look_up, forget = Names.look_up, Expressions._forget
 
 
-@pytest.mark.parametrize(
-    ("of", "name", "fault"),
-    [(Names, "look_up", looked_up_among_globals), (Expressions, "_forget", staticmethod(without_targets))],
-)
-def test_former_faults_are_found(monkeypatch: pytest.MonkeyPatch, of: type, name: str, fault: Any) -> None:
-    monkeypatch.setattr(of, name, fault)
+def test_a_former_fault_is_found_in_generated_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Names, "look_up", looked_up_among_globals)
     with pytest.raises(AssertionError, match=r"^p = \d+, \d segments"):
-        differential(2000, shrinks=False)
+        differential(3000, shrinks=False)
+
+
+def test_the_comparison_finds_a_variable_that_keeps_its_former_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "    a = 0\n    for a in range(1, program.n_ranks):\n        pass\n"
+    walk = "    for segment in program.pipeline(sections=1):\n        segment[0].copy(src=a, dst=1)\n"
+    source = f"{HEAD}@schedule\ndef made(program):\n{body}{walk}"
+    assert compare(source) == "outside"
+    monkeypatch.setattr(Expressions, "_forget", staticmethod(without_targets))
+    with pytest.raises(AssertionError, match=r"^p = 2, 1 segments"):
+        compare(source)

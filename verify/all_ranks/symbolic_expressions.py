@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -320,6 +320,7 @@ class Expressions(Arithmetic):
 
     def _opaque(self, text: str) -> Opaque:
         """A value that is not read: equal to itself alone."""
+        self.assumed.append(f"{text}: is not read, and raises no error")
         return Opaque(text, self._number())
 
     def _is_pure(self, node: ast.AST, scope: dict[str, Any]) -> bool:
@@ -405,7 +406,10 @@ class Expressions(Arithmetic):
             case ast.Subscript(value=of, slice=index):
                 return self._item(self._value(of, scope), self._value(index, scope))
             case ast.ListComp() | ast.GeneratorExp():
-                return self._comprehension(node, scope)
+                found = self._comprehension(node, scope)
+                if isinstance(found, Lazy):
+                    self._check_elements(found)
+                return found
             case ast.Call():
                 return self._call(node, scope)
             case ast.JoinedStr():
@@ -519,6 +523,15 @@ class Expressions(Arithmetic):
                 return found
         raise self._outside(f"entry {index} of {shown(of)}")
 
+    def _check_elements(self, lazy: Lazy) -> None:
+        """Python makes all elements of a list at once, used or not: each must have a value, none may do anything."""
+        nodes = self._inside(lambda: self._each(lazy, lambda value, index: None))
+        kinds = {type(each) for each in _all_nodes(nodes)}
+        if kinds & {Move, Along}:
+            raise self._outside("a transfer in a comprehension")
+        if Require in kinds:
+            self.nodes += nodes
+
     def _require(self, index: Term, count: Term) -> None:
         test = both(le(0, index), lt(index, count))
         if test != TRUE and not in_range(index, count, self.ranges):
@@ -584,6 +597,13 @@ class Expressions(Arithmetic):
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     scope.pop(node.id, None)
+
+
+def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if isinstance(node, Loop | Guard):
+            yield from _all_nodes(node.body)
 
 
 def _bound_by(node: ast.ListComp | ast.GeneratorExp) -> set[str]:

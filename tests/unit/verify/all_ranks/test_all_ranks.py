@@ -127,7 +127,8 @@ def test_hierarchical_is_proved_for_any_number_of_servers_and_gpus() -> None:
 def test_optimal_is_proved_for_any_rates_if_its_pairs_of_trees_have_one_root() -> None:
     judged = prove_all_ranks(SCHEDULES["optimal"], p_checked=6)
     assert judged.verdict == PROVED, judged.reached
-    assert len(judged.assumptions) == 1 and "one root" in judged.assumptions[0]
+    assert sum("one root" in each for each in judged.assumptions) == 1
+    assert all("one root" in each or "is not read, and raises no error" in each for each in judged.assumptions)
     assert any("assumes" in row for row in judged.card().rows)
 
 

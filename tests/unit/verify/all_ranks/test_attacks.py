@@ -210,6 +210,16 @@ ATTACKS = {
         "    if each == 1:\n        late = last",
         prelude="late = 0",
     ),
+    "a transfer in a list": Attack(
+        inside="gone = [segment[0].copy(src=0, dst=1) for _ in range(70, p)]\nif p > 70:\n    gone = []", turns=FULL
+    ),
+    "a transfer in a generator": Attack(
+        inside="for _ in product(range(2), (segment[0].copy(src=0, dst=1) for _ in range(70, p))):\n    pass",
+        turns=FULL,
+    ),
+    "a list that cannot be made": Attack(prelude="gone = [[0][each - p] for each in range(70, p)]", turns=FULL),
+    "a list of chunks that do not exist": Attack(inside="gone = [segment[p] for _ in range(70, p)]", turns=FULL),
+    "a list of what has no value": Attack("a = 0\n", "gone = [a for _ in range(70, p) for a in [a]]", turns=FULL),
     "a set": Attack(turns="{step % 70 for step in range(p - 1)}"),
     # Numbers
     "an array that wraps": Attack(
