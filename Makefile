@@ -72,7 +72,7 @@ figures: $(STAMP)
 
 # A group of tests that measure time or use the host's network runs in one of the processes.
 test: $(STAMP)
-	@$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 slow: $(STAMP)
 	@$(BIN)/pytest -n auto -m 'slow and not realtime and not search' $(ARGS)

@@ -75,21 +75,37 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if name.endswith(".py") and not name.startswith("test_") and name != "conftest.py" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests run if they are asked for; those that measure time or use the host's network, one after the other.
 
-    The swarm comes first: it needs no compiled kernel, and so does not compile what another process is about to.
+    Those of the host come first, as they are the longest chain. Then the swarm: it needs no compiled kernel, so that
+    this process does not compile what another one is about to.
     """
-    items.sort(key=lambda item: item.path.name != "test_swarm.py")
     for item in items:
-        if any(item.get_closest_marker(marker) for marker in ("mpi", "netns", "realtime")) or "tcp" in item.path.name:
+        if _is_of_host(item):
             item.add_marker(pytest.mark.xdist_group("host"))
+    items.sort(key=lambda item: (not _is_of_host(item), item.path.name != "test_swarm.py"))
     if config.getoption("--run-slow") or "slow" in config.getoption("-m"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests of one group run in one process: some versions of pytest and pytest-xdist scatter them without a word."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        # pytest-xdist tells the group of a test by the end of its name.
+        if item.get_closest_marker("xdist_group") and item.nodeid.rfind("@") <= item.nodeid.rfind("]"):
+            raise pytest.UsageError(f"{item.nodeid}: its xdist_group is lost: install what requirements.lock names")
+
+
+def _is_of_host(item: pytest.Item) -> bool:
+    return any(map(item.get_closest_marker, ("mpi", "netns", "realtime"))) or "tcp" in item.path.name
 
 
 def no_mpi() -> str | None:
