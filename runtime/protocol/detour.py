@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Set
 from itertools import pairwise
 
 from optcc.runtime.protocol.local import LocalRank
-from optcc.runtime.protocol.outbound import Detour, Outbound
+from optcc.runtime.protocol.outbound import Outbound
+from optcc.runtime.protocol.rail import Detour
 from optcc.runtime.protocol.rates import Rates
 
 

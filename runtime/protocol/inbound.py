@@ -430,11 +430,5 @@ class Inbound:
         if self._dark_s >= _DARK_S and self.has_work() and self.peer not in self._local.left:
             self._opposite(self.peer)
         for connection in self.connections:
-            if connection is None or not connection.awaits:
-                continue
-            if self._suspicion.is_silent(connection, watched_s, connection.nic):
-                self.lose(connection, Broken("no answer"))
-            elif connection.suspect != connection.doubts_said & 1:
-                self._suspicion.tell(connection)
-                self.update_avoided()
-            self._suspicion.watch(connection)
+            if connection is not None:
+                self._suspicion.judge(connection, watched_s, self)

@@ -9,7 +9,6 @@ leave the table as it was proved: it only hears which virtual rails are up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 from optcc.failover import (
     ACK,
@@ -35,86 +34,19 @@ from optcc.runtime.protocol.handshake import Dialing
 from optcc.runtime.protocol.hello import NONCE_BYTES, RELAY, Caller, Hello
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
 from optcc.runtime.protocol.local import LocalRank
+from optcc.runtime.protocol.rail import REDIAL_S_MIN, Opposite, PathFinder, Rail
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import SENT
 
 _CONNECT_S = 2.0
-_DIAL_SILENT_S = 0.5
-REDIAL_S_MIN = 0.01
-REDIAL_S_MAX = 0.25
 _TIMEOUT_LOOK_S = 0.1
 _DETOUR = "detour"
 _DETOUR_S, _DETOUR_FIRST_S, _DETOUR_DIAL_S, _ONWARD_S = 0.03, 0.5, 1.0, 0.5
 """A pair without a rail for so long looks for a path through other ranks: a rail that was reset is back sooner, and the
 first connections wait for processes that start. The handshakes of a path may take so long; then another one is tried.
 A rank that is asked to pass on bytes finds out within `_ONWARD_S` whether the next one's kernel answers."""
-
-
-class Rail:
-    """One rail of a pair: the NICs at both ends, by number, and the connection that this rank opens over it.
-
-    `next_s` is when it is dialled next, `wait_s` the interval after that, `since_s` when the last dialling began.
-    `connected_in_s` is how long the quickest connect took, which waits for no process; before the first, a guess on the
-    safe side.
-    """
-
-    __slots__ = (
-        *(
-            "address",
-            "connected_in_s",
-            "connection",
-            "dialing",
-            "mine",
-            "name",
-            "next_s",
-            "refused",
-            "since_s",
-            "theirs",
-        ),
-        "wait_s",
-    )
-
-    def __init__(self, name: str, mine: int, theirs: int, address: tuple[str, int]) -> None:
-        self.name, self.mine, self.theirs, self.address = name, mine, theirs, address
-        self.connection: SendConnection | None = None
-        self.dialing: Dialing | None = None
-        self.next_s, self.wait_s, self.since_s = 0.0, REDIAL_S_MIN, 0.0
-        self.connected_in_s = _DIAL_SILENT_S
-        self.refused = False
-
-
-class Detour(NamedTuple):
-    """A path to a peer through other ranks, `via`: from which NIC of this rank to which address of the first one."""
-
-    mine: int
-    address: tuple[str, int]
-    via: tuple[int, ...]
-
-
-class PathFinder(Protocol):
-    """Who knows paths through other ranks (`Detours`)."""
-
-    def find(self, peer: int, *, is_first: bool) -> Detour | None:
-        """A path to a peer, another one each time since the first; None if there is none."""
-        ...
-
-    def may_come(self, peer: int) -> bool:
-        """True if a rank that may pass on bytes has not answered, and its kernel has: it computes."""
-        ...
-
-
-class Opposite(Protocol):
-    """The opposite direction of a pair (`Inbound`)."""
-
-    def repeat_states(self) -> None:
-        """Some states went over a connection of this direction, and were lost with it."""
-        ...
-
-    def has_work(self) -> bool:
-        """True if something is posted and has not come."""
-        ...
 
 
 class Outbound:
@@ -544,9 +476,7 @@ class Outbound:
 
     def _dial_later(self, rail: Rail, *, refused: bool) -> None:
         """After a failure: the next try, at growing intervals."""
-        rail.refused = refused
-        rail.next_s = self._local.now_s + rail.wait_s
-        rail.wait_s = min(2 * rail.wait_s, REDIAL_S_MAX)
+        rail.wait(self._local.now_s, refused=refused)
         self._local.look_within(0.0)
 
     def _dial(self, rail: Rail, number: int) -> None:
@@ -631,7 +561,7 @@ class Outbound:
             connection, dialing = rail.connection, rail.dialing
             if connection is not None:
                 is_joined = True
-                self._judge(connection, watched_s)
+                self._suspicion.judge(connection, watched_s, self)
             elif dialing is not None:
                 # The answer to a hello may never come, though its bytes were acknowledged before the path broke.
                 limit_s = local.settings.hello_s if dialing.established else _CONNECT_S
@@ -655,17 +585,6 @@ class Outbound:
             self._looked_s = local.now_s
             self._send_late_again()
 
-    def _judge(self, connection: SendConnection, watched_s: float) -> None:
-        """Gives up a connection that is silent, and avoids one that may be."""
-        if not connection.awaits:
-            return
-        if self._suspicion.is_silent(connection, watched_s, connection.nic):
-            self.lose(connection, Broken("no answer"))
-        elif connection.suspect != connection.doubts_said & 1:
-            self._suspicion.tell(connection)
-            self.update_avoided()
-        self._suspicion.watch(connection)
-
     def _tick_detour(self, watched_s: float, *, is_gone: bool) -> None:
         """Looks for a path through other ranks while something waits and no rail is up."""
         rail, local = self._detour, self._local
@@ -673,7 +592,7 @@ class Outbound:
         limit_s = _DETOUR_S if self.was_joined else _DETOUR_FIRST_S
         if rail.connection is not None:
             self._is_first_detour = True
-            self._judge(rail.connection, watched_s)
+            self._suspicion.judge(rail.connection, watched_s, self)
         elif rail.dialing is not None:
             if local.now_s - rail.since_s > _DETOUR_DIAL_S:
                 self.hang_up(rail.dialing, refused=False)

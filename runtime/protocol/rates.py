@@ -14,7 +14,7 @@ from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.nic_meter import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
 from optcc.runtime.protocol.outbound import Outbound
-from optcc.runtime.protocol.outbound import Rail as OutboundRail
+from optcc.runtime.protocol.rail import Rail as OutboundRail
 from optcc.runtime.protocol.trials import Rail, Trials
 from optcc.runtime.striping import divide
 

@@ -12,9 +12,9 @@ probed, and the limit for the others is halved for a while.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from optcc.runtime.protocol.connection import RecvConnection, SendConnection
+from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
 from optcc.runtime.protocol.frames import DOUBT_FRAME, PROBE_FRAME
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S, Connection
 from optcc.runtime.protocol.local import Established, LocalRank
@@ -25,6 +25,19 @@ PROBE_S = 1.0
 """Idle connections to a peer that is waited for get a frame to acknowledge so often."""
 
 C = TypeVar("C", SendConnection, RecvConnection)
+L = TypeVar("L", SendConnection, RecvConnection, contravariant=True)
+
+
+class Direction(Protocol[L]):
+    """Whose connections are judged (`Outbound`, `Inbound`)."""
+
+    def lose(self, connection: L, error: Broken) -> None:
+        """A connection is given up."""
+        ...
+
+    def update_avoided(self) -> None:
+        """Connections may have become suspect, or are so no longer."""
+        ...
 
 
 class Suspicion:
@@ -49,6 +62,17 @@ class Suspicion:
         elif connection.suspect and not was_suspect:
             self._probe(nic)
         return is_silent
+
+    def judge(self, connection: C, elapsed_s: float, direction: Direction[C]) -> None:
+        """Gives up a connection that is silent, and has one avoided that may be."""
+        if not connection.awaits:
+            return
+        if self.is_silent(connection, elapsed_s, connection.nic):
+            direction.lose(connection, Broken("no answer"))
+        elif connection.suspect != connection.doubts_said & 1:
+            self.tell(connection)
+            direction.update_avoided()
+        self.watch(connection)
 
     def suspect_nic(self, nic: int) -> None:
         """A connection over a NIC of this rank was given up: the others there are watched closely for a while."""

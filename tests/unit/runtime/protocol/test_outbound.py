@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from optcc.runtime.protocol import outbound as module
+from optcc.runtime.protocol import rail as rails_module
 from optcc.runtime.protocol.channel import TIMEOUT_S
 from optcc.runtime.protocol.connection import Broken, SendConnection
 from optcc.runtime.protocol.frames import EARLY_CHUNKS_MAX, PROBE_FRAME
@@ -248,10 +249,10 @@ def test_a_rail_is_dialled_again_at_growing_intervals() -> None:
         dialing = rail.dialing
         assert dialing is not None
         network.endpoints[0].dial_failed(dialing, refused=False)
-    assert waits == [min(module.REDIAL_S_MAX, module.REDIAL_S_MIN * 2 ** (1 + i)) for i in range(8)]
+    assert waits == [min(rails_module.REDIAL_S_MAX, rails_module.REDIAL_S_MIN * 2 ** (1 + i)) for i in range(8)]
     network.unreachable.clear()
     network.until(network.all_up, 1.0)
-    assert rail.wait_s == module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION
+    assert rail.wait_s == rails_module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION
 
 
 def test_an_early_message_is_not_reported_when_the_one_before_it_is_acknowledged() -> None:
