@@ -47,7 +47,9 @@ def check(definition: Definition, p: int, stragglers: int, ports: Model, rng: ra
         verdict = verify_plan(plan)
         case = f"{definition.name} on {text}: {segments} segments, {count} elements, {slots} slots, {ports}"
         assert verdict.verdict == PROVED, (case, verdict.counterexample)
-        assert simulate(plan, topology, model=ports).seconds > 0, case
+        # So few elements may all be where they are wanted.
+        is_still = definition.collective in ("alltoall", "alltoallv") and count < p * p
+        assert simulate(plan, topology, model=ports).seconds > 0 or is_still, case
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
