@@ -61,25 +61,27 @@ class Relays:
 
     def is_busy(self) -> bool:
         """True if two ranks may need this one to pass on more."""
-        return bool(self.onwards) or (bool(self.legs) and self._local.now_s < self._active_s + _BUSY_S)
+        return bool(self.legs) and self._local.now_s < self._active_s + _BUSY_S
 
     # --- connections
 
     def open(self, accepting: Accepting, hello: Hello) -> Leg | None:
         """A caller wants this `hello` of its to be passed on; None if there is no way."""
         local = self._local
-        rails = [
-            (mine, (local.book[hello.dst][theirs][1], local.book[hello.dst][theirs][2]))
-            for mine, theirs in local.pairs(local.rank, hello.dst)
-            if local.nic_up[mine] and self._detours.may_be_up(local.rank, mine, hello.dst, theirs)
-        ]
-        if not rails or len(self.legs) >= 2 * _RELAYS_PER_RANK * len(local.book):
+        book = local.book[hello.dst]
+        pairs = [pair for pair in local.pairs(local.rank, hello.dst) if local.nic_up[pair[0]]]
+        if not pairs or len(self.legs) >= 2 * _RELAYS_PER_RANK * len(local.book):
             return None
+        # Those that are up first. What is known of NICs may be late: a NIC that is said to be down comes last.
         up = {each.nic for each in local.up_to(hello.dst)}
-        rails.sort(key=lambda rail: rail[0] not in up)
+        pairs.sort(
+            key=lambda pair: (pair[0] not in up, not self._detours.may_be_up(local.rank, pair[0], hello.dst, pair[1]))
+        )
+        rails = [(mine, (book[theirs][1], book[theirs][2])) for mine, theirs in pairs]
         leg = Leg(self, accepting.nic, local.rail_counts[accepting.nic])
         leg.wire = accepting.wire
         self.legs[leg] = None
+        self._active_s = local.now_s
         self._dial(leg, hello.dst, rails, accepting.onward)
         return leg
 
@@ -174,7 +176,9 @@ class Relays:
                     self.close(leg)
                 self._suspicion.watch(leg)
         for onward in list(self.onwards):
+            # A caller that has gone is not noticed meanwhile: nothing is read of it.
+            limit_s = local.settings.hello_s if onward.established else _CONNECT_S
+            if local.now_s >= onward.since_s + limit_s:
+                self.dial_failed(onward)
             if not onward.established:
-                if local.now_s >= onward.since_s + _CONNECT_S:
-                    self.dial_failed(onward)
                 local.watch_within(CLOSE_WATCH_S)

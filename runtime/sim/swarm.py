@@ -142,8 +142,11 @@ class Swarm:
         verdicts: dict[Judgement, list[int]] = {}
         for program in self.programs:
             agreement, rank = program.host.endpoint.membership.agreement, program.host.rank
-            # A rank that computed until all others had left may have heard of nobody.
-            is_alone = agreement.heard == {rank} and program.host.busy_to_s > first.failed_at_s
+            # A rank that computed, or was cut off, until all others had left may have heard of nobody.
+            is_away = program.host.busy_to_s > first.failed_at_s or all(
+                self._befell(rank, nic, first.failed_at_s) for nic in range(len(self.scenario.names[rank]))
+            )
+            is_alone = agreement.heard == {rank} and is_away
             if program.failure is not None and not program.host.is_killed and not is_alone:
                 verdicts.setdefault(judge(agreement.findings), []).append(rank)
         said = "; ".join(f"ranks {ranks} say {verdict}" for verdict, ranks in verdicts.items())

@@ -418,7 +418,7 @@ def test_command_prints_json_and_draws(capsys: pytest.CaptureFixture[str], tmp_p
     picture = tmp_path / "ring.svg"
     assert cli.run([*WORDS, "-o", str(picture), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer) == {"seconds", "ports", "stages", "transfers"}
+    assert set(answer) == {"seconds", "ports", "stages", "transfers", "verdict"}
     assert answer["transfers"] == 48
     assert answer["ports"]["out h3"] == pytest.approx(1.0)
     assert answer["ports"]["in h0"] == pytest.approx(0.5)
