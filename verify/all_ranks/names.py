@@ -91,7 +91,7 @@ def read_function(function: Callable[..., Any], assumed: list[str]) -> tuple[ast
     name = getattr(function, "__name__", "?")
     if not inspect.isfunction(function) or set(vars(function)) - {PURE} or function.__code__.co_freevars:
         raise Uncertain(f"{name}: is wrapped, or sees the variables of another function")
-    if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+    if getattr(function, "__builtins__", None) is not vars(builtins):
         raise Uncertain(f"{name}: has builtins of its own")
     code = function.__code__
     try:
