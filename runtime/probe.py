@@ -60,7 +60,8 @@ LEVEL = 0.03
 """Rates that differ by less count as one."""
 DEADLINE_S = 30.0
 _LOOK_S, _CONNECT_S = 0.002, 0.1
-_GROUP = -1
+_GROUP = 1 << 62
+"""No plan has this group of channels."""
 _MORE, _LAST = 1, 0
 _WINDOW_MAX = ceil(IN_FLIGHT_BYTES_MAX / MESSAGE_BYTES)
 _COST = struct.Struct("<d16sI")

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from optcc.errors import RuntimeFault
+from optcc.errors import InputError, RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.protocol.agreement import Epoch
 
@@ -210,11 +210,13 @@ class ChannelNumbers:
         keys: list[tuple[int, int, int]] = []
         for channel in channels:
             src, dst = pair = channel.src, channel.dst
-            if group < 0:
-                keys.append((src, dst, RESERVED - 1 - group))
-                continue
             k = seen.get(pair, 0)
             seen[pair] = k + 1
+            if group < 0:
+                if k:
+                    raise InputError(f"channel {src}->{dst}: group {group}: must be opened once")
+                keys.append((src, dst, RESERVED - 1 - group))
+                continue
             number = self._numbers.get((group, src, dst, k))
             if number is None:
                 number = self._numbers[group, src, dst, k] = self._opened.get(pair, 0)

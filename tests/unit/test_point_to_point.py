@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from optcc.errors import DeadlineExceeded, InputError, MismatchError, RankLost, RuntimeFault
+from optcc.plan import Channel
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.transport import Transport
+from optcc.runtime.transport import RESERVED, ChannelNumbers, Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.sim import SimNetwork, run_sim
 from optcc.topology import Topology
@@ -162,3 +163,11 @@ def test_a_message_that_never_comes_is_a_deadline_that_says_from_whom() -> None:
     planner = Planner(Topology.parse("2@1GB/s"))
     told = run_ranks(2, lambda rank, t: body(Communicator(t, planner, deadline_s=0.3 if rank else 20.0)))
     assert "rank 1 waits for a message from rank 0" in told[1]
+
+
+def test_a_group_below_zero_has_one_channel_from_a_rank_to_a_rank() -> None:
+    """The flows of a measurement once shared such a group, and so one channel."""
+    numbers = ChannelNumbers()
+    assert numbers.take([Channel(0, 1, 1), Channel(1, 0, 1)], group=-1) == [(0, 1, RESERVED), (1, 0, RESERVED)]
+    with pytest.raises(InputError, match="channel 0->1: group -1: must be opened once"):
+        numbers.take([Channel(0, 1, 1), Channel(0, 1, 1)], group=-1)
