@@ -48,7 +48,7 @@ COMMANDS = {
 }
 """What each command does; its module is that of `optcc.commands` with its name."""
 SEGMENTS_MAX = 1_000_000
-_FIRST_RANK_S = 0.5
+_FIRST_RANK_S = 2.0
 
 
 class Door(click.Group):

@@ -122,7 +122,7 @@ def pack_plan(plan: Plan) -> bytes:
             elif not isinstance(value, Transfers):
                 head[name] = value
     head["columns"] = {name: len(value) for name, value in columns.items()}
-    text = msgspec.json.encode(head)
+    text = msgspec.json.encode(head, enc_hook=str)
     text += b" " * (-len(text) % _ITEM_BYTES)
     length = len(text).to_bytes(_ITEM_BYTES, "little")
     return b"".join((length, text, *(value.astype("<i8").tobytes() for value in columns.values())))
@@ -149,6 +149,11 @@ def unpack_plan(data: bytes, at: int = 0) -> Plan:
     return Plan(**{**_values(Plan, "", columns, head), "transfers": transfers})
 
 
+def _read(value: Any, hint: Any) -> Any:
+    """A field from JSON, in which fractions are texts."""
+    return msgspec.convert(value, hint, dec_hook=lambda kind, text: kind(text))
+
+
 def _values(kind: type, prefix: str, columns: dict[str, Column], head: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a `Plan` or `Transfers`."""
     values: dict[str, Any] = {}
@@ -157,7 +162,7 @@ def _values(kind: type, prefix: str, columns: dict[str, Column], head: dict[str,
         if hint is Lists:
             values[name] = Lists(columns[f"{key}.starts"], columns[f"{key}.values"])
         elif key in head:
-            values[name] = head[key] if hint in (str, int) else msgspec.convert(head[key], hint)
+            values[name] = head[key] if hint in (str, int) else _read(head[key], hint)
         elif hint is not Transfers:
             values[name] = columns[key]
     return values

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,23 @@ def test_hosts_that_lose_different_rails_go_on_through_others_and_then_by_plan(t
     them."""
     record = tmp_path / "record.json"
     with Fabric.up(FabricSpec.parse("4x2@200Mbit/s", name=f"paths-{os.getpid()}")) as fabric:
-        bench = [*OPTCC, "bench", "--transport", "tcp", "--schedule", "auto", "-b", "8M", "-n", "24", "-w", "1"]
+        bench = [*OPTCC, "bench", "--transport", "tcp", "--schedule", "auto", "-b", "8M", "-n", "30", "-w", "1"]
         command = ["env", "-u", "OPTCC_TOPOLOGY", *bench, "-J", str(record)]
-        failing = threading.Timer(6.0, lambda: [fabric.fail("h0.eth0"), fabric.fail("h1.eth1")])
+
+        def carried() -> int:
+            return fabric.status().hosts[0].nics[0].tx_bytes
+
+        before = carried()
+
+        def sever() -> None:
+            # The measurement carries less than a second's worth, 25 MB; a run some 8 MB.
+            until_s = time.monotonic() + 60
+            while carried() < before + (48 << 20) and time.monotonic() < until_s:
+                time.sleep(0.05)
+            fabric.fail("h0.eth0")
+            fabric.fail("h1.eth1")
+
+        failing = threading.Thread(target=sever)
         failing.start()
         done = fabric.run(command, capture=True, timeout_s=100)
         failing.join()

@@ -18,7 +18,7 @@ from optcc.topology import Topology
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
     topology = Topology.parse("4@1GB/s,2=500MB/s")
-    names = ("ring", "optcc", "direct", "ring-all-gather", "chain-reduce")
+    names = ("ring", "optcc", "direct", "ring-all-gather", "chain-reduce", "direct-all-to-all-v")
     return [build_plan(name, topology, 1 << 16, ports="fair", segments=4) for name in names]
 
 
