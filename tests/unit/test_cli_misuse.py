@@ -20,6 +20,9 @@ import ctypes, os, signal, sys
 import click
 from optcc.cli import main
 
+# What a shell starts in the background ignores interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 @ctypes.CFUNCTYPE(None)
 def callback():
     os.kill(os.getpid(), signal.SIGINT)
