@@ -292,8 +292,8 @@ def build(
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
 
     `collective` is what is wanted: `auto` chooses for it, an AllReduce unless it is given, and a schedule of a declared
-    one is built for its cells. With `by_rail`
-    and fair ports `auto` takes NICs to reach those of their own rail alone, as they do over TCP.
+    one is built for its cells. With `by_rail` and fair ports `auto` takes NICs to reach those of their own rail alone,
+    as they do over TCP.
 
     Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
     """

@@ -48,7 +48,7 @@ from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
 from optcc.runtime.plan_actions import PlanActions
-from optcc.runtime.plan_handshake import agree, refuse
+from optcc.runtime.plan_handshake import Gathers, agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
@@ -129,15 +129,8 @@ class Engine:
         every rank) if the ranks differ in what they are about to run, InputError for a window or deadline that cannot
         be, RuntimeFault if a former run failed.
         """
-        if not deadline_s > 0:
-            raise InputError(f"deadline {deadline_s} s: must be above zero")
-        self.check_alive()
-        # An unproved plan is refused only after the exchange, so that the other ranks learn of it and need not wait.
-        refusal = refuse(plan, verdict, self.n_ranks)
-        agree(self, plan, proved=not refusal, group=self._groups.lowest, timeout_s=deadline_s)
-        if refusal:
-            raise PlanError(refusal)
-        return self.install(plan, self._groups, window, deadline_s, kernels, staging, (self.rank, range(self.n_ranks)))
+        at = self.rank, range(self.n_ranks)
+        return self.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, staging)
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
         """`Transport.allgather`, which waits inside the transport, where runs stand still: first all come to it."""
@@ -145,18 +138,28 @@ class Engine:
             self.barrier(timeout_s)
         return self.transport.allgather(payload, timeout_s)
 
-    def install(
+    def prepare_among(
         self,
-        plan: Plan,
+        ranks: Gathers,
+        at: tuple[int, Sequence[int]],
         groups: ChannelGroups,
+        plan: Plan,
+        verdict: Verdict,
         window: int,
         deadline_s: float,
         kernels: Kernels | None,
         staging: Staging | None,
-        at: tuple[int, Sequence[int]],
     ) -> PersistentPlan:
-        """Makes a plan ready that was agreed on by `at`: which rank of the plan this one is, and which of the transport
-        they all are. Its channels are the next group of `groups`."""
+        """`prepare` for the `ranks` that agree on the plan; `at` is which of its ranks this one is, and which of the
+        transport's they all are. Its channels are the next group of `groups`."""
+        if not deadline_s > 0:
+            raise InputError(f"deadline {deadline_s} s: must be above zero")
+        self.check_alive()
+        # An unproved plan is refused only after the exchange, so that the other ranks learn of it and need not wait.
+        refusal = refuse(plan, verdict, len(at[1]))
+        agree(ranks, plan, proved=not refusal, group=groups.lowest, timeout_s=deadline_s)
+        if refusal:
+            raise PlanError(refusal)
         transfers = plan.transfers
         kernels = kernels or NumpyKernels(transfers.dtype, transfers.reduction)
         prepared = PersistentPlan(self, plan, groups, window, deadline_s, kernels, staging, at)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from optcc.errors import InputError, PlanError, RuntimeFault
+from optcc.errors import RuntimeFault
 from optcc.plan import Plan
 from optcc.runtime.buffers import Staging
 from optcc.runtime.channel_groups import PLANS_OF_TEAM_MAX, ChannelGroups
 from optcc.runtime.engine import DEADLINE_S, Engine, PersistentPlan
 from optcc.runtime.kernels import Kernels
-from optcc.runtime.plan_handshake import agree, refuse
 from optcc.runtime.point_to_point import Mail
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Transport
@@ -56,14 +55,8 @@ class RankTeam:
         staging: Staging | None = None,
     ) -> PersistentPlan:
         """`Engine.prepare` for this team."""
-        if not deadline_s > 0:
-            raise InputError(f"deadline {deadline_s} s: must be above zero")
-        refusal = refuse(plan, verdict, self.n_ranks)
-        agree(self, plan, proved=not refusal, group=self._groups.lowest, timeout_s=deadline_s)
-        if refusal:
-            raise PlanError(refusal)
         at = self.rank, self.ranks
-        return self.engine.install(plan, self._groups, window, deadline_s, kernels, staging, at)
+        return self.engine.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, staging)
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
         """Every member's payload, by rank; all have the same length. Runs go on meanwhile.

@@ -10,9 +10,10 @@ nothing between the two.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from itertools import pairwise
 
+from optcc.runtime.protocol.agreement import Agreement
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rail import Detour
@@ -20,12 +21,10 @@ from optcc.runtime.protocol.rates import Rates
 
 
 class Detours:
-    """The paths from one rank; `leaving` gives the ranks that begin no more collectives."""
+    """The paths from one rank."""
 
-    def __init__(
-        self, local: LocalRank, outbounds: Mapping[int, Outbound], rates: Rates, leaving: Callable[[], Set[int]]
-    ) -> None:
-        self._local, self._outbounds, self._rates, self._leaving = local, outbounds, rates, leaving
+    def __init__(self, local: LocalRank, outbounds: Mapping[int, Outbound], rates: Rates, agreement: Agreement) -> None:
+        self._local, self._outbounds, self._rates, self._agreement = local, outbounds, rates, agreement
         # By peer, the pairs of ranks on paths that were tried.
         self._tried: dict[int, set[tuple[int, int]]] = {}
 
@@ -59,7 +58,7 @@ class Detours:
     def is_needed(self) -> bool:
         """True if two ranks that share no rail may still wait for each other: whoever is between must not leave."""
         local = self._local
-        done, leaving = local.left.keys() | {local.rank}, self._leaving()
+        done, leaving = local.left.keys() | {local.rank}, self._agreement.leaving
         return any(
             not {one, other} <= leaving and not self.has_rail(one, other)
             for one in {rank for rank, _ in self._rates.down} - done

@@ -95,7 +95,7 @@ class Endpoint(LocalRank):
         self.rates = Rates(self, self.outbounds)
         self.membership = Membership(self, self)
         self.epochs = Epochs(self, self.rates)
-        self.detours = Detours(self, self.outbounds, self.rates, lambda: self.epochs.agreement.leaving)
+        self.detours = Detours(self, self.outbounds, self.rates, self.epochs.agreement)
         self.relays = Relays(self, self.suspicion, self.detours)
         self.accepting: dict[Accepting, None] = {}
         self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s

@@ -107,8 +107,9 @@ class Relays:
 
     def dial_failed(self, onward: Onward) -> None:
         """The next rank is not reached over a rail; another one is tried."""
-        if self.onwards.pop(onward, self) is self:
+        if onward not in self.onwards:
             return
+        del self.onwards[onward]
         self._local.drop(onward)
         if onward.behind:
             self._dial(onward.leg, onward.peer, onward.behind, onward.opening)

@@ -72,7 +72,7 @@ class Swarm:
         )
         self.sleeps = any(fault.kind == "busy" and fault.for_s > GRACE_S for fault in faults)
         self.lasts_on_nics = bool(lasting)
-        self.lasts = any(fault.for_s == INFINITY for fault in faults) and not scenario.is_severed
+        self.lasts = any(fault.for_s == INFINITY for fault in faults)
         self.stays_to_s = self.faults_end_s + 1.5 * CLOSE_S if scenario.stays and faults else 0.0
         self.n_events = 0
         # By number, the epoch of each collective.

@@ -35,7 +35,6 @@ class SwarmState(Protocol):
     is_cut: bool
     sleeps: bool
     lasts: bool
-    lasts_on_nics: bool
     stays_to_s: float
 
     def note(self, what: str) -> None:
@@ -200,7 +199,7 @@ class SwarmProgram:
         endpoint, now_s = self.host.endpoint, self.host.now_s
         self._watched_s += min(now_s - self._watched_to_s, 0.15)
         self._watched_to_s = now_s
-        if self.swarm.scenario.stays and not (self.swarm.lasts or self.swarm.lasts_on_nics):
+        if self.swarm.scenario.stays and not self.swarm.lasts:
             for connection in endpoint.up:
                 if connection.doubt or connection.is_avoided:
                     raise Violation(f"rank {self.host.rank}: a connection of {connection.peer} is still suspected")
@@ -210,7 +209,7 @@ class SwarmProgram:
             if (
                 endpoint.leaving_s > CLOSE_S
                 and self.swarm.scenario.stays
-                and not (self.swarm.lasts or self.swarm.lasts_on_nics or self.swarm.sleeps)
+                and not (self.swarm.lasts or self.swarm.sleeps)
             ):
                 raise Violation(f"rank {self.host.rank}: nothing is broken, and it cannot leave")
             return
