@@ -10,25 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from optcc.verify.all_ranks.symbolic import (
-    SEGMENT_TURN,
-    Formula,
-    Guard,
-    Loop,
-    Mod,
-    Move,
-    Node,
-    Reading,
-    Require,
-    Term,
-    Var,
-    both,
-    eq,
-    le,
-    lt,
-    mod,
-    quotient,
-)
+from optcc.verify.all_ranks.symbolic import SEGMENT_TURN, Family, Guard, Loop, Move, Node, Reading, Require
+from optcc.verify.all_ranks.symbolic_terms import Formula, Mod, Term, Var, Xor, both, eq, le, lt, mod, quotient, xor
 from optcc.verify.all_ranks.symbolic_values import digits
 
 Rank = tuple[Term, ...]
@@ -200,11 +183,11 @@ def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgra
     for each in found:
         _refuse_turn(each)
     inner, counts = sections_of(found, reading, family)
-    places = _places(reading.families[family].count, counts)
+    places = _places(reading.families[family], counts)
     solved: dict[int, dict[str, Term]] = {}
     steps: dict[int, Step] = {}
     for each in found:
-        known: list[Term] = [each.move.pipeline] if reading.families[family].count.constant != 1 else []
+        known = list(pipeline_digits(each, reading))
         if len(counts) == 2:
             assert inner is not None
             high, low = digits(each.move.section, inner, each.ranges)
@@ -250,11 +233,33 @@ def chunk_of(reading: Reading, family: int, body: Sequence[Node]) -> ChunkProgra
     return ChunkProgram(reading, family, places, nodes, tuple(single))
 
 
-def _places(pipelines: Term, counts: Sequence[Term]) -> tuple[tuple[str, Term], ...]:
+def pipeline_digits(found: FoundMove, reading: Reading) -> tuple[Term, ...]:
+    """The number of a transfer's pipeline, in one digit or two; none where there is one pipeline."""
+    family, number = reading.families[found.move.family], found.move.pipeline
+    if family.count.constant == 1:
+        return ()
+    if family.inner is None:
+        return (number,)
+    high, low = digits(number, family.inner, found.ranges)
+    if high is None:
+        raise ProofStops(f"line {found.move.line}: cell {number}: not to be read as two ranks")
+    return high, low
+
+
+def pipeline_counts(family: Family) -> tuple[Term, ...]:
+    """How many values each digit of a pipeline's number has."""
+    if family.count.constant == 1:
+        return ()
+    outer = None if family.inner is None else quotient(family.count, family.inner)
+    return (family.count,) if outer is None or family.inner is None else (outer, family.inner)
+
+
+def _places(family: Family, counts: Sequence[Term]) -> tuple[tuple[str, Term], ...]:
     """The numbers that say which chunk it is, and how many values each has: its pipeline, its section in one or two."""
     names = ["c_shard", "c_part"] if len(counts) == 2 else ["c"] * len(counts)
-    pipeline = () if pipelines.constant == 1 else (("c_pipeline", pipelines),)
-    return (*pipeline, *zip(names, counts, strict=True))
+    pipelines = pipeline_counts(family)
+    pipeline_names = ["c_src", "c_dst"] if len(pipelines) == 2 else ["c_pipeline"] * len(pipelines)
+    return (*zip(pipeline_names, pipelines, strict=True), *zip(names, counts, strict=True))
 
 
 def _refuse_turn(found: FoundMove) -> None:
@@ -284,7 +289,7 @@ def _solve(equations: Sequence[tuple[Term, Term]], found: FoundMove) -> dict[str
         for loop in reversed(found.loops):
             if loop.var in solved or loop.var not in value.names():
                 continue
-            only = _isolate(value, wanted, loop)
+            only = isolate(value, wanted, loop)
             inside = found.loops[found.loops.index(loop) + 1 :]
             if only is not None and not only.names() & {each.var for each in inside}:
                 solved[loop.var] = only
@@ -292,11 +297,20 @@ def _solve(equations: Sequence[tuple[Term, Term]], found: FoundMove) -> dict[str
     return solved
 
 
-def _isolate(value: Term, wanted: Term, loop: Loop) -> Term | None:
-    """Solves `value` = `wanted` for `loop.var`, where value is linear in it with factor 1 or -1, perhaps modulo."""
+def isolate(value: Term, wanted: Term, loop: Loop) -> Term | None:
+    """Solves `value` = `wanted` for `loop.var`, where value is linear in it with factor 1 or -1, perhaps modulo, or an
+    exclusive or with such a term. None if it cannot; what it finds has to be proved."""
     atom = value.atom
+    if isinstance(atom, Xor):
+        parts = [part for part in atom.parts if loop.var in part.names()]
+        others = [part for part in atom.parts if part not in parts]
+        return isolate(parts[0], xor(wanted, *others), loop) if len(parts) == 1 else None
+    if isinstance(atom, Mod):
+        atom = Mod(_flat(atom.value, atom.by), atom.by)
     inside, by = (atom.value, atom.by) if isinstance(atom, Mod) else (value, None)
     factor = dict(inside.parts).get((Var(loop.var),))
+    if factor is None and by is None:
+        return _isolate_inside(value, wanted, loop)
     if factor not in (1, -1):
         return None
     rest = inside - Term.var(loop.var) * factor
@@ -306,6 +320,26 @@ def _isolate(value: Term, wanted: Term, loop: Loop) -> Term | None:
     if by is None:
         return only
     return mod(only - loop.low, by) + loop.low
+
+
+def _isolate_inside(value: Term, wanted: Term, loop: Loop) -> Term | None:
+    """`isolate` where the variable is in one remainder or exclusive or, and more is added to that."""
+    parts = [part for part in value.parts if loop.var in Term((part,)).names()]
+    if len(parts) != 1 or len(parts[0][0]) != 1 or parts[0][1] not in (1, -1) or len(value.parts) == 1:
+        return None
+    ((atom,), factor) = parts[0]
+    return isolate(Term.of(atom), (wanted - value + Term.of(atom) * factor) * factor, loop)
+
+
+def _flat(value: Term, by: Term) -> Term:
+    """A term that is equal modulo `by`, without remainders by it inside."""
+    flat = Term(())
+    for monomial, factor in value.parts:
+        one = Term(((monomial, factor),))
+        atom = Term(((monomial, 1),)).atom
+        is_rest = isinstance(atom, Mod) and atom.by == by
+        flat = flat + (_flat(atom.value, by) * factor if is_rest and isinstance(atom, Mod) else one)
+    return flat
 
 
 def turns_of(nodes: Sequence[ChunkNode]) -> Iterator[Turns]:

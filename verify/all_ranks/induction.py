@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,8 @@ from optcc.verify.all_ranks.chunk_program import (
     When,
     is_rank,
     moves_of,
+    pipeline_counts,
+    pipeline_digits,
     rank_digits,
     rank_of,
     requirements_of,
@@ -42,35 +43,10 @@ from optcc.verify.all_ranks.chunk_program import (
     sections_of,
     turns_of,
 )
+from optcc.verify.all_ranks.encoding import Encoder
 from optcc.verify.all_ranks.invariants import SEED, SIZES_FIRST, Invariant, Runner, learn, places_to_run
-from optcc.verify.all_ranks.symbolic import (
-    FALSE,
-    TRUE,
-    All,
-    Along,
-    AnyOf,
-    Atom,
-    Eq,
-    Formula,
-    IfThenElse,
-    Le,
-    Mod,
-    Move,
-    Not,
-    Reading,
-    Skip,
-    Term,
-    Unskip,
-    Var,
-    both,
-    choose,
-    either,
-    eq,
-    le,
-    lt,
-    no,
-    put,
-)
+from optcc.verify.all_ranks.symbolic import Along, Move, Reading
+from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Formula, Term, both, choose, either, eq, le, lt, no, put
 from optcc.verify.all_ranks.symbolic_values import digits
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown
 
@@ -109,67 +85,22 @@ class InductionLemma:
         return "proved" if self.proved else "fails" if isinstance(self.answer, Sat) else "unknown"
 
 
-def encode(query: Query, formula: Formula) -> Any:
-    """A formula in Z3's integer arithmetic. A `mod` becomes a case split over the quotients from -2 to 2; beyond these,
-    an unconstrained remainder."""
-    z3_terms: dict[Atom, Any] = {}
-
-    def atom_of(atom: Atom) -> Any:
-        if atom in z3_terms:
-            return z3_terms[atom]
-        match atom:
-            case Var(name):
-                made = query.integer(name)
-            case Mod(value, by):
-                a, n = term_of(value), term_of(by)
-                made = query.integer("beyond", str(atom))
-                query.require("mod", query.implies(n > 0, query.all_of((made >= 0, made < n))))
-                for turns in (-2, 2, -1, 1, 0):
-                    made = query.either(query.all_of((turns * n <= a, a < (turns + 1) * n)), a - turns * n, made)
-            case Skip(value, gap):
-                a = term_of(value)
-                made = query.either(a >= term_of(gap), a + 1, a)
-            case Unskip(value, gap):
-                a = term_of(value)
-                made = query.either(a > term_of(gap), a - 1, a)
-        z3_terms[atom] = made
-        return made
-
-    def term_of(term: Term) -> Any:
-        total = query.whole(0)
-        for monomial, factor in term.parts:
-            made = query.whole(factor)
-            for atom in monomial:
-                made = made * atom_of(atom)
-            total = total + made
-        return total
-
-    def truth_of(formula: Formula) -> Any:
-        match formula:
-            case Le(term):
-                return term_of(term) <= 0
-            case Eq(term):
-                return term_of(term) == 0
-            case All(parts):
-                return query.all_of(map(truth_of, parts))
-            case AnyOf(parts):
-                return query.any_of(map(truth_of, parts))
-            case Not(part):
-                return query.no(truth_of(part))
-            case IfThenElse(test, then, otherwise):
-                return query.either(truth_of(test), truth_of(then), truth_of(otherwise))
-
-    return truth_of(formula)
-
-
 def ask(
-    name: str, statement: str, facts: Sequence[Formula], goal: Formula, seconds_max: float = LEMMA_S_MAX
+    name: str,
+    statement: str,
+    facts: Sequence[Formula],
+    goal: Formula,
+    seconds_max: float = LEMMA_S_MAX,
+    *,
+    relates: bool = False,
 ) -> InductionLemma:
-    """The lemma that `facts` imply `goal` for all values of the variables."""
+    """The lemma that `facts` imply `goal` for all values of the variables; `relates` is that of an `Encoder`."""
     started = time.perf_counter()
     query = Query(f"not: {statement}", statement)
-    query.require("facts", *(encode(query, fact) for fact in facts))
-    query.require("goal fails", query.no(encode(query, goal)))
+    encoder = Encoder(query, relates)
+    query.require("assumed", *(encoder.truth(fact) for fact in facts))
+    query.require("goal fails", query.no(encoder.truth(goal)))
+    encoder.require_facts()
     answer = query.ask(Limit(seconds_max))
     return InductionLemma(name, statement, answer, time.perf_counter() - started)
 
@@ -246,7 +177,7 @@ class Proof:
         lemma = ask(f"{self.label}{name}", statement, facts, goal)
         self.lemmas.append(lemma)
         if not lemma.proved:
-            raise ProofStops(f"lemma {lemma.name!r} ({statement}): {_why(lemma)}")
+            raise ProofStops(f"lemma {lemma.name!r} ({statement}): {why(lemma)}")
 
     def _run(
         self,
@@ -376,7 +307,8 @@ def _last_reduction(nodes: Sequence[ChunkNode], around: tuple[str, ...] = ()) ->
     return found
 
 
-def _why(lemma: InductionLemma) -> str:
+def why(lemma: InductionLemma) -> str:
+    """Why a lemma is not proved, in words."""
     if isinstance(lemma.answer, Sat):
         shown = ", ".join(f"{' '.join(map(str, key))} = {value}" for key, value in lemma.answer.values.items())
         return f"fails for {shown}"
@@ -394,7 +326,7 @@ def prove_moves(reading: Reading, label: str = "") -> list[InductionLemma]:
     def prove(name: str, statement: str, facts: Sequence[Formula], goal: Formula) -> None:
         lemmas.append(ask(label + name, statement, [*reading.case.facts(), *facts], goal))
         if not lemmas[-1].proved:
-            raise ProofStops(f"lemma {name!r} ({statement}): {_why(lemmas[-1])}")
+            raise ProofStops(f"lemma {name!r} ({statement}): {why(lemmas[-1])}")
 
     for walk in reading.walks:
         for residue, body in enumerate(walk.bodies):
@@ -416,8 +348,14 @@ def prove_moves(reading: Reading, label: str = "") -> list[InductionLemma]:
                 within = [
                     both(le(0, each), lt(each, n)) for each, n in zip(sections, counts or (Term.of(1),), strict=True)
                 ]
-                within.append(both(le(0, move.pipeline), lt(move.pipeline, family.count)))
-                goal = both(is_rank(src, reading), is_rank(dst, reading), no(same(src, dst)), *within)
+                pipelines = pipeline_digits(found, reading)
+                within += [
+                    both(le(0, each), lt(each, n)) for each, n in zip(pipelines, pipeline_counts(family), strict=True)
+                ]
+                if not pipelines:
+                    within.append(eq(move.pipeline, 0))
+                apart = no(same(src, dst)) if move.src_slot == move.dst_slot else TRUE
+                goal = both(is_rank(src, reading), is_rank(dst, reading), apart, *within)
                 statement = f"line {move.line} names two different ranks, and a section, that exist"
                 prove(f"line {move.line}{kind}, exists", statement, found.facts, goal)
     return lemmas
@@ -513,7 +451,7 @@ def prove_tree() -> list[InductionLemma]:
     ]
     for lemma in lemmas:
         if not lemma.proved:
-            raise ProofStops(f"lemma {lemma.name!r} ({lemma.statement}): {_why(lemma)}")
+            raise ProofStops(f"lemma {lemma.name!r} ({lemma.statement}): {why(lemma)}")
     return lemmas
 
 
@@ -522,26 +460,31 @@ def check_along(reading: Reading, collective: str) -> str:
 
     Raises ProofStops otherwise.
     """
-    root = Term.var("root")
     for walk in reading.walks:
         for body, family in product(walk.bodies, walk.families):
             shape = reading.families[family]
-            if shape.sections.constant != 1 or shape.count.constant != 1:
-                raise ProofStops(f"line {shape.line}: trees over more than one section")
+            if shape.sections.constant is None or shape.count.constant != 1:
+                raise ProofStops(f"line {shape.line}: trees over a number of sections that is not known")
             if not all(isinstance(node, Along) for node in body):
                 raise ProofStops(f"line {shape.line}: trees and single transfers in one segment")
-            nodes = [node for node in body if isinstance(node, Along) and node.family == family]
-            if any(node.section.constant != 0 for node in nodes):
-                raise ProofStops(f"line {shape.line}: a section that is not the only one")
-            done = (collective, *(node.op for node in nodes))
-            roots = {node.root for node in nodes}
-            if done == ("allreduce", REDUCE, COPY):
-                if len(roots) != 1:
-                    raise ProofStops(f"line {nodes[1].line}: the trees may have different roots")
-            elif done not in (("reduce", REDUCE), ("broadcast", COPY)) or roots != {root}:
-                raise ProofStops(f"line {shape.line}: no {collective} along trees from the collective's root")
+            of_family = [node for node in body if isinstance(node, Along) and node.family == family]
+            sections = range(shape.sections.constant)
+            if any(node.section.constant not in sections for node in of_family):
+                raise ProofStops(f"line {shape.line}: a section that is not known")
+            for section in sections:
+                _check_chunk([node for node in of_family if node.section.constant == section], collective, shape.line)
     return (
         "each segment is reduced along a tree"
         if collective != "broadcast"
         else "each segment is broadcast along a tree"
     )
+
+
+def _check_chunk(nodes: Sequence[Along], collective: str, line: int) -> None:
+    done = (collective, *(node.op for node in nodes))
+    roots = {node.root for node in nodes}
+    if done == ("allreduce", REDUCE, COPY):
+        if len(roots) != 1:
+            raise ProofStops(f"line {nodes[1].line}: the trees may have different roots")
+    elif done not in (("reduce", REDUCE), ("broadcast", COPY)) or roots != {Term.var("root")}:
+        raise ProofStops(f"line {line}: no {collective} along trees from the collective's root")

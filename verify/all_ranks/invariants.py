@@ -27,21 +27,8 @@ from optcc.verify.all_ranks.chunk_program import (
     rank_sizes,
     turns_of,
 )
-from optcc.verify.all_ranks.symbolic import (
-    FALSE,
-    TRUE,
-    Eq,
-    Formula,
-    Le,
-    Term,
-    Unskip,
-    choose,
-    code_of,
-    eq,
-    holds,
-    le,
-    mod,
-)
+from optcc.verify.all_ranks.symbolic import code_of
+from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Eq, Formula, Le, Term, Unskip, choose, eq, holds, le, mod
 
 LEVELS = 3
 """Levels of atoms, from equal positions to positions that differ by up to three."""

@@ -33,8 +33,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from optcc.compiler import compile_schedule
+from optcc.domain import ANY_NUMBER, AtLeast, Domain, MultiplesOf, PowersOfTwo
 from optcc.dsl import Definition
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, ScheduleError, SolverError, TopologyError
 from optcc.schedule import REDUCE, Schedule
@@ -42,18 +44,12 @@ from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
-from optcc.verify.all_ranks.induction import InductionLemma, ask, check_along, prove_chunk, prove_moves, prove_tree
-from optcc.verify.all_ranks.symbolic import (
-    FALSE,
-    Along,
-    OutsideSubset,
-    ParameterCase,
-    Reading,
-    Term,
-    holds,
-    transfers_of,
-)
+from optcc.verify.all_ranks.induction import InductionLemma, ask, check_along, prove_chunk, prove_moves, prove_tree, why
+from optcc.verify.all_ranks.round_invariants import prove_rounds
+from optcc.verify.all_ranks.rounds import EXCHANGES, uses_rounds
+from optcc.verify.all_ranks.symbolic import SPREAD, Along, Move, OutsideSubset, ParameterCase, Reading, transfers_of
 from optcc.verify.all_ranks.symbolic_interpreter import read
+from optcc.verify.all_ranks.symbolic_terms import FALSE, Term, holds, power
 from optcc.verify.all_ranks.symbolic_values import AnyOrder, Opaque
 from optcc.verify.plan import verify_plan
 from optcc.verify.smt import Checked, Sat
@@ -65,12 +61,12 @@ SEGMENTS_FIRST = 3
 SEGMENTS_COMPARED = 3
 TRANSFERS_MAX = 20_000
 """Limit on the transfers of a schedule that is verified or compared concretely."""
-ROOTED = ("broadcast", "reduce")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class AllRanks(Shown):
-    """The verdict on a schedule for every number of ranks.
+    """The verdict on a schedule for every number of ranks of its domain.
 
     `lemmas` are the steps of the proof; `cases` the ranks and parameters that it covers; `checked` the range of
     concretely verified plans; `assumptions` what is assumed without proof; `reached` why an unknown verdict is so, and
@@ -87,6 +83,7 @@ class AllRanks(Shown):
     counterexample: Counterexample | None = None
     smallest_p: int | None = None
     reached: str = ""
+    domain: str = "every number of ranks"
 
     def __post_init__(self) -> None:
         refuted = self.verdict == REFUTED
@@ -103,7 +100,7 @@ class AllRanks(Shown):
         return {PROVED: EXIT_DONE, REFUTED: EXIT_REFUTED, UNKNOWN: EXIT_UNKNOWN}[self.verdict]
 
     def card(self) -> Card:
-        head = f"{self.name}, for every number of ranks: {self.verdict}"
+        head = f"{self.name}, for {self.domain}: {self.verdict}"
         rows = [("covers", "", "", "", case) for case in self.cases]
         rows += [("one by one", "proved", "checked", "", self.checked)] if self.checked else []
         rows += [("assumes", "", "", "", each) for each in self.assumptions]
@@ -120,6 +117,7 @@ class AllRanks(Shown):
         wrong = self.counterexample
         return {
             "name": self.name,
+            "domain": self.domain,
             "verdict": self.verdict,
             "lemmas": [
                 {
@@ -184,10 +182,18 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
 
     `gpus`, a number, ranges over GPUs per server; `stragglers` over single servers; `order`, and `rates` with `gpus`,
     are arbitrary. A parameter of another name has its default value, if it has one.
+
+    Raises ProofStops for a domain together with servers.
     """
     parameters = inspect.signature(definition.function).parameters
     names = set(list(parameters)[1:])
-    found = _cases(names)
+    found = _cases(names, definition.domain)
+    if definition.collective in ("gather", "scatter"):
+        found = tuple(
+            replace(each, case=replace(each.case, name=f"{each.case.name}, any root", straggler="root"))
+            for each in found
+            if each.case.straggler is None
+        )
     given = {name for covered in found for name, _ in covered.case.values}
     others = [f"{name} = {parameters[name].default!r}" for name in parameters if name in names - given]
     if not others:
@@ -196,22 +202,37 @@ def cases_of(definition: Definition) -> tuple[Covered, ...]:
     return tuple(replace(each, case=replace(each.case, name=each.case.name + said)) for each in found)
 
 
-def _cases(names: set[str]) -> tuple[Covered, ...]:
-    """The cases for these names of parameters."""
+def _cases(names: set[str], domain: Domain) -> tuple[Covered, ...]:
+    """The cases for these names of parameters, and these numbers of ranks."""
+    if names & {"stragglers", "gpus"} and domain != ANY_NUMBER:
+        raise ProofStops(f"{domain}, where servers are a parameter, is not covered")
     if "stragglers" in names:
         return _straggler_cases("gpus" in names)
-    p = Term.var("p")
-    if "rates" in names or "order" in names:
-        given = sorted(names & {"rates", "order", "gpus"})
+    sizes, p, words, size_of = _of_domain(domain)
+    if names & {"rates", "order", "lost", "straggler"}:
+        given = sorted(names & {"rates", "order", "gpus", "server", "straggler", "lost"})
         opaque = tuple((name, AnyOrder() if name == "order" else Opaque(name)) for name in given)
         what = " and ".join(name for name, _ in opaque)
-        return (
-            Covered(ParameterCase(f"p >= 2, any {what}", (("p", 2),), p, opaque), lambda ranks, given: {"p": ranks}),
-        )
+        return (Covered(ParameterCase(f"{words}, any {what}", sizes, p, opaque), lambda ranks, given: size_of(ranks)),)
     if "gpus" in names:
         return _gpu_cases()
-    plain = ParameterCase("p >= 2", (("p", 2),), p)
-    return (Covered(plain, lambda ranks, given: {"p": ranks} if not given else None),)
+    return (Covered(ParameterCase(words, sizes, p), lambda ranks, given: size_of(ranks) if not given else None),)
+
+
+def _of_domain(domain: Domain) -> tuple[tuple[tuple[str, int], ...], Term, str, Callable[[int], dict[str, int]]]:
+    """The variable of a domain with its least value, the number of ranks by it, that in words, and its value by the
+    number of ranks."""
+    match domain:
+        case AtLeast(least):
+            low = max(least, 2)
+            return (("p", low),), Term.var("p"), f"p >= {low}", lambda ranks: {"p": ranks}
+        case PowersOfTwo():
+            words = "p = 2^n, n >= 1"
+            return (("n", 1),), power(Term.var("n")), words, lambda ranks: {"n": ranks.bit_length() - 1}
+        case MultiplesOf(factor):
+            low = 1 if factor > 1 else 2
+            words = f"p = {factor} m, m >= {low}"
+            return (("m", low),), Term.var("m") * factor, words, lambda ranks: {"m": ranks // factor}
 
 
 def _straggler_cases(with_gpus: bool) -> tuple[Covered, ...]:
@@ -276,6 +297,8 @@ def _straggler_sizes(
 def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
     """Representative concrete schedules over p ranks: each server, or a sample, as the straggler; each number of GPUs
     that divides p; the first and the last rank as root."""
+    if p not in definition.domain:
+        return ()
     names = set(list(inspect.signature(definition.function).parameters)[1:])
     texts = [f"{p}@4GB/s"]
     some = range(p) if p <= 6 else sorted({0, p // 2, p - 1})
@@ -335,7 +358,15 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
     def ended(verdict: str, checked: str, **more: Any) -> AllRanks:
         seconds = time.monotonic() - started
         return AllRanks(
-            definition.name, verdict, tuple(lemmas), tuple(cases), checked, seconds, tuple(assumptions), **more
+            definition.name,
+            verdict,
+            tuple(lemmas),
+            tuple(cases),
+            checked,
+            seconds,
+            tuple(assumptions),
+            domain=str(definition.domain),
+            **more,
         )
 
     try:
@@ -362,7 +393,8 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
         cases.clear()
         assumptions.clear()
         return ended(REFUTED, "", counterexample=refuted.counterexample, smallest_p=refuted.p)
-    checked = f"plans compiled as written, p = 2..{last}" if last else ""
+    among = "" if definition.domain == ANY_NUMBER else f", of {definition.domain}"
+    checked = f"plans compiled as written, p = 2..{last}{among}" if last else ""
     if not reached and last is None:
         reached = "no concrete number of ranks could be checked in time"
     if reached:
@@ -418,13 +450,21 @@ def _prove_case(
     _check_shares(reading)
     label = f"{covered.case.name}: "
     lemmas = [_consistent(reading, label), _compared(definition, covered, reading, p_checked, label)]
+    for each in reading.lemmas:
+        lemmas.append(ask(label + each.name, each.statement, [*reading.case.facts(), *each.facts], each.goal))
+        if not lemmas[-1].proved:
+            raise ProofStops(f"lemma {each.name!r} ({each.statement}): {why(lemmas[-1])}")
     assumptions = list(reading.assumed)
     if any(isinstance(node, Along) for node in reading.nodes()):
         words = check_along(reading, definition.collective)
         lemmas.append(InductionLemma(f"{label}trees", words, Checked(words, "read from the source"), 0.0))
         return [*lemmas, *prove_tree()], assumptions
-    if definition.collective not in ("allreduce", "reducescatter", "allgather"):
+    if definition.collective not in ("allreduce", "reducescatter", "allgather", *EXCHANGES):
         raise ProofStops(f"{definition.collective} by single transfers is not covered")
+    if definition.collective in EXCHANGES and not reading.has_cells:
+        raise ProofStops(f"{definition.collective} by other pipelines than its cells is not covered")
+    if definition.collective == "alltoallv":
+        assumptions.append("what it declares is an AllToAll-v, of any sizes (`Collective.all_to_all_v`)")
     if reading.relabelled:
         if definition.collective != "allreduce":
             raise ProofStops(f"{definition.collective} by ranks that are entries of a list")
@@ -438,7 +478,11 @@ def _prove_case(
             for residue, body in enumerate(walk.bodies):
                 kind = f"pipeline {family + 1}, " if len(reading.families) > 1 else ""
                 kind += f"segments {residue} mod {len(walk.bodies)}, " if len(walk.bodies) > 1 else ""
-                lemmas += prove_chunk(chunk_of(reading, family, body), definition.collective, label + kind, stop_at)[0]
+                chunk = chunk_of(reading, family, body)
+                if uses_rounds(reading):
+                    lemmas += prove_rounds(chunk, definition.collective, label + kind)
+                else:
+                    lemmas += prove_chunk(chunk, definition.collective, label + kind, stop_at)[0]
     if walked != set(range(len(reading.families))):
         raise ProofStops("a pipeline that is never walked")
     return lemmas, assumptions
@@ -466,7 +510,8 @@ def _consistent(reading: Reading, label: str) -> InductionLemma:
     lemma = ask(name, "the case is empty", facts, FALSE)
     if not isinstance(lemma.answer, Sat):
         raise ProofStops(f"{name}: {lemma.answer}")
-    values = {str(key[0]): int(value) for key, value in lemma.answer.values.items()}
+    sizes = {name: int(lemma.answer.values[name,]) for name in reading.case.variables if (name,) in lemma.answer.values}
+    values = reading.case.with_bits(sizes)
     if not all(holds(fact, values) for fact in facts):
         raise SolverError(f"z3: {values}: are no such numbers of ranks")
     example = ", ".join(f"{name} = {value}" for name, value in values.items()) or "2 ranks"
@@ -483,20 +528,30 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
     count = largest = 0
     for p, instance, sizes in _sizes(definition, covered, p_max):
         for segments in range(1, SEGMENTS_COMPARED + 1):
+            if reading.case.members is not None:
+                count, largest = count + _compare_groups(definition, reading, instance, sizes, segments), p
+                continue
             schedule = _build(definition, instance, segments)
             if any(isinstance(node, Along) for node in reading.nodes()):
                 _compare_trees(reading, schedule, segments)
             else:
-                columns = (schedule.src, schedule.dst, schedule.op, schedule.segment, schedule.section)
+                columns = [schedule.src, schedule.dst, schedule.op, schedule.segment, schedule.section]
+                columns += [schedule.src_slot, schedule.dst_slot] if reading.has_scratch else []
                 written = np.stack(columns, axis=1)
                 try:
                     rows = transfers_of(reading, sizes, segments)
                 except AssertionError as error:
                     raise ProofStops(f"read wrongly for {instance}, {segments} segments: {error}") from None
-                found = np.array(rows, dtype=np.int64).reshape(-1, 5)
+                found = np.array(rows, dtype=np.int64).reshape(-1, len(columns))
+                spread = {node.line for node in reading.nodes() if isinstance(node, Move) and node.op == SPREAD}
+                if spread:
+                    found = found[found[:, 2] != SPREAD]
+                    written = written[~np.isin(schedule.line, sorted(spread))]
                 if reading.relabelled and found.size and found[:, :2].min() >= 0 and found[:, :2].max() < p:
-                    order = instance.parameters.get("order") or range(p)
+                    order = instance.parameters.get("order") or _order_of(definition, instance) or range(p)
                     found[:, :2] = np.array(order)[found[:, :2]]
+                if reading.unordered:
+                    found, written = _sorted(found), _sorted(written)
                 if found.shape != written.shape or not (found == written).all():
                     raise ProofStops(f"read wrongly for {instance}, {segments} segments")
             count, largest = count + len(schedule), p
@@ -509,11 +564,50 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
     return InductionLemma(f"{label}reading", statement, Checked(statement, how), time.perf_counter() - started)
 
 
+def _order_of(definition: Definition, instance: Instance) -> tuple[int, ...]:
+    """The order of ranks that the function has checked; empty if none."""
+    return definition.write(instance.n_ranks, root=instance.root, **instance.parameters).order_made
+
+
+def _compare_groups(
+    definition: Definition, reading: Reading, instance: Instance, sizes: Mapping[str, int], segments: int
+) -> int:
+    """The number of transfers compared: for each segment, those of its group by the group's order.
+
+    Raises ProofStops unless each group's segments are what was read.
+    """
+    program = definition.write(instance.n_ranks, segments, root=instance.root, **instance.parameters)
+    schedule = program.finish()
+    compared = 0
+    for number, group in enumerate(program.groups_made):
+        rows = transfers_of(reading, {**sizes, reading.case.members or "": group.members}, segments)
+        for segment in range(segments):
+            found = np.array([row for row in rows if row[3] == segment], dtype=np.int64).reshape(-1, 5)
+            if found.size and 0 <= found[:, :2].min() <= found[:, :2].max() < instance.n_ranks:
+                found[:, :2] = np.array(group.order)[found[:, :2]]
+            at = number * segments + segment
+            chosen = schedule.segment == at
+            columns = (schedule.src, schedule.dst, schedule.op, schedule.segment - at + segment, schedule.section)
+            written = np.stack(columns, axis=1)[chosen]
+            if found.shape != written.shape or not (found == written).all():
+                raise ProofStops(f"read wrongly for {instance}, {segments} segments, group {number}")
+            compared += len(found)
+    if compared != len(schedule):
+        raise ProofStops(f"read wrongly for {instance}, {segments} segments: transfers of no group")
+    return compared
+
+
+def _sorted(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return rows[np.lexsort(rows.T)]
+
+
 def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tuple[int, Instance, dict[str, int]]]:
     for p in range(2, p_max + 1):
         fitting = 0
         for instance in instances_of(definition, p):
             sizes = covered.sizes_of(p, instance.parameters)
+            if sizes is not None and covered.case.straggler == "root":
+                sizes["root"] = instance.root
             if sizes is not None and (fitting == 0 or p <= P_FIRST):
                 fitting += 1
                 yield p, instance, sizes
@@ -531,13 +625,16 @@ def _compare_trees(reading: Reading, schedule: Schedule, segments: int) -> None:
     compare(len(schedule) == segments * len(nodes) * (p - 1))
     for segment in range(segments):
         roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root}
-        for number, node in enumerate(nodes):
-            first = (segment * len(nodes) + number) * (p - 1)
-            rows = slice(first, first + p - 1)
+        done: dict[int, int] = {}
+        for node in nodes:
+            section = node.section.constant or 0
+            chunk = np.flatnonzero((schedule.segment == segment) & (schedule.section == section))
+            rows = chunk[done.get(section, 0) :][: p - 1]
+            done[section] = done.get(section, 0) + p - 1
             below, above = schedule.src[rows].tolist(), schedule.dst[rows].tolist()
             if node.op != REDUCE:
                 below, above = above[::-1], below[::-1]
-            compare(bool((schedule.op[rows] == node.op).all() and (schedule.segment[rows] == segment).all()), segment)
+            compare(len(rows) == p - 1 and bool((schedule.op[rows] == node.op).all()), segment)
             missing = set(range(p)) - set(below)
             compare(len(missing) == 1, segment)
             (root,) = missing

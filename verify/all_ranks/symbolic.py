@@ -1,11 +1,8 @@
 """Symbolic programs: the loops of a schedule function over its transfers, for every number of ranks.
 
 `optcc.verify.all_ranks.symbolic_interpreter` derives one from the author's source. `for step in range(p - 1)` becomes
-one `Loop` with a symbolic variable, and `segment.reduce(...)` a `Move` whose ranks and section are `Term`s:
-
-    Term     polynomials over integer variables, `a mod n`, and the i-th number other than a gap
-    Formula  comparisons of terms: `Le` and `Eq` against zero, `All`, `AnyOf`, `Not`, `IfThenElse`
-    Node     Loop, Guard, Move, Along (a tree), Require (an index within its list)
+one `Loop` with a symbolic variable, and `segment.reduce(...)` a `Move` whose ranks and section are terms
+(`symbolic_terms`). A node is a Loop, Guard, Move, Along (a tree) or Require (an index within its list), among others.
 
 As a check on the interpreter, `transfers_of` expands a symbolic program for concrete numbers, and
 `optcc.verify.all_ranks.proof` compares the result with the transfers that the schedule function itself writes.
@@ -16,379 +13,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
 from typing import Any
 
-import numpy as np
+from optcc.schedule import DATA
+from optcc.verify.all_ranks.symbolic_terms import (
+    All,
+    AnyOf,
+    Atom,
+    Eq,
+    Formula,
+    IfThenElse,
+    Le,
+    Not,
+    Term,
+    le,
+    lt,
+    power,
+    quotient,
+)
 
+SPREAD = 2
+"""The operation of a `Move` that stands for copies of a section from two ranks, `src` and `dst`, to all others."""
 SEGMENT_TURN = "segment_turn"
 """The variable that numbers the segments of one residue class."""
-
-# Terms ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Var:
-    """An integer variable."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Mod:
-    """`value` mod `by`, from 0 to by - 1."""
-
-    value: Term
-    by: Term
-
-    def __str__(self) -> str:
-        return f"(({self.value}) % ({self.by}))"
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """The `value`-th nonnegative integer other than `gap`, from 0."""
-
-    value: Term
-    gap: Term
-
-    def __str__(self) -> str:
-        return f"({self.value} + ({self.value} >= {self.gap}))"
-
-
-@dataclass(frozen=True, slots=True)
-class Unskip:
-    """The inverse of `Skip`: how many nonnegative integers other than `gap` are below `value`."""
-
-    value: Term
-    gap: Term
-
-    def __str__(self) -> str:
-        return f"({self.value} - ({self.value} > {self.gap}))"
-
-
-Atom = Var | Mod | Skip | Unskip
-Monomial = tuple[Atom, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A polynomial with integer coefficients in normal form: equal polynomials over equal atoms compare equal.
-
-    >>> p = Term.var("p")
-    >>> (p + 1) * 2 - p - 2 == p, str(p - 1)
-    (True, 'p - 1')
-    """
-
-    parts: tuple[tuple[Monomial, int], ...]
-
-    @classmethod
-    def of(cls, value: int | Atom | Term) -> Term:
-        """A number, an atom or a term as a term."""
-        if isinstance(value, Term):
-            return value
-        return cls._normal({(): int(value)} if isinstance(value, int | np.integer) else {(value,): 1})
-
-    @classmethod
-    def var(cls, name: str) -> Term:
-        """The variable `name`."""
-        return cls.of(Var(name))
-
-    @classmethod
-    def _normal(cls, parts: Mapping[Monomial, int]) -> Term:
-        kept = [(monomial, factor) for monomial, factor in parts.items() if factor]
-        return cls(tuple(sorted(kept, key=lambda part: (-len(part[0]), str(part[0])))))
-
-    def __add__(self, other: int | Term) -> Term:
-        parts = dict(self.parts)
-        for monomial, factor in Term.of(other).parts:
-            parts[monomial] = parts.get(monomial, 0) + factor
-        return Term._normal(parts)
-
-    def __mul__(self, other: int | Term) -> Term:
-        parts: dict[Monomial, int] = {}
-        for left, a in self.parts:
-            for right, b in Term.of(other).parts:
-                monomial = tuple(sorted((*left, *right), key=str))
-                parts[monomial] = parts.get(monomial, 0) + a * b
-        return Term._normal(parts)
-
-    def __neg__(self) -> Term:
-        return self * -1
-
-    def __sub__(self, other: int | Term) -> Term:
-        return self + -Term.of(other)
-
-    @property
-    def constant(self) -> int | None:
-        """The value of a constant term, else None."""
-        if not self.parts:
-            return 0
-        return self.parts[0][1] if self.parts[0][0] == () else None
-
-    @property
-    def atom(self) -> Atom | None:
-        """The atom of a term that is a single atom, else None."""
-        if len(self.parts) == 1 and self.parts[0][1] == 1 and len(self.parts[0][0]) == 1:
-            return self.parts[0][0][0]
-        return None
-
-    def atoms(self) -> Iterator[Atom]:
-        """Every atom, nested ones included."""
-        for monomial, _ in self.parts:
-            for atom in monomial:
-                yield atom
-                if not isinstance(atom, Var):
-                    yield from atom.value.atoms()
-                    yield from (atom.by if isinstance(atom, Mod) else atom.gap).atoms()
-
-    def names(self) -> set[str]:
-        """The names of its variables."""
-        return {atom.name for atom in self.atoms() if isinstance(atom, Var)}
-
-    def put(self, values: Mapping[str, Term]) -> Term:
-        """Substitutes terms for variables."""
-        total = Term(())
-        for monomial, factor in self.parts:
-            product = Term.of(factor)
-            for atom in monomial:
-                product = product * _put_atom(atom, values)
-            total = total + product
-        return total
-
-    def at(self, values: Mapping[str, Any]) -> Any:
-        """The value for these numbers, or arrays, by name of variable."""
-        total: Any = 0
-        for monomial, factor in self.parts:
-            product: Any = factor
-            for atom in monomial:
-                product = product * _atom_at(atom, values)
-            total = total + product
-        return total
-
-    def __str__(self) -> str:
-        text = ""
-        for monomial, factor in self.parts:
-            size = "*".join([*([str(abs(factor))] if abs(factor) != 1 or not monomial else []), *map(str, monomial)])
-            text += (" - " if factor < 0 else " + ") + size if text else ("-" if factor < 0 else "") + size
-        return text or "0"
-
-
-def _put_atom(atom: Atom, values: Mapping[str, Term]) -> Term:
-    match atom:
-        case Var(name):
-            return values.get(name, Term.of(atom))
-        case Mod(value, by):
-            return mod(value.put(values), by.put(values))
-        case Skip(value, gap):
-            return Term.of(Skip(value.put(values), gap.put(values)))
-        case Unskip(value, gap):
-            return Term.of(Unskip(value.put(values), gap.put(values)))
-
-
-def _atom_at(atom: Atom, values: Mapping[str, Any]) -> Any:
-    match atom:
-        case Var(name):
-            return values[name]
-        case Mod(value, by):
-            return value.at(values) % by.at(values)
-        case Skip(value, gap):
-            number = value.at(values)
-            return number + (number >= gap.at(values))
-        case Unskip(value, gap):
-            number = value.at(values)
-            return number - (number > gap.at(values))
-
-
-def mod(value: Term, by: Term) -> Term:
-    """`value` mod `by` for a positive `by`; constant if both are."""
-    if value.constant is not None and by.constant is not None:
-        return Term.of(value.constant % by.constant)
-    if by.constant == 1 or value.constant == 0:
-        return Term(())
-    inner = value.atom
-    return value if isinstance(inner, Mod) and inner.by == by else Term.of(Mod(value, by))
-
-
-def quotient(value: Term, by: Term) -> Term | None:
-    """`value` / `by` if `by` is a monomial that divides every part, else None."""
-    if len(by.parts) != 1:
-        return None
-    (divisor, factor), parts = by.parts[0], {}
-    for monomial, each in value.parts:
-        left = list(monomial)
-        for atom in divisor:
-            if atom not in left:
-                return None
-            left.remove(atom)
-        if each % factor:
-            return None
-        parts[tuple(left)] = each // factor
-    return Term._normal(parts)
-
-
-# Formulas -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Le:
-    """`term` <= 0."""
-
-    term: Term
-
-    def __str__(self) -> str:
-        low = Term(tuple((m, -f) for m, f in self.term.parts if f < 0))
-        return f"{self.term + low} <= {low}"
-
-
-@dataclass(frozen=True, slots=True)
-class Eq:
-    """`term` = 0."""
-
-    term: Term
-
-    def __str__(self) -> str:
-        low = Term(tuple((m, -f) for m, f in self.term.parts if f < 0))
-        return f"{self.term + low} = {low}"
-
-
-@dataclass(frozen=True, slots=True)
-class All:
-    """Conjunction."""
-
-    parts: tuple[Formula, ...]
-
-    def __str__(self) -> str:
-        return "(" + " and ".join(map(str, self.parts)) + ")" if self.parts else "true"
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """Disjunction."""
-
-    parts: tuple[Formula, ...]
-
-    def __str__(self) -> str:
-        return "(" + " or ".join(map(str, self.parts)) + ")" if self.parts else "false"
-
-
-@dataclass(frozen=True, slots=True)
-class Not:
-    """Negation."""
-
-    part: Formula
-
-    def __str__(self) -> str:
-        return f"not {self.part}"
-
-
-@dataclass(frozen=True, slots=True)
-class IfThenElse:
-    """`then` where `test` holds, else `otherwise`."""
-
-    test: Formula
-    then: Formula
-    otherwise: Formula
-
-    def __str__(self) -> str:
-        return f"({self.then} if {self.test} else {self.otherwise})"
-
-
-Formula = Le | Eq | All | AnyOf | Not | IfThenElse
-TRUE, FALSE = All(()), AnyOf(())
-
-
-def le(left: Term | int, right: Term | int) -> Formula:
-    """`left` <= `right`."""
-    term = Term.of(left) - right
-    return Le(term) if term.constant is None else TRUE if term.constant <= 0 else FALSE
-
-
-def lt(left: Term | int, right: Term | int) -> Formula:
-    """`left` < `right`."""
-    return le(Term.of(left) + 1, right)
-
-
-def eq(left: Term | int, right: Term | int) -> Formula:
-    """`left` = `right`."""
-    term = Term.of(left) - right
-    return Eq(term) if term.constant is None else TRUE if term.constant == 0 else FALSE
-
-
-def both(*parts: Formula) -> Formula:
-    """Simplified conjunction."""
-    kept = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
-    if FALSE in kept:
-        return FALSE
-    return kept[0] if len(kept) == 1 else All(tuple(dict.fromkeys(kept)))
-
-
-def either(*parts: Formula) -> Formula:
-    """Simplified disjunction."""
-    kept = [each for part in parts for each in (part.parts if isinstance(part, AnyOf) else (part,))]
-    if TRUE in kept:
-        return TRUE
-    return kept[0] if len(kept) == 1 else AnyOf(tuple(dict.fromkeys(kept)))
-
-
-def no(part: Formula) -> Formula:
-    """Simplified negation."""
-    if part in (TRUE, FALSE):
-        return FALSE if part == TRUE else TRUE
-    if isinstance(part, Le):
-        return le(1, part.term)
-    return part.part if isinstance(part, Not) else Not(part)
-
-
-def choose(test: Formula, then: Formula, otherwise: Formula) -> Formula:
-    """`then` where `test` holds, else `otherwise`."""
-    if test in (TRUE, FALSE) or then == otherwise:
-        return otherwise if test == FALSE else then
-    if TRUE in (then, otherwise):
-        return either(test, otherwise) if then == TRUE else either(no(test), then)
-    if FALSE in (then, otherwise):
-        return both(no(test), otherwise) if then == FALSE else both(test, then)
-    return IfThenElse(test, then, otherwise)
-
-
-def put(formula: Formula, values: Mapping[str, Term]) -> Formula:
-    """Substitutes terms for variables."""
-    match formula:
-        case Le(term):
-            return le(term.put(values), 0)
-        case Eq(term):
-            return eq(term.put(values), 0)
-        case All(parts):
-            return both(*(put(part, values) for part in parts))
-        case AnyOf(parts):
-            return either(*(put(part, values) for part in parts))
-        case Not(part):
-            return no(put(part, values))
-        case IfThenElse(test, then, otherwise):
-            return choose(put(test, values), put(then, values), put(otherwise, values))
-
-
-def holds(formula: Formula, values: Mapping[str, Any]) -> Any:
-    """The truth value for these numbers, or arrays, by name of variable."""
-    match formula:
-        case Le(term):
-            return np.asarray(term.at(values)) <= 0
-        case Eq(term):
-            return np.asarray(term.at(values)) == 0
-        case All(parts):
-            return reduce(np.logical_and, (holds(part, values) for part in parts), np.True_)
-        case AnyOf(parts):
-            return reduce(np.logical_or, (holds(part, values) for part in parts), np.False_)
-        case Not(part):
-            return np.logical_not(holds(part, values))
-        case IfThenElse(test, then, otherwise):
-            return np.where(holds(test, values), holds(then, values), holds(otherwise, values))
-
-
-# Programs -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +68,8 @@ class Move:
     pipeline: Term
     section: Term
     line: int
+    src_slot: int = DATA
+    dst_slot: int = DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,17 +103,38 @@ class Touch:
     line: int
 
 
-Node = Loop | Guard | Move | Along | Require | Touch
+@dataclass(frozen=True, slots=True)
+class EachEdge:
+    """`body` for every edge of some trees, of which `number` says which, in an order that is not known. Only while a
+    loop over beats is read; then an `Along`."""
+
+    number: int
+    tree: Term
+    child: Term
+    parent: Term
+    level: Term
+    body: tuple[Node, ...]
+    line: int
+
+
+Node = Loop | Guard | Move | Along | Require | Touch | EachEdge
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`count` pipelines of equal shape, each over `share` of the message (a number, or 1 / term)."""
+    """`count` pipelines of equal shape, each over `share` of the message (a number, or 1 / term).
+
+    With `cells` they are the cells of an exchange, which may have any shares. Where `count` is a product, `inner` is
+    the factor by which a pipeline's number is two digits.
+    """
 
     count: Term
     sections: Term
     share: Fraction | Term
     line: int
+    scratch: int = 0
+    cells: bool = False
+    inner: Term | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +150,8 @@ class ParameterCase:
     """A schedule's parameters as terms over `sizes`: variables with a least value and no upper bound.
 
     `ranks` is the number of ranks. Where it is a product, `inner` is the factor that counts ranks of one server.
-    `straggler` is the variable of the one straggler among `servers`.
+    `straggler` is the variable of the one straggler among `servers`. `bits` are further variables: the bit length of a
+    positive term over the sizes. `members` is a variable from 1 to `ranks`: how many ranks a group has.
     """
 
     name: str
@@ -489,6 +160,8 @@ class ParameterCase:
     values: tuple[tuple[str, Any], ...] = ()
     inner: Term | None = None
     straggler: str | None = None
+    bits: tuple[tuple[str, Term], ...] = ()
+    members: str | None = None
 
     @property
     def servers(self) -> Term:
@@ -499,19 +172,45 @@ class ParameterCase:
         assert servers is not None, "ranks fill the servers"
         return servers
 
+    @property
+    def variables(self) -> list[str]:
+        """The variables that a concrete schedule gives a value."""
+        others = [name for name in (self.straggler, self.members) if name is not None]
+        return [*(name for name, _ in self.sizes), *others]
+
     def facts(self) -> list[Formula]:
         """The assumptions about the variables."""
         found = [le(low, Term.var(name)) for name, low in self.sizes]
         if self.straggler is not None:
             found += [le(0, Term.var(self.straggler)), lt(Term.var(self.straggler), self.servers)]
+        if self.members is not None:
+            found += [le(1, Term.var(self.members)), le(Term.var(self.members), self.ranks)]
+        for name, term in self.bits:
+            bits = Term.var(name)
+            found += [le(1, bits), le(power(bits - 1), term), lt(term, power(bits))]
         return found
+
+    def with_bits(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes with the bit lengths that follow from them."""
+        return {**sizes, **{name: int(term.at(sizes)).bit_length() for name, term in self.bits}}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingLemma:
+    """What the reading rests on, to be proved: `facts` imply `goal`."""
+
+    name: str
+    statement: str
+    facts: tuple[Formula, ...]
+    goal: Formula
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The symbolic program of a schedule function in one case; `assumed` is what the reading rests on, in words.
 
-    If `relabelled`, ranks are places in a list that has every rank once.
+    If `relabelled`, ranks are places in a list that has every rank once. If `unordered`, transfers of different chunks
+    may be in another order than in the program.
     """
 
     case: ParameterCase
@@ -519,6 +218,28 @@ class Reading:
     walks: tuple[Walk, ...]
     assumed: tuple[str, ...] = ()
     relabelled: bool = False
+    unordered: bool = False
+    lemmas: tuple[ReadingLemma, ...] = ()
+
+    @property
+    def has_cells(self) -> bool:
+        """True if its pipelines are cells of an exchange."""
+        return any(family.cells for family in self.families)
+
+    def atoms(self) -> Iterator[Atom]:
+        """Every atom of its transfers and loops."""
+        for node in self.nodes():
+            match node:
+                case Loop(_, low, high):
+                    yield from (*low.atoms(), *high.atoms())
+                case Move(_, src, dst):
+                    yield from (*src.atoms(), *dst.atoms())
+
+    @property
+    def has_scratch(self) -> bool:
+        """True if a transfer reads or writes scratch space."""
+        moves = [node for node in self.nodes() if isinstance(node, Move)]
+        return any(slot != DATA for move in moves for slot in (move.src_slot, move.dst_slot))
 
     def nodes(self) -> Iterator[Node]:
         """Every node, nested ones included."""
@@ -539,7 +260,10 @@ class OutsideSubset(Exception):
 
 
 def transfers_of(reading: Reading, sizes: Mapping[str, int], segments: int) -> list[tuple[int, ...]]:
-    """The transfers for these sizes in order: (src, dst, op, segment, section), as the DSL numbers segments."""
+    """The transfers for these sizes in order: (src, dst, op, segment, section), as the DSL numbers segments; where a
+    transfer reads or writes scratch space, also the slots that each reads and writes."""
+    sizes = reading.case.with_bits(sizes)
+    slots = reading.has_scratch
     lines = ["def write(rows, k, " + ", ".join(sizes) + "):"]
     offset = Term(())
     first: list[Term] = []
@@ -551,7 +275,7 @@ def transfers_of(reading: Reading, sizes: Mapping[str, int], segments: int) -> l
         for residue, body in enumerate(walk.bodies):
             lines.append(f"        if j % {len(walk.bodies)} == {residue}:")
             lines.append(f"            {SEGMENT_TURN} = j // {len(walk.bodies)}")
-            lines += _code(body, first, "            ")
+            lines += _code(body, first, "            ", slots)
     lines.append("    return rows")
     scope: dict[str, Any] = {}
     exec("\n".join(lines), scope)
@@ -559,19 +283,20 @@ def transfers_of(reading: Reading, sizes: Mapping[str, int], segments: int) -> l
     return rows
 
 
-def _code(nodes: Sequence[Node], first: Sequence[Term], indent: str) -> list[str]:
+def _code(nodes: Sequence[Node], first: Sequence[Term], indent: str, slots: bool) -> list[str]:
     lines = []
     for node in nodes:
         match node:
             case Loop(var, low, high, body):
                 lines.append(f"{indent}for {var} in range({low}, {high}):")
-                lines += _code(body, first, indent + "    ") or [f"{indent}    pass"]
+                lines += _code(body, first, indent + "    ", slots) or [f"{indent}    pass"]
             case Guard(test, body):
                 lines.append(f"{indent}if {code_of(test)}:")
-                lines += _code(body, first, indent + "    ") or [f"{indent}    pass"]
+                lines += _code(body, first, indent + "    ", slots) or [f"{indent}    pass"]
             case Move(op, src, dst, family, pipeline, section):
                 segment = f"{first[family]} + ({pipeline}) * k + j"
-                lines.append(f"{indent}rows.append(({src}, {dst}, {op}, {segment}, {section}))")
+                through = f", {node.src_slot}, {node.dst_slot}" if slots else ""
+                lines.append(f"{indent}rows.append(({src}, {dst}, {op}, {segment}, {section}{through}))")
             case Require(test):
                 lines.append(f"{indent}if not {code_of(test)}: raise AssertionError('line {node.line}')")
             case Along():

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from optcc.verify.all_ranks.symbolic import (
+from optcc.verify.all_ranks.symbolic import SEGMENT_TURN, OutsideSubset, ParameterCase
+from optcc.verify.all_ranks.symbolic_terms import (
     FALSE,
-    SEGMENT_TURN,
     TRUE,
+    Atom,
     Eq,
     Formula,
     Le,
+    Least,
+    Mod,
     Not,
-    OutsideSubset,
-    ParameterCase,
+    Pow,
     Term,
     Var,
     both,
@@ -29,12 +31,15 @@ from optcc.verify.all_ranks.symbolic import (
     lt,
     mod,
     no,
+    power,
     quotient,
+    xor,
 )
 from optcc.verify.all_ranks.symbolic_values import (
     FirstOf,
     Lanes,
     RanksInOrder,
+    SegmentList,
     Set,
     Skipping,
     Span,
@@ -43,6 +48,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     shown,
 )
 
+_EXPONENT_MAX = 64
 _ARRAY_FACTORS_MAX = 2**24
 """Limit on the factors of a number in an array: with two numbers of 2**16 that is 2**56."""
 
@@ -119,23 +125,81 @@ class Arithmetic:
 
     def _low(self, term: Term) -> int | None:
         """A lower bound of the term; None if none is known."""
-        lowest = dict(self.case.sizes)
+        lowest = dict(self.case.sizes) | dict.fromkeys((name for name, _ in self.case.bits), 1)
+        for name in reversed(self.ranges):  # what is subtracted is at most the last number of its range
+            taken = dict(term.parts).get((Var(name),), 0)
+            if taken < 0 and sum(name in Term(((monomial, 1),)).names() for monomial, _ in term.parts) == 1:
+                term = term + (self.ranges[name][1] - 1 - Term.var(name)) * taken
         total = 0
         for monomial, factor in term.parts:
             product = factor
             for atom in monomial:
-                if not isinstance(atom, Var) or factor < 0:
+                if factor < 0:
                     return None
-                low: int | None = lowest.get(atom.name)
-                if atom.name == self.case.straggler:
-                    low = 0
-                if atom.name in self.ranges:
-                    low = self._low(self.ranges[atom.name][0])
+                low = self._low_of_atom(atom, lowest)
                 if low is None or low < 0:
                     return None
                 product *= low
             total += product
         return total
+
+    def _low_of_atom(self, atom: Atom, lowest: Mapping[str, int]) -> int | None:
+        match atom:
+            case Var(name) if name in self.ranges:
+                return self._low(self.ranges[name][0])
+            case Var(name) if name == self.case.members:
+                return 1
+            case Var(name):
+                return 0 if name == self.case.straggler else lowest.get(name)
+            case Mod():
+                return 0
+            case Pow(exponent):
+                least_exponent = self._low(exponent)
+                return None if least_exponent is None or least_exponent < 0 else 2 ** min(least_exponent, 64)
+            case Least(one, other):
+                lows = [self._low(one), self._low(other)]
+                return None if lows[0] is None or lows[1] is None else min(lows[0], lows[1])
+        return None
+
+    def _power(self, exponent: Term) -> Term:
+        low = self._low(exponent)
+        if low is None or low < 0 or low > _EXPONENT_MAX:
+            raise self._outside(f"2 to the power of {exponent}: may be negative, or large")
+        return power(exponent)
+
+    def _divided_power(self, of: Pow, by: Term, *, is_shift: bool) -> Term:
+        """A power of two divided by another, or shifted to the right, where that is whole."""
+        if is_shift:
+            shift: Term | None = by
+        elif by.constant is not None and by.constant > 0 and not by.constant & (by.constant - 1):
+            shift = Term.of(by.constant.bit_length() - 1)
+        else:
+            shift = by.atom.exponent if isinstance(by.atom, Pow) else None
+        if shift is None:
+            return self._floordiv(Term.of(of), by)
+        low = self._low(shift)
+        if low is None or low < 0:
+            raise self._outside(f"{of} shifted by {shift}: may be negative")
+        left = self._low(of.exponent - shift)
+        if left is None or left < 0:
+            raise self._outside(f"{of} / 2**({shift}): may be less than one")
+        return power(of.exponent - shift)
+
+    def _bit_length(self, term: Term) -> Term:
+        """The bit length of a positive number: exact for a power of two, or one less, else a variable."""
+        low = self._low(term)
+        if low is None or low < 1 or not term.names() <= {name for name, _ in self.case.sizes}:
+            raise self._outside(f"bit length of {term}: must be a positive number that follows from the ranks")
+        for below in (0, 1):
+            whole = (term + below).atom
+            if isinstance(whole, Pow) and (self._low(whole.exponent) or 0) >= below:
+                return whole.exponent + 1 - below
+        for name, known in self.case.bits:
+            if known == term:
+                return Term.var(name)
+        name = f"bits_{len(self.case.bits) + 1}"
+        self.case = replace(self.case, bits=(*self.case.bits, (name, term)))
+        return Term.var(name)
 
     def _arithmetic(self, op: ast.operator, left: Any, right: Any) -> Any:
         if isinstance(left, Lanes) or isinstance(right, Lanes):
@@ -157,8 +221,16 @@ class Arithmetic:
                 return left * right
             case ast.Mod():
                 return self._mod(left, right)
+            case ast.FloorDiv() | ast.RShift() if isinstance(left.atom, Pow):
+                return self._divided_power(left.atom, right, is_shift=isinstance(op, ast.RShift))
             case ast.FloorDiv():
                 return self._floordiv(left, right)
+            case ast.Pow() if left.constant == 2 and right.constant is None:
+                return self._power(right)
+            case ast.LShift() if right.constant is None or 0 <= right.constant <= _EXPONENT_MAX:
+                return left * self._power(right)
+            case ast.BitXor():
+                return xor(left, right)
             case ast.Pow() if left.constant is not None and right.constant is not None and right.constant >= 0:
                 return Term.of(left.constant**right.constant)
         raise self._outside(f"operator {type(op).__name__} on numbers that are not known")
@@ -178,6 +250,8 @@ class Arithmetic:
         for term in (*values, found.value):
             # Arrays hold 64 bits, and wrap: each number is below 2**16, as ranks are, or a rest of one that is.
             factors = sum(abs(factor) for _, factor in term.parts)
+            if any(isinstance(atom, Pow) for atom in term.atoms()):
+                raise self._outside("a power of two in an array, which may not fit into 64 bits")
             if factors > _ARRAY_FACTORS_MAX or any(len(monomial) > 2 for monomial, _ in term.parts):
                 raise self._outside("an array whose numbers may not fit into 64 bits")
         return found
@@ -245,6 +319,8 @@ class Arithmetic:
                     return high - low
             case Skipping(count) | RanksInOrder(count):
                 return count
+            case SegmentList():
+                return Term.var("k")
             case Set(values) if isinstance(values, tuple):
                 if len(values) <= 1:
                     return Term.of(len(values))

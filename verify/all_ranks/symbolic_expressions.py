@@ -1,12 +1,12 @@
-"""Expressions of the symbolic interpreter: values, lists, comprehensions and iteration; calls are its own."""
+"""Expressions of the symbolic interpreter: values, lists, attributes and items; calls are its own."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -14,53 +14,55 @@ import numpy as np
 
 from optcc import trees
 from optcc.dsl import PURE
-from optcc.verify.all_ranks.names import BUILTINS, PURE_BUILTINS, PURE_NUMPY, Names, Uncertain
+from optcc.verify.all_ranks.names import BUILTINS, PURE_BUILTINS, PURE_NUMPY, Uncertain
 from optcc.verify.all_ranks.symbolic import (
-    FALSE,
     SEGMENT_TURN,
+    Along,
+    Move,
+    Require,
+    Touch,
+)
+from optcc.verify.all_ranks.symbolic_loops import UNBOUND, Loops, all_nodes, names_of
+from optcc.verify.all_ranks.symbolic_terms import (
+    FALSE,
     TRUE,
     All,
-    Along,
     AnyOf,
     Eq,
-    Family,
     Formula,
-    Guard,
     IfThenElse,
     Le,
-    Loop,
-    Move,
-    Node,
     Not,
-    Require,
     Skip,
     Term,
-    Touch,
     both,
     either,
     eq,
     le,
     lt,
     no,
-    quotient,
 )
-from optcc.verify.all_ranks.symbolic_arithmetic import Arithmetic
 from optcc.verify.all_ranks.symbolic_values import (
     AnyOrder,
+    Cells,
     Endless,
     Enumerated,
     FirstOf,
+    Groups,
     Lazy,
     Method,
     Opaque,
     Pipelines,
-    Product,
     RanksInOrder,
     Relabelled,
+    Reversed,
+    SegmentList,
     Skipping,
     Slices,
     Span,
     SymbolicChunk,
+    SymbolicEdges,
+    SymbolicOwner,
     SymbolicSegment,
     SymbolicTree,
     Thing,
@@ -70,219 +72,30 @@ from optcc.verify.all_ranks.symbolic_values import (
     shown,
 )
 
-UNROLLED_MAX = 16
-"""Limit on the lengths of lists that are unrolled, and on the residue classes of segments."""
 PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
 
 
-_UNBOUND = Thing("a name without a value")
-_OF_THE_PROGRAM = (Thing, Pipelines, Zipped, SymbolicSegment, Slices, SymbolicChunk, Method, Endless)
+_OF_THE_PROGRAM = (
+    SegmentList,
+    Cells,
+    Groups,
+    Thing,
+    Pipelines,
+    Zipped,
+    SymbolicSegment,
+    Slices,
+    SymbolicChunk,
+    Method,
+    Endless,
+)
 
 
 @dataclass(eq=False)
-class Expressions(Arithmetic):
-    """Values of expressions, and iteration; of the segments, those whose number is `residue` mod `modulus`."""
-
-    modulus: int = 1
-    residue: int = 0
-    families: list[Family] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    names: Names = field(default_factory=lambda: Names("", frozenset(), {}, "", 0, []))
-    assumed: list[str] = field(default_factory=list)
-    n_loops: int = 0
-    nested: int = 0
-    n_values: int = 0
+class Expressions(Loops):
+    """Values of expressions."""
 
     def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
         raise NotImplementedError
-
-    def _inside(self, run: Callable[[], None]) -> tuple[Node, ...]:
-        outside, self.nodes = self.nodes, []
-        self.nested += 1
-        run()
-        self.nested -= 1
-        found, self.nodes = self._without_used(self.nodes), outside
-        return found
-
-    def _without_used(self, nodes: list[Node]) -> tuple[Node, ...]:
-        """These nodes; of a chunk that none of them transfers, it is required that it exists."""
-        used = {(each.family, each.pipeline, each.section) for each in nodes if isinstance(each, Move | Along)}
-        kept: list[Node] = []
-        for node in nodes:
-            if not isinstance(node, Touch):
-                kept.append(node)
-            elif (node.family, node.pipeline, node.section) not in used:
-                family = self.families[node.family]
-                ranges = ((node.section, family.sections), (node.pipeline, family.count))
-                kept.append(Require(both(*(both(le(0, at), lt(at, n)) for at, n in ranges)), node.line))
-        return tuple(kept)
-
-    def _loop(self, name: str, low: Term, high: Term, body: Callable[[Term], None]) -> None:
-        self.n_loops += 1
-        var = f"{name}_{self.n_loops}"
-        line = self.line
-        self.ranges[var] = (low, high)
-        found = self._inside(lambda: body(Term.var(var)))
-        del self.ranges[var]
-        if found:
-            self.nodes.append(Loop(var, low, high, found, line))
-
-    def _is_unrolled(self, over: Any) -> bool:
-        """True if the iterable has a small constant length."""
-        match over:
-            case list() | tuple():
-                return True
-            case Span(low, high):
-                count = (high - low).constant
-                return count is not None and count <= UNROLLED_MAX
-            case Product(parts):
-                return all(map(self._is_unrolled, parts))
-            case Enumerated(inner):
-                return self._is_unrolled(inner)
-            case Lazy(node, scope, home) if len(node.generators) == 1:
-                outside, self.names = self.names, home
-                found = self._is_unrolled(self._value(node.generators[0].iter, dict(scope), once=True))
-                self.names = outside
-                return found
-        return False
-
-    def _may_skip(self, over: Any) -> bool:
-        """True if there are conditions on which elements there are."""
-        match over:
-            case Lazy(node, scope, home):
-                if any(each.ifs for each in node.generators):
-                    return True
-                outside, self.names = self.names, home
-                found = self._may_skip(self._value(node.generators[0].iter, dict(scope), once=True))
-                self.names = outside
-                return found
-            case Product(parts):
-                return any(map(self._may_skip, parts))
-            case Enumerated(inner):
-                return self._may_skip(inner)
-        return False
-
-    def _unrolled(self, over: Any) -> list[Any] | None:
-        if not self._is_unrolled(over):
-            return None
-        found: list[Any] = []
-        nodes = self._inside(lambda: self._each(over, lambda value, index: found.append(value)))
-        if nodes:
-            return None
-        return found
-
-    def _each(self, over: Any, body: Callable[[Any, Term | None], None]) -> None:
-        """Runs `body` for every element, with its index or None if that is unknown."""
-        match over:
-            case list() | tuple():
-                for number, value in enumerate(over):
-                    body(value, Term.of(number))
-            case Span(low, high):
-                count = (high - low).constant
-                if count is not None and count <= UNROLLED_MAX:
-                    for number in range(count):
-                        body(low + number, Term.of(number))
-                    return
-                inner = self.case.inner
-                servers = None if inner is None or low.constant != 0 or high == inner else quotient(high, inner)
-                if inner is None or servers is None:
-                    self._loop("i", low, high, lambda i: body(i, i - low))
-                    return
-                self._loop(
-                    "server",
-                    Term(()),
-                    servers,
-                    lambda server: self._loop(
-                        "gpu",
-                        Term(()),
-                        inner,
-                        lambda gpu: body(server * inner + gpu, server * inner + gpu),
-                    ),
-                )
-            case Skipping(count, gap):
-                self._loop("i", Term(()), count, lambda i: body(Term.of(Skip(i, gap)), i))
-            case Enumerated(listed):
-
-                def counted(value: Any, index: Term | None) -> None:
-                    if index is None:
-                        raise self._outside("enumerate of a list with conditions")
-                    body((index, value), index)
-
-                self._each(listed, counted)
-            case Product(parts):
-                self._each_of_product(parts, (), body)
-            case Lazy(node, scope, home):
-                outside = self.names
-
-                def at_home(value: Any, index: Term | None) -> None:
-                    self.names = outside
-                    body(value, index)
-                    self.names = home
-
-                self.names = home
-                self._each_of_lazy(node, list(node.generators), dict(scope), at_home)
-                self.names = outside
-            case _:
-                raise self._outside(f"a loop over {shown(over)}")
-
-    def _each_of_product(
-        self, parts: tuple[Any, ...], chosen: tuple[Any, ...], body: Callable[[Any, Term | None], None]
-    ) -> None:
-        if not parts:
-            body(chosen, None)
-            return
-        self._each(parts[0], lambda value, index: self._each_of_product(parts[1:], (*chosen, value), body))
-
-    def _each_of_lazy(
-        self,
-        node: ast.ListComp | ast.GeneratorExp,
-        generators: list[ast.comprehension],
-        scope: dict[str, Any],
-        body: Callable[[Any, Term | None], None],
-        number: Term | None = None,
-    ) -> None:
-        if not generators:
-            body(self._value(node.elt, scope), number)
-            return
-        one = generators[0]
-        plain = len(node.generators) == 1 and not one.ifs
-
-        def each(value: Any, index: Term | None) -> None:
-            inner = dict(scope)
-            if one is node.generators[0]:
-                # What a comprehension binds anywhere is its own in all of it, but for what its first part goes over.
-                inner |= dict.fromkeys(_bound_by(node), _UNBOUND)
-            self._bind(one.target, value, inner)
-            test = both(*(self._truth(condition, inner) for condition in one.ifs))
-            if test == FALSE:
-                return
-
-            def rest() -> None:
-                self._each_of_lazy(node, generators[1:], inner, body, index if plain else None)
-
-            if test == TRUE:
-                rest()
-            else:
-                self.nodes.append(Guard(test, self._inside(rest)))
-
-        self._each(self._value(one.iter, scope, once=True), each)
-
-    def _bind(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
-        match target:
-            case ast.Name(id=name):
-                scope[name] = value
-            case ast.Tuple(elts=targets):
-                values = value if isinstance(value, tuple | list) else None
-                if isinstance(value, Opaque):
-                    values = [Opaque(f"{number} of {value.text}", value.number) for number in range(len(targets))]
-                if isinstance(value, Lazy | Span):
-                    values = self._unrolled(value)
-                if values is None or len(values) != len(targets):
-                    raise self._outside(f"{ast.unparse(target)} = ...")
-                for each, part in zip(targets, values, strict=True):
-                    self._bind(each, part, scope)
-            case _:
-                raise self._outside(f"{ast.unparse(target)} = ...")
 
     def _truth(self, node: ast.expr, scope: dict[str, Any]) -> Formula:
         value = self._value(node, scope)
@@ -341,7 +154,7 @@ class Expressions(Arithmetic):
                 return False
             if not isinstance(each, ast.Call):
                 continue
-            function = None if bound & _names(each.func) else self._function(each.func, scope)
+            function = None if bound & names_of(each.func) else self._function(each.func, scope)
             if any(function is one for one in (*PURE_BUILTINS, *(getattr(np, name) for name in PURE_NUMPY))):
                 continue
             if not inspect.isfunction(function) or getattr(function, PURE, False) is not True:
@@ -376,7 +189,7 @@ class Expressions(Arithmetic):
                 return self._constant(value)
             case ast.Name(id=name):
                 if name in scope:
-                    if scope[name] is _UNBOUND:
+                    if scope[name] is UNBOUND:
                         raise self._outside(f"{name}: has no value yet in this comprehension")
                     return scope[name]
                 return self._global(name)
@@ -395,6 +208,8 @@ class Expressions(Arithmetic):
                 return self._bool(op, values, scope)
             case ast.Compare(left=left, ops=ops, comparators=others):
                 values = [self._value(each, scope) for each in (left, *others)]
+                if any(isinstance(each, SymbolicChunk | SymbolicOwner) for each in values):
+                    raise self._outside(f"{ast.unparse(node)}: other than whether to access this cell, or to exchange")
                 return both(*(self._compare(op, values[i], values[i + 1]) for i, op in enumerate(ops)))
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 decided = self._truth(test, scope)
@@ -464,16 +279,22 @@ class Expressions(Arithmetic):
                 return Span(Term(()), self.case.ranks)
             if name == "collective":
                 return _COLLECTIVE
-            if name in ("pipeline", "stage"):
+            if name in ("pipeline", "stage", "cells", "pairs", "groups", "edges", "in_order"):
                 return Method(PROGRAM, name)
         if of is _COLLECTIVE and name == "root":
             return Term.var("root")
+        if of is _COLLECTIVE and name == "shares":
+            return Opaque("the collective's shares")
         if isinstance(of, SymbolicSegment) and name == "index":
             if of.family != 0:
                 raise self._outside("the index of a segment of a later pipeline")
             return Term.var(SEGMENT_TURN) * self.modulus + self.residue
         if isinstance(of, SymbolicSegment | SymbolicChunk):
             return Method(of, name)
+        if isinstance(of, Term) and name == "bit_length":
+            return Method(of, name)
+        if isinstance(of, SymbolicEdges) and name == "depth":
+            return of.depth
         if isinstance(of, SymbolicTree) and name == "root":
             return of.root if isinstance(of.root, Term) else Opaque(of.root, 0)
         if isinstance(of, ModuleType) and of is np and name == "arange":
@@ -488,6 +309,11 @@ class Expressions(Arithmetic):
         if isinstance(of, SymbolicSegment) and isinstance(index, Term):
             self.nodes.append(Touch(of.family, of.pipeline, index, self.line))
             return SymbolicChunk(of.family, of.pipeline, index)
+        if isinstance(of, SegmentList) and self.in_beats and isinstance(index, Term):
+            return SymbolicSegment(of.family, index)
+        if isinstance(of, Cells) and of.walked and isinstance(index, Term):
+            self.nodes.append(Touch(of.family, index, Term(()), self.line))
+            return SymbolicChunk(of.family, index, Term(()))
         if isinstance(of, FirstOf) and index == Term(()):
             return of.first
         if not isinstance(index, Term):
@@ -526,7 +352,7 @@ class Expressions(Arithmetic):
     def _check_elements(self, lazy: Lazy) -> None:
         """Python makes all elements of a list at once, used or not: each must have a value, none may do anything."""
         nodes = self._inside(lambda: self._each(lazy, lambda value, index: None))
-        kinds = {type(each) for each in _all_nodes(nodes)}
+        kinds = {type(each) for each in all_nodes(nodes)}
         if kinds & {Move, Along}:
             raise self._outside("a transfer in a comprehension")
         if Require in kinds:
@@ -551,11 +377,11 @@ class Expressions(Arithmetic):
                     self._bind(one.target, each, inner)
                     made.append(self._value(node.elt, inner))
                 return made
-            if not isinstance(over, Span) or _names(one.target) & _names(node.elt):
+            if not isinstance(over, Span) or names_of(one.target) & names_of(node.elt):
                 raise self._outside(ast.unparse(node))
             single = self._value(node.elt, scope)
             family = self.families[single.family]
-            self.families[single.family] = Family(over.high - over.low, family.sections, family.share, family.line)
+            self.families[single.family] = replace(family, count=over.high - over.low)
             return Pipelines(single.family, True)
         if isinstance(node.elt, ast.Name) and isinstance(one.target, ast.Name) and len(node.generators) == 1:
             over = self._value(one.iter, scope, once=True)
@@ -583,7 +409,7 @@ class Expressions(Arithmetic):
         return False
 
     def _is_opaque(self, node: ast.expr, scope: dict[str, Any]) -> bool:
-        known = [scope[name] for name in _names(node) if name in scope]
+        known = [scope[name] for name in names_of(node) if name in scope]
         return any(isinstance(each, Opaque) for each in known) and self._is_pure(node, scope)
 
     def _without(self, scope: dict[str, Any], body: Sequence[ast.stmt]) -> dict[str, Any]:
@@ -599,28 +425,12 @@ class Expressions(Arithmetic):
                     scope.pop(node.id, None)
 
 
-def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
-    for node in nodes:
-        yield node
-        if isinstance(node, Loop | Guard):
-            yield from _all_nodes(node.body)
-
-
-def _bound_by(node: ast.ListComp | ast.GeneratorExp) -> set[str]:
-    """The names that the parts of a comprehension bind."""
-    return set().union(*(_names(each.target) for each in node.generators))
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
 def _is_plain(node: ast.Attribute, scope: dict[str, Any]) -> bool:
     """True for the numbers that a program has."""
     match node:
         case ast.Attribute(value=ast.Name(id=name), attr="n_ranks" | "ranks" | "collective"):
             return scope.get(name) is PROGRAM
-        case ast.Attribute(value=ast.Attribute(attr="collective") as inner, attr="root"):
+        case ast.Attribute(value=ast.Attribute(attr="collective") as inner, attr="root" | "shares"):
             return _is_plain(inner, scope)
     return False
 
@@ -638,7 +448,7 @@ def _has_program(value: Any) -> bool:
             return any(map(_has_program, value))
         case Lazy(node, scope):
             return _reaches_program(node, scope)
-        case Enumerated(inner) | FirstOf(inner):
+        case Enumerated(inner) | FirstOf(inner) | Reversed(inner):
             return _has_program(inner)
     return isinstance(value, _OF_THE_PROGRAM)
 

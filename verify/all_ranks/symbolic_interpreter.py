@@ -23,43 +23,51 @@ import numpy as np
 
 from optcc import trees
 from optcc.arrays import column
-from optcc.dsl import Definition
-from optcc.schedule import COPY, REDUCE
+from optcc.dsl import PURE, Definition
+from optcc.schedule import COPY, DATA, REDUCE
 from optcc.verify.all_ranks.names import Uncertain, is_constant, read_function
 from optcc.verify.all_ranks.symbolic import (
-    FALSE,
     SEGMENT_TURN,
-    TRUE,
     Along,
     Family,
-    Formula,
     Guard,
     Move,
     OutsideSubset,
     ParameterCase,
     Reading,
-    Term,
+    ReadingLemma,
+    Require,
+    Touch,
     Walk,
-    le,
-    no,
 )
 from optcc.verify.all_ranks.symbolic_arithmetic import NeedsModulus
-from optcc.verify.all_ranks.symbolic_expressions import PROGRAM, UNROLLED_MAX, Expressions
+from optcc.verify.all_ranks.symbolic_expressions import PROGRAM, Expressions
+from optcc.verify.all_ranks.symbolic_loops import UNROLLED_MAX
+from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Formula, Term, both, le, least, no
 from optcc.verify.all_ranks.symbolic_values import (
     AnyOrder,
+    Cells,
     Endless,
     Enumerated,
+    EveryPair,
     FirstOf,
+    Groups,
     Lanes,
     Method,
+    Opaque,
     Pipelines,
     Product,
     RanksInOrder,
     Relabelled,
+    Reversed,
+    SegmentList,
     Set,
     Slices,
     Span,
     SymbolicChunk,
+    SymbolicEdges,
+    SymbolicOwner,
+    SymbolicRounds,
     SymbolicSegment,
     SymbolicTree,
     Zipped,
@@ -67,6 +75,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     root_key,
     shown,
 )
+from optcc.verify.all_ranks.waves import NoWave, read_waves
 
 _DEPTH_MAX = 8
 
@@ -81,10 +90,26 @@ TAKEN_AT_THEIR_WORD = {
 def _taken(called: Any) -> str:
     """The name of a helper in `TAKEN_AT_THEIR_WORD`; empty for everything else."""
     for name in TAKEN_AT_THEIR_WORD:
-        module, _, function = name.rpartition(".")
-        if module in sys.modules and inspect.isfunction(called) and vars(sys.modules[module]).get(function) is called:
+        if inspect.isfunction(called) and _is_in_library(called, name):
             return name
     return ""
+
+
+def _is_in_library(called: Any, name: str) -> bool:
+    """True for the library's function or class of this name."""
+    module, _, function = name.rpartition(".")
+    return module in sys.modules and callable(called) and vars(sys.modules[module]).get(function) is called
+
+
+def _asked_of_cell(test: ast.expr) -> tuple[ast.expr, list[ast.expr]] | None:
+    """X and the other conditions, in `... and X is not None`; None for another condition."""
+    match test:
+        case ast.BoolOp(op=ast.And(), values=[*others, last]):
+            found = _asked_of_cell(last)
+            return None if found is None or found[1] else (found[0], others)
+        case ast.Compare(left=ast.Name() as asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return asked, []
+    return None
 
 
 class _Return(Exception):
@@ -109,11 +134,16 @@ def read(definition: Definition, case: ParameterCase) -> Reading:
             if modulus > UNROLLED_MAX:
                 raise OutsideSubset(f"segments in {modulus} kinds", 0) from None
     one = readers[0]
+    if any(reader.case != one.case for reader in readers):
+        raise OutsideSubset("bit lengths that depend on the segment", 0)
     walks = [
         Walk(walk.families, tuple(reader.walks[number].bodies[0] for reader in readers))
         for number, walk in enumerate(one.walks)
     ]
-    return Reading(case, tuple(one.families), tuple(walks), tuple(dict.fromkeys(one.assumed)), one.relabelled)
+    assumed = tuple(dict.fromkeys(one.assumed))
+    return Reading(
+        one.case, tuple(one.families), tuple(walks), assumed, one.relabelled, one.unordered, tuple(one.lemmas)
+    )
 
 
 @dataclass(eq=False)
@@ -125,9 +155,12 @@ class _Reader(Expressions):
     depth: int = 0
     in_segment: bool = False
     in_stage: bool = False
-    relabelled: bool = False
     numbered: bool = False
     walked: set[int] = field(default_factory=set)
+    listed: SegmentList | None = None
+    edges: SymbolicEdges | None = None
+    lemmas: list[ReadingLemma] = field(default_factory=list)
+    known_cells: list[SymbolicChunk] = field(default_factory=list)
 
     def run(self) -> None:
         """Executes the function."""
@@ -178,6 +211,8 @@ class _Reader(Expressions):
                 if self.nested:
                     raise self._outside("a return inside of a loop or a condition")
                 raise _Return(None if value is None else self._value(value, scope))
+            case ast.If(test=test, body=body, orelse=[]) if _asked_of_cell(test) is not None:
+                self._if_cell(test, body, scope)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._branch(self._truth(test, scope), body, orelse, scope)
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body):
@@ -199,14 +234,22 @@ class _Reader(Expressions):
         """Binds the value; one outside the subset that does not involve the program becomes opaque, known only by its
         text."""
         before = (self.line, self.names, self.depth, self.nested, self.nodes, dict(self.ranges))
+        may_be_unread = self._is_opaque(node, scope) or self._calls_pure(node, scope)
         n_nodes = len(self.nodes)
         try:
             self._bind(target, self._value(node, scope), scope)
         except OutsideSubset:
-            if not self._is_opaque(node, scope) or len(before[4]) != n_nodes:
+            if not may_be_unread or not all(isinstance(each, Require | Touch) for each in before[4][n_nodes:]):
                 raise
+            del before[4][n_nodes:]
             self.line, self.names, self.depth, self.nested, self.nodes, self.ranges = before
             self._bind(target, self._opaque(f"{ast.unparse(node)} (line {self.line})"), scope)
+
+    def _calls_pure(self, node: ast.expr, scope: dict[str, Any]) -> bool:
+        """True for a call of a function that is declared pure, with arguments that are too."""
+        if not isinstance(node, ast.Call):
+            return False
+        return getattr(self._function(node.func, scope), PURE, False) is True and self._is_pure(node, scope)
 
     def _branch(
         self, test: Formula, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], scope: dict[str, Any]
@@ -223,12 +266,87 @@ class _Reader(Expressions):
         self._forget(scope, [*body, *orelse])
         self.line = line
 
+    def _if_cell(self, test: ast.expr, body: Sequence[ast.stmt], scope: dict[str, Any]) -> None:
+        """`if ... and cell is not None:`, where only that cell is accessed: in the proof for a cell, it has a share."""
+        asked, others = _asked_of_cell(test) or (test, [])
+        chunk = self._value(asked, scope)
+        if isinstance(chunk, SymbolicOwner):
+            if not isinstance(asked, ast.Name) or others or self.exchanged or self.nested != self.round_nested:
+                raise self._outside(f"{ast.unparse(test)}: other than once in a round, for all of its exchange")
+            inner = self._without(scope, body)
+            inner[asked.id] = chunk.owner
+            self.exchanged = list(self._inside(lambda: self._block(body, inner)))
+            self._forget(scope, body)
+            return
+        if not isinstance(chunk, SymbolicChunk) or not self.families[chunk.family].cells:
+            self._branch(self._truth(test, scope), body, [], scope)
+            return
+        self.known_cells.append(chunk)
+
+        def only() -> None:
+            inner = self._without(scope, body)
+            for node in self._inside(lambda: self._block(body, inner)):
+                if not isinstance(node, Move) or (node.family, node.pipeline) != (chunk.family, chunk.pipeline):
+                    raise self._outside("something else than its transfers where a cell is not None")
+                self.nodes.append(node)
+
+        found = self._inside(only)
+        truth = both(*(self._truth(each, scope) for each in others))
+        self.nodes += found if truth == TRUE else [] if truth == FALSE else [Guard(truth, found)]
+        self._forget(scope, body)
+        self.known_cells.pop()
+
+    def _cells(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> Cells:
+        """The segments of the cells of an exchange."""
+        p = self.case.ranks
+        shapes = {"alltoall": (p * p, p), "alltoallv": (p * p, p), "gather": (p, None), "scatter": (p, None)}
+        count, inner = shapes.get(self.definition.collective, (None, None))
+        if args or named or count is None or self.in_segment or self.ranges or self.nested or self.families:
+            raise self._outside(ast.unparse(node))
+        self.families.append(Family(count, Term.of(1), count, self.line, cells=True, inner=inner))
+        return Cells(0)
+
+    def _rounds(self, node: ast.Call, scope: dict[str, Any]) -> SymbolicRounds:
+        """`ExchangeRounds` over all ranks, of rounds that are not read."""
+        if len(node.args) != 2 or node.keywords or self._value(node.args[0], scope) != self.case.ranks:
+            raise self._outside(ast.unparse(node))
+        self._check_pure(node.args[1], scope)
+        self.assumed.append(f"{ast.unparse(node.args[1])} (line {self.line}): is not read, and raises no error")
+        self.assumed.append(
+            f"line {self.line}: each section is exchanged once and then copied to every rank (else `ExchangeRounds` "
+            "refuses it)"
+        )
+        return SymbolicRounds()
+
+    def _groups(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> Groups:
+        """What `Program.groups` makes of a list that is not read: any group of ranks stands for all."""
+        if len(args) != 1 or named or not isinstance(args[0], Opaque) or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        if self.families or self.in_segment or self.ranges or self.nested:
+            raise self._outside(f"{ast.unparse(node)}: beside other pipelines, or in a loop or a condition")
+        self.assumed.append(f"line {self.line}: no group of ranks names one twice (else `groups` refuses it)")
+        self.case = replace(self.case, members="m")
+        self.families.append(Family(Term.of(1), Term.var("m"), Fraction(1), self.line))
+        return Groups(0)
+
+    def _pairs(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> EveryPair:
+        """What `Program.pairs` makes of a list that is not read."""
+        if len(args) != 1 or named or not isinstance(args[0], Opaque) or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        self.assumed.append(
+            f"line {self.line}: every pair of ranks with a block is named once (else `pairs` refuses it)"
+        )
+        return EveryPair()
+
     def _for(self, loop: ast.For, over: Any, scope: dict[str, Any]) -> None:
         target, body = loop.target, loop.body
-        if isinstance(over, Pipelines | Zipped):
+        if isinstance(over, Pipelines | Zipped | Groups) or (isinstance(over, Cells) and not over.walked):
             self._walk(loop, over, scope)
             return
         self._refuse_rebinding(loop)
+        if isinstance(over, Span) and self.listed is not None and not self.in_beats:
+            self._beats(loop, over, self.listed, scope)
+            return
         if self._is_unrolled(over) and not self._may_skip(over):
 
             def next_one(value: Any, _: Term | None) -> None:
@@ -246,6 +364,46 @@ class _Reader(Expressions):
 
         self._each(over, any_one)
         self._forget(scope, [loop])
+
+    def _beats(self, loop: ast.For, over: Span, segments: SegmentList, scope: dict[str, Any]) -> None:
+        """A loop over the beats of a pipeline through trees: read as what a chunk sees of it."""
+        if self.in_segment or self.ranges or self.nested or self.walked or len(self.families) != 1:
+            raise self._outside("beats of a pipeline inside of a loop or a condition, or beside others")
+        self.walked.add(segments.family)
+        inner, beat = self._without(scope, [loop]), Term.var("beat")
+        self.in_segment = self.in_beats = True
+
+        def once() -> None:
+            self._bind(loop.target, beat, inner)
+            self._block(loop.body, inner)
+
+        nodes = self._inside(once)
+        self.in_segment = self.in_beats = False
+        sections = self.families[segments.family].sections.constant
+        edges = self.edges
+        if edges is None or sections != edges.n_trees:
+            raise self._outside("beats of a pipeline with another number of sections than of trees")
+        try:
+            found, lemmas = read_waves(nodes, beat, over.low, over.high, edges.depth, edges.n_trees, segments.family)
+        except NoWave as why:
+            raise self._outside(str(why)) from None
+        self.lemmas += lemmas
+        self.walks.append(Walk((segments.family,), (found,)))
+        self._forget(scope, [loop])
+
+    def _tree_edges(self, args: list[Any], node: ast.Call) -> SymbolicEdges:
+        """What `Program.edges` makes of trees and edges that are not read."""
+        given, edges = args
+        known = isinstance(given, list | tuple) and given and all(isinstance(each, Opaque) for each in given)
+        if not known or not isinstance(edges, Opaque) or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        if self.edges is not None or self.in_segment or self.nested:
+            raise self._outside(f"{ast.unparse(node)}: other edges of trees")
+        self.assumed.append(
+            f"line {self.line}: every edge of trees over all ranks is named once (else `edges` refuses it)"
+        )
+        self.edges = SymbolicEdges(len(given), 1)
+        return self.edges
 
     def _refuse_rebinding(self, loop: ast.For) -> None:
         """A generator sees what a name means when it is asked for the next element, not when it was made."""
@@ -275,9 +433,15 @@ class _Reader(Expressions):
     def _walk(self, loop: ast.For, over: Any, scope: dict[str, Any]) -> None:
         if self.in_segment or self.ranges or self.nested:
             raise self._outside("a pipeline inside of a loop or a condition")
-        if isinstance(over, Pipelines):
-            value: Any = self._segment(over)
-            families: tuple[int, ...] = (over.family,)
+        families: tuple[int, ...]
+        value: Any
+        if isinstance(over, Cells):
+            value, families = replace(over, walked=True), (over.family,)
+        elif isinstance(over, Groups):
+            group = (RanksInOrder(self.case.ranks), Term.var(self.case.members or ""))
+            value, families = (SymbolicSegment(over.family, Term(())), group), (over.family,)
+        elif isinstance(over, Pipelines):
+            value, families = self._segment(over), (over.family,)
         else:
             parts, found = [], []
             for part in over.parts:
@@ -312,6 +476,8 @@ class _Reader(Expressions):
 
     def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
         called = self._value(node.func, scope)
+        if _is_in_library(called, "optcc.schedules.stragglar.ExchangeRounds"):
+            return self._rounds(node, scope)
         taken = _taken(called)
         if taken:
             for each in (*node.args, *(keyword.value for keyword in node.keywords)):
@@ -347,6 +513,9 @@ class _Reader(Expressions):
             return args[0]
         if called is trees.Tree and len(args) == 2 and not named:
             return self._tree(args[0])
+        if getattr(called, PURE, False) is True and any(isinstance(each, Opaque) for each in (*args, *named.values())):
+            self._check_pure(node, scope)
+            return self._opaque(f"{ast.unparse(node)} (line {self.line})")
         if inspect.isfunction(called) and not inspect.isgeneratorfunction(called):
             return self._helper(called, args, named, node)
         raise self._outside(ast.unparse(node).partition("\n")[0])
@@ -356,7 +525,10 @@ class _Reader(Expressions):
         if of is None:
             return self._builtin(name, args, named, node)
         if of is PROGRAM and name == "pipeline":
-            if args or set(named) - {"sections", "share"} or not isinstance(named.get("sections"), Term):
+            if args or set(named) - {"sections", "share", "scratch"} or not isinstance(named.get("sections"), Term):
+                raise self._outside(ast.unparse(node))
+            scratch = named.get("scratch", Term(()))
+            if not isinstance(scratch, Term) or scratch.constant is None or scratch.constant < 0:
                 raise self._outside(ast.unparse(node))
             if self.in_segment or self.ranges or self.nested:
                 raise self._outside("a pipeline inside of a loop or a condition")
@@ -366,26 +538,46 @@ class _Reader(Expressions):
             share = named.get("share", Fraction(1))
             if isinstance(share, Term) and share.constant is not None:
                 share = Fraction(share.constant)
-            self.families.append(Family(Term.of(1), named["sections"], share, self.line))
+            self.families.append(Family(Term.of(1), named["sections"], share, self.line, scratch.constant))
             return Pipelines(len(self.families) - 1, False)
+        if of is PROGRAM and name == "cells":
+            return self._cells(args, named, node)
+        if of is PROGRAM and name == "edges" and len(args) == 2 and not named:
+            return self._tree_edges(args, node)
+        if of is PROGRAM and name == "in_order" and len(args) == 1 and not named and isinstance(args[0], Opaque):
+            self.assumed.append(f"line {self.line}: every rank is named once (else `in_order` refuses it)")
+            return RanksInOrder(self.case.ranks)
+        if of is PROGRAM and name == "groups":
+            return self._groups(args, named, node)
+        if of is PROGRAM and name == "pairs":
+            return self._pairs(args, named, node)
         if of is trees.Tree and name == "chain" and len(args) == 1 and not named:
             return self._tree(args[0])
+        if isinstance(of, Term) and not args and not named:
+            return self._bit_length(of)
+        if isinstance(of, SymbolicSegment) and name == "scratch" and not named:
+            return self._scratch(of, args, node)
         op = {"reduce": REDUCE, "copy": COPY, "reduce_along": REDUCE, "broadcast_along": COPY}.get(name)
         if op is None or not self.in_segment:
             raise self._outside(ast.unparse(node))
         line = self.names.first_line + node.lineno - 1
         if isinstance(of, SymbolicChunk) and name in ("reduce_along", "broadcast_along"):
             (tree,) = args
-            if not isinstance(tree, SymbolicTree) or named:
+            if not isinstance(tree, SymbolicTree) or named or of.slot != DATA:
                 raise self._outside(f"{name} of {shown(tree)}, of which no root is known")
             self.numbered = True
             self.nodes.append(Along(op, tree.root, of.family, of.pipeline, of.section, line))
             return None
+        if self.families[of.family].cells and of not in self.known_cells and self.definition.declares is not None:
+            raise self._outside(f"{ast.unparse(node)}: a cell that may be None")
         given = dict(
             zip(("src", "dst") if isinstance(of, SymbolicChunk) else ("section", "src", "dst"), args, strict=False)
         )
         given |= named
+        into = given.pop("into", of) if isinstance(of, SymbolicChunk) else of
         if isinstance(of, SymbolicChunk) and set(given) == {"src", "dst"}:
+            if not isinstance(into, SymbolicChunk) or replace(into, slot=of.slot) != of:
+                raise self._outside(f"{ast.unparse(node)}: into what is not surely the same section")
             ends = (given["src"], given["dst"])
             if all(isinstance(end, Relabelled) for end in ends):
                 ends = (ends[0].place, ends[1].place)
@@ -394,12 +586,22 @@ class _Reader(Expressions):
                 self.numbered = True
             if not all(isinstance(end, Term) for end in ends):
                 raise self._outside(ast.unparse(node))
-            self.nodes.append(Move(op, *ends, of.family, of.pipeline, of.section, line))
+            self.nodes.append(Move(op, *ends, of.family, of.pipeline, of.section, line, of.slot, into.slot))
             return None
         if isinstance(of, SymbolicSegment) and set(given) == {"section", "src", "dst"}:
             self._step(op, of, given, line)
             return None
         raise self._outside(ast.unparse(node))
+
+    def _scratch(self, of: SymbolicSegment, args: list[Any], node: ast.Call) -> SymbolicChunk:
+        """The chunk of a scratch slot."""
+        section, slot = [*args, Term(())][:2] if args else (None, None)
+        scratch = self.families[of.family].scratch
+        known = slot.constant if isinstance(slot, Term) else None
+        if len(args) > 2 or not isinstance(section, Term) or known is None or not 0 <= known < scratch:
+            raise self._outside(ast.unparse(node))
+        self.nodes.append(Touch(of.family, of.pipeline, section, self.line))
+        return SymbolicChunk(of.family, of.pipeline, section, known)
 
     def _step(self, op: int, of: SymbolicSegment, given: dict[str, Any], line: int) -> None:
         self.numbered = True
@@ -448,14 +650,22 @@ class _Reader(Expressions):
             return replace(args[0], kind=name)
         if name == "sorted" and isinstance(args[0], RanksInOrder):
             return Span(Term(()), args[0].count, "list")
+        if name == "list" and isinstance(args[0], Pipelines) and not args[0].many and self.listed is None:
+            self.listed = SegmentList(args[0].family)
+            return self.listed
         if name == "list" and not isinstance(args[0], Pipelines):
             return args[0]
         if name == "len":
             return self._length(args[0])
         if name in ("max", "min") and len(args) == 2 and all(isinstance(each, Term) for each in args):
-            first = self._decided(le(args[0], args[1]))
+            first, second = self._decided(le(args[0], args[1])), self._decided(le(args[1], args[0]))
             if first in (TRUE, FALSE):
                 return args[1] if (first == TRUE) == (name == "max") else args[0]
+            if second == TRUE:
+                return args[0] if name == "max" else args[1]
+            return least(*args) if name == "min" else -least(-args[0], -args[1])
+        if name == "reversed" and len(args) == 1 and isinstance(args[0], Span | list | tuple):
+            return Reversed(args[0])
         raise self._outside(ast.unparse(node).partition("\n")[0])
 
     def _helper(self, called: Callable[..., Any], args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:

@@ -1,6 +1,6 @@
 """The values of the symbolic interpreter: ranges, arrays, pipelines, chunks.
 
-Whole numbers are `Term`s of `optcc.verify.all_ranks.symbolic`; these classes are all other values of the subset.
+Whole numbers are `Term`s of `optcc.verify.all_ranks.symbolic_terms`; these classes are all other values of the subset.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from optcc.schedule import DATA
 from optcc.verify.all_ranks.names import Names
-from optcc.verify.all_ranks.symbolic import Mod, Term, Var, quotient
+from optcc.verify.all_ranks.symbolic_terms import Mod, Term, Var, quotient
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class Enumerated:
 
 
 @dataclass(frozen=True, slots=True)
+class Reversed:
+    over: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Zipped:
     """Pipelines iterated in parallel, possibly with an endless generator."""
 
@@ -114,10 +120,69 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
+class Cells:
+    """The chunks of the cells of an exchange, of one segment, None for a cell without a share; `walked` if these are
+    one segment's, else the segments of them all."""
+
+    family: int
+    walked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicRounds:
+    """`ExchangeRounds`: each section is exchanged by its owner and the last rank, and later copied to every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicOwner:
+    """The owner of a round's exchange, or None; `owner` where there is one."""
+
+    owner: Term
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicCopies:
+    """The copies of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentList:
+    """All segments of a pipeline."""
+
+    family: int
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicEdges:
+    """`TreeEdges`, with the number of its trees; `number` tells apart those that are made in different places."""
+
+    n_trees: int
+    number: int
+
+    @property
+    def depth(self) -> Term:
+        """The highest level, at least one."""
+        return Term.var(f"depth_{self.number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The segments of the groups' pipelines, each with its group: one group stands for all."""
+
+    family: int
+
+
+@dataclass(frozen=True, slots=True)
+class EveryPair:
+    """Every pair of different ranks whose cell has a share, once, in an order that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class SymbolicChunk:
     family: int
     pipeline: Term
     section: Term
+    slot: int = DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +229,7 @@ class Thing:
 
 def is_once(value: Any) -> bool:
     """True for an iterator, which Python can traverse only once."""
-    return isinstance(value, Product | Enumerated | Zipped) or (
+    return isinstance(value, Product | Enumerated | Reversed | Zipped) or (
         isinstance(value, Lazy) and isinstance(value.node, ast.GeneratorExp)
     )
 

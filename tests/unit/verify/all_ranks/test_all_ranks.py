@@ -31,20 +31,16 @@ from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
 from optcc.verify.all_ranks.induction import Proof, ask, prove_moves, prove_tree
 from optcc.verify.all_ranks.invariants import Invariant, learn
 from optcc.verify.all_ranks.proof import cases_of, instances_of, prove_all_ranks
-from optcc.verify.all_ranks.symbolic import (
+from optcc.verify.all_ranks.symbolic import Loop, Move, Node, OutsideSubset, Reading, code_of, transfers_of
+from optcc.verify.all_ranks.symbolic_interpreter import read
+from optcc.verify.all_ranks.symbolic_terms import (
     FALSE,
     TRUE,
     Formula,
     Le,
-    Loop,
-    Move,
-    Node,
-    OutsideSubset,
-    Reading,
     Term,
     both,
     choose,
-    code_of,
     either,
     eq,
     holds,
@@ -52,16 +48,14 @@ from optcc.verify.all_ranks.symbolic import (
     mod,
     no,
     put,
-    transfers_of,
 )
-from optcc.verify.all_ranks.symbolic_interpreter import read
 from optcc.verify.smt import Checked, Claim, Sat
 
 PROVEN = (
     *("ring", "bidirectional-ring", "direct", "ring-reduce-scatter", "ring-all-gather"),
     *("chain-broadcast", "chain-reduce", "tree-broadcast", "tree-reduce", "r2ccl-balance"),
 )
-OPEN = ("recursive-doubling", "rabenseifner", "double-binary-tree", "bruck", "stragglar", "r2ccl-recursive")
+OPEN = ("shares",)
 
 
 def planted(folder: Path, module: ModuleType, name: str, *changes: tuple[str, str]) -> Definition:
