@@ -21,7 +21,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 from optcc.collective import Collective
-from optcc.dsl import Chunk, Program, schedule
+from optcc.dsl import Chunk, Program, pure, schedule
 from optcc.topology import Topology
 
 Matrix = npt.NDArray[np.float64]
@@ -168,14 +168,20 @@ def _direct(program: Program) -> None:
 
 def _matched(program: Program, server: Sequence[int], rates: Sequence[tuple[Fraction, Fraction]]) -> None:
     p = program.n_ranks
-    servers = server or range(p)
-    out, in_ = (np.array([float(each[side]) for each in rates] or [1.0] * p) for side in (0, 1))
-    shares = np.array([float(share) for share in program.collective.shares]).reshape(p, p)
-    order = list(_rounds(shares, servers, out, in_))
+    order = program.pairs(_order(program.collective.shares, server, rates, p))
     with program.stage("all-to-all"):
         for blocks in program.cells():
             for src, dst in order:
                 _send(blocks, p, src, dst)
+
+
+@pure
+def _order(
+    shares: Sequence[Fraction], server: Sequence[int], rates: Sequence[tuple[Fraction, Fraction]], p: int
+) -> list[tuple[int, int]]:
+    """Every pair of ranks with a block, in the order in which they send."""
+    out, in_ = (np.array([float(each[side]) for each in rates] or [1.0] * p) for side in (0, 1))
+    return list(_rounds(np.array([float(share) for share in shares]).reshape(p, p), server or range(p), out, in_))
 
 
 def _send(blocks: Sequence[Chunk | None], p: int, src: int, dst: int) -> None:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
 
-from optcc.dsl import Program, schedule
+from optcc.dsl import Program, pure, schedule
 from optcc.errors import ScheduleError
-from optcc.trees import Tree
-
-
-class Edge(NamedTuple):
-    """The edge from `child` to `parent` in tree `tree`, 0 or 1; the child is at `level`, the root at level 0."""
-
-    tree: int
-    child: int
-    parent: int
-    level: int
+from optcc.trees import Edge, Tree, edges_of
 
 
 def two_trees(p: int) -> tuple[Tree, Tree]:
@@ -57,13 +47,7 @@ def two_colours(trees: tuple[Tree, Tree]) -> tuple[list[Edge], list[Edge]]:
     >>> [[(edge.child, edge.parent) for edge in step] for step in two_colours(two_trees(4))]
     [[(1, 3), (0, 1), (2, 0), (3, 2)], [(2, 1), (1, 2)]]
     """
-    edges: list[Edge] = []
-    for tree, ranks in enumerate(trees):
-        level = {-1: -1}
-        for child, parent in zip(ranks.order.tolist(), ranks.parent.tolist(), strict=True):
-            level[child] = level[parent] + 1
-            if parent >= 0:
-                edges.append(Edge(tree, child, parent, level[child]))
+    edges = [edge for number, tree in enumerate(trees) for edge in edges_of(number, tree)]
     above, below = defaultdict(list), defaultdict(list)
     for edge in edges:
         above[edge.child].append(edge)
@@ -99,20 +83,25 @@ def double_binary_tree(program: Program) -> None:
     ['0->1 s0 c0 reduce [reduce]', '1->0 s0 c1 reduce [reduce]',
      '1->0 s0 c0 copy [broadcast]', '0->1 s0 c1 copy [broadcast]']
     """
-    trees = two_trees(program.n_ranks)
-    depth = trees[0].depth
-    steps = two_colours(trees)
+    first, second, steps = _in_steps(program.n_ranks)
+    edges = program.edges((first, second), steps)
+    depth = edges.depth
     segments = list(program.pipeline(sections=2))
     for beat in range(len(segments) + 2 * depth - 1):
         with program.stage("reduce"):
-            for step in steps:
-                for tree, child, parent, level in step:
-                    index = beat - (depth - level)
-                    if 0 <= index < len(segments):
-                        segments[index][tree].reduce(src=child, dst=parent)
+            for tree, child, parent, level in edges:
+                index = beat - (depth - level)
+                if 0 <= index < len(segments):
+                    segments[index][tree].reduce(src=child, dst=parent)
         with program.stage("broadcast"):
-            for step in steps:
-                for tree, child, parent, level in step:
-                    index = beat - (depth + level - 1)
-                    if 0 <= index < len(segments):
-                        segments[index][tree].copy(src=parent, dst=child)
+            for tree, child, parent, level in edges:
+                index = beat - (depth + level - 1)
+                if 0 <= index < len(segments):
+                    segments[index][tree].copy(src=parent, dst=child)
+
+
+@pure
+def _in_steps(p: int) -> tuple[Tree, Tree, tuple[Edge, ...]]:
+    """The two trees, and their edges in two steps, one after the other."""
+    first, second = two_trees(p)
+    return first, second, tuple(edge for step in two_colours((first, second)) for edge in step)

@@ -16,10 +16,8 @@ from functools import cache
 from itertools import combinations, permutations
 from typing import Any
 
-from optcc.dsl import Program, Segment, any_flat, schedule
+from optcc.dsl import Program, any_flat, pure, schedule
 from optcc.errors import ScheduleError, TopologyError
-from optcc.schedule import ChunkTransfer
-from optcc.schedules.ring import ring
 from optcc.schedules.stragglar import one_straggler
 from optcc.topology import Server, Topology
 
@@ -120,14 +118,6 @@ def _rates(topology: Topology) -> tuple[Fraction, ...]:
     return tuple(min(out, in_) for out, in_ in zip(topology.out, topology.in_, strict=True))
 
 
-def _around(segment: Segment, ranks: Sequence[int], steps: Sequence[ChunkTransfer]) -> None:
-    """One segment of `ring` with `ranks[i]` in the place of its rank i; `steps` are the ring's transfers."""
-    for each in steps:
-        move = segment[each.section].reduce if each.op == "reduce" else segment[each.section].copy
-        with segment.program.stage(each.stage):
-            move(src=ranks[each.src], dst=ranks[each.dst])
-
-
 @schedule(name="r2ccl-balance", paper="R2CCL, arXiv 2512.25059", configure=_reranked)
 def r2ccl_balance(program: Program, order: Sequence[int] = ()) -> None:
     """The ring, unchanged: Balance spreads what a failed NIC carried over the surviving NICs of its server.
@@ -187,11 +177,15 @@ def r2ccl_allreduce(program: Program, straggler: int, lost: Fraction) -> None:
 
     Raises ScheduleError if the straggler is no rank.
     """
-    if straggler not in program.ranks:
-        raise ScheduleError(f"straggler {straggler}: must be a rank from 0 to {program.n_ranks - 1}")
-    everyone = tuple(program.ranks)
-    healthy = tuple(rank for rank in program.ranks if rank != straggler)
-    _side_by_side(program, [(everyone, 1 - lost), (healthy, lost)])
+    _side_by_side(program, _without_one(program.n_ranks, straggler, lost))
+
+
+@pure
+def _without_one(p: int, straggler: int, lost: Fraction) -> list[Level]:
+    """Everyone's ring, and that without the straggler."""
+    if not 0 <= straggler < p:
+        raise ScheduleError(f"straggler {straggler}: must be a rank from 0 to {p - 1}")
+    return [(tuple(range(p)), 1 - lost), (tuple(rank for rank in range(p) if rank != straggler), lost)]
 
 
 @schedule(name="r2ccl-recursive", paper="R2CCL, arXiv 2512.25059", configure=_every_rate)
@@ -213,10 +207,16 @@ def r2ccl_recursive(program: Program, rates: Sequence[Fraction]) -> None:
 
     Raises ScheduleError unless there is a rate above zero for every rank.
     """
-    if len(rates) != program.n_ranks or min(rates) <= 0:
+    _side_by_side(program, _peeled(program.n_ranks, rates))
+
+
+@pure
+def _peeled(p: int, rates: Sequence[Fraction]) -> list[Level]:
+    """`peel`, for `p` rates."""
+    if len(rates) != p or min(rates) <= 0:
         shown = ", ".join(map(str, rates))
-        raise ScheduleError(f"rates {shown}: must be {program.n_ranks}, one for each rank, and above zero")
-    _side_by_side(program, peel(rates))
+        raise ScheduleError(f"rates {shown}: must be {p}, one for each rank, and above zero")
+    return peel(rates)
 
 
 def peel(rates: Sequence[Fraction]) -> list[Level]:
@@ -260,19 +260,22 @@ def _side_by_side(program: Program, levels: Sequence[Level]) -> None:
 
     A rank outside of a ring sends its part to a member before the ring starts, and receives the result afterwards.
     """
-    levels = [(ranks, share) for ranks, share in levels if share]
-    pipelines = [program.pipeline(sections=len(ranks), share=share) for ranks, share in levels]
-    steps = [tuple(ring(len(ranks))) for ranks, _ in levels]
-    for segments in zip(*pipelines, strict=True):
-        for segment, (ranks, _), around in zip(segments, levels, steps, strict=True):
-            members = len(ranks)
-            left_out = sorted(set(program.ranks) - set(ranks))
-            with program.stage("hand over"):
-                for section in range(members):
-                    for i, rank in enumerate(left_out):
-                        segment[section].reduce(src=rank, dst=ranks[(section + i) % members])
-            _around(segment, ranks, around)
-            with program.stage("deliver"):
-                for section in range(members):
-                    for i, rank in enumerate(left_out):
-                        segment[section].copy(src=ranks[(section - 1 + i) % members], dst=rank)
+    p = program.n_ranks
+    for segment, group in program.groups(levels):
+        order, members = group
+        with program.stage("hand over"):
+            for section in range(members):
+                for i in range(members, p):
+                    segment[section].reduce(src=order[i], dst=order[(section + i - members) % members])
+        with program.stage("reduce-scatter"):
+            for step in range(members - 1):
+                for i in range(members):
+                    segment[(i - step) % members].reduce(src=order[i], dst=order[(i + 1) % members])
+        with program.stage("all-gather"):
+            for step in range(members - 1):
+                for i in range(members):
+                    segment[(i + 1 - step) % members].copy(src=order[i], dst=order[(i + 1) % members])
+        with program.stage("deliver"):
+            for section in range(members):
+                for i in range(members, p):
+                    segment[section].copy(src=order[(section + i - members - 1) % members], dst=order[i])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from optcc.dsl import Program, any_flat, schedule
+from optcc.dsl import Program, any_flat, pure, schedule
 from optcc.errors import ScheduleError, TopologyError
 from optcc.topology import Topology
 
@@ -39,6 +40,38 @@ class ExchangeRound(NamedTuple):
     copies: tuple[tuple[int, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeRounds:
+    """Rounds over p ranks in which every section from 0 to p - 2 is exchanged once, by the rank of its number and the
+    last rank, and later reaches every rank by copies from ranks that had it before the round.
+
+    Raises ScheduleError for other rounds.
+    """
+
+    n_ranks: int
+    rounds: tuple[ExchangeRound, ...]
+
+    def __post_init__(self) -> None:
+        having: dict[int, set[int]] = {}
+        for number, (owner, copies) in enumerate(self.rounds):
+            before = {section: set(ranks) for section, ranks in having.items()}
+            for section, src, dst in copies:
+                if src not in before.get(section, ()) or dst not in range(self.n_ranks) or src == dst:
+                    raise ScheduleError(f"round {number}: section {section} from {src} to {dst}: must be there before")
+                having[section].add(dst)
+            if owner is not None:
+                if owner in having or owner not in range(self.n_ranks - 1):
+                    raise ScheduleError(f"round {number}: section {owner}: must be exchanged once")
+                having[owner] = {owner, self.n_ranks - 1}
+        missing = [section for section in range(self.n_ranks - 1) if len(having.get(section, ())) < self.n_ranks]
+        if missing:
+            raise ScheduleError(f"sections {missing[:3]}: must reach every rank")
+
+    def __iter__(self) -> Iterator[ExchangeRound]:
+        return iter(self.rounds)
+
+
+@pure
 def stragglar_rounds(p: int) -> tuple[ExchangeRound, ...]:
     """The rounds after the late rank arrives: p - 2 + ceil(log2 p) of them, the fewest there can be, or one more.
 
@@ -115,25 +148,31 @@ def stragglar(program: Program, straggler: int) -> None:
 
     Raises ScheduleError if the straggler is no rank.
     """
-    if straggler not in program.ranks:
-        raise ScheduleError(f"straggler {straggler}: must be a rank from 0 to {program.n_ranks - 1}")
-    early = [rank for rank in program.ranks if rank != straggler]
-    ranks = [*early, straggler]
-    q = len(early)
-    rounds = stragglar_rounds(program.n_ranks)
+    p = program.n_ranks
+    ranks = program.in_order(_late_last(p, straggler))
+    rounds = ExchangeRounds(p, stragglar_rounds(p))
+    q = p - 1
     for segment in program.pipeline(sections=max(q, 1), scratch=1):
         with program.stage("1 reduce-scatter"):
             for step in range(q - 1):
                 for i in range(q):
-                    segment[(i - step - 1) % q].reduce(src=early[i], dst=early[(i + 1) % q])
+                    segment[(i - step - 1) % q].reduce(src=ranks[i], dst=ranks[(i + 1) % q])
         for owner, copies in rounds:
             if owner is not None:
                 own, other = segment[owner], segment.scratch(owner)
                 with program.stage("2 exchange"):
-                    own.copy(src=early[owner], dst=straggler, into=other)
-                    own.copy(src=straggler, dst=early[owner], into=other)
-                    for rank in (early[owner], straggler):
+                    own.copy(src=ranks[owner], dst=ranks[q], into=other)
+                    own.copy(src=ranks[q], dst=ranks[owner], into=other)
+                    for rank in (ranks[owner], ranks[q]):
                         other.reduce(src=rank, dst=rank, into=own)
             with program.stage("3 spread"):
                 for section, src, dst in copies:
                     segment[section].copy(src=ranks[src], dst=ranks[dst])
+
+
+@pure
+def _late_last(p: int, straggler: int) -> list[int]:
+    """Every rank, the straggler last."""
+    if not 0 <= straggler < p:
+        raise ScheduleError(f"straggler {straggler}: must be a rank from 0 to {p - 1}")
+    return [*(rank for rank in range(p) if rank != straggler), straggler]

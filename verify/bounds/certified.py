@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from fractions import Fraction
 
-from optcc.collective import Collective
+from optcc.collective import PERSONALISED, Collective
 from optcc.errors import SolverError, SolverUnknown, TopologyError
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Certificate
@@ -31,6 +32,37 @@ def explain_if_pooled(
     return explain(topology, size_bytes, wanted.name, wanted.root, segments=segments)
 
 
+def least_seconds(topology: Topology, size_bytes: int, wanted: Collective, *, time_limit_s: float = 60.0) -> Fraction:
+    """The bound on `wanted`, fabrics included, with which every command compares: that of `optcc bound`, in seconds.
+
+    The closed form where it says all, else the linear program.
+
+    >>> least_seconds(Topology.parse("4@50MB/s,3=25MB/s"), 100_000_000, Collective("allreduce", 4))
+    Fraction(4, 1)
+
+    Raises InputError for a negative size, TopologyError if some servers cannot reach others, `BoundUnknown`, with the
+    best bound so far, if the time is over.
+    """
+    if wanted.name in PERSONALISED or wanted.cells or is_closed(topology):
+        return collective_bound(topology, size_bytes, wanted).seconds
+    return certified_bound(topology, size_bytes, wanted, None, time_limit_s=time_limit_s)[0].seconds
+
+
+def is_closed(topology: Topology) -> bool:
+    """False if only the linear program gives the bound of a collective of trees: rails that cannot be pooled, or
+    fabrics behind the uplinks of pods."""
+    try:
+        require_pooled(topology)
+    except TopologyError:
+        return False
+    if not topology.pods:
+        return True
+    rates = {(nic.out, nic.in_) for server in topology.servers for nic in server.nics if not nic.failed}
+    if topology.rail_only and len(rates) > 1:
+        return False
+    return all(server.fabric is None or server.gpus == 1 for server in topology.servers)
+
+
 def certified_bound(
     topology: Topology,
     size_bytes: int,
@@ -43,13 +75,15 @@ def certified_bound(
 ) -> tuple[Certificate, str | None]:
     """The certified bound, and which solver solved a linear program for it, if one did.
 
-    The closed form `told` has a certificate of its own, except where fabrics decide. With `solver_name`, one of
+    The closed form `told` has a certificate of its own, except where fabrics decide. Where it is not all that is
+    known (`is_closed`), and without it, the linear program decides. With `solver_name`, one of
     `optcc.verify.bounds.solvers.SOLVERS`, the linear program is solved in any case: it must not certify less than the
     closed form. With `achievable` the certificate has a packing of trees, too, if one is found.
 
     Raises `BoundUnknown`, with the best bound so far, if the time is over; SolverError if the two contradict.
     """
-    if told is not None and not achievable and solver_name is None:
+    closed = told is not None and is_closed(topology)
+    if told is not None and closed and not achievable and solver_name is None:
         with suppress(SolverError):
             return certify(told.bound, topology, wanted.root), None
     name = solver_name or DEFAULT_SOLVER
@@ -59,7 +93,7 @@ def certified_bound(
         size_bytes,
         time_limit_s=time_limit_s,
         primal=achievable or told is None,
-        fabric=told is not None and told.bound.model.startswith(FABRIC),
+        fabric=not closed or (told is not None and told.bound.model.startswith(FABRIC)),
         solver=SOLVERS[name],
     ).certificate
     if told is not None and (solver_name or not achievable) and certificate.seconds < told.bound.seconds:

@@ -228,7 +228,8 @@ def collective_bound(
         raise InputError(f"size {size_bytes}: must not be negative")
     if isinstance(collective, str):
         collective = Collective(collective, topology.n_ranks, root)
-    require_pooled(topology)
+    if topology.wired is None or not (collective.cells or collective.name in PERSONALISED):
+        require_pooled(topology)
     if collective.cells or collective.name in PERSONALISED:
         return _exchange_bound(topology, size_bytes, collective)
     name = collective.name
@@ -558,7 +559,10 @@ def latency_rounds(n_ranks: int) -> int:
 
 
 def require_pooled(topology: Topology) -> None:
-    """Raises TopologyError where NICs cannot be pooled: a rail-only core on which servers lost different rails."""
+    """Raises TopologyError where NICs cannot be pooled: they belong to GPUs, or the core is rail-only and servers lost
+    different rails."""
+    if topology.wired is not None:
+        raise TopologyError(f"{topology!r}: messages take the links of GPUs: this bound needs NICs that are pooled")
     if not topology.rail_only:
         return
     rails = [

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 from optcc.collective import COLLECTIVES, PERSONALISED, Collective
 from optcc.errors import TopologyError
+from optcc.graph import Graph
 from optcc.show import Card, Shown
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_rate
@@ -121,7 +122,8 @@ class FlowNetwork(Shown):
 
     @classmethod
     def from_topology(cls, topology: Topology, *, fabric: bool = False) -> FlowNetwork:
-        """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail.
+        """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail; or GPUs
+        and the links between them, where NICs belong to GPUs or the topology is a graph.
 
         The servers of a pod are around a switch of its own, which its uplink joins to the core or to the rail's.
 
@@ -131,7 +133,8 @@ class FlowNetwork(Shown):
         >>> FlowNetwork.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
         ('out h0', 'in h0', 'out h1', 'in h1')
         """
-        return _Builder(topology, fabric).build()
+        wired = topology.wired
+        return _Builder(topology, fabric).build() if wired is None else _of_graph(wired)
 
 
 class _Builder:
@@ -233,6 +236,56 @@ class _Builder:
             self.links.append(FlowLink(number, node, self._port(f"in fabric {name}", rate)))
 
 
+def _of_graph(graph: Graph) -> FlowNetwork:
+    """The network of a graph in which a GPU passes a switch only to GPUs to which its route leads through it.
+
+    GPUs of a server exchange data through its fabric, although the core joins their NICs too. So GPUs from which a
+    switch does not lead to all GPUs that it is linked to send into a switch of their own beside it.
+    """
+    p, nodes, routes = len(graph.gpus), graph.nodes, graph.routes
+    ports = tuple(SharedPort(graph.name_of(link), link.rate) for link in graph.links)
+    outof: list[list[int]] = [[] for _ in nodes]
+    into: list[list[int]] = [[] for _ in nodes]
+    for number, link in enumerate(graph.links):
+        outof[link.tail].append(number)
+        into[link.head].append(number)
+    switches = list(graph.switches)
+    links: list[FlowLink] = []
+    used: set[int] = set()  # switches that are entered
+    onward: dict[int, list[FlowLink]] = {}
+    for switch in range(p, len(nodes)):
+        to = {graph.links[number].head: number for number in outof[switch] if graph.links[number].head < p}
+        beyond = [number for number in outof[switch] if graph.links[number].head >= p]
+        groups: dict[frozenset[int], list[int]] = {}
+        for number in into[switch]:
+            gpu = graph.links[number].tail
+            if gpu >= p:
+                links.append(FlowLink(gpu, switch, (number,)))
+                used.add(switch)
+                continue
+            led = frozenset(gpu_to for gpu_to, last in to.items() if routes[gpu].get(gpu_to) == (number, last))
+            groups.setdefault(led | {gpu} if led | {gpu} >= to.keys() else led, []).append(number)
+        for led, entering in groups.items():
+            own = switch
+            if not led >= to.keys():
+                own = p + len(switches)
+                switches.append(f"{nodes[switch]} from {nodes[graph.links[entering[0]].tail]}")
+                links += [FlowLink(own, gpu, (to[gpu],)) for gpu in sorted(led)]
+                links += [FlowLink(own, graph.links[number].head, (number,)) for number in beyond]
+            else:
+                used.add(switch)
+            links += [FlowLink(graph.links[number].tail, own, (number,)) for number in entering]
+        onward[switch] = [FlowLink(switch, gpu, (number,)) for gpu, number in to.items()]
+    for switch, leaving in onward.items():
+        links += leaving if switch in used else []
+    links += [
+        FlowLink(link.tail, link.head, (number,))
+        for number, link in enumerate(graph.links)
+        if link.tail < p and link.head < p
+    ]
+    return FlowNetwork(graph.gpus, tuple(switches), ports, tuple(links))
+
+
 def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
     """Endpoints of a server: itself, or its GPUs."""
     if fabric and server.fabric is not None and server.gpus > 1:
@@ -242,6 +295,8 @@ def _inside(server: Server, fabric: bool) -> tuple[str, ...]:
 
 def endpoint_gpus(topology: Topology, *, fabric: bool = False) -> list[int]:
     """The number of GPUs of each endpoint of `FlowNetwork.from_topology`."""
+    if topology.wired is not None:
+        return [1] * topology.n_ranks
     return [
         server.gpus // len(names) for server in topology.servers for names in (_inside(server, fabric),) for _ in names
     ]

@@ -24,6 +24,9 @@ TIME_LIMIT_S = 60.0
 _FLOAT_UNIT = 2**40
 _FLOAT_SLACK = 2**14
 _ROUNDS_MAX = 200
+SWITCHES_MAX = 4
+"""Of a path between endpoints: a leaf of its own for a server, up, down, and the leaf."""
+PATHS_MAX = 500_000
 
 
 def pack(
@@ -34,8 +37,8 @@ def pack(
 ) -> Certificate:
     """`certificate` with the trees of its packing, replayed.
 
-    Raises SolverError if it achieves nothing, SolverUnknown if links join two switches, or if the split of the loads
-    is not found in time.
+    Raises SolverError if it achieves nothing, SolverUnknown if paths are too many or must pass more than
+    `SWITCHES_MAX` switches, or if the split of the loads is not found in time.
     """
     achieved = certificate.achieved
     if achieved is None:
@@ -56,25 +59,25 @@ def pack(
 
 
 def _paths(network: FlowNetwork) -> list[tuple[int, ...]]:
-    """Paths between endpoints: one link, or two with a switch between."""
+    """Paths between endpoints: one link, or several with up to `SWITCHES_MAX` switches between."""
     p = len(network.endpoints)
-    into: list[list[int]] = [[] for _ in range(network.n_nodes)]
     outof: list[list[int]] = [[] for _ in range(network.n_nodes)]
     for number, link in enumerate(network.links):
-        if link.tail >= p and link.head >= p:
-            where = f"{network.nodes[link.tail]}->{network.nodes[link.head]}"
-            raise SolverUnknown(f"network: {where} joins two switches: trees are found only through one at a time")
-        into[link.head].append(number)
         outof[link.tail].append(number)
-    direct = [(number,) for number, link in enumerate(network.links) if link.tail < p and link.head < p]
-    relayed = [
-        (one, two)
-        for switch in range(p, network.n_nodes)
-        for one in into[switch]
-        for two in outof[switch]
-        if network.links[one].tail != network.links[two].head
+    direct: list[tuple[int, ...]] = [
+        (number,) for number, link in enumerate(network.links) if link.tail < p and link.head < p
     ]
-    return [*direct, *relayed]
+    found: list[tuple[int, ...]] = []
+    begun: list[tuple[int, ...]] = [(at,) for at, link in enumerate(network.links) if link.tail < p <= link.head]
+    for _ in range(SWITCHES_MAX):
+        longer = [(*path, number) for path in begun for number in outof[network.links[path[-1]].head]]
+        passed = [[network.links[path[0]].tail, *(network.links[number].head for number in path)] for path in longer]
+        simple = [path for path, nodes in zip(longer, passed, strict=True) if len(set(nodes)) == len(nodes)]
+        begun = [path for path in simple if network.links[path[-1]].head >= p]
+        found += [path for path in simple if network.links[path[-1]].head < p]
+        if len(found) > PATHS_MAX:
+            raise SolverUnknown(f"network: more than {PATHS_MAX} paths between endpoints: trees are not looked for")
+    return [*direct, *sorted(found, key=lambda path: (len(path), network.links[path[0]].head))]
 
 
 def _split(

@@ -27,11 +27,10 @@ from types import MappingProxyType
 import numpy as np
 
 from optcc.arrays import Column
-from optcc.collective import check_dtype
+from optcc.collective import RANKS_MAX, check_dtype
 from optcc.errors import InputError, PlanError
 from optcc.export import write_msccl_xml, write_mscclpp_json
 from optcc.plan import RECEIVES, Plan
-from optcc.topology import RANKS_MAX
 from optcc.verdict import Counterexample
 
 _SLOT_ALIGNMENT = 64

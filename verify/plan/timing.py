@@ -4,7 +4,7 @@
 after the last byte of the one before. Given the order, every time is a longest path through a fixed graph
 (`optcc.verify.plan.port_graph`), over rationals. Ports are assigned as in `optcc.simulate`: the ports of the two
 servers, their surviving NICs pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none,
-and no latency.
+and no latency. Where GPUs are linked (`Topology.wired`), they are the first and the last link of the transfer's route.
 
 **Relation to the simulator.** `optcc.simulate` schedules dynamically: an exclusive port serves in order of readiness,
 and a fifo in port does not idle for a transfer that has not arrived. Where it serves the ports in the lanes' order,
@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from optcc.arrays import Column
 from optcc.errors import InputError, TopologyError
+from optcc.graph import Graph
 from optcc.plan import Plan
 from optcc.simulate import simulate
 from optcc.timing import MODELS, Model
@@ -44,7 +45,7 @@ from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.units import show_rate, show_time
 from optcc.verdict import Counterexample
-from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.bounds.certified import least_seconds
 from optcc.verify.plan.longest_path import longest_paths
 from optcc.verify.plan.port_graph import (
     BY_IN_PORT,
@@ -172,11 +173,11 @@ def check_timing(
     There is no makespan if a transfer has no link: between servers whose surviving NICs share no rail of a rail-only
     network. This refutes every claim. (`Topology` rejects ports of rate zero.)
 
-    T* is that of `collective_bound` for the plan's collective, fabrics included. With `fair` ports the time is the
+    T* is that of `least_seconds` for the plan's collective, fabrics included. With `fair` ports the time is the
     simulator's: correct up to rounding, and no proof.
 
     Raises InputError for an unknown model or a negative claim, and what `exact_makespan`, `simulated_makespan` and
-    `collective_bound` raise.
+    `least_seconds` raise.
     """
     if model not in MODELS:
         raise InputError(f"model {model!r}: must be one of {', '.join(MODELS)}")
@@ -197,7 +198,7 @@ def check_timing(
     if promise_s is not None:
         claims.append((promise_s, f"{_exact(promise_s)} promised"))
     if within is not None:
-        bound = collective_bound(topology, plan.size_bytes, collective).seconds
+        bound = least_seconds(topology, plan.size_bytes, collective)
         claims.append((within * bound, f"{within} T* = {_exact(within * bound)} promised"))
     broken = [claim for claim in claims if makespan.seconds > claim[0]]
     if not broken:
@@ -231,6 +232,11 @@ def _check_topology(plan: Plan, topology: Topology) -> None:
 
 
 def _check_rails(topology: Topology) -> None:
+    wired = topology.wired
+    if wired is not None:
+        if any(len(route) > 2 for routes in wired.routes for route in routes.values()):
+            raise TopologyError(f"{topology!r}: links between switches: no lane fixes their order, so no exact time")
+        return
     if topology.pods:
         raise TopologyError(f"{topology!r}: pods with uplinks: no lane fixes the order of an uplink, so no exact time")
     if topology.rail_only and len(topology.rails_kept) > 1:
@@ -238,7 +244,12 @@ def _check_rails(topology: Topology) -> None:
 
 
 def _missing_link(transfers: Transfers, topology: Topology) -> int | None:
-    """The first transfer between servers that share no rail of a rail-only network."""
+    """The first transfer between servers that share no rail of a rail-only network, or GPUs that no route joins."""
+    wired = topology.wired
+    if wired is not None:
+        pairs = zip(transfers.src.tolist(), transfers.dst.tolist(), strict=True)
+        joined = {(src, dst) for src, routes in enumerate(wired.routes) for dst in (src, *routes)}
+        return next((at for at, pair in enumerate(pairs) if pair not in joined), None)
     if not topology.rail_only:
         return None
     rails = [{nic.rail for nic in server.nics if not nic.failed} for server in topology.servers]
@@ -254,6 +265,9 @@ def _missing_link(transfers: Transfers, topology: Topology) -> int | None:
 
 
 def _no_rail(transfers: Transfers, topology: Topology, transfer: int) -> str:
+    if topology.wired is not None:
+        names = [topology.wired.gpus[int(ranks[transfer])] for ranks in (transfers.src, transfers.dst)]
+        return f"no link: only other GPUs join {' and '.join(names)}"
     src, dst = (topology.rank_server[int(ranks[transfer])] for ranks in (transfers.src, transfers.dst))
     kept = [
         f"{server.name} keeps {', '.join(str(nic.rail) for nic in server.nics if not nic.failed) or 'none'}"
@@ -274,6 +288,8 @@ class _Ports:
 
     @classmethod
     def of(cls, transfers: Transfers, topology: Topology) -> _Ports:
+        if topology.wired is not None:
+            return cls.of_links(transfers, topology.wired)
         rows: list[tuple[str, Fraction, int | None]] = []
         nic_port, gpu_port, rank = [], [], 0
         for server in topology.servers:
@@ -294,6 +310,24 @@ class _Ports:
         used = (src != dst) & (out >= 0)
         names, rates, ranks = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(names, rates, ranks, np.where(used, out, -1), np.where(used, into + 1, -1))
+
+    @classmethod
+    def of_links(cls, transfers: Transfers, graph: Graph) -> _Ports:
+        """A link that leaves a GPU is an out port, one that enters a GPU an in port; from GPU to GPU it is both."""
+        p, port_of = len(graph.gpus), dict[tuple[int, int], int]()
+        rows: list[tuple[str, Fraction, int | None]] = []
+        for number, link in enumerate(graph.links):
+            for side, (node, way) in enumerate(((link.tail, "out"), (link.head, "in"))):
+                if node < p:
+                    port_of[number, side] = len(rows)
+                    rows.append((f"{way} {graph.name_of(link)}", link.rate, node))
+        ends = np.full((2, p * p), -1, dtype=np.int64)
+        for src, routes in enumerate(graph.routes):
+            for dst, route in routes.items():
+                ends[:, src * p + dst] = port_of[route[0], 0], port_of[route[-1], 1]
+        pair = transfers.src * p + transfers.dst
+        names, rates, ranks = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(names, rates, ranks, ends[0, pair], ends[1, pair])
 
     def carried(self, transfers: Transfers) -> list[int]:
         """The bytes that each port carries."""
