@@ -1,0 +1,92 @@
+"""How the ranks of a process group meet and connect, and for which topology its plans are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from optcc.errors import InputError
+from optcc.job import agreed_topology, measure_nics, tcp_ports
+from optcc.planner import Planner
+from optcc.runtime.communicator import Communicator
+from optcc.runtime.nics import nics_of
+from optcc.runtime.probe import Rates
+from optcc.runtime.rendezvous import Meet, over_store
+from optcc.runtime.transports.tcp import TcpTransport
+from optcc.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`pg_options` of a group: what `optcc.init` has for a job.
+
+    `topology`, or its text, is that of the ranks of the group; `measure` says whether the NICs of the whole job are
+    measured, unless OPTCC_NIC_RATES declares them; `schedules` see `optcc.Planner`.
+    """
+
+    topology: Topology | str | None = None
+    measure: bool = True
+    schedules: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobNetwork:
+    """What was measured when the whole job met, for the groups of some of its ranks."""
+
+    topology: Topology | None
+    rates: Rates
+
+
+class TimedStore:
+    """A store of torch, for `over_store`: what it waits for, it waits for `timeout` at most."""
+
+    def __init__(self, store: Any, timeout: timedelta) -> None:
+        self._store, self._timeout = store, timeout
+
+    def set(self, key: str, value: str, /) -> None:
+        """Sets a key."""
+        self._store.set(key, value)
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key, once there is one."""
+        self._store.wait([key], self._timeout)
+        value: bytes = self._store.get(key)
+        return value
+
+
+def meet_in(store: Any, rank: int, n_ranks: int, timeout: timedelta) -> Meet:
+    """The ranks of a group, in the store that torch has for it, for the first time or again: each counts its own."""
+    time = store.add(f"optcc/times/{rank}", 1)
+    return over_store(TimedStore(store, timeout), rank, n_ranks, name=f"optcc/{time}")
+
+
+def connect(
+    meet: Meet,
+    ranks: Sequence[int],
+    options: Options,
+    network: JobNetwork | None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Communicator, JobNetwork]:
+    """A communicator of `ranks` of the job, and what is known of its network: `network`, if that is known, else what is
+    measured now; collective. Raises as `optcc.init`."""
+    topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
+    transport = TcpTransport(meet, nics_of(environ))
+    try:
+        n_ranks = transport.n_ranks
+        if topology is not None and topology.n_ranks != n_ranks:
+            raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the group has")
+        if network is None:
+            measured = measure_nics(transport, environ) if options.measure else None
+            network = JobNetwork(measured, tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics))
+        else:
+            measured = None if network.topology is None else network.topology.of_ranks(ranks)
+            transport.set_rates([network.rates[rank] for rank in ranks])
+        found = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
+        planner = Planner(found, schedules=options.schedules, ports=tcp_ports(found), by_rail=True)
+        return Communicator(transport, planner), network
+    except BaseException:
+        transport.close()
+        raise
