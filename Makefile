@@ -2,7 +2,7 @@
 # ARGS reaches the command: make test ARGS="-k ring", make demo ARGS=--quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint types bench figures docs lock clean moved
+.PHONY: help setup demo test test-torch slow lint types bench figures docs lock clean moved
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/sh
 
@@ -10,6 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+TORCH_VENV := .venv-torch
+TORCH_STAMP := $(TORCH_VENV)/ready
+TORCH_PIP := $(TORCH_VENV)/bin/python -m pip -qq --disable-pip-version-check
+# A wheel without CUDA, if pip finds it; else the newest, without CUDA where torch's own index is in reach.
+TORCH := torch==2.13.0+cpu
 EXTRAS := mpi,fast,viz,ucx,nvrtc,dev
 export PIP_ROOT_USER_ACTION := ignore
 
@@ -17,6 +22,11 @@ export PIP_ROOT_USER_ACTION := ignore
 ifneq ($(wildcard $(STAMP)),)
 ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMP)").read())' 2>/dev/null),$(CURDIR))
 $(STAMP): moved
+endif
+endif
+ifneq ($(wildcard $(TORCH_STAMP)),)
+ifneq ($(shell $(TORCH_VENV)/bin/python -c 'print(open("$(TORCH_STAMP)").read())' 2>/dev/null),$(CURDIR))
+$(TORCH_STAMP): moved
 endif
 endif
 
@@ -37,6 +47,7 @@ endef
 help:
 	@echo 'make demo     one server lost half of its bandwidth: verify, run and compare every schedule'
 	@echo 'make test     the tests (ARGS="-k ring", ARGS=--run-slow)'
+	@echo 'make test-torch  the tests of the torch.distributed backend, with torch in .venv-torch'
 	@echo 'make slow     the long studies that need no real time, on all cores (ARGS="-k pods")'
 	@echo 'make bench    ours and peers on emulated hosts, interleaved: a record (ARGS=--quick)'
 	@echo 'make figures  every figure and number, from records'
@@ -73,6 +84,20 @@ figures: $(STAMP)
 # A group of tests that measure time or use the host's network runs in one of the processes.
 test: $(STAMP)
 	@$(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+# torch has an environment of its own: from the index it brings CUDA along, which is twenty times the rest.
+test-torch: $(TORCH_STAMP)
+	@$(TORCH_VENV)/bin/pytest tests/torch $(ARGS)
+
+$(TORCH_STAMP): requirements.lock pyproject.toml
+	@$(FIND_PYTHON); \
+	echo "Setting up $(TORCH_VENV) with $$($$found --version) and torch (once)"; \
+	$$found -m venv --clear $(TORCH_VENV) && \
+	$(TORCH_PIP) install -c requirements.lock wheel setuptools && \
+	{ $(TORCH_PIP) install $(TORCH) 2>/dev/null || \
+		$(TORCH_PIP) install --extra-index-url https://download.pytorch.org/whl/cpu 'torch>=2.4'; } && \
+	$(TORCH_PIP) install -c requirements.lock --no-build-isolation -e '.[fast]' pytest hypothesis expecttest && \
+	printf %s '$(CURDIR)' > $(TORCH_STAMP)
 
 slow: $(STAMP)
 	@$(BIN)/pytest -n auto -m 'slow and not realtime and not search' $(ARGS)
@@ -119,6 +144,6 @@ endef
 export WANTED PINNED
 
 clean:
-	@rm -rf $(VENV) build dist *.egg-info docs/_build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
+	@rm -rf $(VENV) $(TORCH_VENV) build dist *.egg-info docs/_build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
 		.coverage htmlcov
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -41,7 +41,7 @@ from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verdict import Verdict
-from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.bounds.certified import least_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -343,7 +343,7 @@ def _row(
     bound = predicted = None
     wired = settings.wired
     if wired is not None:
-        bound = float(collective_bound(wired, message_bytes(collective, size), collective).seconds)
+        bound = float(least_seconds(wired, message_bytes(collective, size), collective))
         reached = usable(wired) if settings.transport == "tcp" else wired
         predicted = simulate(plan, reached, model=settings.ports).seconds if plan is not None else None
     samples = {mode: tally.samples() for mode, tally in tallies.items()}

@@ -46,7 +46,7 @@ from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_size
-from optcc.verify.bounds.closed_forms import allreduce_bound
+from optcc.verify.bounds.certified import least_seconds
 
 WARMUP = 1
 REPEATS_MAX = 3
@@ -184,7 +184,7 @@ class Comparison:
             self.size_bytes,
             DTYPE,
             tally.case.settings,
-            float(allreduce_bound(wired, self.size_bytes).seconds),
+            float(least_seconds(wired, self.size_bytes, Collective("allreduce", wired.n_ranks))),
             self.predicted_s.get((tally.case.contender, topology)) if is_for_these else None,
             [turn.seconds for turn in turns],
             [turn.steal for turn in turns],

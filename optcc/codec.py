@@ -22,12 +22,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from optcc.arrays import Lists, column
-from optcc.collective import ROOTED, Collective, CollectiveCell
+from optcc.collective import RANKS_MAX, ROOTED, Collective, CollectiveCell
 from optcc.errors import CodecError, OptccError
 from optcc.plan import FORMAT, KINDS, Channel, Plan
 from optcc.schedule import OPS
 from optcc.strict_json import check_no_key_twice, decode, show
-from optcc.topology import RANKS_MAX
 from optcc.transfers import Transfers
 from optcc.units import SIZE_BYTES_MAX
 

@@ -28,6 +28,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 REDUCTIONS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 BITWISE = ("band", "bor", "bxor")
 """Bit by bit and, or, exclusive or: of integers only."""
+RANKS_MAX = 65536
+"""Ranks of a collective, and of a topology."""
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "reduce", "alltoall", "gather", "scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 REDUCING = ("allreduce", "reducescatter", "reduce")

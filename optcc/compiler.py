@@ -7,7 +7,8 @@
     lower             transfers become instructions in lanes
     fuse              a receive and the send that passes it on become one instruction
 
-Under fifo and exclusive ports there is one candidate: the timetable's order in one lane. Under fair ports a timetable
+Under fifo and exclusive ports there is one candidate: the timetable's order in one lane, or, where GPUs have several
+links, in one for each link; those are also timed against lanes for each peer and stage. Under fair ports a timetable
 helps less than lanes that share a port, and how many of them is hard to predict, so the candidates are simulated.
 """
 
@@ -28,6 +29,7 @@ from optcc.passes.lane_assignment import (
     ALL_PAIRS_MAX,
     LaneAssignment,
     lanes_by_pair,
+    lanes_by_port,
     lanes_by_stage,
     lanes_by_window,
 )
@@ -116,9 +118,10 @@ def compile_schedule(
     if topology is not None:
         check_ranks(transfers, topology)
     servers = transfers.n_ranks if topology is None else len(topology.servers)
-    candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, peer_lanes)
+    wired = topology is not None and topology.wired is not None
+    candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes)
     plans = (_lowered(schedule.name, transfers, topology, each, ports, slots, fused) for each in candidates)
-    return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology)
+    return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology, ports)
 
 
 def find_transfers(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Transfers:
@@ -144,12 +147,12 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(
-    ports: Model, lane_per_peer: bool, in_rows: bool, asked: tuple[int, int] | None
+    ports: Model, lane_per_peer: bool, in_rows: bool, wired: bool, asked: tuple[int, int] | None
 ) -> tuple[_Candidate, ...]:
     """What is tried for these ports, in this order; with `asked`, only that setting of the lanes."""
     ordered = _Candidate(None, 1, SLOTS[ports])
     if ports != "fair":
-        return (ordered,)
+        return (ordered, _Candidate(lanes_by_stage, *STAGE_LANES[0])) if wired else (ordered,)
     assign, settings = LANE_PASSES["stages" if not lane_per_peer else "rows" if in_rows else "pairs"]
     if asked is not None:
         return (_Candidate(assign, *asked),)
@@ -176,19 +179,22 @@ def _lowered(
     else:
         transfers, order = timetable(transfers, topology, n_slots, ports)
         made_for = ports
+    if topology is not None and topology.wired is not None:
+        lanes = lanes_by_port(transfers, topology.wired, n_slots)
+        return lower(name, transfers, order.sends, lanes, order.receives, ports=made_for)
     plan = lower(name, transfers, order.sends, n_slots, order.receives, ports=made_for)
     return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
 
 
-def _fastest(plans: Iterable[Plan], topology: Topology) -> Plan:
-    """The plan that takes least under fair ports; `NEAR` and `SIMULATED_MAX` say how many are tried."""
+def _fastest(plans: Iterable[Plan], topology: Topology, ports: Model) -> Plan:
+    """The plan that takes least under these ports; `NEAR` and `SIMULATED_MAX` say how many are tried."""
     best: tuple[float, Plan] | None = None
     simulated = 0
     for tried, plan in enumerate(plans, 1):
         if len(plan.transfers) == 0:
             return plan
         simulated += len(plan.transfers) * plan.transfers.n_ranks
-        timing = simulate(plan, topology, model="fair")
+        timing = simulate(plan, topology, model=ports)
         if best is None or timing.seconds < best[0]:
             best = timing.seconds, plan
         busiest = max(timing.port_busy_s, default=0.0)

@@ -18,22 +18,23 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from numbers import Integral, Rational
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from optcc.arrays import Column
 from optcc.collective import Collective
+from optcc.domain import ANY_NUMBER, Domain
 from optcc.errors import InputError, OptccError, ScheduleError, TopologyError
 from optcc.schedule import COPY, DATA, OPS, REDUCE, Schedule, SegmentShape
 from optcc.topology import Topology
-from optcc.trees import Tree
+from optcc.trees import Edge, Tree, TreeEdges
 
 TRANSFERS_MAX = 50_000_000
 SEGMENTS_MAX = 1_000_000
@@ -120,6 +121,13 @@ class Segment:
         return Chunk(self.program, self.index, section, slot)
 
 
+class RankGroup(NamedTuple):
+    """Some ranks, and the others: `order` has every rank once, the first `members` of them are the group's."""
+
+    order: tuple[int, ...]
+    members: int
+
+
 @dataclass(eq=False)
 class Program:
     """What a schedule function writes into: the ranks it may name, and the transfers it has written so far."""
@@ -139,6 +147,8 @@ class Program:
     _moves: list[Moves] = field(default_factory=list)
     _sink: Sink | None = None
     _n_transfers: int = 0
+    _groups: list[RankGroup] = field(default_factory=list)
+    _order: tuple[int, ...] = ()
 
     @property
     def n_ranks(self) -> int:
@@ -149,6 +159,11 @@ class Program:
     def ranks(self) -> range:
         """Every rank."""
         return range(self.n_ranks)
+
+    @property
+    def groups_made(self) -> tuple[RankGroup, ...]:
+        """The groups that have a pipeline, in order."""
+        return tuple(self._groups)
 
     def pipeline(
         self, segments: int | None = None, *, sections: int, share: Fraction | int = 1, scratch: int = 0
@@ -190,6 +205,58 @@ class Program:
         ]
         for _ in range(self.segments if segments is None else segments):
             yield tuple(next(pipeline)[0] if pipeline is not None else None for pipeline in pipelines)
+
+    def groups(self, given: Iterable[tuple[Sequence[int], Fraction]]) -> Iterator[tuple[Segment, RankGroup]]:
+        """Pipelines side by side, one for each group of ranks with a share: segment by segment that of each group, and
+        the group. A segment has a section for each member.
+
+        Raises ScheduleError unless a group names at least one rank, and none twice.
+        """
+        shares = [(tuple(ranks), share) for ranks, share in given if share]
+        for ranks, _ in shares:
+            if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(self.ranks):
+                raise self._error(f"group {ranks}: must name ranks from 0 to {self.n_ranks - 1}, none twice")
+            others = tuple(rank for rank in self.ranks if rank not in set(ranks))
+            self._groups.append(RankGroup((*ranks, *others), len(ranks)))
+        found = self._groups[-len(shares) :]
+        pipelines = [self.pipeline(sections=len(ranks), share=share) for ranks, share in shares]
+        for segments in zip(*pipelines, strict=True):
+            yield from zip(segments, found, strict=True)
+
+    @property
+    def order_made(self) -> tuple[int, ...]:
+        """The last order that `in_order` returned; empty if none."""
+        return self._order
+
+    def in_order(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """`ranks`, if it names every rank once; raises ScheduleError otherwise."""
+        order = tuple(ranks)
+        if sorted(order) != list(self.ranks):
+            raise self._error(f"order {order}: must name every rank from 0 to {self.n_ranks - 1} once")
+        self._order = order
+        return order
+
+    def edges(self, trees: Sequence[Tree], edges: Iterable[Edge]) -> TreeEdges:
+        """Every edge of these trees over all ranks, in the order of `edges`, to be gone through in beats.
+
+        Raises ScheduleError for a tree over other ranks, and unless every edge is named once, with its level.
+        """
+        if any(len(tree) != self.n_ranks for tree in trees):
+            raise self._error(f"trees over {[len(tree) for tree in trees]} ranks: must be over {self.n_ranks}")
+        return TreeEdges(tuple(trees), tuple(edges))
+
+    def pairs(self, order: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """`order`, a sequence of pairs of ranks, if it has every pair of different ranks whose cell has a share once.
+
+        Raises ScheduleError otherwise: some block would not be sent, or be sent twice.
+        """
+        given, p = tuple(order), self.n_ranks
+        cells = [number for number, share in enumerate(self.collective.shares) if share]
+        wanted = {divmod(cell, p) for cell in cells if cell // p != cell % p}
+        if len(given) != len(wanted) or set(given) != wanted:
+            wrong = sorted(wanted ^ set(given)) or [pair for pair in wanted if given.count(pair) > 1]
+            raise self._error(f"pairs: must have every pair of ranks with a block once: {wrong[:1]}")
+        return given
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -381,6 +448,8 @@ class Definition:
     fair: Definition | None = None
     fifo: Definition | None = None
     declares: Callable[[int], Collective] | None = None
+    domain: Domain = ANY_NUMBER
+    """The numbers of ranks that it is for."""
 
     def under(self, ports: str) -> Definition:
         """The definition to build where ports are ordered for `ports`."""
@@ -412,11 +481,18 @@ class Definition:
     def __call__(self, n_ranks: int, segments: int = 1, *, root: int = 0, **parameters: Any) -> Schedule:
         """The schedule for `n_ranks` ranks; `root` matters to broadcast, reduce, gather and scatter.
 
-        Raises ScheduleError at the author's line that makes a mistake, whatever exception that is.
+        Raises ScheduleError for a number outside of the domain, and at the author's line that makes a mistake, whatever
+        exception that is.
         """
+        return self.write(n_ranks, segments, root=root, **parameters).finish()
+
+    def write(self, n_ranks: int, segments: int = 1, *, root: int = 0, **parameters: Any) -> Program:
+        """The program that the schedule has written, before it is finished; raises what a call raises."""
+        if n_ranks >= 1 and n_ranks not in self.domain:
+            raise ScheduleError(f"schedule {self.name}: {n_ranks} ranks: must be {self.domain.one}")
         program = self._program(n_ranks, segments, root)
         self._write(program, parameters)
-        return program.finish()
+        return program
 
     def build(self, topology: Topology, segments: int = 1, *, root: int = 0) -> Schedule:
         """The schedule for `topology`; `root` as in a call.
@@ -441,6 +517,8 @@ class Definition:
         return Program(self.name, self.computes(n_ranks, root), segments, source, self.lane_per_peer)
 
     def _configured(self, topology: Topology) -> Mapping[str, Any]:
+        if topology.n_ranks not in self.domain:
+            raise TopologyError(f"schedule {self.name}: {topology.n_ranks} ranks: must be {self.domain.one}")
         try:
             return self.configure(topology)
         except TopologyError as error:
@@ -479,6 +557,7 @@ def schedule(
     lane_per_peer: bool = ...,
     fair: Definition | None = ...,
     fifo: Definition | None = ...,
+    domain: Domain = ...,
 ) -> Callable[[Callable[..., None]], Definition]: ...
 
 
@@ -494,18 +573,22 @@ def schedule(
     lane_per_peer: bool = False,
     fair: Definition | None = None,
     fifo: Definition | None = None,
+    domain: Domain = ANY_NUMBER,
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
     `name` is what users call it (the function's own if empty), `collective` what it computes: a name, or a function
     from a number of ranks to a declared `Collective` of the function's name; `accepts` says in words
     which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
-    from; `lane_per_peer`, `fair` and `fifo` are those of `Definition`.
+    from; `domain` says which numbers of ranks it is for (`optcc.domain`); `lane_per_peer`, `fair` and `fifo` are those
+    of `Definition`.
     """
 
     def define(function: Callable[..., None]) -> Definition:
         called = name or function.__name__
         computed, declares = (collective, None) if isinstance(collective, str) else (collective.__name__, collective)
-        return Definition(function, computed, accepts, paper, configure, called, lane_per_peer, fair, fifo, declares)
+        return Definition(
+            function, computed, accepts, paper, configure, called, lane_per_peer, fair, fifo, declares, domain
+        )
 
     return define if function is None else define(function)

@@ -26,7 +26,15 @@ import msgspec
 from optcc.collective import COLLECTIVES, DTYPE_BYTES, Collective
 from optcc.compiler import TimedPlan, compile_schedule, try_segments
 from optcc.dsl import Definition
-from optcc.errors import ArgumentError, InputError, OptccError, PlanRefuted, PlanUnproved
+from optcc.errors import (
+    ArgumentError,
+    InputError,
+    OptccError,
+    PlanRefuted,
+    PlanUnproved,
+    SolverUnknown,
+    TopologyError,
+)
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan, PlanRequest
 from optcc.plan_store import PlanStore
@@ -36,14 +44,21 @@ from optcc.runtime.protocol.agreement import Shares
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
 from optcc.schedules.auto_collectives import choose_for
+from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.registry import SCHEDULES
+from optcc.show import Card
+from optcc.simulate import simulate
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
+from optcc.tree_packing import PACKED
+from optcc.units import show_time
 from optcc.verdict import PROVED, REFUTED, Verdict
 from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
 
+LIBRARY: Mapping[str, Definition] = {**SCHEDULES, nic_trees.name: nic_trees, PACKED.name: PACKED}
+"""Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
 AUTO = "auto"
 """As a schedule's name: the one that chooses among the others; as a number of segments: chosen by simulation."""
 
@@ -114,7 +129,7 @@ class Planner:
     def _stored(self, request: PlanRequest) -> Plan:
         """The plan from the store, where that another process may be about to put it; or a new one."""
         store = self._store
-        if store is None or self._schedule_of(request) not in (AUTO, *SCHEDULES):
+        if store is None or self._schedule_of(request) not in (AUTO, *LIBRARY):
             return self._build(request)
         key = self._key(request)
         plan = store.get(key, request)
@@ -241,9 +256,9 @@ def find_schedule(name: str) -> Definition:
         if not isinstance(found, Definition):
             raise InputError(f"schedule {name!r}: {path} has no function {function} under @schedule")
         return found
-    if name not in SCHEDULES:
-        raise InputError(f"schedule {name!r}: must be one of {', '.join(SCHEDULES)}, {AUTO}, or FILE.py:FUNCTION")
-    return SCHEDULES[name]
+    if name not in LIBRARY:
+        raise InputError(f"schedule {name!r}: must be one of {', '.join(LIBRARY)}, {AUTO}, or FILE.py:FUNCTION")
+    return LIBRARY[name]
 
 
 def _load_file(path: Path) -> object:
@@ -264,8 +279,8 @@ def _load_file(path: Path) -> object:
 
 
 class Built(NamedTuple):
-    """A plan, the schedule that it was compiled from, and how to make others; `choice` if `auto` chose it, `timing`
-    under the ports that it is ordered for if its segments were chosen by it."""
+    """A plan, the schedule that it was compiled from, and how to make others; `choice` or `compared` if `auto` chose
+    it, `timing` under the ports that it is ordered for if its segments were chosen by it."""
 
     plan: Plan
     schedule: Schedule
@@ -273,6 +288,7 @@ class Built(NamedTuple):
     segments: int
     choice: Choice | None = None
     timing: Timing | None = None
+    compared: Card | None = None
 
 
 def build(
@@ -306,6 +322,8 @@ def build(
             return _chosen(choose_for(collective, topology, size_bytes, segments=number, **options))
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
+        if topology.wired is not None:
+            return _fastest_on_links(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=ports)
         rails = shares_by_rail(topology) if by_rail and ports == "fair" else None
         chosen = choose(
             topology if rails is None else rails.usable,
@@ -338,6 +356,38 @@ def build(
         ports=ports,
     )
     return Built(plan, schedule, definition, segments)
+
+
+ON_LINKS = (PACKED.name, nic_trees.name, "hierarchical")
+"""The candidates of `auto` for an AllReduce where NICs belong to GPUs, or the topology is a graph. The packing has few
+trees where one server decides the bound, and many small ones where all NICs do; there the small trees of `nic-trees`
+keep ports busier, and on healthy servers the rings of the hierarchical schedule."""
+
+
+def _fastest_on_links(
+    topology: Topology, size_bytes: int, *, dtype: str, reduction: str, slots: int | None, ports: Model
+) -> Built:
+    """The one of `ON_LINKS` that is predicted to be fastest, of those that have a route for each of their transfers.
+
+    Raises TopologyError if none has.
+    """
+    best: Built | None = None
+    rows: list[tuple[str, str, str]] = []
+    for name in ON_LINKS:
+        try:
+            built = build(name, topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=ports)
+            timing = built.timing or simulate(built.plan, topology, model=ports)
+        except (TopologyError, SolverUnknown) as refusal:
+            rows.append((name, "-", str(refusal)))
+            continue
+        rows.append((name, str(built.segments), show_time(timing.seconds)))
+        if best is None or best.timing is None or timing.seconds < best.timing.seconds:
+            best = built._replace(timing=timing)
+    if best is None:
+        why = "; ".join(f"{name}: {refusal}" for name, _, refusal in rows)
+        raise TopologyError(f"{topology!r}: {AUTO} has no schedule for it: {why}")
+    title = f"{best.definition.name} is predicted to be fastest under {ports} ports"
+    return best._replace(compared=Card(title, ("schedule", "segments", "time"), tuple(rows)))
 
 
 def _chosen(choice: Choice) -> Built:

@@ -80,6 +80,8 @@ def time_static_order(
         raise InputError(f"model {model!r}: must be one of {', '.join(get_args(SerialModel))}")
     if topology.rail_only and len(topology.rails_kept) > 1:
         raise TopologyError("rail-only topology whose servers keep different rails: not modelled, NICs are pooled")
+    if topology.wired is not None:
+        raise TopologyError(f"{topology!r}: NICs of GPUs, or links: not modelled in the order as written")
     if topology.pods:
         raise TopologyError(f"{topology!r}: pods with uplinks: not modelled in the order as written")
     clock = StaticOrderClock(topology, size_bytes, dtype, model)

@@ -11,97 +11,36 @@ The text form fits in one argument:
     8@50GB/s,3=25GB/s:50GB/s     endpoint 3 sends at 25, receives at 50
     4x8@50GB/s,2=3/8             four servers of eight GPUs and eight NICs; server 2 keeps 3 of its 8 NICs
     16@50GB/s/4:2                pods of four servers; a pod's uplink carries half of what its four send and receive
+    4x8@50GB/s+450GB/s           four servers of eight GPUs that exchange 450 GB/s each; every GPU has a NIC of its own
+    4x8@50GB/s+450GB/s/rails     the same, rail-only: NIC j reaches only NICs j
+    4xdgx-h100,2=4..7/8          presets: dgx-a100, dgx-h100, mi250; server 2 keeps NICs 4 to 7
+    torus:4x4@50GB/s             a grid of GPUs, closed to a ring in each dimension
 """
 
 from __future__ import annotations
 
 import json
-import re
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import starmap
+from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from optcc.collective import RANKS_MAX
 from optcc.errors import InputError, TopologyError
+from optcc.graph import Graph, GraphLink
+from optcc.servers import UNLIMITED, Nic, Pod, Server, enclose, pooled_graph, wire
 from optcc.show import Card, Shown
-from optcc.units import parse_rate, parse_time, show_rate, show_time
+from optcc.topology_text import is_text, parse_text, read_toml
+from optcc.units import parse_rate, show_rate, show_time
 
-RANKS_MAX = 65536
-_HEAD = re.compile(r"([0-9]{1,6})(?:x([0-9]{1,4}))?@(.+?)(?:/([0-9]{1,6}):([0-9]{1,4}(?:\.[0-9]{1,4})?))?")
-_SHARE = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+if TYPE_CHECKING:
+    import networkx as nx
 
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """One NIC on one rail. `out` and `in_` are bytes/s; a failed NIC keeps its place and carries nothing."""
-
-    rail: int
-    out: Fraction
-    in_: Fraction
-    failed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rail < 0:
-            raise TopologyError(f"rail {self.rail}: must not be negative")
-        if self.out <= 0 or self.in_ <= 0:
-            raise TopologyError(
-                f"NIC on rail {self.rail}: rates {self.out} out, {self.in_} in: must be above zero (or failed)"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """GPUs and NICs behind one intra-server fabric.
-
-    `fabric` is what one GPU sends and receives inside the server, bytes/s; None: never the bottleneck.
-    """
-
-    name: str
-    gpus: int
-    nics: tuple[Nic, ...]
-    fabric: Fraction | None = None
-
-    def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise TopologyError(f"server {self.name}: {self.gpus} GPUs: must have at least one")
-        if self.fabric is not None and self.fabric <= 0:
-            raise TopologyError(f"server {self.name}: fabric rate {self.fabric}: must be above zero")
-
-    @property
-    def out(self) -> Fraction:
-        """Bytes/s that the surviving NICs send together."""
-        return sum((nic.out for nic in self.nics if not nic.failed), Fraction(0))
-
-    @property
-    def in_(self) -> Fraction:
-        """Bytes/s that the surviving NICs receive together."""
-        return sum((nic.in_ for nic in self.nics if not nic.failed), Fraction(0))
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """Servers, by number, behind one leaf switch: what they send to others goes up its uplink, what they receive from
-    others comes down, `up` and `down` bytes/s at most. What they send each other does not use it.
-
-    On a rail-only network a pod has a leaf switch, and an uplink of these rates, for every rail.
-    """
-
-    name: str
-    servers: tuple[int, ...]
-    up: Fraction
-    down: Fraction
-
-    def __post_init__(self) -> None:
-        if not self.servers:
-            raise TopologyError(f"pod {self.name}: must have at least one server")
-        if self.up <= 0 or self.down <= 0:
-            raise TopologyError(f"pod {self.name}: uplink {self.up} up, {self.down} down: must be above zero")
+__all__ = ["RANKS_MAX", "Nic", "Pod", "Server", "Topology", "endpoint_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +49,9 @@ class Topology(Shown):
 
     `overhead_s` is the processor time of a rank for each message that it sends or receives, LogGP's o. The port models
     know nothing of it; schedules and segments are chosen with it (`optcc.timing.with_overhead`).
+
+    Where NICs belong to GPUs, or `graph` says how GPUs and switches are linked, messages take the routes of `wired`;
+    the servers of a graph have all links that leave them as one NIC. Otherwise servers pool their NICs.
 
     The core is not blocking but for the uplinks of `pods`; a server without a pod is on it directly.
 
@@ -126,6 +68,7 @@ class Topology(Shown):
     pods: tuple[Pod, ...] = ()
     text: str = field(default="", compare=False)
     overhead_s: Fraction = Fraction(0)
+    graph: Graph | None = None
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -145,6 +88,16 @@ class Topology(Shown):
                     raise TopologyError(f"server {server.name}: no NIC is left, so it cannot reach any other server")
         if self.pods:
             self._check_pods()
+        if self.graph is not None and len(self.graph.gpus) != self.n_ranks:
+            raise TopologyError(f"graph of {len(self.graph.gpus)} GPUs: the servers have {self.n_ranks}")
+        if self.graph is not None and (self.pods or self.rail_only):
+            raise TopologyError("graph: must stand without pods and rails, which are links of it")
+        if any(server.has_own_nics for server in self.servers):
+            for server in self.servers:
+                if server.gpus > 1 and not server.has_own_nics:
+                    raise TopologyError(
+                        f"server {server.name}: its NICs must belong to its GPUs, as those of others do"
+                    )
 
     def _check_pods(self) -> None:
         seen: dict[int, str] = {}
@@ -172,6 +125,20 @@ class Topology(Shown):
     def is_flat(self) -> bool:
         """True if every server is one GPU: rank and endpoint are the same thing."""
         return all(server.gpus == 1 for server in self.servers)
+
+    @property
+    def wired(self) -> Graph | None:
+        """How GPUs are linked; None where servers pool their NICs.
+
+        >>> wired = Topology.parse("2x2@50GB/s+450GB/s").wired
+        >>> [wired.name_of(wired.links[number]) for number in wired.routes[0][3]]
+        ['h0 gpu 0->core', 'core->h1 gpu 1']
+        """
+        if self.graph is not None:
+            return self.graph
+        if any(server.gpus > 1 and server.has_own_nics for server in self.servers):
+            return wire(self.servers, self.pods, self.rail_only)
+        return None
 
     @property
     def out(self) -> tuple[Fraction, ...]:
@@ -214,7 +181,7 @@ class Topology(Shown):
         servers = tuple(
             replace(server, nics=(Nic(0, out, in_),)) if len(self.servers) > 1 else server for server in self.servers
         )
-        return replace(self, servers=servers, pods=self.pooled_pods, text="")
+        return replace(self, servers=servers, pods=self.pooled_pods, text="", graph=None)
 
     def scaled(self, factor: Fraction) -> Topology:
         """The rate of every NIC and uplink times `factor`: how bytes on a wire become payload once headers are paid."""
@@ -223,7 +190,8 @@ class Topology(Shown):
             for server in self.servers
         )
         pods = tuple(replace(pod, up=pod.up * factor, down=pod.down * factor) for pod in self.pods)
-        return replace(self, servers=servers, pods=pods)
+        graph = self.graph.scaled(factor) if self.graph is not None else None
+        return replace(self, servers=servers, pods=pods, graph=graph)
 
     def under(self, shares: Sequence[Sequence[tuple[float, float]]]) -> Topology:
         """The cluster when the NICs carry these shares, out and in, of what it says; by server and NIC. A NIC without
@@ -238,6 +206,8 @@ class Topology(Shown):
         """
         if len(shares) != len(self.servers):
             raise TopologyError(f"shares of {len(shares)} servers: must be of {len(self.servers)}")
+        if self.graph is not None:
+            raise TopologyError(f"{self!r}: shares of NICs: a graph has links, and none")
         servers = tuple(
             replace(server, nics=tuple(starmap(_under, zip(server.nics, _fit(nics, len(server.nics)), strict=True))))
             for server, nics in zip(self.servers, shares, strict=True)
@@ -247,8 +217,8 @@ class Topology(Shown):
     def of_ranks(self, ranks: Sequence[int]) -> Topology:
         """The cluster as some of its ranks have it to themselves, counted from 0 in the order given.
 
-        Servers keep their NICs and lose GPUs; pods are left out. Where the order is not that of the servers, each rank
-        is a server of its own, with its part of the NICs' rates.
+        Servers keep their NICs, pooled, and lose GPUs; pods are left out. Where the order is not that of the servers,
+        each rank is a server of its own, with its part of the NICs' rates.
 
         >>> Topology.parse("2x2@1GB/s").of_ranks([0, 2, 3]).rank_server
         (0, 1, 1)
@@ -259,9 +229,11 @@ class Topology(Shown):
         """
         if len(set(ranks)) < len(ranks) or not ranks or not 0 <= min(ranks) <= max(ranks) < self.n_ranks:
             raise InputError(f"ranks {list(ranks)}: must be different ones below {self.n_ranks}")
+        if self.graph is not None:
+            raise TopologyError(f"{self!r}: some of its ranks: not supported for a graph")
         at = [self.rank_server[rank] for rank in ranks]
         if at == sorted(at):
-            kept = [replace(self.servers[server], gpus=at.count(server)) for server in dict.fromkeys(at)]
+            kept = [_pooled(self.servers[server], at.count(server)) for server in dict.fromkeys(at)]
         else:
             kept = [
                 replace(
@@ -269,7 +241,7 @@ class Topology(Shown):
                     name=f"{self.servers[server].name}-{number}",
                     gpus=1,
                     nics=tuple(
-                        replace(nic, out=nic.out / at.count(server), in_=nic.in_ / at.count(server))
+                        replace(nic, out=nic.out / at.count(server), in_=nic.in_ / at.count(server), gpu=None)
                         for nic in self.servers[server].nics
                     ),
                 )
@@ -283,26 +255,16 @@ class Topology(Shown):
 
         Raises InputError for a text that is no topology, TopologyError for one that cannot be.
         """
-        if text.endswith(".toml") or "@" not in text:
-            return cls.from_toml(Path(text))
-        return _parse_text(text)
+        return cls(*parse_text(text)) if is_text(text) else cls.from_toml(Path(text))
 
     @classmethod
     def from_toml(cls, path: Path) -> Topology:
         """A topology from a TOML file; the schema is in docs/topology.md."""
+        parts = read_toml(path)
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"topology {str(path)!r}: no such file, and not of the form 8@50GB/s") from None
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"topology {str(path)!r}: not TOML: {error}") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"topology {str(path)!r}: cannot be read: {error}") from None
-        try:
-            file = msgspec.convert(document, _File)
-        except msgspec.ValidationError as error:
-            raise InputError(f"topology {str(path)!r}: {error}") from None
-        return _from_file(file, str(path))
+            return cls(*parts)
+        except TopologyError as error:
+            raise TopologyError(f"topology {str(path)!r}: {error}") from None
 
     def to_toml(self) -> str:
         """The text of a file for `from_toml`, which makes the same topology of it.
@@ -329,6 +291,10 @@ class Topology(Shown):
         """
         times = (("latency", self.latency_s), ("overhead", self.overhead_s))
         lines = [f'{name} = "{float(seconds * 10**9):.15g}ns"' for name, seconds in times]
+        if self.graph is not None:
+            return "\n".join(
+                [*lines, "", *_graph_lines(self.graph, [self.servers[at].name for at in self.rank_server])]
+            )
         lines += [f"rail_only = {str(self.rail_only).lower()}", ""]
         for pod in self.pods:
             lines += ["[[pods]]", f"name = {json.dumps(pod.name)}"]
@@ -342,9 +308,64 @@ class Topology(Shown):
             for nic in server.nics:
                 failed = ", failed = true" if nic.failed else ""
                 rates = f'out = "{show_rate(nic.out)}", in = "{show_rate(nic.in_)}"'
-                lines.append(f"  {{ rail = {nic.rail}, {rates}{failed} }},")
+                gpu = f", gpu = {nic.gpu}" if nic.gpu is not None else ""
+                lines.append(f"  {{ rail = {nic.rail}{gpu}, {rates}{failed} }},")
             lines += ["]", ""]
         return "\n".join(lines)
+
+    @classmethod
+    def from_networkx(cls, graph: nx.DiGraph[Any], latency_s: Fraction = Fraction(0)) -> Topology:
+        """The cluster of a directed graph: an edge's `capacity` is its rate, in bytes/s or as a text such as "50GB/s".
+
+        Nodes with a true attribute `switch` only forward, the others are GPUs; GPUs with the same `server` are in one.
+
+        >>> import networkx as nx
+        >>> ring = nx.DiGraph()
+        >>> ring.add_weighted_edges_from([("a", "b", 5), ("b", "c", 5), ("c", "a", 5)], weight="capacity")
+        >>> Topology.from_networkx(ring).out
+        (Fraction(5, 1), Fraction(5, 1), Fraction(5, 1))
+
+        Raises InputError with the path to what is wrong, TopologyError for a GPU that cannot send or receive.
+        """
+        if graph.is_multigraph() or not graph.is_directed():
+            raise InputError(f"networkx: {type(graph).__name__}: must be a DiGraph")
+        gpus = [node for node, data in graph.nodes(data=True) if not data.get("switch")]
+        homes = [str(graph.nodes[node].get("server", node)) for node in gpus]
+        first = {home: homes.index(home) for home in homes}
+        order = sorted(range(len(gpus)), key=lambda place: (first[homes[place]], place))
+        switches = [node for node, data in graph.nodes(data=True) if data.get("switch")]
+        number = {node: at for at, node in enumerate([*(gpus[place] for place in order), *switches])}
+        links = tuple(
+            GraphLink(number[tail], number[head], _capacity(f"networkx: edges[{tail!r}, {head!r}].capacity", data))
+            for tail, head, data in graph.edges(data=True)
+        )
+        made = Graph(tuple(str(gpus[place]) for place in order), tuple(map(str, switches)), links)
+        return cls(enclose(made, [homes[place] for place in order]), latency_s, graph=made)
+
+    def to_networkx(self) -> nx.DiGraph[str]:
+        """The graph for `from_networkx`, by name, and for the algorithms of networkx: GPUs, switches, links.
+
+        A server that pools its NICs has a switch that it sends through and one that it receives through; without a
+        fabric they let its GPUs exchange any rate, and the edges to them have no `capacity`.
+
+        >>> graph = Topology.parse("2@50GB/s,1=25GB/s").to_networkx()
+        >>> sorted(graph.edges(data="capacity"))[:2]
+        [('core', 'h0', 50000000000), ('core', 'h1', 25000000000)]
+        """
+        import networkx as nx
+
+        made: nx.DiGraph[str] = nx.DiGraph()
+        wired = self.wired or pooled_graph(self.servers, self.pods, self.rail_only)
+        for gpu, server in zip(wired.gpus, self.rank_server, strict=True):
+            made.add_node(gpu, server=self.servers[server].name)
+        made.add_nodes_from(wired.switches, switch=True)
+        for link in wired.links:
+            ends = wired.nodes[link.tail], wired.nodes[link.head]
+            if link.rate == UNLIMITED:
+                made.add_edge(*ends)
+            else:
+                made.add_edge(*ends, capacity=int(link.rate) if link.rate.denominator == 1 else link.rate)
+        return made
 
     def card(self) -> Card:
         rows = tuple(
@@ -367,6 +388,8 @@ class Topology(Shown):
 
     def __repr__(self) -> str:
         pods = f", {len(self.pods)} pods" if self.pods and not self.text else ""
+        if not self.text and self.wired is not None:
+            pods += ", graph" if self.graph is not None else ", NICs of GPUs"
         return f"Topology({self.text or endpoint_text(self.out, self.in_)!r}{pods})"
 
 
@@ -386,11 +409,36 @@ def _show_pair(out: Fraction, in_: Fraction) -> str:
     return show_rate(out) if out == in_ else f"{show_rate(out)}:{show_rate(in_)}"
 
 
-def _parse_pair(text: str) -> tuple[Fraction, Fraction]:
-    """`OUT` or `OUT:IN` in bytes/s."""
-    out, colon, in_ = text.partition(":")
-    rate = parse_rate(out)
-    return rate, parse_rate(in_) if colon else rate
+def _pooled(server: Server, gpus: int) -> Server:
+    """The server with so many GPUs and its NICs pooled."""
+    return replace(server, gpus=gpus, nics=tuple(replace(nic, gpu=None) for nic in server.nics))
+
+
+def _graph_lines(graph: Graph, homes: Sequence[str]) -> list[str]:
+    """The lines of a TOML file about a graph; `homes` are the servers of its GPUs, by name."""
+    gpus = (
+        f"  {{ name = {json.dumps(name)}, server = {json.dumps(home)} }},"
+        for name, home in zip(graph.gpus, homes, strict=True)
+    )
+    links = (
+        f"  {{ from = {json.dumps(graph.nodes[link.tail])}, to = {json.dumps(graph.nodes[link.head])}, "
+        f'rate = "{show_rate(link.rate)}", one_way = true }},'
+        for link in graph.links
+    )
+    return [f"switches = {json.dumps(list(graph.switches))}", "gpus = [", *gpus, "]", "links = [", *links, "]", ""]
+
+
+def _capacity(where: str, data: Mapping[str, Any]) -> Fraction:
+    """The rate of an edge of networkx."""
+    given = data.get("capacity")
+    if isinstance(given, str):
+        try:
+            return parse_rate(given)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+    if not isinstance(given, int | float | Fraction) or isinstance(given, bool) or not 0 < given < inf:
+        raise InputError(f"{where}: {given!r}: must be a rate above zero, in bytes/s or as a text such as '50GB/s'")
+    return Fraction(given)
 
 
 def _fit(shares: Sequence[tuple[float, float]], n_nics: int) -> list[tuple[float, float]]:
@@ -405,147 +453,3 @@ def _under(nic: Nic, share: tuple[float, float]) -> Nic:
     if min(share) <= 0:
         return replace(nic, failed=True)
     return replace(nic, out=nic.out * Fraction(share[0]), in_=nic.in_ * Fraction(share[1]))
-
-
-def _parse_text(text: str) -> Topology:
-    head, *overrides = text.split(",")
-    match = _HEAD.fullmatch(head.strip())
-    if match is None:
-        raise InputError(f"topology {text!r}: must start like 8@50GB/s or 4x8@50GB/s")
-    n_servers, per_server = int(match[1]), int(match[2] or 1)
-    if n_servers < 1 or per_server < 1:
-        raise InputError(f"topology {text!r}: must have at least one server and one GPU a server")
-    if n_servers * per_server > RANKS_MAX:
-        raise InputError(f"topology {text!r}: must have at most {RANKS_MAX} ranks")
-    out, in_ = _parse_pair(match[3])
-    nics = [tuple(Nic(rail, out, in_) for rail in range(per_server))] * n_servers
-    seen: set[int] = set()
-    for override in overrides:
-        index_text, equals, value = override.partition("=")
-        if not equals or not index_text.strip().isdecimal():
-            raise InputError(f"topology {text!r}: {override!r}: must look like 3=25GB/s or 2=3/8")
-        index = int(index_text)
-        if index >= n_servers:
-            raise InputError(f"topology {text!r}: server {index} does not exist: must be below {n_servers}")
-        if index in seen:
-            raise InputError(f"topology {text!r}: server {index} is named twice")
-        seen.add(index)
-        nics[index] = _override(text, nics[index], value.strip())
-    servers = tuple(Server(f"h{index}", per_server, own) for index, own in enumerate(nics))
-    return Topology(servers, pods=_pods(text, match, per_server * out, per_server * in_), text=text)
-
-
-def _pods(text: str, match: re.Match[str], out: Fraction, in_: Fraction) -> tuple[Pod, ...]:
-    """The pods that `/4:2` makes of servers which send `out` and receive `in_` bytes/s; none without it."""
-    if match[4] is None:
-        return ()
-    n_servers, size, over = int(match[1]), int(match[4]), Fraction(match[5])
-    if size < 1 or n_servers % size or size == n_servers:
-        raise InputError(f"topology {text!r}: pods of {size}: must divide the {n_servers} servers into two or more")
-    if over <= 0:
-        raise InputError(f"topology {text!r}: oversubscribed {match[5]}: must be above zero")
-    firsts = range(0, n_servers, size)
-    members = (tuple(range(first, first + size)) for first in firsts)
-    return tuple(Pod(f"pod{index}", own, size * out / over, size * in_ / over) for index, own in enumerate(members))
-
-
-def _override(text: str, nics: tuple[Nic, ...], value: str) -> tuple[Nic, ...]:
-    """The NICs of a server after `=3/8` (some are lost) or `=RATE` (all have another rate)."""
-    share = _SHARE.fullmatch(value)
-    if share is None:
-        out, in_ = _parse_pair(value)
-        return tuple(Nic(nic.rail, out, in_) for nic in nics)
-    kept, total = int(share[1]), int(share[2])
-    if total != len(nics) or kept > total:
-        raise InputError(f"topology {text!r}: {value!r}: must be K/{len(nics)} with K at most {len(nics)}, its NICs")
-    return tuple(replace(nic, failed=position >= kept) for position, nic in enumerate(nics))
-
-
-class _FileNic(msgspec.Struct, forbid_unknown_fields=True, rename={"in_": "in"}):
-    rail: Annotated[int, msgspec.Meta(ge=0, le=65535)]
-    rate: str | None = None
-    out: str | None = None
-    in_: str | None = None
-    failed: bool = False
-
-
-class _FileServer(msgspec.Struct, forbid_unknown_fields=True):
-    nics: list[_FileNic]
-    count: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)] = 1
-    gpus: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    name: str | None = None
-    fabric: str | None = None
-    pod: str | None = None
-
-
-class _FilePod(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    rate: str | None = None
-    up: str | None = None
-    down: str | None = None
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    servers: list[_FileServer]
-    pods: list[_FilePod] = []
-    latency: str = "0s"
-    overhead: str = "0s"
-    rail_only: bool = False
-
-
-def _from_file(file: _File, path: str) -> Topology:
-    servers: list[Server] = []
-    members: dict[str, list[int]] = {pod.name: [] for pod in file.pods}
-    for position, entry in enumerate(file.servers):
-        where = f"topology {path!r}: servers[{position}]"
-        if entry.count > 1 and entry.name is not None:
-            raise InputError(f"{where}.name: {entry.name!r}: must be absent when count is above 1")
-        if entry.pod is not None and entry.pod not in members:
-            raise InputError(f"{where}.pod: {entry.pod!r}: must be the name of one of pods")
-        try:
-            nics = tuple(_file_nic(nic) for nic in entry.nics)
-            fabric = parse_rate(entry.fabric) if entry.fabric is not None else None
-            for _ in range(entry.count):
-                if entry.pod is not None:
-                    members[entry.pod].append(len(servers))
-                servers.append(Server(entry.name or f"h{len(servers)}", entry.gpus, nics, fabric))
-        except (InputError, TopologyError) as error:
-            raise InputError(f"{where}: {error}") from None
-    pods: list[Pod] = []
-    for position, pod in enumerate(file.pods):
-        try:
-            up, down = _both_ways(f"pod {pod.name}", pod.rate, "up", pod.up, "down", pod.down)
-            pods.append(Pod(pod.name, tuple(members[pod.name]), up, down))
-        except (InputError, TopologyError) as error:
-            raise InputError(f"topology {path!r}: pods[{position}]: {error}") from None
-    latency_s = _file_time(path, "latency", file.latency)
-    overhead_s = _file_time(path, "overhead", file.overhead)
-    try:
-        return Topology(tuple(servers), latency_s, file.rail_only, tuple(pods), path, overhead_s)
-    except TopologyError as error:
-        raise TopologyError(f"topology {path!r}: {error}") from None
-
-
-def _file_time(path: str, name: str, text: str) -> Fraction:
-    try:
-        return parse_time(text)
-    except InputError as error:
-        raise InputError(f"topology {path!r}: {name}: {error}") from None
-
-
-def _file_nic(nic: _FileNic) -> Nic:
-    out, in_ = _both_ways(f"NIC on rail {nic.rail}", nic.rate, "out", nic.out, "in", nic.in_)
-    return Nic(nic.rail, out, in_, nic.failed)
-
-
-def _both_ways(
-    what: str, rate: str | None, there: str, there_rate: str | None, back: str, back_rate: str | None
-) -> tuple[Fraction, Fraction]:
-    """The rates of something for which a file gives either `rate`, or one for each way."""
-    if rate is not None and (there_rate is not None or back_rate is not None):
-        raise InputError(f"{what}: give either rate, or {there} and {back}")
-    if rate is None and (there_rate is None or back_rate is None):
-        raise InputError(f"{what}: give rate, or both {there} and {back}")
-    first, second = rate or there_rate, rate or back_rate
-    assert first is not None and second is not None
-    return parse_rate(first), parse_rate(second)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,49 @@ class Tree:
     def __repr__(self) -> str:
         edges = zip(self.order.tolist()[1:], self.parent.tolist()[1:], strict=True)
         return f"Tree({', '.join(f'{parent} <- {rank}' for rank, parent in edges)})"
+
+
+class Edge(NamedTuple):
+    """The edge from `child` to `parent` in tree `tree` of several; the child is at `level`, the root at level 0."""
+
+    tree: int
+    child: int
+    parent: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEdges:
+    """Every edge of some trees, once, in some order.
+
+    Raises ScheduleError for other edges, or other levels.
+    """
+
+    trees: tuple[Tree, ...]
+    edges: tuple[Edge, ...]
+
+    def __post_init__(self) -> None:
+        wanted = {edge for number, tree in enumerate(self.trees) for edge in edges_of(number, tree)}
+        if len(self.edges) != len(wanted) or set(self.edges) != wanted:
+            wrong = sorted(wanted ^ set(self.edges))[:1]
+            raise ScheduleError(f"edges of {len(self.trees)} trees: must be every edge once, with its level: {wrong}")
+
+    @property
+    def depth(self) -> int:
+        """The highest level."""
+        return max(tree.depth for tree in self.trees)
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self.edges)
+
+
+def edges_of(number: int, tree: Tree) -> Iterator[Edge]:
+    """The edges of a tree in its order, as those of tree `number`."""
+    level = {-1: -1}
+    for child, parent in zip(tree.order.tolist(), tree.parent.tolist(), strict=True):
+        level[child] = level[parent] + 1
+        if parent >= 0:
+            yield Edge(number, child, parent, level[child])
 
 
 @cache

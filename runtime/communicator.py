@@ -34,7 +34,7 @@ from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import Staging
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
-from optcc.runtime.point_to_point import TAG_MAX, Mail
+from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.replanning import PlanFor, Replanning, Replans
 from optcc.runtime.state import WINDOW
@@ -90,7 +90,9 @@ class Communicator:
             self._mail = self.engine.mail
         else:
             self._mail = Mail(self.engine, range(self.n_ranks), self.rank, 0)
-        self._window, self._deadline_s = window, deadline_s
+        self._window = window
+        # How long collectives and messages may take that begin from now on, seconds.
+        self.deadline_s = deadline_s
         self._memory_of = memory_of
         # Last used, last.
         self._plans: dict[tuple[PlanRequest, bool], PersistentPlan] = {}
@@ -100,6 +102,11 @@ class Communicator:
         self._replanning = Replanning(
             self._mail.engine, self._prepare if is_whole and isinstance(plan_for, Replans) else None
         )
+
+    @property
+    def whole_engine(self) -> Engine:
+        """What drives this communicator, and others that were split from the same."""
+        return self._mail.engine
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
         """This rank, as mpi4py says it."""
@@ -247,15 +254,37 @@ class Communicator:
         """Begins `send`; the array must not change until it is done."""
         view = arguments.message("array", array)
         self._check_peer("dest", dest, tag)
-        return self._mail.send(view, dest, tag, self._deadline_s)
+        return self._mail.send(view, dest, tag, self.deadline_s)
 
     def start_recv(self, out: Any, source: int, tag: int = 0) -> Handle:
         """Begins `recv`."""
         view = arguments.message("out", out, is_output=True)
         self._check_peer("source", source, tag)
-        handle = self._mail.receive(view, source, tag, self._deadline_s)
+        handle = self._mail.receive(view, source, tag, self.deadline_s)
         handle.output = out
         return handle
+
+    def start_recv_any(self, out: Any, tag: int = 0) -> AnyReceive:
+        """Begins to receive the next message with this tag from whichever rank sends one; see `recv`."""
+        view = arguments.message("out", out, is_output=True)
+        self._check_peer("source", 0, tag)
+        return self._mail.receive_any(view, tag, self.deadline_s)
+
+    def start_exchange(self, blocks: Sequence[Any], out: Sequence[Any]) -> list[Handle]:
+        """Begins to send `blocks[r]` to each rank r and to receive `out[r]` from it, as messages, without a plan.
+
+        For blocks whose lengths only their two ranks know, and that change from call to call. All ranks call it in the
+        same order; an empty block is no message.
+        """
+        sends = [arguments.message("blocks", each) for each in blocks]
+        takes = [arguments.message("out", each, is_output=True) for each in out]
+        if not len(sends) == len(takes) == self.n_ranks:
+            raise InputError(f"{len(sends)} blocks, {len(takes)} in out: must be {self.n_ranks} of each")
+        mail, tag, limit_s = self._mail, BLOCK_TAG, self.deadline_s
+        handles = [mail.receive(view, rank, tag, limit_s) for rank, view in enumerate(takes) if view.nbytes]
+        # Each rank begins with the one behind it, so that they do not all begin with the same.
+        order = [(self.rank + step) % self.n_ranks for step in range(self.n_ranks)]
+        return handles + [mail.send(sends[rank], rank, tag, limit_s) for rank in order if sends[rank].nbytes]
 
     def _check_peer(self, name: str, rank: int, tag: int) -> None:
         if not 0 <= rank < self.n_ranks:
@@ -358,7 +387,7 @@ class Communicator:
             raise InputError(f"split: {type(self._plan_for).__name__}: must have for_ranks, as optcc.Planner")
         engine = self._mail.engine
         mine = _SPLIT.pack(-1 if color is None else color, key, engine.n_teams)
-        told = [_SPLIT.unpack(each) for each in self.engine.allgather(mine, self._deadline_s)]
+        told = [_SPLIT.unpack(each) for each in self.engine.allgather(mine, self.deadline_s)]
         # A number that no rank has seen yet: teams of one number have no rank in common.
         number = max(n_teams for *_, n_teams in told)
         engine.n_teams = number + 1
@@ -370,7 +399,7 @@ class Communicator:
             team,
             self._plan_for.for_ranks(members),
             window=self._window,
-            deadline_s=self._deadline_s,
+            deadline_s=self.deadline_s,
             memory_of=self._memory_of,
         )
 
@@ -394,7 +423,7 @@ class Communicator:
             if error is not None:
                 self.abort(f"{type(error).__name__}: {error}")
             elif self.engine.failure is None:
-                self.barrier(self._deadline_s)
+                self.barrier(self.deadline_s)
         finally:
             self.close()
 
@@ -410,7 +439,7 @@ class Communicator:
                 self._plans.pop(next(iter(self._plans))).close()
             plan = self.make(call.request, call.example)
         self._plans[key] = plan
-        handle = plan.start(call.send, call.recv)
+        handle = plan.start(call.send, call.recv, deadline_s=self.deadline_s)
         handle.output = call.result
         return handle
 
@@ -426,7 +455,7 @@ class Communicator:
 
     def change_epoch(self) -> None:
         """A collective begins: from one on that all ranks have agreed on, plans are new ones."""
-        if self._replanning.begin(self._deadline_s):
+        if self._replanning.begin(self.deadline_s):
             assert isinstance(self._base, Replans)
             # Where there is no plan for what is left, that of before goes on.
             with suppress(OptccError):
@@ -453,7 +482,7 @@ class Communicator:
             raise InputError(f"plan {plan.name}: {plan.request}: must be {request}")
         kernels, staging = self._memory_of(array, request.dtype, request.reduction)
         return self.engine.prepare(
-            plan, verdict, window=self._window, deadline_s=self._deadline_s, kernels=kernels, staging=staging
+            plan, verdict, window=self._window, deadline_s=self.deadline_s, kernels=kernels, staging=staging
         )
 
 
@@ -482,7 +511,7 @@ class PersistentCollective:
         if self._epoch != self._comm.epoch:
             self._plan.close()
             self._prepare()
-        handle = self._plan.start_with(self._arrays)
+        handle = self._plan.start_with(self._arrays, deadline_s=self._comm.deadline_s)
         handle.output = self._call.result
         return handle
 

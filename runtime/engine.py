@@ -98,7 +98,6 @@ class Engine:
         self.n_teams = 1
         # Who takes the events of channels that are no plan's.
         self._listeners: dict[int, Callable[[Event], None]] = {}
-        self._has_begun = False
         self._barrier = Barrier(transport, _CONTROL)
         # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
         self.look_aside: Callable[[], float] | None = None
@@ -133,9 +132,11 @@ class Engine:
         return self.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, staging)
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
-        """`Transport.allgather`, which waits inside the transport, where runs stand still: first all come to it."""
-        if self._has_begun:
-            self.barrier(timeout_s)
+        """`Transport.allgather`, which waits inside the transport, where runs stand still: first all come to it.
+
+        Always: whether anything is under way at this rank, such as a message, the others do not know.
+        """
+        self.barrier(timeout_s)
         return self.transport.allgather(payload, timeout_s)
 
     def prepare_among(
@@ -174,7 +175,6 @@ class Engine:
 
     def enter(self, handle: Handle) -> None:
         """A run begins, or something else that is waited for: its time runs."""
-        self._has_begun = True
         if not self._running:
             THREAD_ENGINES.running[self._identity] = self._myself
         handle.due_s = due_s = self._clock.now_s() + handle.deadline_s
@@ -194,6 +194,8 @@ class Engine:
             THREAD_ENGINES.running.pop(self._identity, None)
         elif handle.due_s <= self._due_s:
             self._due_s = min(each.due_s for each in running)
+        if handle.then is not None:
+            handle.then()
 
     def wait_for(self, goal: Goal, timeout_s: float) -> bool:
         """Goes on with every run until `goal` is done, for `timeout_s` at most; whether it is. Raises as
@@ -362,16 +364,18 @@ class Driven(Protocol):
 class Handle:
     """One run of a `PersistentPlan`, or a message.
 
-    Its arrays belong to it until it is done: what is sent must not change, what is received must not be read.
+    Its arrays belong to it until it is done: what is sent must not change, what is received must not be read. `then` is
+    called within the engine once it is done: it must neither wait nor raise.
     """
 
-    __slots__ = ("arrays", "deadline_s", "done", "due_s", "output", "plan")
+    __slots__ = ("arrays", "deadline_s", "done", "due_s", "output", "plan", "then")
 
     def __init__(self, plan: Driven, arrays: Arrays, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
         self.done = False
         self.arrays: Arrays | None = arrays
         self.output = arrays.output
+        self.then: Callable[[], None] | None = None
 
     def test(self) -> bool:
         """Goes on with all runs as far as is possible without waiting; True once this one is done.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.transport import SENT, Bytes, Event
 
 TAG_MAX = 2**62
+BLOCK_TAG = -2
+"""The tag of `Communicator.start_exchange`; those of programs are not below zero."""
 _HEADER = struct.Struct("<qQ")
 
 
@@ -31,6 +33,21 @@ class WaitingReceive(NamedTuple):
     handle: Handle
     tag: int
     view: Bytes
+    # Called with the sender once its message is the one, if others might have sent it.
+    chosen: Callable[[int], None] | None = None
+
+
+class AnyReceive:
+    """A receive from any rank: `source` is whose message it took, -1 until then."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle, self.source = handle, -1
+
+    def take(self, wanted: WaitingReceive, src: int, boxes: Iterable[_Inbound]) -> None:
+        """A message from `src` is about to fill it: the others wait for it no longer."""
+        self.source = src
+        for box in boxes:
+            box.forget(wanted)
 
 
 class Mail:
@@ -59,6 +76,17 @@ class Mail:
         handle = self._enter(view, deadline_s)
         self._from(src).receive(WaitingReceive(handle, tag, view))
         return handle
+
+    def receive_any(self, view: Bytes, tag: int, deadline_s: float) -> AnyReceive:
+        """Begins to receive the next message with this tag from any member."""
+        handle = self._enter(view, deadline_s)
+        anyone = AnyReceive(handle)
+        boxes = [self._from(src) for src in range(len(self.ranks))]
+        wanted = WaitingReceive(handle, tag, view, lambda src: anyone.take(wanted, src, boxes))
+        for box in boxes:
+            if anyone.source < 0:
+                box.receive(wanted)
+        return anyone
 
     def report(self) -> str:
         """What is waited for, for a deadline that has passed."""
@@ -143,6 +171,8 @@ class _Inbound:
         for index, (tag, data) in enumerate(self._kept):
             if tag == wanted.tag:
                 del self._kept[index]
+                if wanted.chosen is not None:
+                    wanted.chosen(self._src)
                 self._check(wanted, data.nbytes)
                 wanted.view[:] = data
                 self._engine.leave(wanted.handle)
@@ -188,10 +218,19 @@ class _Inbound:
             self._is_header_asked = True
             self._engine.transport.post_recv(self._channel, self._header)
 
+    def forget(self, wanted: WaitingReceive) -> None:
+        """Another rank's message has been taken for it."""
+        for index, each in enumerate(self._waiting):
+            if each is wanted:
+                del self._waiting[index]
+                return
+
     def _take(self, tag: int) -> WaitingReceive | None:
         for index, wanted in enumerate(self._waiting):
             if wanted.tag == tag:
                 del self._waiting[index]
+                if wanted.chosen is not None:
+                    wanted.chosen(self._src)
                 return wanted
         return None
 

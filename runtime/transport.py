@@ -27,6 +27,9 @@ Event = tuple[int, int]
 EPOCH_NEWS = -1
 """In place of a handle: something has happened to the epochs of the job (`Agrees`), and to no channel."""
 
+WOKEN = -2
+"""In place of a handle: another thread has woken this one (`Wakes`)."""
+
 COLLECTIVE_TIMEOUT_S = 60.0
 
 
@@ -127,6 +130,15 @@ class Defers(Protocol):
     def defer_reports(self) -> Callable[[], None]:
         """From now on they may wait until what this returns is called; whoever asks for it must call it whenever this
         rank may not call again for long, after events."""
+        ...
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """A transport whose `poll` another thread can end."""
+
+    def wake_by(self, file: int) -> None:
+        """From now on `poll` returns an event of `WOKEN` when the eventfd `file` is set, which it sets back."""
         ...
 
 

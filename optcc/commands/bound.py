@@ -60,9 +60,9 @@ def command(
     """The least time that any schedule can take on TOPOLOGY, why, and what would help.
 
     Closed forms where there are some, else a linear program over cuts (servers that talk rail by rail and lost
-    different rails). Every bound comes with a certificate that is replayed in exact arithmetic before anything is
-    printed; `optcc replay` checks it again. With --solver the linear program is solved even where there is a closed
-    form, and its certificate must support that bound.
+    different rails; fabrics behind uplinks of pods). Every bound comes with a certificate that is replayed in exact
+    arithmetic before anything is printed; `optcc replay` checks it again. With --solver the linear program is solved
+    even where there is a closed form, and its certificate must support that bound.
     """
     wanted = Collective(collective, topology.n_ranks, root)
     if collective in PERSONALISED:
@@ -78,6 +78,8 @@ def command(
     except BoundUnknown as unknown:
         click.echo(f"best certified bound so far: {unknown.best.seconds} s", err=True)
         raise
+    if told is not None and certificate.seconds > told.bound.seconds:
+        told = None  # it explains less than the linear program proves
     if file is not None:
         replace_file(file, certificate.to_bytes())
     if as_json:

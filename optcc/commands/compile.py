@@ -81,8 +81,9 @@ def command(
     verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
     replace_files(output, FORMATS[form](plan, topology, model))
     if explain:
-        assert built.choice is not None
-        echo_card(built.choice)
+        told = built.choice or built.compared
+        assert told is not None
+        echo_card(told)
     if as_json:
         echo_json(
             {

@@ -6,15 +6,14 @@ import click
 
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.collective import COLLECTIVES
-from optcc.planner import AUTO
-from optcc.schedules.registry import SCHEDULES
+from optcc.planner import AUTO, LIBRARY
 from optcc.show import Card
 
 SUMMARY = "The schedule and the segments that are predicted to be fastest for the size."
 
 
 def _card() -> Card:
-    rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in SCHEDULES.values())
+    rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in LIBRARY.values())
     rows = (*rows, (AUTO, "all", "what one of the candidates accepts", SUMMARY))
     return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
 
@@ -35,7 +34,7 @@ def command(as_json: bool) -> None:
                 "paper": each.paper,
                 "summary": each.summary,
             }
-            for each in SCHEDULES.values()
+            for each in LIBRARY.values()
         ]
         + [
             {

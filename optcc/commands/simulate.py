@@ -31,7 +31,7 @@ from optcc.static_order import SerialModel, StaticOrderTiming, time_static_order
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.units import parse_time
-from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.bounds.certified import least_seconds
 
 POLICIES = ("migrate", "wait")
 JITTER_S = 2e-6
@@ -173,7 +173,7 @@ def _tell(
 ) -> None:
     """Prints `result` beside the bound; `spent` is how long it took to find, in seconds; no `verdict` if there is no
     plan to judge."""
-    bound = float(collective_bound(topology, size_bytes, made, fabric=False).seconds)
+    bound = float(least_seconds(topology, size_bytes, made))
     ratio = result.seconds / bound if bound else 1.0
     if not as_json:
         echo_card(result)

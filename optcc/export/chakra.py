@@ -30,8 +30,11 @@ def write_chakra(plan: Plan) -> tuple[bytes, ...]:
     """For each rank its trace, for the files `NAME.0.et`, `NAME.1.et`, ...
 
     A send is a SEND; a receive is a RECV, and a COMP behind it if it reduces; a local operation is a COMP. A COMP has
-    no duration. A node waits (`data_deps`) for what its instruction waits for; a SEND also for the one before it in its
-    lane and for what was waited for between the two; a fused send for its receive. The tag is the transfer's number.
+    no duration. A node waits (`data_deps`) for what its instruction waits for; a SEND also for what the instructions of
+    its lane since the last one waited for; a fused send for its receive. No SEND waits for the one before it in its
+    lane: in ASTRA-sim a SEND ends when its message has arrived, so there would be one message on its way at a time.
+    There a port carries messages in the order in which they are issued, that of the ids. The tag is the transfer's
+    number.
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring
@@ -63,7 +66,6 @@ def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
         )
 
     for rank, lane in zip(plan.lane_rank.tolist(), plan.lanes, strict=True):
-        sent = -1
         pending: list[int] = []
         for index in lane:
             waits = [last[earlier] for earlier in after[index]]
@@ -78,15 +80,10 @@ def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
             if t < 0:
                 pending += waits
                 continue
-            before = dict.fromkeys((sent, node if r >= 0 else -1, *pending, *waits))
+            before = dict.fromkeys((*((node,) if r >= 0 else ()), *pending, *waits))
             node = last[index]
-            yield (
-                rank,
-                _node(
-                    node, name(t), SEND, [each for each in before if each >= 0], _message(src[t], dst[t], t, size[t])
-                ),
-            )
-            sent, pending = node, []
+            yield rank, _node(node, name(t), SEND, list(before), _message(src[t], dst[t], t, size[t]))
+            pending = []
 
 
 def _ids(plan: Plan) -> tuple[list[int], list[int]]:

@@ -3,7 +3,8 @@
     before  every rank sends in one lane         after  a pair of ranks that carries twice as much has twice as many
             and receives in one                         lanes of its own
 
-One lane (`one_lane`) serialises a rank's sends: it keeps the order of a timetable.
+One lane (`one_lane`) serialises a rank's sends: it keeps the order of a timetable. So does a lane for each port of a
+rank (`lanes_by_port`), where a rank has several: its link inside the server and its NIC.
 
 Lanes for each pair of ranks, in proportion to the bytes that the pair carries (`lanes_by_pair`), act as weights: ports
 that are shared fairly give every transfer in flight the same rate, and each lane has one in flight. So pairs that carry
@@ -24,6 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from optcc.arrays import Column, column
+from optcc.graph import Graph
+from optcc.routing import lanes_of_ports
 from optcc.schedule import REDUCE
 from optcc.transfers import Transfers
 
@@ -50,6 +53,14 @@ def one_lane(transfers: Transfers, slots: int) -> LaneAssignment:
     """Every rank sends in one lane and receives in one."""
     zero = column(np.zeros(len(transfers), dtype=np.int64))
     return LaneAssignment(zero, zero, zero, zero + slots)
+
+
+def lanes_by_port(transfers: Transfers, graph: Graph, slots: int) -> LaneAssignment:
+    """Every rank sends in one lane for each link that leaves it, and receives in one for each that enters it: its links
+    work at the same time, each in its order."""
+    send, receive = lanes_of_ports(transfers, graph)
+    zero = column(np.zeros(len(transfers), dtype=np.int64))
+    return LaneAssignment(send, receive, zero, zero + slots)
 
 
 def lanes_by_pair(transfers: Transfers, lanes_mean: int, slots: int) -> LaneAssignment:

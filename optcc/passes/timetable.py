@@ -25,7 +25,9 @@ import numpy.typing as npt
 
 from optcc.arrays import Column, Lists, column
 from optcc.errors import TopologyError
+from optcc.graph import Graph
 from optcc.passes.list_schedule import FOLLOWS, NEEDS, SPARES, Jobs, list_exclusive, list_fifo
+from optcc.routing import first_and_last
 from optcc.schedule import REDUCE
 from optcc.timing import Model
 from optcc.topology import Topology
@@ -120,6 +122,8 @@ class _PortTimes:
 
     @classmethod
     def of(cls, transfers: Transfers, topology: Topology) -> _PortTimes:
+        if topology.wired is not None:
+            return cls._of_graph(transfers, topology.wired)
         server = np.array(topology.rank_server, dtype=np.int64)
         n_servers = len(topology.servers)
         src, dst = transfers.src, transfers.dst
@@ -135,6 +139,14 @@ class _PortTimes:
             transfers.bytes / np.where(free, np.inf, out_rate),
             transfers.bytes / np.where(free, np.inf, in_rate),
         )
+
+    @classmethod
+    def _of_graph(cls, transfers: Transfers, graph: Graph) -> _PortTimes:
+        """The ports are links."""
+        first, last = first_and_last(transfers, graph)
+        rate = np.array([float(link.rate) for link in graph.links])
+        out_s, in_s = (np.where(side < 0, 0.0, transfers.bytes / rate[side]) for side in (first, last))
+        return cls(len(graph.links), first, last, out_s, in_s)
 
 
 def _waits(transfers: Transfers) -> tuple[Column, Column, Column]:

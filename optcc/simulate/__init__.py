@@ -3,7 +3,9 @@
 A transfer between servers goes through the out port of one server and the in port of the other, its surviving NICs
 pooled. Inside a server it goes through the fabric ports of two GPUs, or through no port at all if the fabric is never
 the bottleneck. A local operation (src = dst) takes no time. On a rail-only network whose servers kept different rails,
-a transfer is striped over those that both its servers have (`optcc.simulate.rails`).
+a transfer is striped over those that both its servers have (`optcc.simulate.rails`). Where NICs belong to GPUs, or the
+topology is a graph, a transfer goes through the links of its route: a GPU's fabric and its NIC work at the same time,
+and what leaves through another GPU's NIC goes there first, as a transfer of its own.
 
     model      how a port serves the transfers that want it
     fifo       one at a time at the port's own rate; the network between two ports stores what the sender is faster
@@ -102,6 +104,8 @@ def simulate(
         raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {transfers.n_ranks} ranks")
     if topology.pods and policy is not None and policy.name == "replan":
         raise TopologyError("policy replan and pods: not modelled, both plans would share the uplinks for a while")
+    if topology.wired is not None and faults is not None:
+        raise TopologyError(f"{topology!r}: faults where NICs belong to GPUs, or of links: not modelled")
     overhead = Fraction(str(overhead_s))
     if keep_different_rails(topology) or (topology.rail_only and faults is not None):
         if jitter is not None:

@@ -4,6 +4,9 @@ A transfer between servers goes through the out port of one server and the in po
 pooled; if they are in different pods, also up the uplink of one and down that of the other. Inside a server it goes
 through the fabric ports of two GPUs, or through none if the fabric is never the bottleneck. A local operation (src =
 dst) uses none.
+
+Where GPUs are linked (`Topology.wired`), the first link of a transfer's route is its out port, the last one its in
+port; those between two switches are its uplinks.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from optcc.arrays import Column
+from optcc.arrays import Column, column
+from optcc.graph import Graph
+from optcc.routing import first_and_last
 from optcc.simulate.dependencies import IN, LOCAL, NO_PORT, OUT, PAIR
 from optcc.topology import Topology
 from optcc.transfers import Transfers
@@ -30,6 +35,10 @@ class PortMap:
 
     `server_port[s]` is the out port of server s, `gpu_port[r]` that of rank r inside its server, `pod_port[s]` the
     uplink of the pod of server s, with its way down next; -1: there is none.
+
+    In a graph the ports of a GPU and a switch are the links between them, and those of two GPUs the ends of a cable.
+    Its transfers are those between `ends`: link l stands for a sender and `links + l` for a receiver, each a server
+    of its own.
     """
 
     names: tuple[str, ...]
@@ -38,10 +47,61 @@ class PortMap:
     server_port: Column
     gpu_port: Column
     pod_port: Column
+    graph: Graph | None = None
+    leaf: Column | None = None
+    between: Column | None = None
+
+    @classmethod
+    def of_graph(cls, graph: Graph) -> PortMap:
+        """The ports of GPUs and switches that are linked. `leaf` is the switch at the end of a link, and `between` has
+        the uplinks from one switch to another; its last line is for no switch."""
+        p, n = len(graph.gpus), len(graph.links)
+        places: dict[tuple[int, int], int] = {}  # of a pair of links, from node to node and back; a cable by itself
+        names: list[str] = []
+        rates: list[Fraction] = []
+        number = np.zeros(n, dtype=np.int64)
+        for at, link in enumerate(graph.links):
+            a, b = link.tail, link.head
+            cable = a < p and b < p
+            key = (a, b) if cable else (min(a, b), max(a, b))
+            if key not in places:
+                places[key] = len(names)
+                names += [f"{graph.nodes[a]}->{graph.nodes[b]}{way}" for way in ("", " in")]
+                rates += [link.rate, link.rate]
+            # The first of a pair is what leaves a GPU, and what goes to the switch of the higher number.
+            number[at] = places[key] + int(not cable and a > b)
+            if not cable:
+                names[number[at]], rates[number[at]] = graph.name_of(link), link.rate
+        leaf = np.array(
+            [max(link.head, link.tail) - p if max(link.head, link.tail) >= p else -1 for link in graph.links]
+        )
+        between = np.full((len(graph.switches) + 1, len(graph.switches) + 1, 2), NO_PORT)
+        uplinked = [route for routes in graph.routes for route in routes.values() if len(route) > 2]
+        down = {route[2] for route in uplinked if len(route) > 3}
+        for route in uplinked:
+            for side, middle in enumerate(route[1:-1]):
+                between[leaf[route[0]], leaf[route[-1]], 1 if middle in down else side] = number[middle]
+        port = np.tile(number // 2 * 2, 2)
+        none = np.full(2 * n, -1)
+        return cls(tuple(names), tuple(rates), np.arange(2 * n), port, none, none, graph, np.tile(leaf, 2), between)
+
+    def ends(self, transfers: Transfers) -> tuple[Column, Column]:
+        """The sender and the receiver of each transfer, as the ports know them.
+
+        Raises TopologyError for a transfer between GPUs of a graph that no route joins.
+        """
+        if self.graph is None:
+            return transfers.src, transfers.dst
+        first, last = first_and_last(transfers, self.graph)
+        local = first < 0
+        return column(np.where(local, 0, first)), column(np.where(local, 0, len(self.graph.links) + last))
 
     @classmethod
     def of(cls, topology: Topology) -> PortMap:
         """The ports of `topology`."""
+        wired = topology.wired
+        if wired is not None:
+            return cls.of_graph(wired)
         names: list[str] = []
         rates: list[Fraction] = []
         server_port = np.full(len(topology.servers), -1, dtype=np.int64)
@@ -71,11 +131,11 @@ class PortMap:
     @property
     def has_pods(self) -> bool:
         """True if some transfers may use an uplink."""
-        return bool((self.pod_port >= 0).any())
+        return bool((self.pod_port >= 0).any() or (self.between is not None and (self.between >= 0).any()))
 
     def used_by(self, transfers: Transfers) -> tuple[Column, Column]:
         """For each transfer its out port and its in port; below zero: it uses none."""
-        src, dst = transfers.src, transfers.dst
+        src, dst = self.ends(transfers)
         from_, to = self.server_of[src], self.server_of[dst]
         out = np.where(from_ != to, self.server_port[from_], self.gpu_port[src])
         in_ = np.where(from_ != to, self.server_port[to], self.gpu_port[dst]) + 1
@@ -84,10 +144,14 @@ class PortMap:
 
     def uplinks(self, transfers: Transfers) -> tuple[Column, Column]:
         """For each transfer the uplink that it goes up and the one that it comes down; below zero: none."""
-        return self.uplinks_between(self.server_of[transfers.src], self.server_of[transfers.dst])
+        src, dst = self.ends(transfers)
+        return self.uplinks_between(self.server_of[src], self.server_of[dst])
 
     def uplinks_between(self, src: Column, dst: Column) -> tuple[Column, Column]:
         """The same for transfers between servers."""
+        if self.between is not None and self.leaf is not None:
+            ways = self.between[self.leaf[src], self.leaf[dst]]
+            return ways[:, 0], ways[:, 1]
         up, down = self.pod_port[src], self.pod_port[dst]
         leaves = up != down
         return np.where(leaves, up, NO_PORT), np.where(leaves & (down >= 0), down + 1, NO_PORT)

@@ -46,7 +46,10 @@ from optcc.transfers import Transfers
 
 
 def keep_different_rails(topology: Topology) -> bool:
-    """True if rails need separate ports: servers keep different ones, or each rail has its own uplink."""
+    """True if rails need separate ports: servers keep different ones, or each rail has its own uplink. The rails of
+    GPUs that are linked are links of a graph."""
+    if topology.wired is not None:
+        return False
     return topology.rail_only and (len(topology.rails_kept) > 1 or bool(topology.pods))
 
 

@@ -93,6 +93,9 @@ def run_once(plan: Plan | Transfers, network: PortNetwork, model: Model) -> Timi
     stands still for ever holds some back.
     """
     graph = graph_of_plan(plan)
+    if network.ports.graph is not None:
+        src, dst = network.ports.ends(plan.transfers if isinstance(plan, Plan) else plan)
+        graph = replace(graph, src=src, dst=dst)
     result = run_graph(graph, network, model)
     if result.finished < len(graph.rows):
         check_finished(plan.transfers if isinstance(plan, Plan) else plan, graph.rows, result.down)

@@ -37,12 +37,17 @@ class Detours:
         if is_first:
             tried.clear()
         ranks = set(range(len(local.book))) - local.left.keys() - {local.rank, peer}
-        first = {rank: nics for rank in ranks if (nics := self._way_to(rank)) is not None}
-        via = self._shortest(peer, first.keys())
-        if not via and tried:
-            tried.clear()
-            via = self._shortest(peer, first.keys())
-        if not via:
+        via: tuple[int, ...] = ()
+        first: dict[int, tuple[int, int]] = {}
+        # A NIC counts as down also if it has lost all its connections: one that was never opened may get through.
+        for is_hopeful, is_anew in ((False, False), (True, False), (False, True)):
+            if is_anew:
+                tried.clear()
+            first = {rank: nics for rank in ranks if (nics := self._way_to(rank, is_hopeful)) is not None}
+            via = self._shortest(peer, first.keys(), is_hopeful)
+            if via:
+                break
+        else:
             return None
         tried.update(pairwise((*via, peer)))
         mine, theirs = first[via[0]]
@@ -66,25 +71,35 @@ class Detours:
             if other != one and other not in done
         )
 
-    def _way_to(self, rank: int) -> tuple[int, int] | None:
-        """The NICs of a rail to a rank that is up, or that may be if none was tried; None if there is none."""
+    def _way_to(self, rank: int, is_hopeful: bool) -> tuple[int, int] | None:
+        """The NICs of a rail to a rank that is up, or that may be if none was tried; None if there is none.
+
+        If `is_hopeful`, what is said of the other end counts for nothing.
+        """
         local = self._local
         pairs = local.pairs(local.rank, rank)
         up = [pairs[connection.rail] for connection in local.up_to(rank) if connection.rail < len(pairs)]
         if not up and rank not in self._outbounds:
             up = [pair for pair in pairs if self.may_be_up(local.rank, pair[0], rank, pair[1])]
+            if not up and is_hopeful:
+                # Its own NICs a rank knows best.
+                up = [pair for pair in pairs if (local.rank, pair[0]) not in self._rates.down]
         return up[0] if up else None
 
-    def _shortest(self, peer: int, first: Set[int]) -> tuple[int, ...]:
+    def _shortest(self, peer: int, first: Set[int], is_hopeful: bool) -> tuple[int, ...]:
         """The ranks on a shortest path whose first rank is one of these; none if there is no path."""
         tried = self._tried[peer]
+
+        def may_pass(src: int, dst: int) -> bool:
+            return (src, dst) not in tried and (is_hopeful or self.has_rail(src, dst))
+
         # How many ranks from the peer each one is.
         steps, waiting = {peer: 0}, deque([peer])
         while waiting:
             dst = waiting.popleft()
             for rank in range(len(self._local.book)):
                 is_new = rank not in steps and rank != self._local.rank and rank not in self._local.left
-                if is_new and (rank, dst) not in tried and self.has_rail(rank, dst):
+                if is_new and may_pass(rank, dst):
                     steps[rank] = steps[dst] + 1
                     waiting.append(rank)
         reached = first & steps.keys()
@@ -93,7 +108,7 @@ class Detours:
         via: tuple[int, ...] = (min(reached, key=lambda rank: (steps[rank], rank)),)
         while steps[via[-1]] > 1:
             nearer = (rank for rank in steps if steps[rank] == steps[via[-1]] - 1)
-            via += (min(rank for rank in nearer if (via[-1], rank) not in tried and self.has_rail(via[-1], rank)),)
+            via += (min(rank for rank in nearer if may_pass(via[-1], rank)),)
         return via
 
     def has_rail(self, src: int, dst: int) -> bool:

@@ -234,6 +234,8 @@ class Endpoint(LocalRank):
         """
         self.is_leaving = True
         self.epochs.leave()
+        for peer in self.epochs.untold():
+            self.outbound(peer)
         for connection in self.up if self.failure is None else ():
             connection.say(PROBE_FRAME, 0)
             connection.awaits = True
@@ -276,6 +278,8 @@ class Endpoint(LocalRank):
     def _owes(self, peer: int) -> bool:
         outbound, inbound, connections = self.outbounds.get(peer), self.inbounds.get(peer), self.up_to(peer)
         if any(connection.blocked for connection in connections) or (outbound is not None and outbound.has_work()):
+            return True
+        if peer in self.epochs.untold() and outbound is not None and not outbound.has_been_refused():
             return True
         was_joined = (outbound is not None and outbound.was_joined) or (inbound is not None and inbound.was_joined)
         return was_joined and all(self.is_leaving and each.awaits for each in connections)
@@ -545,6 +549,8 @@ class Endpoint(LocalRank):
         elapsed_s = min(now_s - self._ticked_s, TICK_S)
         if self.is_leaving:
             self.leaving_s += elapsed_s
+            for peer in self.epochs.untold():
+                self.outbound(peer)
         watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
         self.watch_s = WATCH_S if self.accepting else TICK_S
@@ -565,12 +571,15 @@ class Endpoint(LocalRank):
             self.rates.look(now_s)
         self.epochs.tick()
         if not self.is_leaving:
+            # Else whoever is connected passes on what is awaited, or that a rank is lost.
+            for peer in self.awaited if not self.up else ():
+                self.inbound(peer)
             self.membership.tick(elapsed_s)
 
     def ticked(self, spent_s: float) -> None:
         """A tick and its samples took so long: the next one follows accordingly."""
-        self._tick_s = min(TICK_S, max(min(self.watch_s, WATCH_S), spent_s / _TICK_SHARE))
-        self.next_tick_s = self._ticked_s + (self._tick_s if self.watch_s < TICK_S else TICK_S)
+        self._tick_s = min(TICK_S, max(self.watch_s, spent_s / _TICK_SHARE))
+        self.next_tick_s = self._ticked_s + self._tick_s
 
     # --- pairs of ranks
 

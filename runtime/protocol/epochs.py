@@ -74,6 +74,13 @@ class Epochs:
         self.agreement.leave()
         self.spread()
 
+    def untold(self) -> set[int]:
+        """Ranks that may not learn that this one leaves, and may wait for its word: nobody is left to pass it on."""
+        local = self._local
+        if not self.is_on or local.failure is not None or any(each.peer not in local.left for each in local.up):
+            return set()
+        return set(range(len(local.book))) - {local.rank} - local.left.keys() - self.agreement.leaving
+
     # --- time
 
     def tick(self) -> None:
@@ -120,7 +127,6 @@ class Epochs:
             self._coming[rank, nic] = new, now_s
         elif now_s - since_s >= RATE_SETTLE_S:
             return new
-        self._local.look_within(RATE_SETTLE_S)
         return planned
 
     def _propose(self) -> None:
@@ -142,7 +148,7 @@ class Epochs:
         settle_s = SETTLE_S if is_worse else self._patience_s
         wait_s = min(self._changed_s + settle_s, self._wanted_s + SETTLE_TIMES * settle_s) - now_s
         if wait_s > 0:
-            local.look_within(wait_s)
+            local.watch_within(wait_s)
             return
         if not is_worse:
             self._raised_s = now_s

@@ -359,25 +359,28 @@ class Inbound:
         self.update_avoided()
 
     def _map_rails(self) -> None:
-        """All virtual rails stand for the path through other ranks while nothing else is up."""
+        """All virtual rails stand for the path through other ranks while nothing else is up, or it is suspected."""
         n_direct = len(self._queue_s)
-        is_apart = any(self.connections[n_direct:]) and not any(self.connections[:n_direct])
+        is_used = [each is not None and not each.is_avoided for each in self.connections]
+        is_apart = any(is_used[n_direct:]) and not any(is_used[:n_direct])
         rails = (n_direct,) * len(self._turns) if is_apart else self._turns
         if rails == self._rails:
             return
         self._rails = rails
         for channel in list(self._channels.values()):
             for virtual, rail in enumerate(rails):
-                connection = self.connections[rail]
-                is_used = connection is not None and not connection.is_avoided
-                self._at_receiver(channel, Event(UP if is_used else DOWN, virtual))
+                self._at_receiver(channel, Event(UP if is_used[rail] else DOWN, virtual))
 
     def update_avoided(self) -> None:
         """States that were last reported over a suspected connection are reported again elsewhere."""
+        has_changed = False
         for connection in avoid([each for each in self.connections if each is not None]):
+            has_changed = True
             for channel in list(self._channels.values()):
                 self._tell(channel, connection.rail, DOWN if connection.is_avoided else UP)
-                self._tell_slots(channel)
+        if has_changed:
+            self._map_rails()
+            self.repeat_states()
 
     def lose_nic(self, nic: int) -> None:
         """A NIC of this rank is down, and with it all connections over it."""

@@ -42,6 +42,8 @@ from optcc.runtime.transport import SENT
 
 _CONNECT_S = 2.0
 _TIMEOUT_LOOK_S = 0.1
+_DIAL_WATCH_SHARE = 0.2
+"""Of the time after which a connection that is being opened counts as silent: its samples are so far apart."""
 _DETOUR = "detour"
 _DETOUR_S, _DETOUR_FIRST_S, _DETOUR_DIAL_S, _ONWARD_S = 0.03, 0.5, 1.0, 0.5
 """A pair without a rail for so long looks for a path through other ranks: a rail that was reset is back sooner, and the
@@ -476,8 +478,11 @@ class Outbound:
 
     def _dial_later(self, rail: Rail, *, refused: bool) -> None:
         """After a failure: the next try, at growing intervals."""
-        rail.wait(self._local.now_s, refused=refused)
-        self._local.look_within(0.0)
+        local = self._local
+        rail.wait(local.now_s, refused=refused)
+        wait_s = max(CLOSE_WATCH_S, rail.next_s - local.now_s)
+        local.look_within(wait_s)
+        local.watch_within(wait_s)
 
     def _dial(self, rail: Rail, number: int) -> None:
         local = self._local
@@ -570,11 +575,12 @@ class Outbound:
                 is_joined |= dialing.established
                 if is_late or dialing.is_silent(watched_s, limit_s):
                     self.hang_up(dialing, refused=False)
-                local.watch_within(CLOSE_WATCH_S)
+                else:
+                    local.watch_within(max(CLOSE_WATCH_S, _DIAL_WATCH_SHARE * limit_s))
             elif not is_gone and local.nic_up[rail.mine]:
                 if local.now_s >= rail.next_s:
                     self._dial(rail, number)
-                local.watch_within(CLOSE_WATCH_S)
+                local.watch_within(max(CLOSE_WATCH_S, rail.next_s - local.now_s))
         self._apart_s = 0.0 if self.is_direct else self._apart_s + elapsed_s
         self._tick_detour(watched_s, is_gone=is_gone)
         if is_joined or self.is_detoured:
@@ -596,11 +602,12 @@ class Outbound:
         elif rail.dialing is not None:
             if local.now_s - rail.since_s > _DETOUR_DIAL_S:
                 self.hang_up(rail.dialing, refused=False)
-            local.watch_within(CLOSE_WATCH_S)
+            else:
+                local.watch_within(WATCH_S)
         elif self._apart_s >= limit_s and len(self.rails) > len(self.direct) and self._is_wanted() and not is_gone:
             if local.now_s >= rail.next_s:
                 self._dial_detour()
-            local.watch_within(CLOSE_WATCH_S)
+            local.watch_within(max(CLOSE_WATCH_S, rail.next_s - local.now_s))
 
     def _waits_in_vain(self) -> bool:
         """True if a path through other ranks was looked for, and does not just wait for one that computes."""

@@ -61,7 +61,7 @@ class SimulatedHost:
         self._dials: dict[Dialing, Callable[[], None]] = {}
         self._look: Timer | None = None
         self._alarm: Timer | None = None
-        self._wake_s = self._turned_s = 0.0
+        self._wake_s = self.turned_s = 0.0
         self._pending_nics: list[tuple[int, bool]] = []
         network.accept[rank] = self._accept
         network.told[rank] = self._hear_of_nic
@@ -80,7 +80,7 @@ class SimulatedHost:
         if look is not None and look.at_s <= at_s:
             return
         clock = self.network.clock
-        at_s = max(at_s, clock.now_s, self.busy_to_s, self._turned_s + self._turn_s)
+        at_s = max(at_s, clock.now_s, self.busy_to_s, self.turned_s + self._turn_s)
         if look is not None:
             if at_s >= look.at_s:
                 return
@@ -125,18 +125,19 @@ class SimulatedHost:
         if now_s < self.busy_to_s:
             self.look_at(self.busy_to_s)
             return
-        self._turned_s = now_s
+        self.turned_s = now_s
         endpoint = self.endpoint
         endpoint.now_s = now_s
-        if self._pending_nics:
-            for nic, is_up in self._pending_nics:
-                endpoint.nic_changed(nic, is_up)
-            self._pending_nics.clear()
         if self._ready:
             ready, self._ready = self._ready, {}
             self._has_acted = True
             for connection in ready:
                 self._attend(connection)
+        # What had come over a NIC is read before its connections are given up.
+        if self._pending_nics:
+            for nic, is_up in self._pending_nics:
+                endpoint.nic_changed(nic, is_up)
+            self._pending_nics.clear()
         self.flush()
         if now_s >= endpoint.next_tick_s:
             for connection in endpoint.watched():
@@ -181,7 +182,8 @@ class SimulatedHost:
             # What had come before is read first, and then the connection is given up.
             if connection.views():
                 connection.written(0)
-            self._mark(connection)
+            if connection.wants_read:
+                self._mark(connection)
             return
         while views := connection.views():
             if not connection.written(end.outgoing.write(views)):

@@ -44,13 +44,18 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
 
 def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
     is_used = [outbound._is_used(rail) for rail in range(len(outbound.rails))]
+    # Channels share few ways to stripe.
+    used_by_rails = dict[tuple[int, ...], int]()
     for k, channel in outbound._channels.items():
         sender = channel.sender
         if len(sender.out) > window:
             yield f"channel {k}: {len(sender.out)} chunks are out, window {window}"
         if len(channel.chunks) != channel.posted - sender.acked:
             yield f"channel {k}: {len(channel.chunks)} chunks are kept of {sender.acked} to {channel.posted}"
-        used = _bits([is_used[rail] for rail in channel.rails])
+        rails = tuple(channel.rails)
+        if rails not in used_by_rails:
+            used_by_rails[rails] = _bits([is_used[rail] for rail in rails])
+        used = used_by_rails[rails]
         if sender.up & (1 << len(channel.rails)) - 1 != used:
             yield f"channel {k}: the table has {sender.up:b} up, used are {used:b}"
         if sender.stalled and any(is_used):
@@ -70,7 +75,10 @@ def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
 
 def _bits(flags: Sequence[bool]) -> int:
     """A number with these bits, the lowest first."""
-    return sum(1 << position for position, flag in enumerate(flags) if flag)
+    bits = 0
+    for flag in reversed(flags):
+        bits = bits << 1 | flag
+    return bits
 
 
 def _of_inbound(inbound: Inbound) -> Iterator[str]:

@@ -34,7 +34,7 @@ LEAVING = 0
 _CORRUPT = {"copies": (0.0, 0.0, 0.01), "half-open": (0.04,), "damage": (0.04,)}
 _FRAME_FAULTS = ("hole", "hole-in", "hole-out", "reset", "break", "break", "freeze", "down")
 _FRAMES = (*(DATA_FRAME, STATE_FRAME) * 3, *(CHANGE_FRAME, DOUBT_FRAME) * 2, GONE_FRAME, RATE_FRAME, BYE_FRAME)
-_SEGMENTS_MAX = 400
+_SEGMENTS_MAX = 200
 _TRIES = 10
 _SHAPES = (
     *("ring", "pairs", "any", "talk", "load", "copies", "farewell") * 2,
@@ -210,7 +210,7 @@ def make_scenario(seed: int) -> Scenario:
         pauses=rng.choice((0.0, 0.0, 0.05, 0.2)),
         payload_bytes=rng.choice((0, 0, 5, 3000, 20_000)),
         stays=shape == "half-open" or (shape != "farewell" and rng.random() < 0.7) or bool(severing),
-        turn_s=rng.choice((0.0, 20e-6, 20e-6, 200e-6)),
+        turn_s=rng.choice((0.0, 50e-6, 50e-6, 200e-6)),
         n_collectives=rng.choice((0, 0, 4, 12, 30)),
         is_severed=bool(severing),
     )
@@ -242,7 +242,7 @@ def _make_lanes(rng: random.Random, n_ranks: int, shape: str) -> tuple[SwarmChan
     if shape == "ring":
         pairs = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
     elif shape == "pairs":
-        pairs = rng.sample(pairs, min(len(pairs), 8))
+        pairs = rng.sample(pairs, min(len(pairs), 6))
     elif shape in ("any", "copies"):
         pairs = [rng.choice(pairs) for _ in range(rng.randint(1, 4))]
     else:
@@ -254,13 +254,13 @@ def _make_lanes(rng: random.Random, n_ranks: int, shape: str) -> tuple[SwarmChan
     kind = rng.choice(("short", "long", "mixed", "cut"))
     kind = _MESSAGES.get(shape, kind)
     least, largest, most = {
-        "short": (0, 2000, 20),
-        "long": (20_000, 200_000, 6),
-        "mixed": (0, 60_000, 6),
-        "cut": (40_000, 90_000, 6),
-        "eager": (0, 16_000, 20),
-        "large": (100_000, 400_000, 5),
-        "load": (300_000, 400_000, 24),
+        "short": (0, 2000, 10),
+        "long": (20_000, 200_000, 4),
+        "mixed": (0, 60_000, 4),
+        "cut": (40_000, 90_000, 4),
+        "eager": (0, 16_000, 12),
+        "large": (100_000, 400_000, 4),
+        "load": (300_000, 400_000, 18),
         "many": (20_000, 60_000, 12),
     }[kind]
     lanes: list[SwarmChannel] = []

@@ -86,6 +86,7 @@ class SwarmProgram:
         self._exchange: Exchange | None = None
         self._phase = "begin"
         self._watched_s = self._watched_to_s = 0.0
+        self._checked_s = -1.0
         # Slots of the channels by peer and number; the last word about each connection.
         self._known: dict[object, int] = {}
         # The rail of each proposal that is out, by the state that would have to change to move it.
@@ -383,10 +384,15 @@ class SwarmProgram:
         Once all `is_over`, what was received is still there, and nothing that was posted or kept is left.
         """
         endpoint, rank = self.host.endpoint, self.host.rank
-        self.check_invariants()
+        if self._checked_s < self.host.turned_s or is_over:
+            # Nothing has changed at an endpoint that has not looked.
+            self._checked_s = self.host.turned_s
+            self.check_invariants()
         for peer, outbound in endpoint.outbounds.items():
+            # A change of plan is not worth a path through other ranks: it waits for a message.
+            waits = outbound.has_work() or outbound.is_direct or outbound.is_detoured
             for k, out in outbound._channels.items():
-                if (out.sender.out or out.sender.changing) and self._waits_long(out.since_s):
+                if waits and (out.sender.out or out.sender.changing) and self._waits_long(out.since_s):
                     raise Violation(f"rank {rank}: channel {k} to {peer} has waited since {out.since_s:.4f} s")
         if not is_over:
             return

@@ -278,7 +278,8 @@ class LoopbackNetwork:
 class _Ports:
     """The fluid network: which channels are crossing, at which rates, and when the next message has left or arrived.
 
-    Ports are numbered: out and in of each server, then out and in of each rank inside its server. Bytes and bytes/s.
+    Ports are numbered: out and in of each server, then out and in of each rank inside its server; where GPUs are
+    linked, they are the links. Bytes and bytes/s.
     """
 
     def __init__(self, topology: Topology, now_s: float) -> None:
@@ -289,6 +290,9 @@ class _Ports:
         for server in self._server_of:
             fabric = self._fabric[server]
             self._capacity += [float(fabric) if fabric is not None else 0.0] * 2
+        self._graph = topology.wired
+        if self._graph is not None:
+            self._capacity = [float(link.rate) for link in self._graph.links]
         self._latency_s = float(topology.latency_s)
         self._now_s = now_s
         self._active: dict[_Channel, None] = {}
@@ -299,6 +303,13 @@ class _Ports:
 
     def ports_of(self, src: int, dst: int) -> tuple[int, ...]:
         """The ports that a message takes; none if nothing limits it."""
+        if self._graph is not None:
+            if src == dst:
+                return ()
+            if dst not in self._graph.routes[src]:
+                names = self._graph.gpus
+                raise TopologyError(f"{src}->{dst}: no route from {names[src]} to {names[dst]} but through GPUs")
+            return self._graph.routes[src][dst]
         here, there = self._server_of[src], self._server_of[dst]
         if here != there:
             return here, self._n_servers + there

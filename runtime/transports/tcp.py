@@ -16,7 +16,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from select import EPOLLIN, EPOLLOUT, epoll
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,7 +34,7 @@ from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
 from optcc.runtime.rendezvous import Meet, Meeting
-from optcc.runtime.transport import Clock, MonotonicClock
+from optcc.runtime.transport import RECEIVED, WOKEN, Clock, MonotonicClock
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
 from optcc.runtime.transports.nic_watch import NicWatch
 from optcc.runtime.transports.tcp_sockets import limit_unsent, listen, open_socket, sample, tune, wake_from
@@ -69,6 +69,15 @@ class _File(Protocol):
     def fileno(self) -> int:
         """Its number."""
         ...
+
+
+class _Number(NamedTuple):
+    """A file that the transport does not own."""
+
+    number: int
+
+    def fileno(self) -> int:
+        return self.number
 
 
 class Wire:
@@ -123,6 +132,7 @@ class TcpTransport(EndpointTransport):
         self._handlers: dict[int, tuple[Callable[[Any, int], None], Any]] = {}
         self._listeners: list[socket.socket] = []
         self._watch: NicWatch | None = None
+        self._nic_news: list[tuple[int, bool]] = []
         self._wires: dict[Connection, Wire] = {}
         call_in_child(self, TcpTransport._leave_to_parent)
         try:
@@ -150,6 +160,14 @@ class TcpTransport(EndpointTransport):
         except BaseException:
             self._give_back()
             raise
+
+    def wake_by(self, file: int) -> None:
+        """`poll` returns an event of `WOKEN` when the eventfd `file` is set, which it sets back."""
+        self._register(_Number(file), EPOLLIN, self._woken, file)
+
+    def _woken(self, file: int, _: int) -> None:
+        os.eventfd_read(file)
+        self._endpoint.tell_news((RECEIVED, WOKEN))
 
     def _hang_up(self) -> None:
         """Says bye on every connection and gives everything back."""
@@ -222,6 +240,11 @@ class TcpTransport(EndpointTransport):
             # Looked up before any is called: what one of them closes and opens may have the file number of another.
             for (handler, subject), events in [(handlers[number], events) for number, events in ready]:
                 handler(subject, events)
+        if self._nic_news:
+            # What had come over a NIC, a bye perhaps, is read before its connections are given up.
+            for nic, is_up in self._nic_news:
+                endpoint.nic_changed(nic, is_up)
+            self._nic_news.clear()
         if endpoint.to_send or endpoint.to_report:
             self._flush()
         if endpoint.to_close or endpoint.to_dial or endpoint.to_resume:
@@ -450,8 +473,7 @@ class TcpTransport(EndpointTransport):
             self._register(self._watch, EPOLLIN, self._nics_changed, self._watch)
 
     def _nics_changed(self, watch: NicWatch, _: int) -> None:
-        for nic, is_up in watch.read():
-            self._endpoint.nic_changed(nic, is_up)
+        self._nic_news += watch.read()
 
 
 def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,7 +12,9 @@ import pytest
 from optcc.arrays import Lists, column
 from optcc.collective import Collective
 from optcc.errors import PlanError
+from optcc.graph import Graph, GraphLink
 from optcc.plan import LOCAL_COPY, RECV, RECV_COPY_SEND, SEND, Channel, Plan
+from optcc.servers import enclose
 from optcc.simulate import MODELS, Model, simulate
 from optcc.simulate.ports import PortMap
 from optcc.simulate.rails import run_striped
@@ -63,7 +65,35 @@ class Reference:
         if model != "fifo":
             self.ports = [(*ports, *way) for ports, way in zip(self.ports, self.ways, strict=True)]
 
+    def common(self, src: int, dst: int) -> tuple[str, Fraction, Fraction]:
+        """Where a message between the own NICs of two GPUs is fastest: on the core or a rail, and their rates there."""
+        found: dict[str, list[Fraction]] = {}
+        for side, rank in enumerate((src, dst)):
+            server, gpu = self.gpu(rank)
+            for nic in server.nics:
+                if nic.gpu == gpu and not nic.failed:
+                    hub = f"rail {nic.rail}" if self.topology.rail_only else "core"
+                    found.setdefault(hub, [Fraction(0), Fraction(0)])[side] += nic.in_ if side else nic.out
+        ups = [self.rates[name] for name in self.pod_links(src, dst)]
+        hub = max(found, key=lambda hub: min(*found[hub], *ups))  # the first of several
+        out, in_ = found[hub]
+        return hub, out, in_
+
+    def gpu(self, rank: int) -> tuple[Server, int]:
+        """Its server, and its number there."""
+        at = self.topology.rank_server
+        return self.topology.servers[at[rank]], rank - at.index(at[rank])
+
     def uplinks(self, src: int, dst: int) -> tuple[str, ...]:
+        """What a transfer takes between two servers of different pods; rail-only, that of its rail."""
+        names = self.pod_links(src, dst)
+        if not (names and self.topology.rail_only and self.topology.wired is not None):
+            return names
+        hub = self.common(src, dst)[0]
+        self.rates |= {f"{name} {hub}": self.rates[name] for name in names}
+        return tuple(f"{name} {hub}" for name in names)
+
+    def pod_links(self, src: int, dst: int) -> tuple[str, ...]:
         """What a transfer goes up and comes down between two servers of different pods."""
         a, b = (self.topology.server_pod[self.topology.rank_server[rank]] for rank in (src, dst))
         pods = self.topology.pods
@@ -92,6 +122,17 @@ class Reference:
             assert a.fabric is not None
             names = f"out {a.name} gpu {src}", f"in {a.name} gpu {dst}"
             self.rates |= dict.fromkeys(names, a.fabric)
+            return names
+        if self.topology.graph is not None:
+            names = f"out {src}->{dst}", f"in {src}->{dst}"  # the ends of a cable
+            self.rates |= dict.fromkeys(
+                names, next(link.rate for link in self.topology.graph.links if link[:2] == (src, dst))
+            )
+            return names
+        if a.has_own_nics:
+            hub, out, in_ = self.common(src, dst)
+            names = f"out {hub} of {src}", f"in {hub} of {dst}"
+            self.rates |= dict(zip(names, (out, in_), strict=True))
             return names
         self.rates |= {f"out {a.name}": a.out, f"in {b.name}": b.in_}
         return f"out {a.name}", f"in {b.name}"
@@ -346,9 +387,45 @@ def in_pods(rng: random.Random, topology: Topology) -> Topology:
     return replace(topology, pods=tuple(Pod(f"p{k}", tuple(own), rate(), rate()) for k, own in members.items()))
 
 
-def random_transfers(rng: random.Random, n_ranks: int) -> Transfers:
+def with_own_nics(rng: random.Random) -> Topology:
+    """Two or three servers of one to three GPUs behind a fabric, each GPU with a NIC or two; some NICs are lost."""
+
+    def rate(most: int) -> Fraction:
+        return Fraction(rng.randint(1, most), rng.choice((1, 1, 3)))
+
+    servers: list[Server] = []
+    for index in range(rng.randint(2, 3)):
+        gpus = rng.randint(1, 3)
+        nics = tuple(
+            Nic(rng.randrange(2), rate(4), rate(4), failed=gpu > 0 and rng.random() < 0.3, gpu=gpu)
+            for gpu in range(gpus)
+            for _ in range(rng.choice((1, 1, 2)))
+        )
+        servers.append(Server(f"h{index}", gpus, nics, rng.randint(8, 9) + rate(4)))
+    if all(server.gpus == 1 for server in servers):
+        servers[0] = Server("h0", 2, (*servers[0].nics, Nic(1, rate(4), rate(4), gpu=1)), Fraction(8))
+    latency_s = rng.choice((Fraction(0), Fraction(1), Fraction(1, 3)))
+    topology = Topology(tuple(servers), latency_s, rail_only=rng.random() < 0.5)
+    return in_pods(rng, topology) if rng.random() < 0.4 else topology
+
+
+def cabled(rng: random.Random) -> Topology:
+    """Three to six GPUs in a ring of cables each way, and a few more cables."""
+    n = rng.randint(3, 6)
+    pairs = {(a, (a + step) % n) for a in range(n) for step in (1, n - 1)}
+    pairs |= {(a, b) for a in range(n) for b in range(n) if a != b and rng.random() < 0.2}
+    links = tuple(GraphLink(a, b, Fraction(rng.randint(1, 4), rng.choice((1, 1, 3)))) for a, b in sorted(pairs))
+    names = tuple(f"h{rank}" for rank in range(n))
+    graph = Graph(names, (), links)
+    return Topology(enclose(graph, names), rng.choice((Fraction(0), Fraction(1, 3))), graph=graph)
+
+
+def random_transfers(rng: random.Random, n_ranks: int, routes: Sequence[Collection[int]] | None = None) -> Transfers:
+    """Up to 18 between any two ranks or, with `routes`, from a rank to those that it has a route to."""
     n = rng.randint(1, 18)
     ends = [(rng.randrange(n_ranks), rng.randrange(n_ranks)) for _ in range(n)]
+    if routes is not None:
+        ends = [(src, rng.choice(sorted({src, *routes[src]}))) for src, _ in ends]
     after = [[u for u in range(t) if rng.random() < 0.1] for t in range(n)]
     order = [[u for u in range(t) if ends[u][0] == ends[t][0] and rng.random() < 0.2] for t in range(n)]
     return transfers_of(ends, [rng.choice((4, 8, 8, 16, 24)) for _ in range(n)], after, order, n_ranks)
@@ -551,6 +628,52 @@ def check_on_pods(seed: int, model: Model, changing: bool) -> None:
             run(plan, topology, model, overhead, changes)
     else:
         check(run(plan, topology, model, overhead, changes), wanted)
+
+
+def check_wired(seed: int, model: Model) -> None:
+    rng = random.Random(6000 + seed)
+    topology = cabled(rng) if seed % 3 == 0 else with_own_nics(rng)
+    assert topology.wired is not None
+    plan = random_plan(rng, random_transfers(rng, topology.n_ranks, topology.wired.routes))
+    overhead = rng.choice((Fraction(0), Fraction(1, 2)))
+    wanted = refer_plan(plan, topology, model, overhead)
+    if wanted is None:
+        with pytest.raises(PlanError, match="never"):
+            run(plan, topology, model, overhead)
+    else:
+        check(run(plan, topology, model, overhead), wanted)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", sampled(range(120), every=2))
+def test_random_plans_on_nics_of_gpus_and_on_cables(seed: int, model: Model) -> None:
+    """A GPU's fabric and its NIC work at the same time; rails and pods beyond the NIC; cables have two ends."""
+    check_wired(seed, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_thousand_random_plans_on_nics_of_gpus_and_on_cables(model: Model) -> None:
+    for seed in range(120, 1120):
+        print(f"seed {seed}")
+        check_wired(seed, model)
+
+
+def test_whose_nic_it_is_makes_a_difference() -> None:
+    """Else the tests above would show nothing: with pooled NICs other times come out."""
+    for model in MODELS:
+        other = 0
+        for seed in range(1, 40):
+            rng = random.Random(6000 + seed)
+            topology = with_own_nics(rng)
+            assert topology.wired is not None
+            transfers = random_transfers(rng, topology.n_ranks, topology.wired.routes)
+            nics = [tuple(replace(nic, gpu=None) for nic in server.nics) for server in topology.servers]
+            servers = tuple(replace(server, nics=own) for server, own in zip(topology.servers, nics, strict=True))
+            pooled = replace(topology, servers=servers, rail_only=False)
+            times = [simulate(transfers, each, model=model).end_s.tolist() for each in (topology, pooled)]
+            other += times[0] != times[1]
+        assert other >= 15
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from optcc.dsl import Definition
-from optcc.schedule import COPY, REDUCE
+from optcc.schedule import COPY, DATA, REDUCE
 from optcc.verify.all_ranks.names import Names
 from optcc.verify.all_ranks.proof import cases_of
 from optcc.verify.all_ranks.symbolic import OutsideSubset, transfers_of
@@ -69,6 +69,7 @@ class Author:
             *("({0} + {1})", "({0} - {1})", "({0} + {1})", "({0} - {1})", "({0} * {1})", "(({0}) % p)", "(({0}) % p)"),
             *("(-{0})", "({0} if {2} else {1})", "max({0}, {1})", "min({0}, {1})", "divmod({0}, p)[1]", "({0} // p)"),
             *(("{5}[{0}]", "{5}[{0}]", "len({5})") if self.lists else ()),
+            *("({0} ^ {1})", "(2**(({0}) % 3))", "(1 << p.bit_length() - 1)", "2**((p - 1).bit_length())", "(p ^ {0})"),
             *("[{0}, {1}][{3}]", "len([{0}, {1}])", "{4}({0})", "{4}({0})", "({0}, {1})[-1]"),
         )
         helper = self.one_of(*self.helpers) if self.helpers else "int" if self.chance(5) else ""
@@ -106,6 +107,8 @@ class Author:
                 f"[{bound} for _ in range(2) for {bound} in [{one}]]",
             ),
             *(f"list(range({one}))", "numbers", "(0, 1)"),
+            *(f"reversed(range({one}, p))", "reversed(range(p))", "reversed([0, 2, 1])", f"range(min({one}, p - 1))"),
+            *(f"(2**{bound} for {bound} in range(p.bit_length()))", f"(2**{bound} for {bound} in reversed(range(3)))"),
         )
 
     def some_lines(self, depth: int, indent: str, most: int = 3) -> list[str]:
@@ -166,6 +169,8 @@ class Author:
             "segment[{1}].{0}(src={2}, dst={3})",
             "segment[({1}) % p].{0}({2}, ({3}) % p)",
             "segment[{4}].{0}(src={4}, dst=({4} + {3}) % p)",
+            "segment[{1}].{0}(src={2}, dst={3}, into=segment.scratch({1}))",
+            "segment.scratch({4}, 1).{0}(src={2}, dst={3}, into=segment[{4}])",
             "segment.{0}((lanes + {1}) % p, src=lanes, dst=(lanes + {2}) % p)"
             if self.in_made
             else "segment[0].{0}(0, 1)",
@@ -191,7 +196,7 @@ class Author:
         lines += ["@schedule", "def made(program):", "    p = program.n_ranks", "    lanes = np.arange(p)"]
         if self.chance(60):
             lines += self.some_lines(1, "    ", 3)
-        lines += ["    for segment in program.pipeline(sections=p):"]
+        lines += ["    for segment in program.pipeline(sections=p, scratch=2):"]
         self.in_segment = True
         lines += self.some_lines(2, "        ", 4)
         return HEAD + "\n".join(lines) + "\n"
@@ -218,12 +223,13 @@ class Recorded:
     segments: int = 0
     index: int = 0
     section: int = -1
+    slot: int = DATA
 
     @property
     def ranks(self) -> range:
         return range(self.n_ranks)
 
-    def pipeline(self, *, sections: int) -> Iterator[Recorded]:
+    def pipeline(self, *, sections: int, scratch: int) -> Iterator[Recorded]:
         return (Recorded(self.rows, index=index) for index in range(self.segments))
 
     @contextmanager
@@ -233,12 +239,17 @@ class Recorded:
     def __getitem__(self, section: int) -> Recorded:
         return Recorded(self.rows, index=self.index, section=section)
 
+    def scratch(self, section: int, slot: int = 0) -> Recorded:
+        return Recorded(self.rows, index=self.index, section=section, slot=slot)
+
     def _write(self, op: int, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        into = named.pop("into", self)
+        assert into.section == self.section
         names = ("src", "dst") if self.section != -1 or len(given) + len(named) == 2 else ("section", "src", "dst")
         values = dict(zip(names, given, strict=False)) | named
         columns = [np.atleast_1d(values.get(name, self.section)) for name in ("src", "dst", "section")]
         for src, dst, section in zip(*(each.tolist() for each in columns), strict=True):
-            self.rows.append((src, dst, op, self.index, section))
+            self.rows.append((src, dst, op, self.index, section, self.slot, into.slot))
         if len(self.rows) > ROWS_MAX:
             raise TooLong
 
@@ -285,6 +296,8 @@ def compare(source: str) -> str:
             except AssertionError:
                 continue  # an entry that the proof would require to exist
             assert not error, f"p = {p}, {segments} segments: Python raises {error}, and the program was read\n{source}"
+            if not reading.has_scratch:
+                found = [(*row, DATA, DATA) for row in found]
             assert found == rows, f"p = {p}, {segments} segments:\n{found}\n{rows}\n{source}"
     return "read"
 

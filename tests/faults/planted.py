@@ -309,7 +309,6 @@ MUTATIONS = (
         "a rank decides for itself which failure it was", *(Membership, "tick", "not self._missing() or", "True or")
     ),
     PlantedFault("nobody asks who is out of reach", *(Membership, "tick", "self._waited_s >= _REACH_S", "False")),
-    PlantedFault("ranks that are not connected hear of no failure", *(Membership, "tick", "self._dial()", "pass")),
     PlantedFault(
         "a barrier takes the message of the round before",
         *(Exchange, "__init__", "receives.n_received + 1", "receives.n_received"),

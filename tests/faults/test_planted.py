@@ -26,7 +26,7 @@ def test_it_can_still_be_planted(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOON)
 def test_the_swarm_soon_finds(name: str) -> None:
-    seed, what = first_seed(name, range(60))
+    seed, what = first_seed(name, range(80))
     assert seed is not None, what
 
 

@@ -856,10 +856,15 @@ class TestTwoCommunicators:
         """The other one goes on."""
 
         def program(_: int, transport: Transport) -> None:
-            bad, good = Engine(_Broken(transport)), Engine(transport)
+            broken = _Broken(transport)
+            bad, good = Engine(broken), Engine(transport)
             plan, verdict = sample(Collective("allreduce", 2), 8000, "float64", "sum")
-            lost = bad.prepare(plan, verdict).start(np.ones(1000), np.empty(1000))
-            handle = good.prepare(plan, verdict).start(np.ones(1000), np.empty(1000))
+            of_bad, of_good = bad.prepare(plan, verdict), good.prepare(plan, verdict)
+            broken.post_send = broken.post_recv = lambda channel, view: None
+            broken.poll = _raise_lost
+            broken.abort = lambda cause: None
+            lost = of_bad.start(np.ones(1000), np.empty(1000))
+            handle = of_good.start(np.ones(1000), np.empty(1000))
             assert np.all(handle.result() == 2.0)
             with pytest.raises(RankLost, match="planted"):
                 lost.wait()
@@ -868,22 +873,18 @@ class TestTwoCommunicators:
 
 
 class _Broken:
-    """A transport on which nothing ever comes."""
+    """A transport on which nothing comes any more, once its methods are replaced."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.post_send: Callable[[int, Bytes], None] = transport.post_send
+        self.post_recv: Callable[[int, Bytes], None] = transport.post_recv
+        self.poll: Callable[[float], list[Any]] = transport.poll
+        self.abort: Callable[[str], None] = transport.abort
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def post_send(self, channel: int, view: Bytes) -> None:
-        pass
 
-    def post_recv(self, channel: int, view: Bytes) -> None:
-        pass
-
-    def poll(self, timeout_s: float) -> list[Any]:
-        raise RankLost("planted")
-
-    def abort(self, cause: str) -> None:
-        pass
+def _raise_lost(_: float) -> list[Any]:
+    raise RankLost("planted")

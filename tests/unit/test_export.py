@@ -261,11 +261,20 @@ def test_chakra_orders_what_the_plan_orders() -> None:
 
 
 def test_chakra_writes_numbers_of_any_length() -> None:
-    rows = [(0, 1, 0, 2**40)] * 200
-    nodes = [read_chakra(data)[1] for data in write_chakra(hand(rows, size=2**41))]
+    nodes = [read_chakra(data)[1] for data in write_chakra(hand([(0, 1, 0, 2**40)] * 200, size=2**41))]
     assert [node["comm_size"] for node in nodes[1]] == [(9, 2**40)] * 200
     assert [node["comm_tag"][1] for node in nodes[0]] == list(range(200))
-    assert nodes[0][150]["data_deps"] == [149]
+    plan, _ = plan_of("ring", 4, 4 * 31, segments=40)
+    waits = [node["data_deps"] for node in read_chakra(write_chakra(plan)[0])[1]]
+    assert any(each > 127 for deps in waits for each in deps)
+
+
+def test_a_chakra_send_does_not_wait_for_the_one_before_it_in_its_lane() -> None:
+    """In ASTRA-sim it ends when its message has arrived: one message would be on its way at a time."""
+    plan = hand([(0, 1, 0, 8), (0, 1, 8, 8), (0, 1, 16, 8)], size=24)
+    assert len(plan.lanes) == 2
+    nodes = read_chakra(write_chakra(plan)[0])[1]
+    assert [node["data_deps"] for node in nodes] == [[], [], []]
 
 
 def test_the_chakra_reader_notices_faults() -> None:
@@ -274,7 +283,7 @@ def test_the_chakra_reader_notices_faults() -> None:
     with pytest.raises(Fault, match="cut within"):
         read_chakra(files[0][:-3])
     traces = [read_chakra(data)[1] for data in files]
-    traces[0][0]["data_deps"] = [traces[0][-1]["id"]]
+    traces[0][0]["data_deps"] = [traces[0][0]["id"]]
     with pytest.raises(Fault, match="never issued"):
         run_chakra(traces)
 

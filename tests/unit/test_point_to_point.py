@@ -87,7 +87,51 @@ def halves(comm: Communicator) -> None:
     comm.barrier()
 
 
-@pytest.mark.parametrize("body", [exchanges, halves])
+def from_anyone(comm: Communicator) -> None:
+    """Every rank sends to rank 0, which asks for two of each tag before they come, and for the others after."""
+    n, me = comm.n_ranks, comm.rank
+    tags = (3, 5)
+    outs = {(tag, k): np.zeros(2) for tag in tags for k in range(n)}
+    if me == 0:
+        begun = {key: comm.start_recv_any(outs[key], key[0]) for key in outs if key[1] < 2}
+        assert {each.source for each in begun.values()} == {-1}
+    comm.barrier()
+    sent = [comm.start_send(np.array([me, tag], dtype=np.float64), 0, tag) for tag in tags]
+    if me == 0:
+        for key, each in begun.items():
+            each.handle.wait()
+            assert outs[key].tolist() == [each.source, key[0]]
+        begun |= {key: comm.start_recv_any(outs[key], key[0]) for key in outs if key[1] >= 2}
+        for each in begun.values():
+            each.handle.wait()
+        for tag in tags:
+            assert sorted(begun[tag, k].source for k in range(n)) == list(range(n))
+            assert all(outs[tag, k].tolist() == [begun[tag, k].source, tag] for k in range(n))
+    for handle in sent:
+        handle.wait()
+    last = np.zeros(1)
+    handle = comm.start_send(np.array([float(me)]), (me + 1) % n, 7)
+    assert comm.recv(last, (me - 1) % n, 7)[0] == (me - 1) % n
+    handle.wait()
+    comm.barrier()
+
+
+def blocks(comm: Communicator) -> None:
+    """Blocks of other lengths in each round, some of them empty; only the two ranks of a block know its length."""
+    n, me = comm.n_ranks, comm.rank
+    for turn in range(4):
+        sent = [np.full((me + 3 * dst + turn) % 5 * 1000, 10 * me + dst, dtype=np.int32) for dst in range(n)]
+        out = [np.zeros((src + 3 * me + turn) % 5 * 1000, dtype=np.int32) for src in range(n)]
+        for handle in comm.start_exchange(sent, out):
+            handle.wait()
+        for src, block in enumerate(out):
+            assert (block == 10 * src + me).all()
+    with pytest.raises(InputError, match=f"1 blocks, {n} in out: must be {n} of each"):
+        comm.start_exchange(sent[:1], out)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("body", [exchanges, halves, from_anyone, blocks])
 class TestEverywhere:
     def test_on_loopback(self, body: Callable[[Communicator], None]) -> None:
         run_ranks(
@@ -163,6 +207,20 @@ def test_a_message_that_never_comes_is_a_deadline_that_says_from_whom() -> None:
     planner = Planner(Topology.parse("2@1GB/s"))
     told = run_ranks(2, lambda rank, t: body(Communicator(t, planner, deadline_s=0.3 if rank else 20.0)))
     assert "rank 1 waits for a message from rank 0" in told[1]
+
+
+def test_two_ranks_may_send_before_the_first_collective_of_all() -> None:
+    """The two met the others before they agreed on the plan, who did not: a deadlock."""
+
+    def body(comm: Communicator) -> float:
+        if comm.rank == 0:
+            comm.start_send(np.ones(1), 1)
+        elif comm.rank == 1:
+            comm.recv(np.zeros(1), 0)
+        return float(comm.all_reduce(np.ones(4))[0])
+
+    planner = Planner(Topology.parse("3@1GB/s"))
+    assert run_ranks(3, lambda _, t: body(Communicator(t, planner, deadline_s=20.0)), deadline_s=60.0) == [3.0] * 3
 
 
 def test_a_group_below_zero_has_one_channel_from_a_rank_to_a_rank() -> None:

@@ -109,7 +109,7 @@ def test_connections_are_sampled_often_only_while_something_is_unanswered() -> N
     network.until(network.all_up)
     network.run(1.0)
     endpoint = network.endpoints[0]
-    assert not endpoint.watched() and endpoint._tick_s == WATCH_S
+    assert not endpoint.watched() and endpoint._tick_s == TICK_S
     assert endpoint.next_tick_s - endpoint._ticked_s == pytest.approx(TICK_S)
     network.post_recv(1, handle, np.zeros(1 << 20, np.uint8))
     network.settle()

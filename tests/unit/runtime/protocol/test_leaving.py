@@ -216,3 +216,55 @@ def test_what_was_given_up_while_nothing_else_was_up_is_told_once_a_rail_is_back
     assert receiver.outbounds[0].connections, "the receiver has dialled"
     network.until(network.all_up, 0.5)
     assert not receiver.inbounds[0]._gone, "all rails are replaced"
+
+
+def neighbours() -> Network:
+    """Ranks 0, 1 and 2 in a row, of which the first and the last are not connected; epochs are on."""
+    network = Network(3)
+    network.open((0, 1), (1, 2))
+    network.until(network.all_up)
+    for endpoint in network.endpoints:
+        endpoint.epochs.is_on = True
+    return network
+
+
+def test_a_rank_with_nobody_left_to_pass_on_its_last_word_says_it_to_the_others() -> None:
+    network = neighbours()
+    first, middle, last = network.endpoints
+    middle.begin_leaving()
+    network.until(middle.may_leave)
+    network.leave(1)
+    network.until(lambda: 1 in first.left and 1 in last.left)
+    last.begin_leaving()
+    assert not last.may_leave(), "rank 0 may wait for its word"
+    network.until(last.may_leave)
+    assert 2 in first.epochs.agreement.leaving
+
+
+def test_a_neighbour_passes_on_the_last_word() -> None:
+    network = neighbours()
+    first, _, last = network.endpoints
+    last.begin_leaving()
+    network.until(last.may_leave)
+    assert 2 in first.epochs.agreement.leaving and 0 not in last.outbounds
+
+
+def test_ranks_that_have_gone_are_not_waited_for_with_the_last_word() -> None:
+    network = neighbours()
+    last = network.endpoints[2]
+    network.leave(0)
+    network.leave(1)
+    network.until(lambda: 1 in last.left)
+    last.begin_leaving()
+    network.until(last.may_leave, 0.1)
+
+
+def test_a_rank_of_which_only_a_word_is_awaited_is_dialled_if_nobody_else_is_there() -> None:
+    network = neighbours()
+    first, _, last = network.endpoints
+    network.leave(1)
+    network.until(lambda: 1 in first.left)
+    first.epochs.agreement.propose(first.epochs.agreement.epoch.shares)
+    first.epochs.agreement.ready()
+    network.until(lambda: bool(first.up_to(2)), 3.0)
+    assert last.epochs.agreement.wanted is not None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
 from optcc.errors import SolverError, SolverUnknown
 from optcc.topology import Topology
-from optcc.verify.bounds.lp import lp_bound
+from optcc.verify.bounds.lp import CertifiedBound, lp_bound
 from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork
 from optcc.verify.bounds.packing import pack, peel
 
@@ -88,16 +89,31 @@ def test_links_of_a_graph_are_used_directly() -> None:
     assert packed.gap == 0
 
 
+def in_a_row(switches: str) -> CertifiedBound:
+    """Of two endpoints with these switches between them."""
+    nodes = f"a{switches}b"
+    line = [(tail, head, 1) for pair in pairwise(nodes) for tail, head in (pair, pair[::-1])]
+    bound = lp_bound(FlowNetwork.from_links("ab", line, switches), "allreduce", 6)
+    assert bound.seconds == 6
+    assert bound.gap == 0
+    return bound
+
+
+def test_trees_pass_several_switches_in_a_row() -> None:
+    for switches in ("s", "st", "stuv"):
+        achieved = pack(in_a_row(switches).certificate).achieved
+        assert achieved is not None
+        assert achieved.trees is not None
+        assert [len(tree.paths[0]) for tree in achieved.trees] == [len(switches) + 1] * 2
+
+
 def test_what_cannot_be_packed() -> None:
-    """Nothing achieved; or two switches in a row, where the loads are certified and the trees are not found."""
+    """Nothing achieved; or five switches in a row, where the loads are certified and the trees are not found."""
     topology = Topology.parse("3@1B/s")
     with pytest.raises(SolverError, match="achieved"):
         pack(lp_bound(topology, "allreduce", 1, primal=False).certificate)
-    line = [("a", "s", 1), ("s", "a", 1), ("s", "t", 1), ("t", "s", 1), ("t", "b", 1), ("b", "t", 1)]
-    bound = lp_bound(FlowNetwork.from_links("ab", line, "st"), "allreduce", 6)
-    assert bound.seconds == 6
-    assert bound.gap == 0
-    with pytest.raises(SolverUnknown, match="s->t"):
+    bound = in_a_row("stuvw")
+    with pytest.raises(SolverUnknown, match="no split"):
         pack(bound.certificate)
     with pytest.raises(SolverUnknown, match="no split"):
         pack(lp_bound(topology, "allreduce", 1).certificate, time_limit_s=0)

@@ -17,6 +17,7 @@ from optcc.arrays import column
 from optcc.compiler import compile_schedule
 from optcc.errors import InputError, PlanError, TopologyError
 from optcc.plan import LOCALS, RECEIVES, SENDS, Channel, Plan
+from optcc.schedule import Schedule
 from optcc.schedules.hierarchical import hierarchical
 from optcc.schedules.optcc import optcc
 from optcc.schedules.registry import SCHEDULES
@@ -25,6 +26,7 @@ from optcc.simulate import simulate
 from optcc.timing import Timing
 from optcc.topology import Nic, Server, Topology
 from optcc.transfers import Transfers
+from optcc.verify.bounds.certified import least_seconds
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.plan import timing as module
 from optcc.verify.plan.parametric import makespan_of
@@ -175,6 +177,44 @@ def test_ports_that_lanes_share_are_served_in_the_simulator_s_order(model: Exact
             assert same(makespan, simulate(plan, topology, model=model))
             if schedule.name == "hierarchical":
                 assert makespan.order == "simulated"
+
+
+@models
+def test_the_links_of_a_gpu_work_at_the_same_time(model: ExactModel) -> None:
+    """A lane for each link, so the lanes' order is each port's; with one slot the simulator has no choice."""
+    for text in ("3x2@5GB/s+9GB/s", "3x4@5GB/s+40GB/s,1=7GB/s", "2x4@5GB/s+40GB/s/rails", "torus:3x2@2GB/s:3GB/s"):
+        topology = Topology.parse(text).with_latency(Fraction(1, 10**9))
+        schedule = (ring if text.startswith("torus:3x2") else hierarchical).build(topology, 3)
+        if text.startswith("torus"):  # the ranks of a grid in the order of a ring
+            schedule = along(schedule, (0, 1, 3, 5, 4, 2))
+        for slots in (1, 4):
+            plan = compile_schedule(schedule, size_bytes=4 * 1001, topology=topology, slots=slots, ports=model)
+            timing, makespan = simulate(plan, topology, model=model), exact_makespan(plan, topology, model=model)
+            assert makespan.order == "lanes"
+            assert same(makespan, timing) or (slots > 1 and not keeps_the_lanes_order(plan, timing))
+            assert makespan.seconds >= least_seconds(topology, 4 * 1001, plan.collective)
+        busiest = max(timing.port_busy_s)
+        assert check_timing(plan, topology, model=model, promise_s=Fraction(busiest) / 2)[0] is not None
+
+
+def along(schedule: Schedule, ranks: tuple[int, ...]) -> Schedule:
+    """The schedule with rank i's part played by `ranks[i]`."""
+    names = np.array(ranks)
+    return replace(schedule, src=column(names[schedule.src]), dst=column(names[schedule.dst]))
+
+
+def test_gpus_that_no_route_joins_have_no_link() -> None:
+    topology = Topology.parse("2x2@5GB/s+9GB/s,1=1/2")
+    plan = compile_schedule(hierarchical(n_ranks=4, gpus=2), size_bytes=64)
+    refuted, makespan = check_timing(plan, topology, model="fifo", promise_s=Fraction(1))
+    assert makespan is None
+    assert refuted is not None
+    assert "no link: only other GPUs join h0 gpu 1 and h1 gpu 1" in refuted.summary
+    with pytest.raises(TopologyError, match="no link: only other GPUs"):
+        exact_makespan(plan, topology, model="fifo")
+    pods = Topology.parse("4x2@5GB/s+9GB/s/2:2")
+    with pytest.raises(TopologyError, match="links between switches"):
+        exact_makespan(compile_schedule(hierarchical(n_ranks=8, gpus=2), size_bytes=64), pods, model="fifo")
 
 
 def test_one_server_without_a_finite_fabric_takes_its_latencies_only() -> None:

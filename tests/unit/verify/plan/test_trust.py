@@ -413,7 +413,8 @@ MISREAD = """
 from dataclasses import replace
 from optcc.schedules.ring import ring
 from optcc.verify.all_ranks import proof
-from optcc.verify.all_ranks.symbolic import Loop, Move, Term, mod
+from optcc.verify.all_ranks.symbolic import Loop, Move
+from optcc.verify.all_ranks.symbolic_terms import Term, mod
 read = proof.read
 
 def shifted(node):
