@@ -155,6 +155,8 @@ class EndpointTransport(ABC):
         """See `Transport`; raises AllRailsFailed and MismatchError too."""
         endpoint = self._endpoint
         if not endpoint.events:
+            if self._is_closed:
+                raise endpoint.failure or RuntimeFault(f"rank {self.rank}: the transport is closed")
             self._progress(None, timeout_s)
             if not endpoint.events:
                 endpoint.reports.release_all()

@@ -147,7 +147,7 @@ def test_a_member_that_announces_nonsense_is_cut_off() -> None:
 
     def visit(room: Room) -> None:
         frames: list[Callable[[int], bytes]] = [
-            lambda session: data_header(session, 0, 0, 0, 2**32 - 1, None),
+            lambda session: data_header(session, 0, 900, 0, 2**32 - 1, None),
             lambda session: data_header(session, 0, 5000, 0, 8, None),
             lambda session: data_header(session, 0, 1 << 31, 2**40, 2**32 - 1, None)[:-1] + b"?",
             lambda session: state_header(session, 0, 1 << 30, 0, 0),

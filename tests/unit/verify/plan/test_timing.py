@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 from optcc.arrays import column
-from optcc.compiler import compile_schedule
+from optcc.compiler import compile_schedule, find_transfers
 from optcc.errors import InputError, PlanError, TopologyError
+from optcc.passes.lane_assignment import lanes_by_port
+from optcc.passes.lower import lower
+from optcc.passes.timetable import timetable
 from optcc.plan import LOCALS, RECEIVES, SENDS, Channel, Plan
 from optcc.schedule import Schedule
 from optcc.schedules.hierarchical import hierarchical
@@ -188,7 +191,10 @@ def test_the_links_of_a_gpu_work_at_the_same_time(model: ExactModel) -> None:
         if text.startswith("torus"):  # the ranks of a grid in the order of a ring
             schedule = along(schedule, (0, 1, 3, 5, 4, 2))
         for slots in (1, 4):
-            plan = compile_schedule(schedule, size_bytes=4 * 1001, topology=topology, slots=slots, ports=model)
+            assert topology.wired is not None
+            transfers, order = timetable(find_transfers(schedule, 4 * 1001, "float32", "sum"), topology, slots, model)
+            lanes = lanes_by_port(transfers, topology.wired, slots)
+            plan = lower(schedule.name, transfers, order.sends, lanes, order.receives, ports=model)
             timing, makespan = simulate(plan, topology, model=model), exact_makespan(plan, topology, model=model)
             assert makespan.order == "lanes"
             assert same(makespan, timing) or (slots > 1 and not keeps_the_lanes_order(plan, timing))
