@@ -22,6 +22,7 @@ from optcc.cli import (
     plan_options,
 )
 from optcc.codec import FILE_BYTES_MAX, TRANSFERS_FORMAT, read_plan, read_transfers
+from optcc.commands.verify_file import is_foreign, verify_foreign
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, InputError, TopologyError
 from optcc.files import read_file
 from optcc.plan import Plan
@@ -92,6 +93,8 @@ def command(
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
 
+    NAME may also be FILE.xml, an algorithm for MSCCL: of that the steps are judged, and whether run-times take it.
+
     With --eps or --promise, also prove its time with --ports (by default those that a plan file names, else exclusive):
     exact for fifo and exclusive ports, simulated up to rounding for fair ones. With --eps and --slowdown, prove the
     ratio to the bound for every slowdown of the slowest endpoint in the interval, with exclusive ports.
@@ -105,6 +108,10 @@ def command(
         if others or (all_ranks and failover) or (name is None) == all_ranks:
             raise InputError(f"verify {flag}: takes {takes}, and no other question")
         return _all_ranks(name, as_json) if name is not None else _failover(thorough, as_json)
+    if name is not None and is_foreign(name):
+        if plan_file is not None or topology is not None or size is not None or claims.timed:
+            raise InputError(f"verify {name}: takes --target and no other question")
+        return verify_foreign(Path(name), target, as_json)
     if (name is None) == (plan_file is None):
         raise InputError("verify: give either the NAME of a schedule or --plan FILE")
     claims.check(topology, ports)

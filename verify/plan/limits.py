@@ -9,6 +9,9 @@ that a step waits for is int8); for MSCCL++ the constants of `execution_common.h
 MAX_DEVICE_SEMAPHORES 16, offsets and sizes of 32 bits; `min_message_size` is read as an int) and the default alignment
 of its plans, 16 B. Only resources are counted: an exported file orders steps in its own way (docs/exports.md).
 
+`msccl`, `rccl`, `msccl-executor`: the same file must also be taken by the checks of that run-time's loader
+(`optcc.verify.gpu.msccl_limits`).
+
 `optcc`: our run-time, over any transport. Ranks as many as a topology may have (`optcc.topology.RANKS_MAX`); offsets
 and lengths in whole elements; and the bytes of a rank, its buffer and its staging slots of whole 64 B each, within an
 address space of 47 bits. (The number of slots is bounded by the plan itself, `optcc.plan.SLOTS_MAX`.)
@@ -32,12 +35,17 @@ from optcc.errors import InputError, PlanError
 from optcc.export import write_msccl_xml, write_mscclpp_json
 from optcc.plan import RECEIVES, Plan
 from optcc.verdict import Counterexample
+from optcc.verify.gpu.msccl_file import MscclFile
+from optcc.verify.gpu.msccl_interpreter import load_file
+from optcc.verify.gpu.msccl_limits import RUNTIMES, MscclRuntime, check_loader
 
 _SLOT_ALIGNMENT = 64
 WRITERS: Mapping[str, Callable[[Plan], bytes]] = MappingProxyType(
     {"msccl-xml": write_msccl_xml, "mscclpp-json": write_mscclpp_json}
 )
 """The targets whose limits are counted in the file."""
+LOADERS: Mapping[str, MscclRuntime] = MappingProxyType({each.name: each for each in RUNTIMES})
+"""The targets for which the file of `msccl-xml` is written, and read as their loaders do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,8 @@ def check_limits(plan: Plan, target: str) -> Counterexample | None:
         except (InputError, PlanError) as error:
             return Counterexample("limits", str(error))
         return None
+    if target in LOADERS:
+        return _check_loader(plan, LOADERS[target])
     if target not in COUNTED:
         raise InputError(f"target {target!r}: must be one of {', '.join(TARGETS)}")
     chosen = COUNTED[target]
@@ -98,6 +108,17 @@ def check_limits(plan: Plan, target: str) -> Counterexample | None:
         if need is not None and need.amount > limit.at_most:
             return _exceeded(plan, target, limit, need)
     return None
+
+
+def _check_loader(plan: Plan, runtime: MscclRuntime) -> Counterexample | None:
+    """Writes the file, and reads it as the loader of `runtime` does."""
+    try:
+        data = write_msccl_xml(plan)
+    except (InputError, PlanError) as error:
+        return Counterexample("limits", str(error))
+    file = MscclFile.parse(data)
+    refusal = check_loader(file, data, load_file(file), runtime)
+    return None if refusal is None else Counterexample("limits", f"{runtime.name}: {refusal[1]}; {refusal[0]}")
 
 
 def _exceeded(plan: Plan, target: str, limit: ResourceLimit, need: ResourceNeed) -> Counterexample:
@@ -201,10 +222,13 @@ READERS: Mapping[str, str] = MappingProxyType(
         "msccl-xml": "the interpreter of microsoft/msccl; RCCL's and that of msccl-executor-nccl take 64 steps and 64 "
         "thread blocks",
         "mscclpp-json": "the executor of MSCCL++ 0.8 and 0.9; that of 0.7 lacks remote buffers",
+        "msccl": "the loader of microsoft/msccl",
+        "rccl": "the loader of RCCL",
+        "msccl-executor": "the loader of Azure/msccl-executor-nccl",
         "optcc": _RUN_TIME,
         "mpi": f"{_RUN_TIME} over an MPI of 32-bit counts",
     }
 )
 """Whose limits they are, in which version."""
-TARGETS = (*WRITERS, *COUNTED)
+TARGETS = (*WRITERS, *LOADERS, *COUNTED)
 """The names of all targets."""

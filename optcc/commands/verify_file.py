@@ -1,0 +1,55 @@
+"""`optcc verify FILE.xml`: algorithms of other tools."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from optcc.cli import echo_card, echo_json
+from optcc.errors import CodecError, InputError
+from optcc.files import read_file
+from optcc.strict_xml import BYTES_MAX
+from optcc.verify.gpu.msccl import MSCCL_TARGETS, verify_msccl
+
+ENDINGS = (".xml",)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the argument of `verify` names a file of another tool, and no schedule."""
+    return Path(name).suffix.lower() in ENDINGS
+
+
+def verify_foreign(path: Path, target: str | None, as_json: bool) -> int:
+    """Judges the file at `path` and prints the verdict; the exit code."""
+    if target is not None and target not in MSCCL_TARGETS:
+        raise InputError(f"--target {target}: must be one of {', '.join(MSCCL_TARGETS)} for {path.name}")
+    data = read_file(path, BYTES_MAX)
+    if not data.lstrip().startswith(b"<"):
+        raise CodecError(f"file {str(path)!r}: must be MSCCL's XML")
+    started = time.perf_counter()
+    try:
+        verdict = verify_msccl(data, path.name, target)
+    except CodecError as error:
+        raise CodecError(f"file {str(path)!r}: {error}") from None
+    seconds = time.perf_counter() - started
+    found = verdict.counterexample
+    if as_json:
+        echo_json(
+            {
+                "verdict": verdict.verdict,
+                "properties": verdict.properties,
+                "conditions": dict(verdict.conditions),
+                "counterexample": None if found is None else found.as_json(),
+                "seconds": seconds,
+                "digest": verdict.digest,
+            }
+        )
+    else:
+        echo_card(verdict)
+        if found is not None:
+            click.echo(f"\n{found}")
+        for name, condition in verdict.conditions:
+            click.echo(f"{name} holds for {condition}")
+    return verdict.exit_code
