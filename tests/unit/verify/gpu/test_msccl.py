@@ -212,7 +212,8 @@ def spoiled(data: bytes, choice: random.Random) -> bytes:
 def performs(data: bytes) -> bool | None:
     """Whether the machines of the exports' tests, which share no code with the verifier, find nothing wrong.
 
-    None for what they refuse though it may do no harm: waits for a step without a flag, idle nops, places that no step reads.
+    None for what they refuse though it may do no harm: waits for a step without a flag, idle nops, places that no
+    step reads.
     """
     try:
         for seed in range(4):
