@@ -25,6 +25,8 @@ The verdict is a function of the findings alone (`judge`): of the kind that come
     CUT     no rail joins two ranks; named are the fewest ranks whose loss of all rails explains all such pairs
     SILENT  a rank is connected and has not answered
     LATE    a rank's deadline has passed, and nobody is known to be at fault
+    LEFT    no failure: a rank has left in good order, unheard by one that holds it to be cut off; such pairs are not
+            judged
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-ERROR, GONE, CUT, SILENT, LATE = range(5)
+ERROR, GONE, CUT, SILENT, LATE, LEFT = range(6)
 _CAUSE_CHARACTERS = 300
 _CUT_OFF_MAX = 6
 """If more ranks are cut off at once, the pairs are named."""
@@ -95,9 +97,17 @@ def judge(findings: Collection[FailureFinding]) -> Judgement:
     (1,)
     >>> judge([FailureFinding.cut(0, 1)])
     Judgement(kind=2, causes=(), pairs=((0, 1),))
+
+    Rank 0 is not cut off from a rank that has left:
+
+    >>> judge([FailureFinding.cut(0, 1), FailureFinding.cut(0, 2), FailureFinding.of(LEFT, 1, "")]).pairs
+    ((0, 2),)
     """
-    kind = min(finding.kind for finding in findings)
-    named = sorted(finding for finding in findings if finding.kind == kind)
+    left = {finding.rank for finding in findings if finding.kind == LEFT}
+    failures = [finding for finding in findings if finding.kind != LEFT]
+    judged = [each for each in failures if each.kind != CUT or left.isdisjoint((each.rank, each.other))] or failures
+    kind = min(finding.kind for finding in judged)
+    named = sorted(finding for finding in judged if finding.kind == kind)
     if kind != CUT:
         return Judgement(kind, tuple((finding.rank, finding.cause) for finding in named))
     pairs = tuple((finding.rank, finding.other) for finding in named)
@@ -194,10 +204,10 @@ class FailureAgreement:
     def quorum(self, left: Collection[int] = ()) -> set[int]:
         """The ranks that must hold the findings before this one decides.
 
-        Not those that have `left`, that are held to be gone, or that have an error of their own to raise; and only
-        those on this rank's side of what is cut apart.
+        Not those that have `left`, here or as another rank has found, that are held to be gone, or that have an error
+        of their own to raise; and only those on this rank's side of what is cut apart.
         """
-        named = {finding.rank for finding in self.findings if finding.kind in (ERROR, GONE, SILENT)}
+        named = {finding.rank for finding in self.findings if finding.kind in (ERROR, GONE, SILENT, LEFT)}
         others = set(range(self._n_ranks)) - named - set(left) | {self._rank}
         side = next(each for each in _sides(self.findings, others) if self._rank in each)
         return side - named

@@ -61,7 +61,7 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """(bytes, checksum of the bytes before them or 0) -> checksum of both."""
 crc32: Checksum = _crc32
 
-VERSION = 10
+VERSION = 11
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = range(1, 5)
 GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME = range(5, 12)
 TRIAL_FRAME, PADDING_FRAME, PAD_FRAME = range(12, 15)

@@ -23,6 +23,7 @@ from optcc.runtime.protocol.failure_agreement import (
     ERROR,
     GONE,
     LATE,
+    LEFT,
     SILENT,
     AgreementState,
     FailureAgreement,
@@ -160,7 +161,7 @@ class Membership:
             raise Broken(f"news: {error}", is_damage=True) from error
         findings = frozenset(FailureFinding(*each) for each in news.findings)
         is_sound = all(
-            ERROR <= each.kind <= LATE
+            ERROR <= each.kind <= LEFT
             and 0 <= each.rank < n_ranks
             and (each.rank < each.other < n_ranks if each.kind == CUT else each.other == -1)
             for each in findings
@@ -267,12 +268,17 @@ def find_failures(
         misses = to is not None and to.has_work() and not to.is_joined()
         if misses or (from_ is not None and from_.has_work() and not from_.is_joined()):
             yield FailureFinding.of(GONE, peer, "it has left before it had taken and sent all")
+        elif any(each.kind == CUT and peer in (each.rank, each.other) for each in agreement.findings):
+            # Whoever holds it to be cut off has not heard its bye.
+            yield FailureFinding.of(LEFT, peer, "")
     for peer, to in outbounds.items():
         if to.dark_s and peer not in local.left and not to.is_joined():
-            yield from _find_unreachable(local, peer, to, inbounds.get(peer))
+            yield from _find_unreachable(local, peer, to, inbounds.get(peer), agreement)
 
 
-def _find_unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound | None) -> Iterator[FailureFinding]:
+def _find_unreachable(
+    local: LocalRank, peer: int, to: Outbound, from_: Inbound | None, agreement: FailureAgreement
+) -> Iterator[FailureFinding]:
     """What follows from no rail of a peer being joined."""
     if not (to.has_work() or (from_ is not None and from_.has_work())):
         # If it refuses, it may have left in good order, and its bye was lost.
@@ -282,6 +288,8 @@ def _find_unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound 
     # which break if it said none.
     is_refused = all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)
     if is_refused and (from_ is None or not from_.is_joined()):
-        yield FailureFinding.of(GONE, peer, _ENDED)
+        # Once somebody is known to be at fault, ranks that know it too end, and their byes may be lost.
+        if not agreement.has_evidence:
+            yield FailureFinding.of(GONE, peer, _ENDED)
     elif to.dark_s >= local.settings.stall_s:
         yield FailureFinding.cut(local.rank, peer)
