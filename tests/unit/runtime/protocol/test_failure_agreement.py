@@ -12,6 +12,7 @@ from optcc.runtime.protocol.failure_agreement import (
     ERROR,
     GONE,
     LATE,
+    LEFT,
     SILENT,
     AgreementState,
     FailureAgreement,
@@ -33,6 +34,10 @@ def error(rank: int) -> FailureFinding:
 
 def late(rank: int) -> FailureFinding:
     return FailureFinding.of(LATE, rank, "not done after 2 s")
+
+
+def left(rank: int) -> FailureFinding:
+    return FailureFinding.of(LEFT, rank, "")
 
 
 # --- every order of events
@@ -292,6 +297,9 @@ def test_the_exploration_refutes_wrong_rules(
         ([FailureFinding.cut(0, 1), FailureFinding.cut(3, 1)], (1,)),
         # Ranks 1 and 2 of five are cut off together.
         ([FailureFinding.cut(a, b) for a in (1, 2) for b in (0, 3, 4)], (1, 2)),
+        # Rank 2 is cut off; that ranks 1 and 3 have left was lost on the way to rank 4 and to rank 0.
+        ([FailureFinding.cut(*pair) for pair in ((0, 2), (0, 3), (1, 4), (2, 4))] + [left(1), left(3)], (2,)),
+        ([FailureFinding.cut(0, 1), FailureFinding.cut(1, 2), left(1)], (1,)),
     ],
 )
 def test_the_verdict_names_all_ranks_of_the_kind_that_comes_first(

@@ -10,6 +10,7 @@ import pytest
 
 from optcc.errors import AllRailsFailed, DeadlineExceeded, RankLost
 from optcc.runtime.protocol.connection import Broken
+from optcc.runtime.protocol.failure_agreement import GONE, FailureFinding
 from optcc.runtime.transport import RECEIVED, SENT
 from tests.unit.runtime.protocol.network import Network
 
@@ -87,6 +88,29 @@ def test_a_rank_that_refuses_connections_and_is_not_waited_for_is_no_error() -> 
     network.run(0.2)
     with pytest.raises(RankLost, match="rank 0: rank 1 is lost: its process has ended: it refuses connections"):
         network.poll(0)
+
+
+def test_who_refuses_after_a_failure_is_not_at_fault() -> None:
+    """It may have left because of the failure, and its bye was lost."""
+    network, ((handle,), *_) = joined((0, 3), n_ranks=4)
+    network.post_send(0, handle, np.zeros(1 << 20, np.uint8))
+    network.endpoints[0].membership.agreement.find([FailureFinding.of(GONE, 2, "it refuses connections")])
+    network.leave(3, silently=True)
+    network.until(lambda: network.endpoints[0].failure is not None)
+    with pytest.raises(RankLost, match=r"rank 0: rank 2 is lost: it refuses connections$"):
+        network.poll(0)
+
+
+def test_who_is_held_to_be_cut_off_and_has_left_is_told_of() -> None:
+    """Rank 2 hears that rank 0 reaches neither 1 nor 3, and has heard the bye of rank 1: one pair is left."""
+    network, _ = joined((0, 1), (1, 2), (0, 2), n_ranks=4)
+    network.leave(1)
+    network.run(0.1)
+    network.endpoints[2].membership.agreement.find([FailureFinding.cut(0, 1), FailureFinding.cut(0, 3)])
+    network.until(lambda: network.endpoints[0].failure is not None and network.endpoints[2].failure is not None)
+    for rank in (0, 2):
+        with pytest.raises(AllRailsFailed, match="no rail between rank 0 and rank 3"):
+            network.poll(rank)
 
 
 def test_a_refusal_does_not_overtake_what_comes_over_connections_of_the_peer() -> None:
