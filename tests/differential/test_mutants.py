@@ -48,6 +48,7 @@ def some() -> Tally:
     return judged(range(720))
 
 
+@pytest.mark.battery(36)
 def test_mutants_get_the_naive_verdict(some: Tally) -> None:
     """The same verdict, for the same reason and at the same place, as trying every interleaving."""
     for outcome in ("matching", "deadlock", "races", "result", STILL_RIGHT):

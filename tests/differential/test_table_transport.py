@@ -189,6 +189,7 @@ def test_rails_may_fail_at_a_hundred_thousand_moments(seed: int) -> None:
     assert total.lost > 0 and total.suppressed > 0 and total.changes > 0
 
 
+@pytest.mark.battery(8, 15)
 @pytest.mark.parametrize("seed", range(20))
 def test_storms_and_flapping_rails_change_no_bit(seed: int) -> None:
     outages = [Outage(number % 3, 12 * number + seed, (None, 0, 1, 2, 3)[number % 5], 0.004) for number in range(8)]
@@ -204,6 +205,7 @@ def test_storms_and_flapping_rails_change_no_bit(seed: int) -> None:
     assert counts.lost and counts.suppressed
 
 
+@pytest.mark.battery(4)
 def test_two_rails_of_three_may_fail_for_good() -> None:
     for after in range(5, 60, 5):
         with_faults("ring", [Outage(0, after), Outage(2, after + 3)], n_rails=3, seed=after)
@@ -215,6 +217,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert with_faults("optcc", [Outage(0, 20, for_s=0.003)], faults=STORM, seed=6) != runs[0]
 
 
+@pytest.mark.battery(6)
 def test_all_rails_down_is_a_named_error_and_the_input_is_intact() -> None:
     plan, verdict = plan_of("ring")
     inputs = [input_of(plan, rank, 0) for rank in range(plan.n_ranks)]
@@ -264,6 +267,7 @@ def test_a_rank_that_fails_ends_the_others() -> None:
         run_sim(SimNetwork(3), body)
 
 
+@pytest.mark.battery(19)
 def test_a_damaged_packet_is_no_packet() -> None:
     packet = encode("data", 3, 1, 2**40, b"chunk")
     assert decode(packet) == ("data", 3, 1, 2**40, b"chunk")
@@ -292,6 +296,7 @@ def test_wrong_numbers_are_rejected() -> None:
             wrong()
 
 
+@pytest.mark.battery(42)
 def test_the_network_executes_the_table_that_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     def storm() -> None:
         for seed in range(20):

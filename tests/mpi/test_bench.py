@@ -54,6 +54,7 @@ def test_a_topology_of_other_ranks_is_bad_input(tmp_path: Path) -> None:
     assert done.stderr.count("--topology has 3 ranks but 2 processes started") == 1
 
 
+@pytest.mark.battery(40)
 def test_ranks_that_want_different_things_all_say_who(tmp_path: Path) -> None:
     two = [*OPTCC, "bench", "-b", "4K", "-n", "1"]
     other = [*OPTCC, "bench", "-b", "8K", "-n", "1"]
@@ -123,6 +124,7 @@ FEWER = (*RAGGED[:4], "-f", "169", *RAGGED[6:])
 """The same with every other size: eight ranks take turns on few cores."""
 
 
+@pytest.mark.battery(38)
 @pytest.mark.parametrize(
     ("ranks", "transport", "dtype", "op", "words", "sizes"),
     [
@@ -154,6 +156,7 @@ def test_the_whole_grid_of_small_sizes_is_exact(tmp_path: Path, ranks: int, tran
         assert len(rows) >= 10
 
 
+@pytest.mark.battery(38)
 @pytest.mark.slow
 @pytest.mark.realtime
 @TRANSPORTS

@@ -361,6 +361,7 @@ def _nobody_in(name: str) -> bool:
     return processes.inside([host_namespace(name, host) for host in range(2)]) == []
 
 
+@pytest.mark.battery(41)
 @pytest.mark.mpi
 @pytest.mark.usefixtures("open_mpi")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

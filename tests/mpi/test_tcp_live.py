@@ -243,6 +243,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any
         return job.results(), moments
 
 
+@pytest.mark.battery(1)
 @netns
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_nic_that_fails_in_the_middle_costs_no_bit(
@@ -323,6 +324,7 @@ def test_a_hundred_failures_cost_no_bit(name: str, tmp_path: Path) -> None:
             assert stalls[-1] < 5000
 
 
+@pytest.mark.battery(15, 17)
 @netns
 def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, tmp_path: Path) -> None:
     """One packet in a hundred, one in twenty, and three quarters of the rate."""
@@ -349,6 +351,7 @@ def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, 
     print("given up", [each["lost"] for each in seen])
 
 
+@pytest.mark.battery(6)
 @netns
 @pytest.mark.parametrize(("hosts", "how"), [(3, "blackhole"), (3, "down"), (4, "blackhole")])
 def test_a_host_without_nics_is_the_same_error_everywhere(hosts: int, how: str, name: str, tmp_path: Path) -> None:
@@ -364,6 +367,7 @@ def test_a_host_without_nics_is_the_same_error_everywhere(hosts: int, how: str, 
         assert isinstance(each["failed_s"], float) and each["failed_s"] < 2.0 + 4.0 + 2.0
 
 
+@pytest.mark.battery(22)
 @netns
 @pytest.mark.parametrize("killed", [2, 0])
 def test_a_rank_that_is_killed_is_named_everywhere(killed: int, name: str, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def counterexample_of(case: Case) -> Counterexample:
     return answer.counterexample
 
 
+@pytest.mark.battery(35)
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_the_verdict_that_it_must_get(case: Case) -> None:
     """Refuted by the named property, those before it proved, and told where; or refused by the named error."""

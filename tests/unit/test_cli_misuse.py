@@ -59,11 +59,13 @@ def test_an_interrupt_inside_a_callback_of_c_code_counts() -> None:
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "optcc: interrupted")
 
 
+@pytest.mark.battery(41)
 def test_an_interrupt_elsewhere_ends_the_command_at_once() -> None:
     done = _run(code=SWALLOWED.replace("@ctypes.CFUNCTYPE(None)", ""))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\noptcc: interrupted\n")
 
 
+@pytest.mark.battery(41)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("verify", *RING), ("--help",)])
 def test_a_full_disk_is_one_error(words: tuple[str, ...]) -> None:

@@ -214,6 +214,7 @@ def test_compiled_plans_come_back_the_same(name: str) -> None:
 INSTRUCTION = ("ranks", 1, "lanes", 0, 1)
 
 
+@pytest.mark.battery(34)
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -316,6 +317,7 @@ def test_a_file_that_is_too_long_is_not_even_parsed(monkeypatch: pytest.MonkeyPa
     assert refusal(PLAN_BYTES) == f"$: {len(PLAN_BYTES)} B: must be at most 100 B"
 
 
+@pytest.mark.battery(34)
 def test_a_file_cut_anywhere_is_refused() -> None:
     for length in range(len(PLAN_BYTES)):
         assert refusal(PLAN_BYTES[:length]).startswith("$")
@@ -469,6 +471,7 @@ NUMBERS = [match.span() for match in re.finditer(rb"(?<=[:\[,])-?\d+(?=[,}\]])",
 STRANGE = ["NaN", "Infinity", "-Infinity", "1e999", "-1", str(2**70), str(2**63), "0.5", '"1"', "null", "true", "{}"]
 
 
+@pytest.mark.battery(34)
 @given(
     st.sampled_from(NUMBERS), st.sampled_from(STRANGE) | st.integers(-(2**65), 2**65).map(str) | st.just("[" * 10**5)
 )
@@ -480,6 +483,7 @@ def test_fuzz_numbers(span: tuple[int, int], number: str) -> None:
 KEYS = list(re.finditer(rb'("\w+"):\s?("[^"]*"|\d+|\[\]|\[\d+\])', PLAN_BYTES))
 
 
+@pytest.mark.battery(34)
 @given(st.sampled_from(KEYS), st.sampled_from([b"0", b'"x"', b"[]", b"null", b"NaN", b"1", b"{}"]) | st.none())
 @settings(max_examples=300, deadline=None)
 def test_fuzz_keys_twice(match: re.Match[bytes], value: bytes | None) -> None:
@@ -488,6 +492,7 @@ def test_fuzz_keys_twice(match: re.Match[bytes], value: bytes | None) -> None:
     assert value == b"NaN" or message.endswith(f".{match[1].decode()[1:-1]}: must be there once")
 
 
+@pytest.mark.battery(34)
 @given(st.integers(0, len(PLAN_BYTES)), st.integers(1, 10**5), st.sampled_from([b"[", b'{"a":', b'{"ranks":[']))
 @settings(max_examples=100, deadline=None)
 def test_fuzz_nesting(place: int, depth: int, opening: bytes) -> None:

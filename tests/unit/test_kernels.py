@@ -111,6 +111,7 @@ class TestAgainstFloat64:
 
 
 class TestSemantics:
+    @pytest.mark.battery(39)
     @pytest.mark.parametrize("dtype", FLOATS)
     @pytest.mark.parametrize("reduction", ["sum", "prod", "min", "max"])
     def test_a_nan_in_either_operand_makes_a_nan(self, dtype: str, reduction: str) -> None:
@@ -200,6 +201,7 @@ class TestBfloat16:
         assert count_wrong(to_bfloat16(values), bits, "bfloat16") == 0
         assert np.array_equal(values, open_values(bits, "bfloat16"), equal_nan=True)
 
+    @pytest.mark.battery(39)
     def test_rounding_is_to_nearest_even_and_one_nan(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         values = rng.integers(0, 1 << 32, 100_000, dtype=np.uint32).view(np.float32)

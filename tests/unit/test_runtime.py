@@ -338,6 +338,7 @@ class TestExecutor:
 
 
 class TestAgreement:
+    @pytest.mark.battery(30, 40)
     def test_every_rank_names_who_differs(self) -> None:
         def body(rank: int, transport: LoopbackTransport) -> str:
             plan = ring(4, 1024 if rank == 2 else 4096)
@@ -526,6 +527,7 @@ class TestKernels:
         kernels.finish(data, 3)
         assert data.tolist() == [-(2**63 // 3), -2, -2, 0, 0, 0, 2, (2**63 - 1) // 3]
 
+    @pytest.mark.battery(39)
     @pytest.mark.parametrize("reduction", reductions_of("float32"))
     def test_a_nan_stays_a_nan(self, reduction: str) -> None:
         kernels = NumpyKernels("float32", reduction)

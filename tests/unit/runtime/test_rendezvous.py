@@ -162,6 +162,7 @@ def test_ranks_meet_at_rank_0(n_ranks: int) -> None:
     check_met(gather([at_address(address, rank, n_ranks, secret) for rank in range(n_ranks)], records), records)
 
 
+@pytest.mark.battery(27)
 def test_strangers_at_the_meeting_are_sent_away_and_the_others_meet() -> None:
     address, secret, records = ("127.0.0.1", free_port()), os.urandom(32), [b"a", b"b", b"c"]
     met: list[Meeting | OptccError] = []
@@ -207,6 +208,7 @@ while time.monotonic() - began_s < 30:
 """
 
 
+@pytest.mark.battery(32)
 @pytest.mark.parametrize("n_ranks", [2, 8])
 def test_ranks_meet_in_a_flood_of_strangers(n_ranks: int) -> None:
     """2,500 connects a second, every other one of which says something, and none of which knows the secret."""
@@ -226,6 +228,7 @@ def test_ranks_meet_in_a_flood_of_strangers(n_ranks: int) -> None:
     assert took_s < 2.0, took_s
 
 
+@pytest.mark.battery(25)
 def test_a_meeting_that_does_not_come_about_says_who_is_missing() -> None:
     address, secret = ("127.0.0.1", free_port()), os.urandom(32)
     met = gather([at_address(address, rank, 4, secret, timeout_s=0.3) for rank in range(2)], [b"a", b"b"])

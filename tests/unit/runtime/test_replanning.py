@@ -107,6 +107,7 @@ def test_plans_follow_a_nic_that_fails_and_comes_back(is_persistent: bool) -> No
         assert [each[0].name for each in wanted] == ["allreduce"] and wanted[0][1] == 4 * COUNT
 
 
+@pytest.mark.battery(8)
 def test_a_nic_that_flaps_does_not_make_plans_flap() -> None:
     faults = ", ".join(f"1/1@{at}ms..{at + 60}ms" for at in range(300, 3000, 200))
     run = Run(3, faults, 60)
@@ -194,6 +195,7 @@ def test_where_there_is_no_plan_for_what_is_left_the_old_one_goes_on() -> None:
     assert run_sim(network, body) == [1, 1, 1]
 
 
+@pytest.mark.battery(25)
 def test_a_rank_that_never_has_its_plans_ends_the_wait_of_the_others() -> None:
     planner = Planner(cluster(3), schedules={"allreduce": "shares"}, segments=4, ports="fair")
     network = SimNetwork(cluster(3), nic_faults=FaultPlan.parse("1/1@50ms"))

@@ -15,6 +15,7 @@ def places(rng: random.Random, length: int) -> list[Place]:
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
+@pytest.mark.battery(38)
 def test_a_row_is_read_and_a_column_written_in_the_users_arrays() -> None:
     """Rank 1 of three: blocks 3, 4, 5 are given, blocks 1, 4, 7 are got; its own block is copied."""
     blocks = [(10 * block, 10 * block + 10) for block in range(9)]

@@ -141,6 +141,7 @@ def explore(world: World) -> int:
     return len(numbers)
 
 
+@pytest.mark.battery(26)
 @pytest.mark.parametrize(
     ("n_ranks", "n_collectives", "n_epochs", "ahead", "n_states"),
     [(2, 3, 1, AHEAD, 1755), (2, 2, 2, 1, None), (2, 5, 1, AHEAD, None)],

@@ -8,6 +8,7 @@ from optcc.runtime.protocol.frames import WireError
 from optcc.runtime.protocol.hello import Caller, Hello, Listener
 
 
+@pytest.mark.battery(29)
 def test_the_hello_convinces_only_who_knows_the_secret_of_this_job() -> None:
     secret, other, hello = bytes(32), b"x" * 32, Hello(0, 1, 0, bytes(16))
     for of_caller, of_listener in ((secret, other), (other, secret)):

@@ -46,6 +46,7 @@ than those, one seed; and of mistakes of the simulation itself, a seed that brok
 """
 
 
+@pytest.mark.battery(5, 12, 13, 14, 22, 25, 26, 33)
 @pytest.mark.parametrize("first", range(SAMPLE_SEEDS, SEEDS, BLOCK_SEEDS))
 def test_no_promise_is_broken(first: int) -> None:
     # A violation names its seed; python -m optcc.experiments.swarm --seed N --trace tells its story.
@@ -143,6 +144,7 @@ def test_a_trace_tells_what_befalls_whom() -> None:
     assert outcome == run_seed(0)
 
 
+@pytest.mark.battery(42)
 def test_the_simulation_has_no_channel_end_of_its_own() -> None:
     imported, defined = set[str](), set[str]()
     for path in Path(sim.__path__[0]).glob("*.py"):

@@ -90,6 +90,7 @@ def test_fifty_networks_leave_no_file_open() -> None:
     assert threading.active_count() == threads
 
 
+@pytest.mark.battery(25)
 def test_a_network_that_does_not_come_about_leaves_no_file_open() -> None:
     def refuse(_: bytes) -> Meeting:
         raise DeadlineExceeded("nobody came")
@@ -111,6 +112,7 @@ def test_wrong_numbers_are_rejected() -> None:
             TcpTransport(Room(1).meet(0), nics)
 
 
+@pytest.mark.battery(30)
 def test_ranks_that_are_set_up_differently_say_who() -> None:
     room = Room(2)
     seen: list[str] = []
@@ -301,6 +303,7 @@ def test_agreement_has_a_deadline() -> None:
     run_tcp(2, body)
 
 
+@pytest.mark.battery(33)
 def test_a_rank_that_is_busy_elsewhere_is_not_lost() -> None:
     """Longer than every limit: its kernel answers for it."""
 
@@ -441,6 +444,7 @@ def test_processes_meet_in_a_file_and_reduce(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.battery(22)
 def test_a_process_that_is_killed_is_noticed_within_two_seconds(tmp_path: Path) -> None:
     done = run_processes(3, tmp_path / "meeting", "dies")
     assert done[1].returncode == -9

@@ -125,6 +125,7 @@ def survivors(seen: list[dict[str, Any]], at: int) -> list[dict[str, Any]]:
     return others
 
 
+@pytest.mark.battery(22)
 @pytest.mark.parametrize(("n_ranks", "at"), [(3, 2), (3, 0), (5, 1)])
 def test_all_name_the_rank_that_is_killed(n_ranks: int, at: int, tmp_path: Path) -> None:
     seen = run(tmp_path, n_ranks, at, "SIGKILL")
@@ -137,6 +138,7 @@ def test_all_name_the_rank_that_is_killed(n_ranks: int, at: int, tmp_path: Path)
     assert survivors(seen, at)
 
 
+@pytest.mark.battery(23)
 @pytest.mark.parametrize("n_ranks", [3, 4])
 def test_all_name_the_rank_that_is_stopped_for_ever(n_ranks: int, tmp_path: Path) -> None:
     for each in survivors(run(tmp_path, n_ranks, 1, "SIGSTOP", deadline_s=2.0), 1):
@@ -145,6 +147,7 @@ def test_all_name_the_rank_that_is_stopped_for_ever(n_ranks: int, tmp_path: Path
         assert 1.9 < each["seconds"] < 12.0
 
 
+@pytest.mark.battery(24)
 @pytest.mark.parametrize(
     ("n_ranks", "fault", "cause"),
     [

@@ -209,6 +209,7 @@ def test_a_rail_may_fail_for_good(seed: int) -> None:
     assert Seeded.n_cuts == 4
 
 
+@pytest.mark.battery(14)
 @pytest.mark.parametrize(("name", "count", "n_runs"), [("ring", 200_003, 2), ("recursive-doubling", 256, 200)])
 def test_chunks_that_come_twice_are_suppressed(
     name: str, count: int, n_runs: int, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +230,7 @@ def test_chunks_that_come_twice_are_suppressed(
     assert sum(suppressed for _, suppressed in results) > 0
 
 
+@pytest.mark.battery(19, 20)
 def test_a_damaged_chunk_or_header_costs_the_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = data_header, [0]
 
@@ -317,6 +319,7 @@ def hold_to_the_table(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 SHORTCUTS = {"offer at once", "new ack at once", "slot at once", "fresh chunk at once"}
 
 
+@pytest.mark.battery(42)
 def test_the_transport_executes_the_table_that_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     used = hold_to_the_table(monkeypatch)
     plan, verdict = plan_of("ring", 60_001, "float32")

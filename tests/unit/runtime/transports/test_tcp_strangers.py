@@ -65,6 +65,7 @@ def with_strangers(visit: Callable[[Room], None], **settings: Any) -> tuple[int,
     return results[0]
 
 
+@pytest.mark.battery(27, 29)
 def test_strangers_are_shut_out_and_the_others_go_on() -> None:
     def visit(room: Room) -> None:
         address = address_of(room, 0)
@@ -93,6 +94,7 @@ def test_strangers_are_shut_out_and_the_others_go_on() -> None:
     assert refused >= 11 and damaged == 0
 
 
+@pytest.mark.battery(28)
 def test_slow_and_silent_callers_are_shut_out() -> None:
     def visit(room: Room) -> None:
         address = address_of(room, 0)
@@ -113,6 +115,7 @@ def test_slow_and_silent_callers_are_shut_out() -> None:
     assert refused >= 6
 
 
+@pytest.mark.battery(32)
 def test_many_callers_cost_a_bounded_number_of_files() -> None:
     most: list[int] = []
 
@@ -142,6 +145,7 @@ def _is_closed(sock: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.battery(31)
 def test_a_member_that_announces_nonsense_is_cut_off() -> None:
     """Even who knows the secret gets no memory: lengths and channels are those of the plan."""
 

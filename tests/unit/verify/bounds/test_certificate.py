@@ -116,6 +116,7 @@ def alter(rng: random.Random, document: Any) -> None:
         document[last] = value[:-1] + ("0" if value[-1] != "0" else "1")
 
 
+@pytest.mark.battery(37)
 @pytest.mark.parametrize("number", range(len(SAMPLES)))
 def test_altered_certificates_are_refused(number: int) -> None:
     """A thousand in all, each with one number, name or list changed."""
@@ -130,6 +131,7 @@ def test_altered_certificates_are_refused(number: int) -> None:
             replay(read_certificate(json.dumps(document).encode()))
 
 
+@pytest.mark.battery(37)
 @pytest.mark.parametrize("number", range(len(SAMPLES)))
 def test_forged_certificates_prove_nothing_untrue(number: int) -> None:
     """Altered, and given a new digest: for the topology as it is, only what is true can still replay."""

@@ -244,6 +244,7 @@ def test_a_solver_that_returns_nonsense(change: Callable[[Solved], Outcome], mes
         lp_bound(UNEVEN, "allreduce", 12, solver=lying(change))
 
 
+@pytest.mark.battery(37)
 @pytest.mark.parametrize(
     "change",
     [

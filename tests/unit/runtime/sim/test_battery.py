@@ -1,0 +1,201 @@
+"""What may befall NICs in the middle of a collective, one case at a time: result, time and bytes of each NIC.
+
+The cases are those of the battery (`tests/battery.py`) for which simulated hosts suffice. A case fails if its fault
+misses the collective.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import pytest
+
+from optcc.errors import AllRailsFailed
+from optcc.runtime.sim.scenario import INFINITY, SwarmFault
+from tests.unit.runtime.sim.fault_trial import RATE, FaultTrial
+
+AT_S = 0.05
+"""In the middle of the second AllReduce."""
+PATIENCE_S = 0.1
+"""How long a silent rail is waited for: `SimNetwork`'s default."""
+QUEUE_S = (1 << 18) / RATE + 0.002
+"""What a socket's buffer takes to be sent, and a report of a NIC to come."""
+
+
+def fault(kind: str, rank: int = 1, nic: int = 1, at_s: float = AT_S, for_s: float = INFINITY) -> SwarmFault:
+    return SwarmFault(at_s, kind, rank, nic, for_s)
+
+
+@cache
+def healthy_ratio() -> float:
+    """What a quiet AllReduce of this size takes, over T*: chunks, headers and latency."""
+    trial = FaultTrial(n_runs=3)
+    assert not any(counts.resent or counts.changes for counts in trial.counts)
+    return trial.runs[-1].seconds / trial.least_s()
+
+
+@pytest.mark.battery(1)
+def test_a_link_that_goes_down_in_mid_run_costs_its_share() -> None:
+    trial = FaultTrial([fault("down")], n_runs=9)
+    run, usual = trial.hit(), healthy_ratio()
+    # At worst nothing that was done counts, and the NIC that is left carries what both did.
+    assert trial.runs[run].seconds < 2.2 * trial.runs[0].seconds
+    assert trial.runs[-1].seconds < 1.2 * usual * trial.least_s((1, 1)) and trial.runs[-1].epoch == 1
+    assert trial.runs[run].sent[1][1] > 0 and all(each.sent[1][1] == 0 for each in trial.runs[run + 2 :])
+
+
+@pytest.mark.battery(2)
+def test_a_link_that_is_down_before_the_first_byte_carries_none(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="optcc"):
+        trial = FaultTrial([fault("down", at_s=0.0)], n_runs=9)
+    assert trial.faults.begun and all(run.sent[1][1] == 0 and run.sent[1][0] > 0 for run in trial.runs)
+    assert trial.runs[-1].seconds < 1.2 * healthy_ratio() * trial.least_s((1, 1))
+    assert "NIC 1 of rank 1 down" in caplog.text
+
+
+@pytest.mark.battery(3)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_both_ends_know_of_a_link_within_a_loaded_round_trip(rank: int) -> None:
+    """The end whose link it is hears of it from its kernel, the others from it, behind what fills a socket's buffer."""
+    known: list[list[int]] = []
+
+    class Watched(FaultTrial):
+        def _body(self, rank: int, transport: object) -> None:
+            if not rank:
+                self.network.network.clock.after(AT_S + QUEUE_S, lambda: known.append(failures(self)))
+            super()._body(rank, transport)  # type: ignore[arg-type]
+
+    trial = Watched([fault("down", rank)], n_runs=4)
+    trial.hit()
+    # Its own end has connections to three peers, each of them one to it.
+    assert known == [[3 if each == rank else 1 for each in range(4)]]
+
+
+def failures(trial: FaultTrial) -> list[int]:
+    return [host.endpoint.rail_counts[1].failures for host in trial.network.hosts]
+
+
+@pytest.mark.battery(4)
+@pytest.mark.parametrize(
+    "gap_s", [0.0, 0.002, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)]
+)
+def test_two_of_three_rails_go_down_one_after_the_other(gap_s: float) -> None:
+    faults = [fault("down", nic=2, at_s=0.03), fault("hole", nic=1, at_s=0.03 + gap_s)]
+    trial = FaultTrial(faults, n_runs=14, rates=(RATE // 2,) * 3)
+    assert trial.hit(0) <= trial.hit(1)
+    last = trial.runs[-1]
+    assert last.sent[1][1:] == (0, 0) and last.seconds < 1.25 * healthy_ratio() * trial.least_s((1, 1), (1, 2))
+
+
+@pytest.mark.battery(5)
+@pytest.mark.parametrize("gap_s", [0.0, 0.0005, 0.002])
+def test_a_rail_that_fails_while_chunks_are_sent_again_adds_nothing_twice(gap_s: float) -> None:
+    second = fault("down", nic=0, at_s=gap_s)
+    trial = FaultTrial([fault("hole", nic=2, at_s=0.03)], n_runs=3, rates=(RATE // 2,) * 3, once_resent=[second])
+    assert trial.hit(0) == trial.hit(1), "chunks of the first rail are sent again while the second one fails"
+    assert sum(counts.resent for counts in trial.counts) > 4
+
+
+@pytest.mark.battery(7)
+def test_the_only_nic_of_a_host_is_waited_for_and_then_named() -> None:
+    flap = FaultTrial([fault("down", nic=0, for_s=0.5)], n_runs=3, rates=(RATE,))
+    run = flap.runs[flap.hit()]
+    assert (
+        0.5 < run.seconds < 0.5 + 0.5 + 2 * flap.runs[0].seconds and flap.runs[-1].seconds < 1.1 * flap.runs[0].seconds
+    )
+    with pytest.raises(AllRailsFailed, match=r"no rail to rank 1 \(eth0\)"):
+        FaultTrial([fault("down", nic=0)], n_runs=3, rates=(RATE,), stall_s=2.0)
+
+
+@pytest.mark.battery(8)
+@pytest.mark.parametrize(
+    "period_s", [0.05, pytest.param(0.5, marks=pytest.mark.slow), pytest.param(5.0, marks=pytest.mark.slow)]
+)
+def test_a_nic_that_flaps_ten_times_does_not_make_plans_flap(period_s: float) -> None:
+    faults = [fault("down", at_s=AT_S + number * period_s, for_s=period_s / 2) for number in range(10)]
+    n_runs = int(10 * period_s / 0.045) + 10 if period_s < 1 else 60
+    trial = FaultTrial(faults, n_runs=n_runs, pause_s=0.0 if period_s < 1 else 0.9)
+    assert len(trial.faults.begun) == 10
+    # Each time it is back it is waited for longer; without that, twenty changes.
+    assert trial.runs[-1].epoch <= 10
+    assert sorted(run.seconds for run in trial.runs)[len(trial.runs) // 2] < 2.2 * trial.runs[0].seconds
+
+
+@pytest.mark.battery(9)
+def test_a_rail_that_returns_after_an_hour_is_used_again() -> None:
+    trial = FaultTrial([fault("down", at_s=0.02, for_s=3600.0)], n_runs=16, pause_s=300.0)
+    trial.hit()
+    back = [run for run in trial.runs if run.began_s > 3600 + 2 * 300]
+    assert len(back) > 1 and back[-1].sent[1][1] > 0.8 * back[-1].sent[1][0]
+    assert back[-1].seconds < 1.2 * trial.runs[0].seconds
+
+
+@pytest.mark.battery(10)
+def test_peers_that_see_a_rail_return_ten_seconds_apart_agree() -> None:
+    """Rank 1 sends again after a second; what comes to it is lost for ten more."""
+    faults = [fault("down", at_s=0.02, for_s=1.0), fault("hole-in", at_s=0.9, for_s=10.1)]
+    trial = FaultTrial(faults, n_runs=24, pause_s=0.7)
+    trial.hit()
+    assert min(run.sent[1][1] for run in trial.runs[3:12]) == 0
+    assert trial.runs[-1].sent[1][1] > 0.8 * trial.runs[-1].sent[1][0]
+
+
+@pytest.mark.battery(12, 13)
+@pytest.mark.parametrize("kind", ["hole", "hole-out", "hole-in"])
+def test_a_blackhole_both_ways_or_one_way_costs_its_patience(kind: str) -> None:
+    trial = FaultTrial([fault(kind)], n_runs=4)
+    run = trial.runs[trial.hit()]
+    # Two rounds of patience at most: what went over the rail, and the answer to it.
+    assert run.seconds < 2.2 * trial.runs[0].seconds + 2 * PATIENCE_S
+    assert trial.runs[-1].sent[1][1] == 0 and sum(counts.resent for counts in trial.counts) > 0
+
+
+@pytest.mark.battery(15)
+def test_lost_segments_change_no_bit() -> None:
+    trial = FaultTrial([fault("loss", rank, nic, at_s=0.0) for rank in range(4) for nic in (0, 1)], n_runs=2)
+    assert trial.network.network.n_lost > 50
+
+
+@pytest.mark.battery(16)
+@pytest.mark.parametrize(("rates", "share"), [((30_000_000, 10_000_000), 3.0), ((10_000_000, 1_000_000), 10.0)])
+def test_unequal_nics_carry_what_their_rates_say(rates: tuple[int, int], share: float) -> None:
+    trial = FaultTrial(n_runs=3, rates=rates)
+    run = trial.runs[-1]
+    assert run.seconds < healthy_ratio() * trial.least_s() / 0.9
+    for fast, slow in run.sent:
+        assert 0.8 * share < fast / slow < 1.25 * share
+
+
+@pytest.mark.battery(17)
+def test_a_rate_that_collapses_in_mid_run_is_measured_and_avoided() -> None:
+    """To an eighth; a plan that keeps the shares takes eight times as long, one without the NIC twice."""
+    trial = FaultTrial([fault("slow")], n_runs=10)
+    run, usual = trial.hit(), trial.runs[0]
+    assert trial.runs[run + 1].seconds < 6 * usual.seconds
+    assert max(each.seconds for each in trial.runs[run + 3 :]) < 2.6 * usual.seconds
+    assert all(each.sent[1][1] < 0.4 * usual.sent[1][1] for each in trial.runs[run + 3 :])
+    assert sum(counts.resent for counts in trial.counts) == 0, "it is slow, and not lost"
+
+
+@pytest.mark.battery(19)
+def test_flipped_bits_are_noticed_and_sent_again() -> None:
+    trial = FaultTrial(n_runs=2, crc=True, corrupt=0.001)
+    assert sum(counts.damaged for counts in trial.counts) > 0 < sum(counts.resent for counts in trial.counts)
+
+
+@pytest.mark.battery(21)
+def test_a_nic_that_damages_everything_is_left_alone() -> None:
+    trial = FaultTrial(n_runs=12, crc=True, damaging=(1, 1, AT_S))
+    last = trial.runs[-1]
+    assert trial.network.network.n_corrupted > 10 and sum(counts.damaged for counts in trial.counts) > 0
+    assert last.sent[1][1] < 0.01 * last.sent[1][0]
+    assert last.seconds < 1.2 * healthy_ratio() * trial.least_s((1, 1))
+
+
+@pytest.mark.battery(23)
+def test_a_process_that_stands_still_for_a_while_delays_the_others_and_nothing_else() -> None:
+    trial = FaultTrial([fault("busy", nic=-1, for_s=1.0)], n_runs=4)
+    run = trial.runs[trial.hit()]
+    assert 0.9 < run.seconds < 1.0 + 3 * trial.runs[0].seconds
+    assert trial.runs[-1].seconds < 1.1 * trial.runs[0].seconds
