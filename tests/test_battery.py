@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.battery import CASES, PAGE, page_with_table, holders
+from tests.battery import CASES, PAGE, holders, page_with_table
 
 
 def test_every_case_is_held_or_open() -> None:
