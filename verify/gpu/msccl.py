@@ -14,14 +14,16 @@ other), out of place, or both.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from optcc.errors import InputError
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
 from optcc.verify.gpu.collective_result import GpuBuffers, check_gpu_agreement, check_gpu_result
 from optcc.verify.gpu.msccl_file import MscclFile
 from optcc.verify.gpu.msccl_interpreter import load_file
-from optcc.verify.gpu.msccl_limits import COUNT_MAX, RUNTIMES, MscclRuntime, check_loader
+from optcc.verify.gpu.msccl_limits import MAX_BYTES_DEFAULT, RUNTIMES, MscclRuntime, check_loader
 from optcc.verify.gpu.msccl_progress import SLOT_BYTES, SLOTS, Progress, match, run
 from optcc.verify.gpu.operations import MESSAGE, GpuOp, Region, StepCounterexample, counter
 from optcc.verify.gpu.races import find_gpu_race
@@ -100,21 +102,30 @@ class _Judge:
         return counter(self.name, "limits", f"{rule}: {who}", place, reasons if len(reasons) > 1 else ())
 
     def _deadlock(self, progress: Progress, conditions: list[tuple[str, str]]) -> StepCounterexample | None:
-        """Single chunks a message first, then as many as a call of `maxBytes` has."""
-        file = self.file
-        slots = SLOTS[file.protocol]
-        found = run(self.name, self.loaded, slots, 1, progress)
-        size = int(file.attributes.get("maxBytes", 0))
-        if found is not None and size:
-            chunks = min(COUNT_MAX, SLOT_BYTES[file.protocol] // max(1, -(-size // file.n_chunks)))
-            if chunks > 1 and (longer := run(self.name, self.loaded, slots, chunks, progress)) is None:
-                room = f"{slots} messages of {SLOT_BYTES[file.protocol]} B, for calls of up to {size} B"
-                conditions.append(("deadlock", f"connections with room for {room}"))
-                return None
-            found = found if chunks <= 1 else longer
-        elif found is None:
+        """Single chunks a message first, then as many as the largest call that the file is for."""
+        slots, slot_bytes = SLOTS[self.file.protocol], SLOT_BYTES[self.file.protocol]
+
+        def stuck(chunks: int) -> StepCounterexample | None:
+            return run(self.name, self.loaded, slots, chunks, progress)
+
+        found = stuck(1)
+        if found is None:
             conditions.append(("deadlock", f"connections with room for {slots} messages, for all sizes"))
-        return found
+            return None
+        longest = max(one.count for each in self.loaded for one in each.transmissions)
+        if longest == 1 or stuck(longest) is not None:
+            return found
+        enough = bisect_left(range(1, longest), True, key=lambda chunks: stuck(chunks) is None) + 1
+        size = int(self.file.attributes.get("maxBytes", MAX_BYTES_DEFAULT))
+        safe = slot_bytes // enough * self.file.n_chunks
+        if 0 < size <= safe:
+            stuck(enough)
+            room = f"{slots} messages of {slot_bytes} B, for calls of up to {size} B"
+            conditions.append(("deadlock", f"connections with room for {room}"))
+            return None
+        offered = f"up to {size} B" if size else "any size"
+        ends = f"with messages of {enough} chunks all steps end: in calls of up to {safe} B; the file is for {offered}"
+        return replace(found, trace=(*found.trace, ends))
 
     def _memory(
         self, progress: Progress, in_place: bool, conditions: list[tuple[str, str]]

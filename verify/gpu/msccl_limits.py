@@ -22,6 +22,8 @@ from optcc.verify.gpu.operations import StepPlace
 _TAG = re.compile(rb"""</?[A-Za-z]+( [A-Za-z_]+="[^"<>&]*")*( ?/)?[ ]?>|<!--.*?-->|[ \r\n]+""", re.DOTALL)
 COUNT_MAX = 71
 NODES_MAX = 4095
+MAX_BYTES_DEFAULT = 2**27
+"""For what calls msccl takes a file without `maxBytes`; the others refuse it."""
 Refusal = tuple[StepPlace, str]
 """Where a run-time has no room, and the rule."""
 
