@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf
 from typing import NamedTuple
 
 from optcc.arrays import Lists
@@ -54,13 +55,18 @@ slots. Lanes for each peer keep step where all ranks of a row carry the same, as
 STAGE_LANES = ((0, 2), (2, 2), (6, 2), (4, 2), (1, 1))
 """Candidates of other schedules under fair ports, besides the timetable: lanes for each peer, stage and operation that
 carries the mean (0: one for all), and slots. So no stage waits for the data of another one."""
+FLIGHTS = (3, 5)
+"""Where GPUs have several links, how far under fifo ports a rank may be ahead of the others, in segments that are on
+their way at a time: the fewer the better the ports serve what others wait for, but links must not run out of data."""
+LINK_LANES = ((1, 4), (1, 1), (0, 4))
+"""Its first candidates under fair ports, lanes and slots as in `STAGE_LANES`: a packing has a stage for each tree."""
 NEAR = 1.017
 """No further candidate is tried after one that takes at most so many times what its busiest port takes."""
 SIMULATED_MAX = 2**24
 """Nor when so many transfers times ranks have been simulated and the first is near enough, or a second was tried."""
 NEAR_ENOUGH = 1.025
-LATENCY_S = Fraction(20, 10**6)
-"""What a message is taken to cost where the topology does not say."""
+LATENCY_S, LINK_LATENCY_S = Fraction(20, 10**6), Fraction(5, 10**6)
+"""What a message is taken to cost where the topology does not say: over sockets, and between GPUs that are linked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,15 @@ LIMITS: dict[Model, SegmentLimits] = {
 the receiver no longer decides which comes next: OptCC of 16 MiB over four hosts, one at half rate, takes 1.02 of the
 bound with chunks of 85 KiB and 1.33 with chunks of 43 KiB. Chunks above 1 MiB fill the queues between two hosts: a ring
 with chunks of 16 MiB over a port at half rate took 1.52 to 1.83 of the bound from run to run, with 1 MiB 1.52."""
+
+
+LINKED_TRANSFERS = 600_000
+"""Transfers of a plan at most, where GPUs have several links: a chunk of 8 x 8 GPUs is 126 of them, and its NICs have
+less to do at its transfers between servers than the pipeline takes to fill."""
+
+
+HOPELESS = 1.5
+"""More segments balance the load of ports, but not as much as this."""
 
 
 def compile_schedule(
@@ -139,11 +154,13 @@ LANE_PASSES: dict[str, tuple[Assign, tuple[tuple[int, int], ...]]] = {
 
 
 class _Candidate(NamedTuple):
-    """A lane assignment with its parameters, or (`assign` None) the timetable's order in one lane."""
+    """A lane assignment with its parameters, or (`assign` None) the timetable's order, with its `flights`, in one lane
+    (for each link)."""
 
     assign: Assign | None
     lanes: int
     slots: int
+    flights: int = 0
 
 
 def _candidates(
@@ -151,11 +168,17 @@ def _candidates(
 ) -> tuple[_Candidate, ...]:
     """What is tried for these ports, in this order; with `asked`, only that setting of the lanes."""
     ordered = _Candidate(None, 1, SLOTS[ports])
+    if ports != "fair" and not wired:
+        return (ordered,)
     if ports != "fair":
-        return (ordered, _Candidate(lanes_by_stage, *STAGE_LANES[0])) if wired else (ordered,)
+        flights = FLIGHTS if ports == "fifo" else (0,)
+        in_order = [ordered._replace(flights=each) for each in flights]
+        return (*in_order, _Candidate(lanes_by_stage, *STAGE_LANES[0]))
     assign, settings = LANE_PASSES["stages" if not lane_per_peer else "rows" if in_rows else "pairs"]
     if asked is not None:
         return (_Candidate(assign, *asked),)
+    if wired and not lane_per_peer:
+        return (*(_Candidate(assign, *each) for each in (*LINK_LANES, *settings)), ordered)
     with_lanes = tuple(_Candidate(assign, *each) for each in settings)
     return with_lanes if lane_per_peer else (ordered, *with_lanes)
 
@@ -177,7 +200,7 @@ def _lowered(
     if topology is None:
         order, made_for = Order.as_written(transfers), None
     else:
-        transfers, order = timetable(transfers, topology, n_slots, ports)
+        transfers, order = timetable(transfers, topology, n_slots, ports, candidate.flights)
         made_for = ports
     if topology is not None and topology.wired is not None:
         lanes = lanes_by_port(transfers, topology.wired, n_slots)
@@ -225,7 +248,7 @@ def choose_segments(
     ports: Model = "exclusive",
 ) -> int:
     """The power of two of segments whose plan is predicted to be fastest: more segments fill and drain the pipeline
-    faster, fewer of them pay the latency less often. The topology's latency decides, `LATENCY_S` if it has none.
+    faster, fewer of them pay the latency less often. The topology's latency decides, or what `LATENCY_S` says.
 
     Raises what building and compiling the schedule raises.
     """
@@ -255,9 +278,14 @@ def try_segments(
     dtype: str = "float32",
     slots: int | None = None,
     ports: Model = "exclusive",
+    best_s: float = inf,
 ) -> tuple[int, TimedPlan | None]:
-    """`choose_segments`, with the plan (a sum's) for `topology` and its timing, if they were made to choose."""
-    timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
+    """`choose_segments`, with the plan (a sum's) for `topology` and its timing, if they were made to choose.
+
+    No further number is tried where a port is busy for `HOPELESS` times `best_s`, which another schedule takes.
+    """
+    latency_s = LATENCY_S if topology.wired is None else LINK_LATENCY_S
+    timed = topology if topology.latency_s else topology.with_latency(latency_s)
 
     def attempt(segments: int) -> TimedPlan:
         schedule = definition.build(topology, segments)
@@ -267,7 +295,7 @@ def try_segments(
     single = definition.build(topology, 1)
     sections = sum(shape.sections for shape in single.segments) or 1
     limits = LIMITS[ports]
-    most = limits.transfers // max(1, len(single))
+    most = max(limits.transfers, LINKED_TRANSFERS * (topology.wired is not None)) // max(1, len(single))
     segments = 1
     while size_bytes > limits.chunk_bytes_max * sections * segments and 2 * segments <= most:
         segments *= 2
@@ -283,6 +311,8 @@ def try_segments(
 
     chosen, best = candidates[0], attempt(candidates[0])
     for segments in candidates[1:]:
+        if max(best.timing.port_busy_s, default=0.0) >= HOPELESS * best_s:
+            break
         tried = attempt(segments)
         if costed_s(tried.plan, tried.timing.seconds, topology) >= costed_s(best.plan, best.timing.seconds, topology):
             break

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ from optcc.topology import Topology
 from optcc.tree_packing import PACKED
 from optcc.units import show_time
 from optcc.verdict import PROVED, REFUTED, Verdict
+from optcc.verify.bounds.certified import least_seconds
 from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
@@ -304,12 +306,13 @@ def build(
     root: int = 0,
     by_rail: bool = False,
     collective: Collective | None = None,
+    best_s: float = inf,
 ) -> Built:
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
 
     `collective` is what is wanted: `auto` chooses for it, an AllReduce unless it is given, and a schedule of a declared
     one is built for its cells. With `by_rail` and fair ports `auto` takes NICs to reach those of their own rail alone,
-    as they do over TCP.
+    as they do over TCP. `best_s` is what the fastest schedule so far takes: a slower one need not be tuned.
 
     Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
     """
@@ -341,7 +344,7 @@ def build(
     made: TimedPlan | None = None
     if isinstance(segments, str):
         segments, made = try_segments(
-            definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports
+            definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports, best_s=best_s
         )
     if made is not None and reduction == "sum" and root == 0:
         return Built(made.plan, made.schedule, definition, segments, timing=made.timing)
@@ -364,25 +367,38 @@ trees where one server decides the bound, and many small ones where all NICs do;
 keep ports busier, and on healthy servers the rings of the hierarchical schedule."""
 
 
+NEAR_BOUND = 1.02
+"""No further schedule is tried after one that takes at most so many times the certified bound."""
+
+
 def _fastest_on_links(
     topology: Topology, size_bytes: int, *, dtype: str, reduction: str, slots: int | None, ports: Model
 ) -> Built:
     """The one of `ON_LINKS` that is predicted to be fastest, of those that have a route for each of their transfers.
 
-    Raises TopologyError if none has.
+    Equal servers begin with the hierarchical schedule, whose rings are all they need, others with the packing.
+    Raises TopologyError if none has a route.
     """
+    equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
     best: Built | None = None
+    best_s, least_s = inf, 0.0
     rows: list[tuple[str, str, str]] = []
-    for name in ON_LINKS:
+    for name in ON_LINKS[::-1] if equal else ON_LINKS:
+        if best is not None and best_s <= NEAR_BOUND * least_s:
+            rows.append((name, "-", "not tried: near the bound already"))
+            continue
         try:
-            built = build(name, topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=ports)
+            options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
+            built = build(name, topology, size_bytes, **options, best_s=best_s)
             timing = built.timing or simulate(built.plan, topology, model=ports)
         except (TopologyError, SolverUnknown) as refusal:
             rows.append((name, "-", str(refusal)))
             continue
         rows.append((name, str(built.segments), show_time(timing.seconds)))
-        if best is None or best.timing is None or timing.seconds < best.timing.seconds:
-            best = built._replace(timing=timing)
+        if best is None:
+            least_s = float(least_seconds(topology, size_bytes, built.plan.collective))
+        if timing.seconds < best_s:
+            best, best_s = built._replace(timing=timing), timing.seconds
     if best is None:
         why = "; ".join(f"{name}: {refusal}" for name, _, refusal in rows)
         raise TopologyError(f"{topology!r}: {AUTO} has no schedule for it: {why}")

@@ -15,6 +15,7 @@ from optcc.errors import SolverUnknown
 from optcc.schedules.loads import with_gpus
 from optcc.schedules.packed import TreePair, packed
 from optcc.topology import Topology
+from optcc.tree_shaping import WeightedTree, make_shallow
 from optcc.trees import Tree
 from optcc.verify.bounds.certificate import Certificate, PackedTree
 from optcc.verify.bounds.lp import lp_bound
@@ -38,11 +39,14 @@ def find_pairs(topology: Topology) -> tuple[TreePair, ...]:
     Raises TopologyError if some ranks cannot reach others, SolverError and SolverUnknown if no packing is found.
     """
     gpus = endpoint_gpus(topology, fabric=True)
-    certificate = lp_bound(topology, "allreduce", _SIZE_BYTES, fabric=True).certificate
+    bound = lp_bound(topology, "allreduce", _SIZE_BYTES, fabric=True)
+    certificate = bound.certificate
     if certificate.achieved is None:
         raise SolverUnknown(f"{topology!r}: the linear program has found a bound and no packing that reaches it")
     certificate = pack(certificate)
     pairs = _few(_pairs(certificate))
+    if topology.wired is not None:
+        return _shallow(pairs, topology, bound.seconds / _SIZE_BYTES / (1 - LEFT_OUT))
     if max(gpus) == 1:
         return pairs
     return tuple(
@@ -86,6 +90,16 @@ def _few(pairs: Iterable[TreePair]) -> tuple[TreePair, ...]:
     while left_out + largest_first[-1].share <= LEFT_OUT:
         left_out += largest_first.pop().share
     return tuple(pair._replace(share=pair.share / (1 - left_out)) for pair in largest_first)
+
+
+def _shallow(pairs: tuple[TreePair, ...], topology: Topology, unit_s: Fraction) -> tuple[TreePair, ...]:
+    """The pairs with shallower trees, which load each link of the topology for at most `unit_s` for each byte of the
+    message."""
+    graph = topology.wired
+    assert graph is not None
+    trees = [WeightedTree(pair.share, tree, up) for pair in pairs for tree, up in ((pair.up, True), (pair.down, False))]
+    shaped = make_shallow(trees, graph, topology.rank_server, [link.rate * unit_s for link in graph.links])
+    return tuple(TreePair(pair.share, *shaped[2 * at : 2 * at + 2]) for at, pair in enumerate(pairs))
 
 
 def _configure(topology: Topology) -> Mapping[str, Any]:

@@ -41,6 +41,8 @@ LOOKAHEAD = 32
 LEAD = 128
 """Start a transfer at most this many segments ahead of the first unfinished one: an underused port would otherwise fill
 the slots of its receivers with data that is not needed for long."""
+SAMPLE = 64
+"""Segments of which the first transfers are looked at to see how long a segment is on its way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +71,15 @@ class Order:
 
 
 def timetable(
-    transfers: Transfers, topology: Topology, slots: int, ports: Model = "exclusive"
+    transfers: Transfers, topology: Topology, slots: int, ports: Model = "exclusive", flights: int = 0
 ) -> tuple[Transfers, Order]:
     """The order in which a list schedule starts the transfers: whenever a port becomes free, the first one in the
     author's order that can start. Also the transfers, in which (under fifo) siblings are added in order of arrival.
 
     Under exclusive ports, and fair ones, a transfer can start when its data have arrived and both its ports are free.
     Under fifo its out port must be free and fewer than `slots` transfers in flight to its receiver; the transfers that
-    it must not overtake at the receiver need only have started.
+    it must not overtake at the receiver need only have started. With `flights`, a transfer starts at most so many times
+    as many segments ahead of the first unfinished one as are on their way at a time (`in_flight`), else `LEAD`.
 
     Raises TopologyError if the topology has another number of ranks.
     """
@@ -94,7 +97,8 @@ def timetable(
     if family is None:
         starts = column(list_exclusive(jobs, missing, used.count, latency))
         return transfers, Order(starts, starts)
-    lead = LEAD * -(-n // (int(transfers.segment.max(initial=0)) + 1))
+    segments = flights * in_flight(transfers, used, float(topology.latency_s)) if flights else LEAD
+    lead = int(segments * -(-n // (int(transfers.segment.max(initial=0)) + 1)))
     counts = used.count, transfers.n_ranks
     sends, receives = list_fifo(jobs, missing, *counts, latency, slots, LOOKAHEAD, lead)
     order = Order(column(sends), column(receives))
@@ -147,6 +151,23 @@ class _PortTimes:
         rate = np.array([float(link.rate) for link in graph.links])
         out_s, in_s = (np.where(side < 0, 0.0, transfers.bytes / rate[side]) for side in (first, last))
         return cls(len(graph.links), first, last, out_s, in_s)
+
+
+def in_flight(transfers: Transfers, used: _PortTimes, latency_s: float) -> float:
+    """How many segments are on their way at a time in a pipeline that keeps its busiest port busy (Little's law): how
+    long one takes by itself, over the time after which the next one ends."""
+    n_segments = int(transfers.segment.max(initial=0)) + 1
+    sampled = min(len(transfers), SAMPLE * -(-len(transfers) // n_segments))
+    lasts = np.maximum(used.out_s[:sampled], used.in_s[:sampled]) + latency_s
+    starts, before = transfers.after.starts[: sampled + 1].tolist(), transfers.after.values.tolist()
+    ends: list[float] = []
+    for begin, end, needed_s in zip(starts, starts[1:], lasts.tolist(), strict=False):
+        ends.append(max((ends[each] for each in before[begin:end]), default=0.0) + needed_s)
+    busiest_s = max(
+        np.bincount(port[port >= 0], needed_s[port >= 0], minlength=1).max()
+        for port, needed_s in ((used.out, used.out_s), (used.in_, used.in_s))
+    )
+    return max(ends, default=0.0) * n_segments / busiest_s if busiest_s else float(n_segments)
 
 
 def _waits(transfers: Transfers) -> tuple[Column, Column, Column]:

@@ -10,7 +10,7 @@ import pytest
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
-from optcc.planner import ON_LINKS, build, find_schedule
+from optcc.planner import NEAR_BOUND, ON_LINKS, build, find_schedule
 from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.packed import TreePair, packed
 from optcc.simulate import MODELS, simulate
@@ -108,9 +108,9 @@ def test_servers_that_kept_different_rails() -> None:
 
 @pytest.mark.slow
 def test_on_the_way_to_the_bound() -> None:
-    assert ratio("4xdgx-h100,3=4/8", 2048, "fifo") < 1.015
-    assert ratio("8xdgx-h100,6=4/8,7=4/8", 1024, "fifo") < 1.04
-    assert ratio("8xdgx-h100/rails,6=4..7/8,7=4..7/8", 1024, "fifo") < 1.04
+    assert ratio("4xdgx-h100,3=4/8", 2048, "fifo") < 1.01
+    assert ratio("8xdgx-h100,6=4/8,7=4/8", 1024, "fifo") < 1.02
+    assert ratio("8xdgx-h100/rails,6=4..7/8,7=4..7/8", 1024, "fifo") < 1.02
 
 
 def test_the_exact_time_and_a_claim_about_it() -> None:
@@ -124,7 +124,7 @@ def test_the_exact_time_and_a_claim_about_it() -> None:
 
 
 def test_auto_takes_it_where_servers_kept_different_rails_and_says_why() -> None:
-    lost = build("auto", Topology.parse("3x4@50GB/s+450GB/s/rails,0=0..1/4,2=2..3/4"), SIZE, ports="fifo")
+    lost = build("auto", Topology.parse("3x4@50GB/s+450GB/s/rails,0=0..1/4,2=2..3/4"), 2**20, ports="fifo")
     assert lost.definition.name == "packed"
     assert lost.compared is not None
     assert [row[0] for row in lost.compared.rows] == [*ON_LINKS]
@@ -133,13 +133,14 @@ def test_auto_takes_it_where_servers_kept_different_rails_and_says_why() -> None
 
 
 def test_auto_takes_the_fastest() -> None:
-    topology = Topology.parse("4x4@50GB/s+150GB/s")
-    best = build("auto", topology, SIZE, ports="fifo")
+    topology = Topology.parse("3x2@50GB/s+90GB/s")
+    best = build("auto", topology, 2**24, ports="fifo")
     assert best.timing is not None
-    others = {name: build(name, topology, SIZE, ports="fifo").plan for name in ON_LINKS}
+    others = {name: build(name, topology, 2**24, ports="fifo").plan for name in ON_LINKS}
     times = {name: simulate(plan, topology).seconds for name, plan in others.items()}
-    assert best.timing.seconds == min(times.values())
-    assert best.plan.digest == others[min(times, key=lambda name: times[name])].digest
+    least = float(least_seconds(topology, 2**24, best.plan.collective))
+    assert best.timing.seconds <= max(min(times.values()), NEAR_BOUND * least)
+    assert best.plan.digest == others[best.definition.name].digest
 
 
 def test_turns_follow_the_shares() -> None:
@@ -200,5 +201,5 @@ def test_random_losses_stay_near_the_bound() -> None:
         ratios.append(min(times))
         print(seed, topology, ratios[-1])
     assert min(ratios) >= 1
-    assert max(ratios) < 1.25
-    assert sorted(ratios)[len(ratios) // 2] < 1.05
+    assert max(ratios) < 1.07
+    assert sorted(ratios)[len(ratios) // 2] < 1.02
