@@ -32,6 +32,7 @@ from optcc.passes.lane_assignment import (
     lanes_by_pair,
     lanes_by_port,
     lanes_by_stage,
+    lanes_by_weight,
     lanes_by_window,
 )
 from optcc.passes.lower import lower
@@ -58,8 +59,8 @@ carries the mean (0: one for all), and slots. So no stage waits for the data of 
 FLIGHTS = (3, 5)
 """Where GPUs have several links, how far under fifo ports a rank may be ahead of the others, in segments that are on
 their way at a time: the fewer the better the ports serve what others wait for, but links must not run out of data."""
-LINK_LANES = ((1, 4), (1, 1), (0, 4))
-"""Its first candidates under fair ports, lanes and slots as in `STAGE_LANES`: a packing has a stage for each tree."""
+LINK_LANES = (("weights", 32, 4), ("stages", 1, 4))
+"""Its first candidates under fair ports, before `STAGE_LANES`: how lanes are assigned, (most) lanes, and slots."""
 NEAR = 1.017
 """No further candidate is tried after one that takes at most so many times what its busiest port takes."""
 SIMULATED_MAX = 2**24
@@ -149,6 +150,7 @@ LANE_PASSES: dict[str, tuple[Assign, tuple[tuple[int, int], ...]]] = {
     "pairs": (lanes_by_pair, PEER_LANES),
     "rows": (lanes_by_window, ROW_LANES),
     "stages": (lanes_by_stage, STAGE_LANES),
+    "weights": (lanes_by_weight, ()),
 }
 """The passes that assign lanes under fair ports, and the settings that are tried."""
 
@@ -178,7 +180,8 @@ def _candidates(
     if asked is not None:
         return (_Candidate(assign, *asked),)
     if wired and not lane_per_peer:
-        return (*(_Candidate(assign, *each) for each in (*LINK_LANES, *settings)), ordered)
+        first = tuple(_Candidate(LANE_PASSES[name][0], *each) for name, *each in LINK_LANES)
+        return (*first, *(_Candidate(assign, *each) for each in settings), ordered)
     with_lanes = tuple(_Candidate(assign, *each) for each in settings)
     return with_lanes if lane_per_peer else (ordered, *with_lanes)
 

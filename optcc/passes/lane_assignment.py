@@ -13,6 +13,8 @@ much do not fall behind.
 Lanes for each pair, stage and operation (`lanes_by_stage`): in a shared lane a send that waits for data blocks all
 sends behind it, whatever their stage.
 
+Lanes by weight (`lanes_by_weight`): the same in whole proportions, for stages that carry different shares.
+
 A window (`lanes_by_window`): a rank sends its part of a limited number of segments at a time, and receives the results
 of as many. With weights that are only approximately right, some pairs run ahead, and a segment is not complete until
 its last pair is; a window keeps all pairs of a rank at the same segments, whatever they carry.
@@ -32,6 +34,8 @@ from optcc.transfers import Transfers
 
 LANES_MAX = 16
 """Of a pair."""
+WEIGHTS_MAX, WEIGHT_ERROR = 4, 0.05
+"""`lanes_by_weight` gives what carries least up to so many lanes, to come as near to the proportions."""
 ALL_PAIRS_MAX = 64
 """With more servers than this, a schedule for fair ports does not use all pairs at once."""
 
@@ -87,6 +91,26 @@ def lanes_by_stage(transfers: Transfers, lanes_mean: int, slots: int) -> LaneAss
     pair = transfers.src * transfers.n_ranks + transfers.dst
     lanes = _in_proportion(transfers, pair * 2 * len(transfers.stages) + kind, lanes_mean)
     return _within_pairs(transfers, kind * int(lanes.max(initial=1)) + transfers.segment // 2 % lanes, slots)
+
+
+def lanes_by_weight(transfers: Transfers, lanes_max: int, slots: int) -> LaneAssignment:
+    """Lanes for each pair of ranks, stage and operation in exact proportion to what they carry, up to `lanes_max`.
+
+    The trees of a packing are stages of their own with few different shares: a sixth and a twelfth of the message get
+    two lanes and one. Rounded, as in `lanes_by_stage`, their flows do not keep step.
+    """
+    kind = 2 * transfers.stage + transfers.op
+    key = (transfers.src * transfers.n_ranks + transfers.dst) * 2 * len(transfers.stages) + kind
+    used, place = np.unique(key, return_inverse=True)
+    carried = np.bincount(place, transfers.bytes * (transfers.src != transfers.dst), minlength=len(used))
+    weights = np.ones(len(used))
+    if carried.any():
+        for least in range(1, WEIGHTS_MAX + 1):
+            weights = carried * least / carried[carried > 0].min()
+            if (abs(np.rint(weights) - weights) <= WEIGHT_ERROR * weights).all():
+                break
+    lanes = np.clip(np.rint(weights), 1, lanes_max).astype(np.int64)[place]
+    return _within_pairs(transfers, kind * int(lanes.max(initial=1)) + transfers.segment % lanes, slots)
 
 
 def lanes_by_window(transfers: Transfers, window: int, slots: int) -> LaneAssignment:
