@@ -93,7 +93,8 @@ def command(
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
 
-    NAME may also be FILE.xml, an algorithm for MSCCL: of that the steps are judged, and whether run-times take it.
+    NAME may also be FILE.xml, an algorithm for MSCCL, or FILE.json, an execution plan of MSCCL++: of these the steps
+    are judged, and whether run-times take them.
 
     With --eps or --promise, also prove its time with --ports (by default those that a plan file names, else exclusive):
     exact for fifo and exclusive ports, simulated up to rounding for fair ones. With --eps and --slowdown, prove the

@@ -1,4 +1,4 @@
-"""`optcc verify FILE.xml`: algorithms of other tools."""
+"""`optcc verify FILE.xml`, `FILE.json`: algorithms and plans of other tools."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from optcc.errors import CodecError, InputError
 from optcc.files import read_file
 from optcc.strict_xml import BYTES_MAX
 from optcc.verify.gpu.msccl import MSCCL_TARGETS, verify_msccl
+from optcc.verify.gpu.mscclpp import verify_mscclpp
 
-ENDINGS = (".xml",)
+ENDINGS = (".xml", ".json")
 
 
 def is_foreign(name: str) -> bool:
@@ -23,14 +24,14 @@ def is_foreign(name: str) -> bool:
 
 def verify_foreign(path: Path, target: str | None, as_json: bool) -> int:
     """Judges the file at `path` and prints the verdict; the exit code."""
-    if target is not None and target not in MSCCL_TARGETS:
-        raise InputError(f"--target {target}: must be one of {', '.join(MSCCL_TARGETS)} for {path.name}")
     data = read_file(path, BYTES_MAX)
-    if not data.lstrip().startswith(b"<"):
-        raise CodecError(f"file {str(path)!r}: must be MSCCL's XML")
+    is_xml = data.lstrip().startswith(b"<")
+    targets = MSCCL_TARGETS if is_xml else ("mscclpp-json",)
+    if target is not None and target not in targets:
+        raise InputError(f"--target {target}: must be one of {', '.join(targets)} for {path.name}")
     started = time.perf_counter()
     try:
-        verdict = verify_msccl(data, path.name, target)
+        verdict = verify_msccl(data, path.name, target) if is_xml else verify_mscclpp(data, path.name)
     except CodecError as error:
         raise CodecError(f"file {str(path)!r}: {error}") from None
     seconds = time.perf_counter() - started

@@ -6,6 +6,7 @@ ReduceScatter the output a part of the input. Out of place they are two, and the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from optcc.verify.gpu.contents import NOTHING, GpuContents, Leaf, SumNodes
@@ -19,8 +20,10 @@ class GpuBuffers:
         self.collective, self.in_place, self._capacity = collective, in_place, capacity
         self.n_gpus = len(capacity)
         self._base: list[dict[str, int]] = []
+        self._start: list[int] = []
         self.n_cells = 0
         for gpu, chunks in enumerate(capacity):
+            self._start.append(self.n_cells)
             base = {"i": self.n_cells, "o": self.n_cells}
             if not in_place:
                 base["o"] += chunks["i"]
@@ -43,12 +46,13 @@ class GpuBuffers:
         """The cell of a chunk."""
         return self._base[gpu][buffer] + chunk
 
+    def owner(self, cell: int) -> int:
+        """The GPU whose cell it is."""
+        return bisect_right(self._start, cell) - 1
+
     def named(self, cell: int) -> str:
         """What a cell is called: `GPU 3 i[5]`."""
-        for gpu in reversed(range(self.n_gpus)):
-            start = min(self._base[gpu].values())
-            if cell >= start:
-                break
+        gpu = self.owner(cell)
         order = "oi" if self.collective == "allgather" else "io"
         for buffer in ("s", *order):
             first = self._base[gpu][buffer]
@@ -140,8 +144,8 @@ def _explain(
     if writer >= 0:
         trace.append(f"last written by {ops[writer].place}")
     if node == NOTHING:
-        if writer < 0:
-            return counter(file, "result", f"{name} of the output is never written", home, trace)
+        if writer < 0 or ops[writer].place.step < 0:
+            return counter(file, "result", f"{name} of the output is never written", home, trace[:1])
         index, empty = contents.empty_reads[0]
         trace.append(f"{buffers.named(empty)} is read there, and nothing had written it")
         return counter(file, "result", f"{name} depends on what was never written", ops[index].place, trace)

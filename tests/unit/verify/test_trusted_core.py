@@ -52,7 +52,7 @@ def rests_on(*names: str) -> set[Path]:
 
 def test_line_counts_are_those_of_the_files() -> None:
     rows = table()
-    assert len(rows) == 9
+    assert len(rows) == 10
     for what, files, stated in rows:
         lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
         assert 0.9 <= lines / stated <= 1.1, f"{what or 'nouns'}: {lines} lines, {stated} stated"
@@ -65,9 +65,10 @@ def test_the_core_is_all_that_a_verdict_on_a_plan_imports() -> None:
     assert rows[4] == rests_on("optcc.verify.plan.verify_transfers") - rests_on("optcc.verify.plan")
     assert rows[5] == rests_on("optcc.codec") - rests_on("optcc.verify.plan")
     assert rows[6] == rests_on("optcc.verify.gpu.msccl") - rests_on("optcc.verify.plan")
+    assert rows[7] == rests_on("optcc.verify.gpu.mscclpp") - rests_on("optcc.verify.plan")
 
 
 def test_the_core_of_a_bound_is_all_that_replay_imports() -> None:
-    core = table()[8][1]
+    core = table()[9][1]
     found = rests_on("optcc.verify.bounds.replay", "optcc.verify.bounds.certificate_file")
     assert core == {file for file in found if file.parent.name == "bounds"}

@@ -1,0 +1,115 @@
+"""Small execution plans of MSCCL++, written in a few words: the files of these tests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_PLACE = re.compile(r"([iosIOS])(?:(\d+)\.)?(\d+)(?:x(\d+))?")
+
+
+class _Block:
+    """The channels and remote buffers of a thread block, and of its GPU, as its operations name them."""
+
+    def __init__(self, gpu: int, n_gpus: int) -> None:
+        self.gpu = gpu
+        self.peers = [peer for peer in range(n_gpus) if peer != gpu]
+
+    def channel(self, word: str) -> int:
+        """`1` is the first channel to GPU 1, `1'` the second."""
+        return 2 * self.peers.index(int(word.rstrip("'"))) + word.endswith("'")
+
+    def operand(self, word: str) -> dict[str, Any]:
+        """`i0` is this GPU's, `I1.0x2` two chunks of GPU 1's input."""
+        match = _PLACE.fullmatch(word)
+        assert match is not None, word
+        place: dict[str, Any] = {"index": int(match[3]), "size": int(match[4] or 1)}
+        if match[2] is None:
+            return {"type": match[1], **place}
+        return {"buffer_id": 3 * self.peers.index(int(match[2])) + "IOS".index(match[1]), **place}
+
+    def op(self, text: str) -> dict[str, Any]:
+        """`put i0 > S1.0`, `wait 1 2'`, `sem_acquire 0`, `nop`."""
+        name, *words = text.split()
+        if name in ("signal", "wait", "rlxsignal", "rlxwait"):
+            return {"name": name, "channel_ids": [self.channel(word) for word in words], "channel_type": "memory"}
+        if name.startswith("sem"):
+            return {"name": name, "semaphore_ids": [int(word) for word in words]}
+        if name == "barrier":
+            return {"name": name, "barrier_id": int(words[0]), "num_threadblocks": int(words[1])}
+        if name == "nop":
+            return {"name": name}
+        at = words.index(">")
+        sides = {"src_buff": words[:at], "dst_buff": words[at + 1 :]}
+        return {"name": name, "channel_type": "memory"} | {
+            side: [self.operand(word) for word in each] for side, each in sides.items()
+        }
+
+
+def plan(
+    gpus: Sequence[Sequence[str]],
+    *,
+    coll: str = "allreduce",
+    chunks: int | tuple[int, int] = 1,
+    proto: str = "Simple",
+    in_place: bool = True,
+    scratch: int = 4,
+    semaphores: Sequence[int] = (),
+    without: tuple[int, int] | None = None,
+    **fields: object,
+) -> bytes:
+    """A plan, an operation a line; GPU `without[0]` has no channels to `without[1]`."""
+    inputs, outputs = (chunks, chunks) if isinstance(chunks, int) else chunks
+    made = []
+    for number, blocks in enumerate(gpus):
+        maker = _Block(number, len(gpus))
+        threadblocks = []
+        for at, text in enumerate(blocks):
+            threadblocks.append(
+                {
+                    "id": at,
+                    "ops": [maker.op(each.strip()) for each in text.split(";") if each.strip()],
+                    "channels": [{"channel_type": "memory", "channel_ids": list(range(2 * len(maker.peers)))}],
+                    "remote_buffer_refs": [
+                        {"access_channel_type": "memory", "remote_buffer_ids": list(range(3 * len(maker.peers)))}
+                    ],
+                }
+            )
+        peers = [peer for peer in maker.peers if (number, peer) != without]
+        if without is not None and number == without[0]:
+            for each in threadblocks:
+                each["channels"] = []
+        made.append(
+            {
+                "id": number,
+                "input_chunks": inputs,
+                "output_chunks": outputs,
+                "scratch_chunks": scratch,
+                "threadblocks": threadblocks,
+                "channels": [{"channel_type": "memory", "connected_to": [peer for peer in peers for _ in "12"]}],
+                "remote_buffers": [
+                    {"rank": peer, "type": kind, "access_channel_types": ["memory"]}
+                    for peer in maker.peers
+                    for kind in "ios"
+                ],
+                "semaphores": [{"init_value": value} for value in semaphores],
+            }
+        )
+    head = {"name": "sample", "collective": coll, "protocol": proto, "inplace": in_place, **fields}
+    return json.dumps({**head, "gpus": made}, indent=1).encode()
+
+
+START = "rlxsignal {0}; rlxwait {0}; nop; "
+MEET = "nop; signal {0}'; wait {0}'; nop; "
+
+
+def both(text: str, second: str | None = None, **options: Any) -> bytes:
+    """Two GPUs that do the same, or `second` at GPU 1; `|` separates blocks, `P` is the other GPU."""
+    texts = [text, text if second is None else second]
+    gpus = []
+    for number, each in enumerate(texts):
+        each = each.replace("START", START.format(1 - number)).replace("MEET", MEET.format(1 - number))
+        gpus.append(each.replace("P", str(1 - number)).split("|"))
+    return plan(gpus, **options)

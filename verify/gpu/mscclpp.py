@@ -1,0 +1,125 @@
+"""The verifier of execution plans of MSCCL++ (JSON).
+
+limits     the loader of 0.8 and 0.9 has room for the plan
+matching   every channel is waited for as often as it is signalled, and every semaphore ends as it began
+deadlock   all operations end
+races      conflicting accesses are ordered, also between a call and the next, and with what the caller does
+result     every GPU ends with what the collective promises, in the first call and in later ones
+agreement  an AllReduce adds up each chunk in one order for all GPUs
+
+A plan is judged for one call, and for calls that follow each other at once: two, or three if it has two halves of
+scratch space for packets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
+from optcc.verify.gpu.collective_result import GpuBuffers, check_gpu_agreement, check_gpu_result
+from optcc.verify.gpu.mscclpp_executor import PACKETS, MscclppExecutor
+from optcc.verify.gpu.mscclpp_file import MscclppFile, MscclppOp
+from optcc.verify.gpu.operations import StepCounterexample, StepPlace, counter
+from optcc.verify.plan import VERSION
+
+_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "reduce")
+
+
+def verify_mscclpp(data: bytes, name: str = "file.json") -> Verdict:
+    """The verdict on the plan with these bytes.
+
+    >>> verify_mscclpp(
+    ...     b'{"name": "a", "collective": "allreduce", "protocol": "Simple", "inplace": true, "gpus": [{"id": 0,'
+    ...     b'"input_chunks": 1, "output_chunks": 1, "scratch_chunks": 0, "threadblocks": []}]}'
+    ... ).verdict
+    'proved'
+
+    Raises CodecError for what is not such a plan, or has something that is not judged.
+    """
+    file = MscclppFile.parse(data)
+    properties = {"limits": UNKNOWN, **dict.fromkeys(PROPERTIES, UNKNOWN)}
+    conditions: list[tuple[str, str]] = []
+    found = None
+    for property_, found in _findings(name, file, conditions):
+        if found is not None:
+            properties[property_] = REFUTED
+            break
+        properties[property_] = PROVED
+    return Verdict(hashlib.sha256(data).hexdigest(), properties, found, VERSION, tuple(conditions))
+
+
+def _findings(
+    name: str, file: MscclppFile, conditions: list[tuple[str, str]]
+) -> Iterator[tuple[str, StepCounterexample | None]]:
+    """Each property with its counterexample, None if it holds."""
+    plan = file.plan
+    conditions.append(("limits", "the loader of MSCCL++ 0.8 and 0.9"))
+    collective = plan.collective.lower().replace("_", "")
+    collective = collective if collective in _COLLECTIVES else "custom"
+    parts = file.parts
+    capacity = [
+        {"i": gpu.input_chunks * parts, "o": gpu.output_chunks * parts, "s": gpu.scratch_chunks * parts}
+        for gpu in plan.gpus
+    ]
+    buffers = GpuBuffers(collective, capacity, plan.inplace)
+    later = 3 if plan.use_double_scratch_buffer else 2
+    runs = [MscclppExecutor(name, file, buffers, calls) for calls in (1, later)]
+    yield "limits", _check_limits(name, file) or runs[0].find_outside()
+    yield "matching", runs[0].match()
+    for each in runs:
+        each.run()
+    for property_ in ("deadlock", "races"):
+        wrong = [each.found for each in runs if each.found is not None and each.found.property == property_]
+        conditions += [("races", f"{later} calls one after the other, and so for all")] if property_ == "races" else []
+        yield property_, wrong[0] if wrong else None
+    if collective == "custom":
+        return
+    for each in runs:
+        wrong_result, root = check_gpu_result(name, buffers, each.captured, each.ops, file.lines)
+        yield "result", wrong_result
+    conditions += [("result", f"root {root}")] if root >= 0 else []
+    for each in runs:
+        yield "agreement", check_gpu_agreement(name, buffers, each.captured, each.ops)
+
+
+def _check_limits(name: str, file: MscclppFile) -> StepCounterexample | None:
+    """The first thing that the loader has no room for."""
+    plan = file.plan
+    for gpu in plan.gpus:
+        if plan.min_message_size >= 2**31:
+            what = f"min_message_size {plan.min_message_size}: must be below 2^31, it is read as an int"
+            return counter(name, "limits", what, StepPlace(1))
+        if len(gpu.semaphores) > 16:
+            what = f"{len(gpu.semaphores)} semaphores: must be at most 16"
+            return counter(name, "limits", what, StepPlace(file.lines[gpu.id], gpu.id))
+        for block in gpu.threadblocks:
+            lines = file.op_lines[gpu.id][block.id]
+            place = StepPlace(lines[0] if lines else file.lines[gpu.id], gpu.id, block.id)
+            channels = [len(each.channel_ids) for each in block.channels]
+            buffers = [len(each.remote_buffer_ids) for each in block.remote_buffer_refs]
+            for what, amount, most in (
+                ("operations", len(block.ops), 64),
+                ("channels of a type", max(channels, default=0), 16),
+                ("remote buffers of a type", max(buffers, default=0), 16),
+            ):
+                if amount > most:
+                    return counter(name, "limits", f"{amount} {what}: must be at most {most}", place)
+            for k, op in enumerate(block.ops):
+                rule = _op_limit(op)
+                if op.name in PACKETS and plan.protocol != "LL":
+                    rule = f"protocol {plan.protocol}: must be LL for packets, which need twice the scratch space"
+                if rule is not None:
+                    return counter(name, "limits", rule, StepPlace(lines[k], gpu.id, block.id, k, op.name))
+    return None
+
+
+def _op_limit(op: MscclppOp) -> str | None:
+    """What is too much for an operation, if anything is."""
+    if len(op.channel_ids) > 8:
+        return f"{len(op.channel_ids)} channels: must be at most 8"
+    if len(op.semaphore_ids) > 16:
+        return f"{len(op.semaphore_ids)} semaphores: must be at most 16"
+    if op.barrier_id is not None and op.barrier_id >= 16:
+        return f"barrier_id {op.barrier_id}: must be below 16"
+    return None

@@ -1,0 +1,565 @@
+"""What the executor of MSCCL++ does with the operations of a plan, call after call, and what orders what.
+
+A thread block has many threads, and each goes through all operations. Of a data operation each thread does a part, in
+no fixed way another part from operation to operation; the j-th thread alone serves the j-th channel or semaphore of an
+operation. Only `nop` and `barrier` wait for all threads of the block. So:
+
+- What a block has done is known to others when one of its threads has signalled behind a `nop` behind it.
+- What a thread has learned by waiting, the others know behind the next `nop`.
+- A signal carries all that its thread knows; a relaxed one, and a packet, carries only which GPUs have begun which
+  call, and so that they have ended the calls before.
+- A packet is read when it has been written in the same call: its flag is that call's. What was read to make it, of the
+  same position, was read before; so an operation may write there what it makes of the packet.
+- A call begins on a GPU when all of its blocks have ended the one before; then its caller may write the input and use
+  the output.
+
+The state is a vector clock for each thread that waits: how far each block is known to be, counted in operations over
+all calls. Nothing that a thread waits for is taken by another (a plan in which two wait for one channel or semaphore is
+refused), so every order ends in the same place, and one is looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from optcc.arrays import Column
+from optcc.errors import CodecError
+from optcc.verify.gpu.collective_result import GpuBuffers
+from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
+from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, Buffer, MscclppFile, MscclppOp, MscclppOperand
+from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
+
+_SYNC = frozenset(("nop", "barrier"))
+_BY_THREAD = frozenset(("signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release"))
+_PACKET_SOURCES = {"rppkt": 0, "respkt": 1, "repkt": 1, "recpkt": 1, "recspkt": 1, "upkt": 0, "gstorepkt": 0}
+"""Operations whose sources are packets from this one on."""
+_PACKET_DESTINATIONS = {"ppkt": 0, "rppkt": 0, "respkt": 1, "recpkt": 1, "recspkt": 1, "cpkt": 0, "gstorepkt": 0}
+PACKETS = frozenset((*_PACKET_SOURCES, *_PACKET_DESTINATIONS))
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a thread knows: `all` of it, and of that what it knows because calls have begun."""
+
+    all: Column
+    begun: Column
+
+    def copy(self) -> _Known:
+        return _Known(self.all.copy(), self.begun.copy())
+
+    def learn(self, other: _Known) -> None:
+        np.maximum(self.all, other.all, out=self.all)
+        np.maximum(self.begun, other.begun, out=self.begun)
+
+    def relaxed(self) -> _Known:
+        return _Known(self.begun.copy(), self.begun.copy())
+
+
+@dataclass(slots=True)
+class _Thread:
+    """One of the first threads of a block, which serve channels, or the last one, which stands for all others."""
+
+    known: _Known
+    at: int = 0
+
+
+@dataclass(slots=True)
+class _RunningBlock:
+    """A thread block in a call; `done` counts its operations over all calls.
+
+    `base` is what all of its threads know, `packets` what some have learned by reading packets.
+    """
+
+    gpu: int
+    number: int
+    ops: list[MscclppOp]
+    threads: list[_Thread]
+    base: _Known
+    packets: _Known
+    call: int = 0
+    done: int = 0
+
+
+@dataclass(slots=True)
+class _Cell:
+    """Who has written a cell last, and read it since: block, its operation counted over all calls, and op.
+
+    A packet has the `call` in which it was written, carries what its writer knew to have begun, and the reads (op and
+    cell) from which it was made.
+    """
+
+    writer: tuple[int, int, int] = (-1, 0, -1)
+    readers: list[tuple[int, int, int]] = field(default_factory=list)
+    call: int = -1
+    carries: Column | None = None
+    made_of: frozenset[tuple[int, int]] = frozenset()
+
+
+class MscclppExecutor:
+    """Runs a plan for some calls. `found` is what went wrong, if anything did.
+
+    Cells are those of `buffers`, and behind them those of packets: one for each cell of scratch space.
+    """
+
+    def __init__(self, name: str, file: MscclppFile, buffers: GpuBuffers, calls: int) -> None:
+        self.name, self.file, self.buffers, self.calls = name, file, buffers, calls
+        self.nodes = SumNodes()
+        self.ops: list[GpuOp] = []
+        self.found: StepCounterexample | None = None
+        plan = file.plan
+        self.total = sum(len(gpu.threadblocks) for gpu in plan.gpus)
+        self.blocks: list[_RunningBlock] = []
+        for gpu in plan.gpus:
+            for block in gpu.threadblocks:
+                width = 1 + max([0, *(max(len(op.channel_ids), len(op.semaphore_ids)) for op in block.ops)])
+                threads = [_Thread(self._nothing()) for _ in range(width)]
+                self.blocks.append(
+                    _RunningBlock(gpu.id, block.id, block.ops, threads, self._nothing(), self._nothing())
+                )
+        self.of_gpu = [[k for k, each in enumerate(self.blocks) if each.gpu == gpu.id] for gpu in plan.gpus]
+        self.call = [0] * len(plan.gpus)
+        halves = 2 if plan.use_double_scratch_buffer else 1
+        self.packet_cells = buffers.n_cells
+        n_cells = buffers.n_cells * (1 + halves)
+        self.cells = [_Cell() for _ in range(n_cells)]
+        self.values = [NOTHING] * n_cells
+        self.captured = GpuContents(self.nodes, self.values[: buffers.n_cells], [-1] * buffers.n_cells)
+        self.signals: dict[tuple[int, int], deque[_Known]] = {}
+        self.semaphores = {
+            (gpu.id, number): deque(self._nothing() for _ in range(each.init_value))
+            for gpu in plan.gpus
+            for number, each in enumerate(gpu.semaphores)
+        }
+        self.peer = self._pair_channels()
+        self._check_waiters()
+
+    def _nothing(self) -> _Known:
+        return _Known(np.zeros(self.total, dtype=np.int64), np.zeros(self.total, dtype=np.int64))
+
+    def _pair_channels(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """For each channel of a GPU the other end: its k-th to a peer is the peer's k-th back."""
+        ends: dict[tuple[int, int], list[int]] = {}
+        for gpu in self.file.plan.gpus:
+            for number, peer in enumerate(gpu.peers()):
+                ends.setdefault((gpu.id, peer), []).append(number)
+        paired: dict[tuple[int, int], tuple[int, int]] = {}
+        for (one, other), own in ends.items():
+            theirs = ends.get((other, one), [])
+            for k, number in enumerate(own):
+                paired[one, number] = (other, theirs[k]) if k < len(theirs) else (other, -1 - number)
+        return paired
+
+    def _check_waiters(self) -> None:
+        """Raises CodecError if two threads may wait for, or signal on, one channel or semaphore at the same time."""
+        used: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        for at, block in enumerate(self.blocks):
+            phase = 0
+            for k, op in enumerate(block.ops):
+                phase += op.name in _SYNC
+                if op.name not in _BY_THREAD or op.name == "sem_release":
+                    continue
+                what = "semaphore" if op.name == "sem_acquire" else "channel"
+                ids = op.semaphore_ids if op.name == "sem_acquire" else self._channels(block, op)
+                for thread, number in enumerate(ids):
+                    key = (block.gpu, what, number, op.name.removeprefix("rlx"))
+                    before = used.get(key, (at, phase, thread))
+                    if before[0] != at or (before[1] == phase and before[2] != thread):
+                        raise CodecError(f"{self._place(at, k)}: {what} {number} by two threads: is not judged")
+                    used[key] = (at, phase, thread)
+
+    def _channels(self, block: _RunningBlock, op: MscclppOp) -> list[int]:
+        own = self.file.plan.gpus[block.gpu].threadblocks[block.number]
+        numbers = [own.channel("memory", each) for each in op.channel_ids]
+        return [number for number in numbers if number is not None]
+
+    def _place(self, at: int, k: int) -> StepPlace:
+        block = self.blocks[at]
+        op = block.ops[k]
+        words = [op.name]
+        if op.src_buff:
+            words.append(" + ".join(_shown(each) for each in op.src_buff[:4]))
+        if op.dst_buff:
+            words.append("into " + ", ".join(_shown(each) for each in op.dst_buff[:4]))
+        if op.channel_ids:
+            channels = self._channels(block, op)
+            peers = [str(self.peer[block.gpu, each][0]) for each in channels]
+            words.append(f"with GPU {', '.join(peers)}")
+        return StepPlace(self.file.op_lines[block.gpu][block.number][k], block.gpu, block.number, k, " ".join(words))
+
+    # Running ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until all calls have ended, something is wrong, or all threads wait."""
+        for gpu in range(len(self.of_gpu)):
+            self._begin(gpu)
+        moved = True
+        while moved:
+            moved = False
+            for at in range(len(self.blocks)):
+                while self._advance(at):
+                    moved = True
+            for gpu, own in enumerate(self.of_gpu):
+                ended = all(each.at == len(self.blocks[k].ops) for k in own for each in self.blocks[k].threads)
+                if ended and self.call[gpu] < self.calls:
+                    self._end(gpu)
+                    moved = True
+        self._check_end()
+
+    def _begin(self, gpu: int) -> None:
+        """The caller writes the input and has read the output; all threads know what those of the call before knew."""
+        own = self.of_gpu[gpu]
+        known = self._nothing()
+        for k in own:
+            block = self.blocks[k]
+            known.learn(block.packets)
+            for thread in block.threads:
+                known.learn(thread.known)
+        for k in own:  # the beginning of a call is an operation of each block
+            self.blocks[k].done += 1
+            known.all[k] = self.blocks[k].done
+        known.begun = known.all.copy()
+        index = self._add(StepPlace(self.file.lines[gpu], gpu, what=f"the caller, before call {self.call[gpu] + 1}"))
+        inputs = {self.buffers.cell(gpu, "i", chunk): chunk for chunk in range(self.buffers.chunks(gpu, "i"))}
+        outputs = [self.buffers.cell(gpu, "o", chunk) for chunk in range(self.buffers.chunks(gpu, "o"))]
+        is_last = self.call[gpu] == self.calls - 1
+        for cell in dict.fromkeys((*inputs, *outputs)):
+            if own:
+                self._write(own[0], self.blocks[own[0]].done, known.all, cell, index)
+            leaf = (gpu if is_last else -1 - gpu, inputs.get(cell, 0))
+            self.values[cell] = self.nodes.leaf(leaf) if cell in inputs else NOTHING
+        for k in own:
+            block = self.blocks[k]
+            block.base, block.packets, block.call = known.copy(), self._nothing(), self.call[gpu]
+            for thread in block.threads:
+                thread.known, thread.at = known.copy(), 0
+
+    def _end(self, gpu: int) -> None:
+        """The caller reads the output, and the next call begins, if there is one."""
+        known = np.zeros(self.total, dtype=np.int64)
+        for k in self.of_gpu[gpu]:
+            for thread in self.blocks[k].threads:
+                np.maximum(known, thread.known.all, out=known)
+        for k in self.of_gpu[gpu]:
+            known[k] = self.blocks[k].done
+        index = self._add(StepPlace(self.file.lines[gpu], gpu, what=f"the caller, after call {self.call[gpu] + 1}"))
+        for chunk in range(self.buffers.chunks(gpu, "o")):
+            cell = self.buffers.cell(gpu, "o", chunk)
+            process, moment, op = self.cells[cell].writer
+            if process >= 0 and moment > known[process]:
+                self._race(op, index, cell, "reads it", "writes")
+        for cell in range(self.buffers.n_cells):
+            if self.buffers.owner(cell) == gpu:
+                self.captured.cells[cell] = self.values[cell]
+                self.captured.writer[cell] = self.cells[cell].writer[2]
+        self.call[gpu] += 1
+        if self.call[gpu] < self.calls:
+            self._begin(gpu)
+
+    def _add(self, place: StepPlace) -> int:
+        self.ops.append(GpuOp(0, place, (), ()))
+        return len(self.ops) - 1
+
+    def _advance(self, at: int) -> bool:
+        """Moves each thread of the block on by an operation, if it can; whether one has moved."""
+        block = self.blocks[at]
+        if self.call[block.gpu] >= self.calls:
+            return False
+        moved = False
+        for number, thread in enumerate(block.threads):
+            if thread.at == len(block.ops):
+                continue
+            op = block.ops[thread.at]
+            if op.name in _SYNC:
+                continue
+            if op.name in _BY_THREAD:
+                if not self._serve(block, op, number, thread):
+                    continue
+            elif number == len(block.threads) - 1 and not self._move(at, block, thread):
+                continue
+            elif number < len(block.threads) - 1 and block.threads[-1].at <= thread.at:
+                continue  # the last thread stands for all that do the data
+            thread.at += 1
+            moved = True
+        return self._meet(block) or moved
+
+    def _serve(self, block: _RunningBlock, op: MscclppOp, number: int, thread: _Thread) -> bool:
+        """What thread `number` does of an operation on channels or semaphores; false if it must wait."""
+        ids = op.semaphore_ids if op.name.startswith("sem") else self._channels(block, op)
+        if number >= len(ids):
+            return True
+        end = (block.gpu, ids[number])
+        if op.name == "sem_release":
+            self.semaphores[end].append(thread.known.copy())
+        elif op.name.endswith("signal"):
+            word = thread.known.relaxed() if op.name == "rlxsignal" else thread.known.copy()
+            self.signals.setdefault(self.peer[end], deque()).append(word)
+        else:
+            queue = self.semaphores[end] if op.name == "sem_acquire" else self.signals.get(end)
+            if not queue:
+                return False
+            word = queue.popleft()
+            thread.known.learn(word.relaxed() if op.name == "rlxwait" else word)
+        return True
+
+    def _meet(self, block: _RunningBlock) -> bool:
+        """Lets all threads of the block pass a nop, or all blocks a barrier, that all have come to."""
+        k = block.threads[0].at
+        if k == len(block.ops) or any(thread.at != k for thread in block.threads) or block.ops[k].name not in _SYNC:
+            return False
+        op = block.ops[k]
+        group = [block]
+        if op.name == "barrier":
+            group = [each for each in self.blocks if each.gpu == block.gpu and self._at_barrier(each, op)]
+            if len(group) < (op.num_threadblocks or 0):
+                return False
+        known = block.base.copy()
+        for each in group:
+            for thread in each.threads:
+                known.learn(thread.known)
+            each.done += 1
+        for number, each in enumerate(self.blocks):
+            if any(each is other for other in group):
+                known.all[number] = each.done
+        for each in group:
+            each.base = known.copy()
+            each.base.learn(each.packets)
+            for thread in each.threads:
+                thread.known = each.base.copy()
+                thread.at += 1
+        return True
+
+    def _at_barrier(self, block: _RunningBlock, op: MscclppOp) -> bool:
+        k = block.threads[0].at
+        if k == len(block.ops) or any(thread.at != k for thread in block.threads):
+            return False
+        return block.ops[k].name == "barrier" and block.ops[k].barrier_id == op.barrier_id
+
+    # Data -------------------------------------------------------------------------------------------------------------
+
+    def _move(self, at: int, block: _RunningBlock, thread: _Thread) -> bool:
+        """Does a data operation; false if a packet has not come."""
+        op = block.ops[thread.at]
+        sources, targets = self._places(block, op)
+        packet_from = _PACKET_SOURCES.get(op.name, 99)
+        packets = [cells for number, cells in enumerate(sources) if number >= packet_from]
+        if any(self.cells[cell].call != block.call for cells in packets for cell in cells):
+            return False
+        index = self._add(self._place(at, thread.at))
+        block.done += 1
+        clock = block.base.all
+        for number, cells in enumerate(sources):
+            for cell in cells:
+                is_packet = number >= packet_from
+                self._read(at, block.done, clock, cell, index, is_packet)
+        columns = [[self.values[cell] for cell in cells] for cells in sources]
+        to_packet = _PACKET_DESTINATIONS.get(op.name, 99)
+        plain = [cells for number, cells in enumerate(sources) if number < packet_from]
+        self._check_overlap(op, plain, targets, index)
+        results = self._results(op, columns, index)
+        for position in range(len(columns[0])):
+            taken = [self.cells[cells[position]] for cells in packets]
+            made_of = frozenset((index, cells[position]) for cells in plain).union(*(each.made_of for each in taken))
+            words = [block.base.begun, *(each.carries for each in taken if each.carries is not None)]
+            carries = np.maximum.reduce(words)
+            for number, cells in enumerate(targets):
+                self._write(at, block.done, clock, cells[position], index, made_of)
+                self.values[cells[position]] = results[number][position]
+                if number >= to_packet:
+                    held = self.cells[cells[position]]
+                    held.call, held.carries, held.made_of = block.call, carries, made_of
+        for cells in packets:
+            for cell in cells:
+                word = self.cells[cell].carries
+                if word is not None:
+                    block.packets.learn(_Known(word, word))
+        return True
+
+    def _check_overlap(self, op: MscclppOp, plain: list[list[int]], targets: list[list[int]], index: int) -> None:
+        """Finds a cell that the op reads and writes at two positions: which thread does what first is not fixed."""
+        by_pair = op.name in ("put", "get", "ppkt")
+        read = {cell: (by_pair * k, at) for k, cells in enumerate(plain) for at, cell in enumerate(cells)}
+        for k, cells in enumerate(targets):
+            for at, cell in enumerate(cells):
+                if read.get(cell, (by_pair * k, at)) != (by_pair * k, at):
+                    self._race(index, index, cell, "reads it at another offset", "writes")
+
+    def _results(self, op: MscclppOp, columns: list[list[int]], index: int) -> list[list[int]]:
+        """What each destination gets; sums are from left to right, packets before the local operand."""
+        if op.name in ("put", "get", "ppkt"):
+            return columns
+        n_targets = len(op.dst_buff) if op.name not in OVER_SWITCH else len(columns)
+        if op.name == "glres":
+            summed = [self.nodes.add(each, index) for each in zip(*columns, strict=True)]
+            return [summed] * n_targets
+        first = _PACKET_SOURCES.get(op.name, 0)
+        summed, *rest = [*columns[first:], *columns[:first]]
+        for column in rest:
+            summed = [self.nodes.add(pair, index) for pair in zip(summed, column, strict=True)]
+        return [summed] * n_targets
+
+    def _places(self, block: _RunningBlock, op: MscclppOp) -> tuple[list[list[int]], list[list[int]]]:
+        """The cells of each source and destination; those of a switch channel are one for each GPU."""
+        sources, targets = self._operands(op)
+        found: list[list[list[int]]] = [[], []]
+        for side, operands, packets in (
+            (0, sources, _PACKET_SOURCES.get(op.name, 99)),
+            (1, targets, _PACKET_DESTINATIONS.get(op.name, 99)),
+        ):
+            for number, operand in enumerate(operands):
+                for gpu, buffer in self._owners(block, operand):
+                    found[side].append(self._cells(block, op, gpu, buffer, operand, number >= packets))
+        return found[0], found[1]
+
+    def _operands(self, op: MscclppOp) -> tuple[list[MscclppOperand], list[MscclppOperand]]:
+        """The operands as the executor takes them."""
+        sources, targets = op.src_buff, op.dst_buff
+        if op.name == "get":  # the offsets of the one side are taken for the other
+            indices = [(src.index, dst.index) for src, dst in zip(sources, targets, strict=True)]
+            sources = [_at(each, dst) for each, (_, dst) in zip(sources, indices, strict=True)]
+            targets = [_at(each, src) for each, (src, _) in zip(targets, indices, strict=True)]
+        if op.name in ("put", "ppkt"):  # and the buffer of the first source for all
+            sources = [_at(each, each.index, sources[0].type) for each in sources]
+        return sources, targets
+
+    def _owners(self, block: _RunningBlock, operand: MscclppOperand) -> list[tuple[int, str]]:
+        gpu = self.file.plan.gpus[block.gpu]
+        own = gpu.threadblocks[block.number]
+        if operand.switch_channel_id is not None:
+            number = own.channel("switch", operand.switch_channel_id)
+            assert number is not None
+            buffer, ranks = gpu.groups()[number]
+            return [(rank, buffer) for rank in ranks]
+        if operand.buffer_id is not None:
+            number = own.buffer(operand.buffer_id)
+            assert number is not None
+            remote = gpu.remote_buffers[number]
+            return [(remote.rank, remote.type)]
+        assert operand.type is not None
+        return [(block.gpu, operand.type)]
+
+    def _cells(
+        self, block: _RunningBlock, op: MscclppOp, gpu: int, buffer: str, operand: MscclppOperand, is_packet: bool
+    ) -> list[int]:
+        parts = self.file.parts
+        first, last = operand.index * parts, (operand.index + operand.size) * parts
+        if op.tbg_info is not None:
+            length = (last - first) // op.tbg_info.tbg_size
+            first, last = first + op.tbg_info.tb_id * length, first + (op.tbg_info.tb_id + 1) * length
+        start = self.buffers.cell(gpu, buffer, 0)
+        if is_packet:
+            half = block.call % 2 if self.file.plan.use_double_scratch_buffer else 0
+            start += self.packet_cells * (1 + half)
+        return list(range(start + first, start + last))
+
+    def find_outside(self) -> StepCounterexample | None:
+        """An operation that reaches beyond a buffer."""
+        for at, block in enumerate(self.blocks):
+            for k, op in enumerate(block.ops):
+                for operand in (each for side in self._operands(op) for each in side):
+                    for gpu, buffer in self._owners(block, operand):
+                        chunks = self.buffers.chunks(gpu, buffer) // self.file.parts
+                        if operand.index + operand.size > chunks:
+                            what = f"{_shown(operand)} is outside of {buffer}, which has {chunks} chunks at GPU {gpu}"
+                            return counter(self.name, "limits", what, self._place(at, k))
+        return None
+
+    def _read(self, at: int, done: int, clock: Column, cell: int, index: int, is_packet: bool) -> None:
+        process, moment, op = self.cells[cell].writer
+        unordered = process >= 0 and (moment > clock[process] or (process == at and moment > clock[at]))
+        if unordered and not is_packet:
+            self._race(op, index, cell, "reads it", "writes")
+        if process < 0 and not is_packet:
+            self.captured.empty_reads.append((index, cell))
+        self.cells[cell].readers.append((at, done, index))
+
+    def _write(
+        self,
+        at: int,
+        done: int,
+        clock: Column,
+        cell: int,
+        index: int,
+        made_of: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
+        """Notes a write; the reads of `made_of` came before it."""
+        held = self.cells[cell]
+        process, moment, op = held.writer
+        if process >= 0 and moment > clock[process]:
+            self._race(op, index, cell, "writes it as well", "writes")
+        for reader, moment, op in held.readers:
+            if op != index and moment > clock[reader] and (op, cell) not in made_of:
+                self._race(op, index, cell, "writes it", "reads")
+        held.writer, held.readers = (at, done, index), []
+
+    def _race(self, first: int, second: int, cell: int, does: str, did: str) -> None:
+        """Notes a race between two ops, if it is the first."""
+        if self.found is not None:
+            return
+        name = self.buffers.named(cell % self.packet_cells) + (" (packets)" if cell >= self.packet_cells else "")
+        places = (self.ops[first].place, self.ops[second].place)
+        place = places[1] if places[1].step >= 0 else places[0]
+        what = f"a race of two operations that nothing orders: one {did} {name}, and the other {does}"
+        self.found = counter(self.name, "races", what, place, places[: 1 + (first != second)])
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        """Finds a deadlock, which comes before all races."""
+        stuck = [
+            (at, thread.at)
+            for at, block in enumerate(self.blocks)
+            for thread in block.threads
+            if self.call[block.gpu] < self.calls and thread.at < len(block.ops)
+        ]
+        if stuck:
+            first = next(((at, k) for at, k in stuck if self.blocks[at].ops[k].name not in _SYNC), stuck[0])
+            trace = [str(self._place(at, k)) for at, k in dict.fromkeys(stuck)]
+            what = f"waits for ever, as do {len(trace) - 1} more" if len(trace) > 1 else "waits for ever"
+            self.found = counter(self.name, "deadlock", what, self._place(*first), trace)
+
+    def match(self) -> StepCounterexample | None:
+        """A channel that is not waited for as often as it is signalled, or a semaphore that a call leaves changed."""
+        sent: dict[tuple[int, int], list[StepPlace]] = {}
+        awaited: dict[tuple[int, int], list[StepPlace]] = {}
+        held: dict[tuple[int, int], list[StepPlace]] = {}
+        balance: dict[tuple[int, int], int] = {}
+        for at, block in enumerate(self.blocks):
+            for k, op in enumerate(block.ops):
+                place = self._place(at, k)
+                for number in self._channels(block, op) if op.name.endswith(("signal", "wait")) else ():
+                    if op.name.endswith("signal"):
+                        sent.setdefault(self.peer[block.gpu, number], []).append(place)
+                    else:
+                        awaited.setdefault((block.gpu, number), []).append(place)
+                for number in op.semaphore_ids if op.name.startswith("sem") else ():
+                    held.setdefault((block.gpu, number), []).append(place)
+                    change = 1 if op.name == "sem_release" else -1
+                    balance[block.gpu, number] = balance.get((block.gpu, number), 0) + change
+        for key in dict.fromkeys((*sent, *awaited)):
+            out, into = sent.get(key, []), awaited.get(key, [])
+            if len(out) != len(into):
+                place = (out if len(out) > len(into) else into)[min(len(out), len(into))]
+                what = f"a channel of GPU {key[0]} is signalled {len(out)} times and waited for {len(into)} times"
+                return counter(self.name, "matching", what, place)
+        for key, change in balance.items():
+            if change:
+                what = f"semaphore {key[1]} ends {abs(change)} {'above' if change > 0 else 'below'} its start"
+                return counter(self.name, "matching", what, held[key][-1])
+        return None
+
+
+def _at(operand: MscclppOperand, index: int, kind: Buffer | None = None) -> MscclppOperand:
+    """The operand at another index, or of another buffer."""
+    return MscclppOperand(index, operand.size, kind or operand.type, operand.buffer_id, operand.switch_channel_id)
+
+
+def _shown(operand: MscclppOperand) -> str:
+    if operand.switch_channel_id is not None:
+        buffer = f"switch {operand.switch_channel_id} "
+    else:
+        buffer = operand.type or f"remote {operand.buffer_id} "
+    last = operand.index + operand.size
+    return f"{buffer}[{operand.index}]" if operand.size == 1 else f"{buffer}[{operand.index}:{last}]"
