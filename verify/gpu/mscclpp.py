@@ -90,9 +90,6 @@ def _check_limits(name: str, file: MscclppFile) -> StepCounterexample | None:
         if plan.min_message_size >= 2**31:
             what = f"min_message_size {plan.min_message_size}: must be below 2^31, it is read as an int"
             return counter(name, "limits", what, StepPlace(1))
-        if len(gpu.semaphores) > 16:
-            what = f"{len(gpu.semaphores)} semaphores: must be at most 16"
-            return counter(name, "limits", what, StepPlace(file.lines[gpu.id], gpu.id))
         for block in gpu.threadblocks:
             lines = file.op_lines[gpu.id][block.id]
             place = StepPlace(lines[0] if lines else file.lines[gpu.id], gpu.id, block.id)

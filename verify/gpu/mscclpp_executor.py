@@ -9,7 +9,7 @@ operation. Only `nop` and `barrier` wait for all threads of the block. So:
 - A signal carries all that its thread knows; a relaxed one, and a packet, carries only which GPUs have begun which
   call, and so that they have ended the calls before.
 - A packet is read when it has been written in the same call: its flag is that call's. What was read to make it, of the
-  same position, was read before; so an operation may write there what it makes of the packet.
+  same position, was read before: an operation that has the packet, and what comes behind it, may write there.
 - A call begins on a GPU when all of its blocks have ended the one before; then its caller may write the input and use
   the output.
 
@@ -29,7 +29,7 @@ from optcc.arrays import Column
 from optcc.errors import CodecError
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
-from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, Buffer, MscclppFile, MscclppOp, MscclppOperand
+from optcc.verify.gpu.mscclpp_file import Buffer, MscclppFile, MscclppOp, MscclppOperand
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
 _SYNC = frozenset(("nop", "barrier"))
@@ -42,20 +42,25 @@ PACKETS = frozenset((*_PACKET_SOURCES, *_PACKET_DESTINATIONS))
 
 @dataclass(slots=True)
 class _Known:
-    """What a thread knows: `all` of it, and of that what it knows because calls have begun."""
+    """What a thread knows: `all` of it, and of that what it knows because calls have begun.
+
+    `reads` are those (op and cell) that it knows to be over because it has a packet that was made of them.
+    """
 
     all: Column
     begun: Column
+    reads: frozenset[tuple[int, int]] = frozenset()
 
     def copy(self) -> _Known:
-        return _Known(self.all.copy(), self.begun.copy())
+        return _Known(self.all.copy(), self.begun.copy(), self.reads)
 
     def learn(self, other: _Known) -> None:
         np.maximum(self.all, other.all, out=self.all)
         np.maximum(self.begun, other.begun, out=self.begun)
+        self.reads |= other.reads
 
     def relaxed(self) -> _Known:
-        return _Known(self.begun.copy(), self.begun.copy())
+        return _Known(self.begun.copy(), self.begun.copy(), self.reads)
 
 
 @dataclass(slots=True)
@@ -227,7 +232,7 @@ class MscclppExecutor:
         is_last = self.call[gpu] == self.calls - 1
         for cell in dict.fromkeys((*inputs, *outputs)):
             if own:
-                self._write(own[0], self.blocks[own[0]].done, known.all, cell, index)
+                self._write(own[0], self.blocks[own[0]].done, known.all, cell, index, known.reads)
             leaf = (gpu if is_last else -1 - gpu, inputs.get(cell, 0))
             self.values[cell] = self.nodes.leaf(leaf) if cell in inputs else NOTHING
         for k in own:
@@ -358,23 +363,27 @@ class MscclppExecutor:
         to_packet = _PACKET_DESTINATIONS.get(op.name, 99)
         plain = [cells for number, cells in enumerate(sources) if number < packet_from]
         self._check_overlap(op, plain, targets, index)
-        results = self._results(op, columns, index)
+        results = self._results(op, columns, len(targets), index)
         for position in range(len(columns[0])):
             taken = [self.cells[cells[position]] for cells in packets]
-            made_of = frozenset((index, cells[position]) for cells in plain).union(*(each.made_of for each in taken))
-            words = [block.base.begun, *(each.carries for each in taken if each.carries is not None)]
-            carries = np.maximum.reduce(words)
+            made_of = frozenset((index, cells[position]) for cells in sources).union(*(each.made_of for each in taken))
+            words = [each.carries for each in taken if each.carries is not None]
+            carries = np.maximum.reduce([block.base.begun, *words])
+            known = np.maximum(clock, carries)
             for number, cells in enumerate(targets):
-                self._write(at, block.done, clock, cells[position], index, made_of)
+                self._write(at, block.done, known, cells[position], index, made_of | block.base.reads)
                 self.values[cells[position]] = results[number][position]
                 if number >= to_packet:
                     held = self.cells[cells[position]]
                     held.call, held.carries, held.made_of = block.call, carries, made_of
+        heard: set[tuple[int, int]] = set()
         for cells in packets:
             for cell in cells:
                 word = self.cells[cell].carries
+                heard |= self.cells[cell].made_of
                 if word is not None:
                     block.packets.learn(_Known(word, word))
+        block.packets.reads |= heard
         return True
 
     def _check_overlap(self, op: MscclppOp, plain: list[list[int]], targets: list[list[int]], index: int) -> None:
@@ -386,11 +395,10 @@ class MscclppExecutor:
                 if read.get(cell, (by_pair * k, at)) != (by_pair * k, at):
                     self._race(index, index, cell, "reads it at another offset", "writes")
 
-    def _results(self, op: MscclppOp, columns: list[list[int]], index: int) -> list[list[int]]:
+    def _results(self, op: MscclppOp, columns: list[list[int]], n_targets: int, index: int) -> list[list[int]]:
         """What each destination gets; sums are from left to right, packets before the local operand."""
         if op.name in ("put", "get", "ppkt"):
             return columns
-        n_targets = len(op.dst_buff) if op.name not in OVER_SWITCH else len(columns)
         if op.name == "glres":
             summed = [self.nodes.add(each, index) for each in zip(*columns, strict=True)]
             return [summed] * n_targets

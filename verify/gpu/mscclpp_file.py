@@ -38,13 +38,17 @@ NOT_JUDGED = ("pipeline", "pws", "pwsf", "flush")
 
 
 class MscclppOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place of `size` chunks: in a buffer of this GPU, of another, or of all of a switch channel's group."""
+    """A place of `size` chunks: in a buffer of this GPU, of another, or of all of a switch channel's group.
+
+    The language of MSCCL++ writes a `rank` too, which its loader does not read.
+    """
 
     index: Small
     size: Annotated[int, msgspec.Meta(ge=1, le=_CHUNKS_MAX)]
     type: Buffer | None = None
     buffer_id: Small | None = None
     switch_channel_id: Small | None = None
+    rank: Small | None = None
 
 
 class ThreadBlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +126,7 @@ class MscclppChannel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     channel_type: Access
     connected_to: list[Small] = []
+    buff: Buffer | None = None
     buffer_type: Buffer | None = None
     rank_groups: list[SwitchGroup] = []
 

@@ -250,6 +250,19 @@ def test_packets_need_double_scratch_space_or_a_start_together() -> None:
     assert simple is not None and "must be LL for packets" in simple.summary
 
 
+def test_packets_tell_what_was_read_and_begun() -> None:
+    """Each GPU sums up a half for both: in one half of scratch space, without another signal, call after call."""
+    text = (
+        "ppkt i{0} > S{0}.0; nop; respkt i{1} s0 > i{1} S{0}.1; nop; upkt s1 > i{0}",
+        "ppkt i{0} > S{0}.0; nop; respkt i{1} s0 > i{1} S{0}.1; nop; upkt s1 > i{0}",
+    )
+    gpus = [[each.format(1 - number, number)] for number, each in enumerate(text)]
+    verdict = verify_mscclpp(plan(gpus, chunks=2, proto="LL"))
+    assert verdict.verdict == PROVED, verdict.counterexample
+    early = [[text[0].format(1, 0).replace("nop; upkt", "nop; ppkt i1 > S1.0; nop; upkt")], gpus[1]]
+    assert verify_mscclpp(plan(early, chunks=2, proto="LL")).properties["races"] == REFUTED
+
+
 def test_a_relaxed_signal_carries_no_data() -> None:
     data = both(EXCHANGE.replace("MEET", "nop; rlxsignal P'; rlxwait P'; nop; "))
     assert verify_mscclpp(data).properties["races"] == REFUTED
@@ -265,6 +278,11 @@ def test_a_switch_adds_up_and_stores_at_all() -> None:
     glres = {"name": "glres", "src_buff": place, "dst_buff": place, "channel_type": "switch"}
     text["gpus"][0]["threadblocks"][0]["ops"][3] = glres
     assert verify_mscclpp(json.dumps(text).encode()).verdict == PROVED
+    gstore = glres | {"name": "gstore", "src_buff": [{"type": "i", "rank": 0, "index": 0, "size": 1}]}
+    text["gpus"][0]["threadblocks"][0]["ops"][3] = gstore
+    lacking = verify_mscclpp(json.dumps(text).encode()).counterexample
+    assert lacking is not None and "i[0] lacks the contribution i[0] of GPU 1" in lacking.summary
+    text["gpus"][0]["threadblocks"][0]["ops"][3] = glres
     text["gpus"][1]["threadblocks"][0]["ops"][3] = glres
     assert verify_mscclpp(json.dumps(text).encode()).properties["races"] == REFUTED
 
