@@ -266,6 +266,14 @@ class TimedPlan(NamedTuple):
     timing: Timing
 
 
+def with_some_latency(topology: Topology) -> Topology:
+    """The topology with the latency that it is taken to have: its own, `LATENCY_S`, or `LINK_LATENCY_S` where GPUs are
+    linked."""
+    if topology.latency_s:
+        return topology
+    return topology.with_latency(LATENCY_S if topology.wired is None else LINK_LATENCY_S)
+
+
 def costed_s(plan: Plan, seconds: float, topology: Topology) -> float:
     """The predicted time of a plan with what its messages cost the processor of the busiest rank."""
     if not topology.overhead_s:
@@ -287,8 +295,7 @@ def try_segments(
 
     No further number is tried where a port is busy for `HOPELESS` times `best_s`, which another schedule takes.
     """
-    latency_s = LATENCY_S if topology.wired is None else LINK_LATENCY_S
-    timed = topology if topology.latency_s else topology.with_latency(latency_s)
+    timed = with_some_latency(topology)
 
     def attempt(segments: int) -> TimedPlan:
         schedule = definition.build(topology, segments)

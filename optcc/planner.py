@@ -46,12 +46,13 @@ from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
 from optcc.schedules.auto_collectives import choose_for
 from optcc.schedules.nic_trees import nic_trees
+from optcc.schedules.optimal import optimal
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card
 from optcc.simulate import simulate
 from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
-from optcc.tree_packing import PACKED
+from optcc.tree_packing import PACKED, PACKED_OF
 from optcc.units import show_time
 from optcc.verdict import PROVED, REFUTED, Verdict
 from optcc.verify.bounds.certified import least_seconds
@@ -59,7 +60,10 @@ from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
 
-LIBRARY: Mapping[str, Definition] = {**SCHEDULES, nic_trees.name: nic_trees, PACKED.name: PACKED}
+LIBRARY: Mapping[str, Definition] = {
+    **SCHEDULES,
+    **{each.name: each for each in (nic_trees, PACKED, *PACKED_OF.values())},
+}
 """Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
 AUTO = "auto"
 """As a schedule's name: the one that chooses among the others; as a number of segments: chosen by simulation."""
@@ -322,7 +326,8 @@ def build(
         if collective is not None and collective.name != "allreduce":
             number = segments if isinstance(segments, int) else None
             options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
-            return _chosen(choose_for(collective, topology, size_bytes, segments=number, **options))
+            more = tuple(PACKED_OF.values()) if topology.wired is not None else ()
+            return _chosen(choose_for(collective, topology, size_bytes, segments=number, more=more, **options))
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         if topology.wired is not None:
@@ -338,7 +343,7 @@ def build(
             parts=() if rails is None else rails.shares,
         )
         return _chosen(chosen)
-    definition = find_schedule(name).under(ports)
+    definition = _where_its_model_ends(find_schedule(name), topology).under(ports)
     if collective is not None and collective.cells:
         definition = definition.of(collective)
     made: TimedPlan | None = None
@@ -359,6 +364,14 @@ def build(
         ports=ports,
     )
     return Built(plan, schedule, definition, segments)
+
+
+def _where_its_model_ends(definition: Definition, topology: Topology) -> Definition:
+    """`definition`, or `packed` in the place of `optimal` where GPUs are linked or rails cannot be pooled."""
+    if definition is not optimal:
+        return definition
+    apart = topology.rail_only and len(topology.rails_kept) > 1
+    return PACKED if apart or topology.wired is not None else definition
 
 
 ON_LINKS = (PACKED.name, nic_trees.name, "hierarchical")

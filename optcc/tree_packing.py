@@ -1,19 +1,30 @@
 """From the certificate of a bound to a schedule: the packing of trees that the linear program finds, for a topology.
 
 PACKED.build(topology, segments)        `optcc.schedules.packed`, with the trees of `find_pairs`
+PACKED_OF["allgather"]                  those of the other collectives, with the trees of `find_trees`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
-from optcc.errors import SolverUnknown
+from optcc.collective import Collective
+from optcc.dsl import Definition
+from optcc.errors import SolverUnknown, TopologyError
 from optcc.schedules.loads import with_gpus
-from optcc.schedules.packed import TreePair, packed
+from optcc.schedules.packed import (
+    RootedTree,
+    TreePair,
+    packed,
+    packed_all_gather,
+    packed_broadcast,
+    packed_reduce,
+    packed_reduce_scatter,
+)
 from optcc.topology import Topology
 from optcc.tree_shaping import WeightedTree, make_shallow
 from optcc.trees import Tree
@@ -26,6 +37,7 @@ LEFT_OUT = Fraction(1, 200)
 """The smallest pairs are left out as long as all of them together are no larger a share of the message: each is a
 pipeline of its own, and the others grow by less than a percent."""
 _SIZE_BYTES = 2**30
+AnyTree = TypeVar("AnyTree", TreePair, RootedTree)
 
 
 @lru_cache(maxsize=16)
@@ -39,20 +51,55 @@ def find_pairs(topology: Topology) -> tuple[TreePair, ...]:
     Raises TopologyError if some ranks cannot reach others, SolverError and SolverUnknown if no packing is found.
     """
     gpus = endpoint_gpus(topology, fabric=True)
-    bound = lp_bound(topology, "allreduce", _SIZE_BYTES, fabric=True)
-    certificate = bound.certificate
-    if certificate.achieved is None:
-        raise SolverUnknown(f"{topology!r}: the linear program has found a bound and no packing that reaches it")
-    certificate = pack(certificate)
+    certificate = _packed_certificate(topology, Collective("allreduce", topology.n_ranks))
     pairs = _few(_pairs(certificate))
     if topology.wired is not None:
-        return _shallow(pairs, topology, bound.seconds / _SIZE_BYTES / (1 - LEFT_OUT))
+        shaped = _shallow(
+            [(pair.share, tree, up) for pair in pairs for tree, up in ((pair.up, True), (pair.down, False))],
+            topology,
+            certificate,
+        )
+        return tuple(TreePair(pair.share, *shaped[2 * at : 2 * at + 2]) for at, pair in enumerate(pairs))
     if max(gpus) == 1:
         return pairs
     return tuple(
         TreePair(pair.share, with_gpus(pair.up, gpus, turn), with_gpus(pair.down, gpus, turn))
         for turn, pair in enumerate(pairs)
     )
+
+
+@lru_cache(maxsize=64)
+def find_trees(topology: Topology, name: str, root: int) -> tuple[RootedTree, ...]:
+    """Trees over the ranks that attain the bound of a ReduceScatter, AllGather, Broadcast or Reduce, but for `LEFT_OUT`
+    of what each root has; those with the lowest root first.
+
+    >>> trees = find_trees(Topology.parse("2x2@50GB/s+450GB/s"), "broadcast", 3)
+    >>> [each.tree.root for each in trees], sum(each.share for each in trees)
+    ([3, 3], Fraction(1, 1))
+
+    Ranks must be endpoints of their own: one GPU a server, or NICs of GPUs. Raises TopologyError if some cannot reach
+    others, SolverError and SolverUnknown if no packing is found.
+    """
+    certificate = _packed_certificate(topology, Collective(name, topology.n_ranks, root))
+    assert certificate.achieved is not None
+    by_root: dict[int, list[RootedTree]] = {}
+    for packed_tree in certificate.achieved.trees or ():
+        tree = Tree.of(_parents(certificate, packed_tree), packed_tree.root)
+        by_root.setdefault(packed_tree.root, []).append(RootedTree(packed_tree.weight, tree))
+    trees = [each for root in sorted(by_root) for each in _few(by_root[root])]
+    if topology.wired is None:
+        return tuple(trees)
+    up = REDUCE in certificate.demand.kinds
+    shaped = _shallow([(each.share, each.tree, up) for each in trees], topology, certificate)
+    return tuple(RootedTree(each.share, tree) for each, tree in zip(trees, shaped, strict=True))
+
+
+def _packed_certificate(topology: Topology, collective: Collective) -> Certificate:
+    """The certificate of the bound with the trees of its packing."""
+    certificate = lp_bound(topology, collective, _SIZE_BYTES, fabric=True).certificate
+    if certificate.achieved is None:
+        raise SolverUnknown(f"{topology!r}: the linear program has found a bound and no packing that reaches it")
+    return pack(certificate)
 
 
 def _pairs(certificate: Certificate) -> list[TreePair]:
@@ -83,27 +130,45 @@ def _parents(certificate: Certificate, tree: PackedTree) -> dict[int, int]:
     return dict(ends if tree.kind == REDUCE else [(head, tail) for tail, head in ends])
 
 
-def _few(pairs: Iterable[TreePair]) -> tuple[TreePair, ...]:
-    """The pairs without the smallest ones, scaled to the whole message, the largest first."""
-    largest_first = sorted(pairs, key=lambda pair: -pair.share)
+def _few(trees: Iterable[AnyTree]) -> tuple[AnyTree, ...]:
+    """The trees, or pairs, without the smallest ones, scaled to the whole of their shares, the largest first."""
+    largest_first = sorted(trees, key=lambda each: -each.share)
+    whole = sum((each.share for each in largest_first), Fraction(0))
     left_out = Fraction(0)
-    while left_out + largest_first[-1].share <= LEFT_OUT:
+    while left_out + largest_first[-1].share <= LEFT_OUT * whole:
         left_out += largest_first.pop().share
-    return tuple(pair._replace(share=pair.share / (1 - left_out)) for pair in largest_first)
+    return tuple(each._replace(share=each.share * whole / (whole - left_out)) for each in largest_first)
 
 
-def _shallow(pairs: tuple[TreePair, ...], topology: Topology, unit_s: Fraction) -> tuple[TreePair, ...]:
-    """The pairs with shallower trees, which load each link of the topology for at most `unit_s` for each byte of the
-    message."""
-    graph = topology.wired
+def _shallow(trees: Sequence[tuple[Fraction, Tree, bool]], topology: Topology, certificate: Certificate) -> list[Tree]:
+    """Shallower trees for these (share, tree, whether it reduces), which load no link for longer than the certificate's
+    time, but for `LEFT_OUT`."""
+    graph, achieved = topology.wired, certificate.achieved
     assert graph is not None
-    trees = [WeightedTree(pair.share, tree, up) for pair in pairs for tree, up in ((pair.up, True), (pair.down, False))]
-    shaped = make_shallow(trees, graph, topology.rank_server, [link.rate * unit_s for link in graph.links])
-    return tuple(TreePair(pair.share, *shaped[2 * at : 2 * at + 2]) for at, pair in enumerate(pairs))
+    assert achieved is not None
+    unit_s = achieved.seconds / certificate.size_bytes / (1 - LEFT_OUT)
+    room = [link.rate * unit_s for link in graph.links]
+    return make_shallow([WeightedTree(*each) for each in trees], graph, topology.rank_server, room)
 
 
 def _configure(topology: Topology) -> Mapping[str, Any]:
     return {"pairs": find_pairs(topology)}
 
 
+def _configure_for(name: str) -> Callable[[Topology], Mapping[str, Any]]:
+    """Finds the trees of a collective when its root is known; refuses a topology for which there are none."""
+
+    def configure(topology: Topology) -> Mapping[str, Any]:
+        if max(endpoint_gpus(topology, fabric=True)) > 1:
+            raise TopologyError(f"{topology!r}: servers pool their NICs: must have one GPU each, or NICs of GPUs")
+        return {"find": partial(find_trees, topology, name)}
+
+    return configure
+
+
 PACKED = replace(packed, configure=_configure)
+PACKED_OF: Mapping[str, Definition] = {
+    each.collective: replace(each, configure=_configure_for(each.collective))
+    for each in (packed_reduce_scatter, packed_all_gather, packed_broadcast, packed_reduce)
+}
+"""By collective, the schedule of its packing."""

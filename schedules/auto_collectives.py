@@ -6,10 +6,11 @@ There are few for each: every one that accepts the topology is compiled with the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from optcc.collective import Collective
-from optcc.compiler import LATENCY_S, TimedPlan, compile_schedule, costed_s, try_segments
+from optcc.compiler import TimedPlan, compile_schedule, costed_s, try_segments, with_some_latency
 from optcc.dsl import Definition
 from optcc.errors import InputError, TopologyError
 from optcc.schedules.auto import Candidate, Choice
@@ -19,15 +20,17 @@ from optcc.timing import Model
 from optcc.topology import Topology
 
 
-def candidates_for(collective: Collective, topology: Topology, ports: Model = "exclusive") -> list[Definition]:
-    """The schedules of the library for `collective` that accept the topology.
+def candidates_for(
+    collective: Collective, topology: Topology, ports: Model = "exclusive", more: Sequence[Definition] = ()
+) -> list[Definition]:
+    """The schedules of the library, and of `more`, for `collective` that accept the topology.
 
     >>> [each.name for each in candidates_for(Collective("broadcast", 4), Topology.parse("4@1GB/s"))]
     ['chain-broadcast', 'tree-broadcast']
 
     Raises InputError if the library has none for the collective, TopologyError if none accepts the topology.
     """
-    known = [each.under(ports) for each in SCHEDULES.values() if each.collective == collective.name]
+    known = [each.under(ports) for each in (*SCHEDULES.values(), *more) if each.collective == collective.name]
     if not known:
         raise InputError(f"collective {collective.name!r}: the library has no schedule for it")
     refusals: list[TopologyError] = []
@@ -54,17 +57,18 @@ def choose_for(
     slots: int | None = None,
     ports: Model = "exclusive",
     segments: int | None = None,
+    more: Sequence[Definition] = (),
 ) -> Choice:
     """The fastest plan found for `collective` of `size_bytes`; a topology without latency is assumed to have
-    `LATENCY_S`. Candidates have the number of `segments` that suits each, unless it is given; their estimates are what
-    their busiest port takes.
+    what `optcc.compiler.with_some_latency` says, and `more` are candidates besides the library's. Candidates have the
+    number of `segments` that suits each, unless it is given; their estimates are what their busiest port takes.
 
     Raises what `candidates_for` raises, and what compiling a schedule raises.
     """
-    timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
+    timed = with_some_latency(topology)
     tried: list[Candidate] = []
     made: dict[str, TimedPlan] = {}
-    for definition in candidates_for(collective, topology, ports):
+    for definition in candidates_for(collective, topology, ports, more):
         count, plan = segments or 1, None
         if segments is None:
             count, plan = try_segments(definition, timed, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports)

@@ -10,11 +10,11 @@ where a server has lost NICs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from optcc.dsl import Program, schedule
+from optcc.dsl import Program, Segment, schedule
 from optcc.errors import TopologyError
 from optcc.topology import Topology
 from optcc.trees import Tree
@@ -49,15 +49,93 @@ def packed(program: Program, pairs: Sequence[TreePair]) -> None:
     >>> whole.stages, len(whole)
     (('reduce along tree 0', 'broadcast along tree 0'), 16)
     """
-    chunks = program.segments * len(pairs)
-    counts = [max(1, round(chunks * pair.share)) for pair in pairs]
-    pipelines = [program.pipeline(each, sections=1, share=pair.share) for each, pair in zip(counts, pairs, strict=True)]
-    turns = sorted(
-        (Fraction(2 * turn + 1, count), number) for number, count in enumerate(counts) for turn in range(count)
-    )
-    for _, number in turns:
-        segment = next(pipelines[number])
+    for number, segment in _in_turns(program, [pair.share for pair in pairs]):
         with program.stage(f"reduce along tree {number}"):
             segment[0].reduce_along(pairs[number].up)
         with program.stage(f"broadcast along tree {number}"):
             segment[0].broadcast_along(pairs[number].down)
+
+
+class RootedTree(NamedTuple):
+    """A share of the message and the tree along which it is reduced, or broadcast."""
+
+    share: Fraction
+    tree: Tree
+
+
+FindTrees = Callable[[int], Sequence[RootedTree]]
+"""The trees for a root of the collective, those with the lowest root first; without a root (ReduceScatter, AllGather)
+each rank is the root of an equal part."""
+_OF_TREES: Mapping[str, Any] = {
+    "accepts": "any servers and any graph",
+    "paper": "optcc, docs/bounds.md: the packing of trees that proves the bound",
+    "configure": unplanned,
+}
+
+
+@schedule(name="packed-all-gather", collective="allgather", **_OF_TREES)
+def packed_all_gather(program: Program, find: FindTrees) -> None:
+    """`packed` for AllGather: each rank's slice goes down the trees at this rank, each tree with its share.
+
+    >>> trees = [RootedTree(Fraction(1, 2), Tree.chain(ranks)) for ranks in ([0, 1], [1, 0])]
+    >>> print(*packed_all_gather(n_ranks=2, find=lambda root: trees))
+    0->1 s0 c0 copy [broadcast along tree 0] 1->0 s1 c0 copy [broadcast along tree 1]
+    """
+    _broadcast(program, find)
+
+
+@schedule(name="packed-broadcast", collective="broadcast", **_OF_TREES)
+def packed_broadcast(program: Program, find: FindTrees) -> None:
+    """`packed` for Broadcast: several trees at the root, each with its share of the message.
+
+    >>> print(*packed_broadcast(n_ranks=3, root=2, find=lambda root: [RootedTree(Fraction(1), Tree.chain([2, 1, 0]))]))
+    2->1 s0 c0 copy [broadcast along tree 0] 1->0 s0 c0 copy [broadcast along tree 0]
+    """
+    _broadcast(program, find)
+
+
+@schedule(name="packed-reduce-scatter", collective="reducescatter", **_OF_TREES)
+def packed_reduce_scatter(program: Program, find: FindTrees) -> None:
+    """`packed` for ReduceScatter: each rank's slice is reduced along the trees at this rank, each tree with its share.
+
+    >>> trees = [RootedTree(Fraction(1, 2), Tree.chain(ranks)) for ranks in ([0, 1], [1, 0])]
+    >>> print(*packed_reduce_scatter(n_ranks=2, find=lambda root: trees))
+    1->0 s0 c0 reduce [reduce along tree 0] 0->1 s1 c0 reduce [reduce along tree 1]
+    """
+    _reduce(program, find)
+
+
+@schedule(name="packed-reduce", collective="reduce", **_OF_TREES)
+def packed_reduce(program: Program, find: FindTrees) -> None:
+    """`packed` for Reduce: several trees at the root, each with its share of the message.
+
+    >>> print(*packed_reduce(n_ranks=3, root=2, find=lambda root: [RootedTree(Fraction(1), Tree.chain([2, 1, 0]))]))
+    0->1 s0 c0 reduce [reduce along tree 0] 1->2 s0 c0 reduce [reduce along tree 0]
+    """
+    _reduce(program, find)
+
+
+def _broadcast(program: Program, find: FindTrees) -> None:
+    trees = find(program.collective.root)
+    for number, segment in _in_turns(program, [each.share for each in trees]):
+        with program.stage(f"broadcast along tree {number}"):
+            segment[0].broadcast_along(trees[number].tree)
+
+
+def _reduce(program: Program, find: FindTrees) -> None:
+    trees = find(program.collective.root)
+    for number, segment in _in_turns(program, [each.share for each in trees]):
+        with program.stage(f"reduce along tree {number}"):
+            segment[0].reduce_along(trees[number].tree)
+
+
+def _in_turns(program: Program, shares: Sequence[Fraction]) -> Iterator[tuple[int, Segment]]:
+    """The segments of a pipeline for each share, in proportion to it: `program.segments` each on average."""
+    chunks = program.segments * len(shares)
+    counts = [max(1, round(chunks * share)) for share in shares]
+    pipelines = [program.pipeline(each, sections=1, share=share) for each, share in zip(counts, shares, strict=True)]
+    turns = sorted(
+        (Fraction(2 * turn + 1, count), number) for number, count in enumerate(counts) for turn in range(count)
+    )
+    for _, number in turns:
+        yield number, next(pipelines[number])
