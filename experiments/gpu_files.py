@@ -1,16 +1,18 @@
-"""Verdicts on the algorithms for GPUs that public repositories hold, or that their tools write, as a record.
+"""Verdicts on the algorithms and plans for GPUs that public repositories hold, or that their tools write, as a record.
 
 The files stay where they are: of each the record has its name, repository, commit and SHA-256. Nothing random is in
 it. The record is a file of its own format, `optcc-gpu-files/1`; the one that comes with the package is made by
 
     python -m optcc.experiments.gpu_files OWNER/NAME@COMMIT=FOLDER ...
 
-from checkouts, and from a folder of what the examples of microsoft/msccl-tools print; docs/other-files.md says how.
+from checkouts, and from folders of what the examples of microsoft/msccl-tools and of microsoft/mscclpp print;
+docs/other-files.md says how.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,16 +28,20 @@ from optcc.experiments.recorder import Measured, record_command, run_command
 from optcc.files import read_file
 from optcc.show import Card
 from optcc.strict_xml import BYTES_MAX
-from optcc.verdict import PROVED, REFUTED, UNKNOWN
+from optcc.verdict import PROVED, REFUTED, UNKNOWN, Verdict
 from optcc.verify.gpu.msccl import verify_msccl
 from optcc.verify.gpu.msccl_file import MscclFile
+from optcc.verify.gpu.mscclpp import verify_mscclpp
 
 _SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{7,40})=(?P<folder>.+)")
 _HEAD_BYTES = 4096
 
 
 class GpuFileVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file, and what was said of it: `property` is the one refuted, `where` its counterexample's first line."""
+    """A file, and what was said of it: `property` is the one refuted, `where` its counterexample's first line.
+
+    The verdict on a file with something that is not judged is `unknown`, and `runtimes` is empty.
+    """
 
     repository: str
     commit: str
@@ -91,28 +97,47 @@ class GpuFiles(Measured):
 
 
 def judge_file(repository: str, commit: str, name: str, data: bytes) -> GpuFileVerdict:
-    """The row of one file; raises CodecError if it is no algorithm."""
+    """The row of one file; raises CodecError if it is no algorithm and no plan."""
     try:
-        file = MscclFile.parse(data)
+        about, verdict = _judge_xml(name, data) if name.endswith(".xml") else _judge_json(name, data)
     except CodecError as error:
         raise CodecError(f"file {name!r}: {error}") from None
-    verdict = verify_msccl(data, Path(name).name)
-    found = verdict.counterexample
+    found = None if verdict is None else verdict.counterexample
     return GpuFileVerdict(
         repository,
         commit,
         name,
         hashlib.sha256(data).hexdigest(),
-        file.collective,
-        file.protocol,
-        file.n_gpus,
-        sum(len(block.steps) for gpu in file.gpus for block in gpu.blocks),
-        dict(verdict.conditions).get("limits", "").partition(";")[0],
-        verdict.verdict,
+        *about,
+        "" if verdict is None else dict(verdict.conditions).get("limits", "").partition(";")[0],
+        UNKNOWN if verdict is None else verdict.verdict,
         "" if found is None else found.property,
         "" if found is None else found.summary,
         [] if found is None else list(found.trace),
     )
+
+
+About = tuple[str, str, int, int]
+"""Collective, protocol, GPUs and steps."""
+
+
+def _judge_xml(name: str, data: bytes) -> tuple[About, Verdict]:
+    file = MscclFile.parse(data)
+    steps = sum(len(block.steps) for gpu in file.gpus for block in gpu.blocks)
+    return (file.collective, file.protocol, file.n_gpus, steps), verify_msccl(data, Path(name).name)
+
+
+def _judge_json(name: str, data: bytes) -> tuple[About, Verdict | None]:
+    """None for a plan with something that is not judged."""
+    plan = json.loads(data)
+    steps = sum(len(block["ops"]) for gpu in plan["gpus"] for block in gpu["threadblocks"])
+    about = (str(plan["collective"]), str(plan["protocol"]), len(plan["gpus"]), steps)
+    try:
+        return about, verify_mscclpp(data, Path(name).name)
+    except CodecError as error:
+        if "is not judged" not in str(error):
+            raise
+        return about, None
 
 
 def judge_folder(source: str) -> list[GpuFileVerdict]:
@@ -122,13 +147,13 @@ def judge_folder(source: str) -> list[GpuFileVerdict]:
         raise InputError(f"source {source!r}: must be OWNER/NAME@COMMIT=FOLDER")
     folder = Path(match["folder"])
     rows = []
-    for path in sorted(folder.rglob("*.xml")):
+    for path in sorted((*folder.rglob("*.xml"), *folder.rglob("*.json"))):
         data = read_file(path, BYTES_MAX)
-        if b"<algo" in data[:_HEAD_BYTES]:
+        if b"<algo" in data[:_HEAD_BYTES] or (path.suffix == ".json" and b'"threadblocks"' in data):
             name = path.relative_to(folder).as_posix()
             rows.append(judge_file(match["repository"], match["commit"], name, data))
     if not rows:
-        raise InputError(f"source {source!r}: has no file with <algo>")
+        raise InputError(f"source {source!r}: has no file with <algo> or threadblocks")
     return rows
 
 

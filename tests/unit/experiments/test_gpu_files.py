@@ -10,6 +10,7 @@ from optcc.errors import CodecError, InputError
 from optcc.experiments.gpu_files import GpuFiles, judge_folder
 from optcc.verdict import PROVED, REFUTED, UNKNOWN
 from tests.unit.verify.gpu.msccl_sample import ring
+from tests.unit.verify.gpu.mscclpp_sample import both
 
 SOURCE = "owner/name@0123456={}"
 
@@ -26,7 +27,15 @@ def test_a_folder_is_judged_by_name(tmp_path: Path) -> None:
     ]
     assert rows[1].where.startswith("wrong.xml: line 7, GPU 0, thread block 0, step 3")
     assert (rows[0].gpus, rows[0].steps, rows[0].runtimes) == (3, 15, "msccl, rccl, msccl-executor")
-    record = GpuFiles(tuple(rows))
+    (tmp_path / "plan.json").write_bytes(both("START put i0 > SP.0; MEET re i0 s0 > i0"))
+    (tmp_path / "port.json").write_bytes(both("START").replace(b'"memory"', b'"port"'))
+    (tmp_path / "more.json").write_text("{}", encoding="ascii")
+    plans = judge_folder(SOURCE.format(tmp_path))[1:3]
+    assert [(row.file, row.verdict, row.gpus, row.steps) for row in plans] == [
+        ("plan.json", PROVED, 2, 18),
+        ("port.json", UNKNOWN, 2, 6),
+    ]
+    record = GpuFiles((*rows, *plans))
     assert GpuFiles.from_bytes(record.to_bytes()) == record
 
 
@@ -46,6 +55,7 @@ def test_the_record_has_files_of_each_repository() -> None:
         "Azure/msccl-scheduler",
         "ROCm/rccl",
         "microsoft/msccl-tools",
+        "microsoft/mscclpp",
     }
     assert {verdict for _, verdict in found} == {PROVED, REFUTED, UNKNOWN}
 
