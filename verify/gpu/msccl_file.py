@@ -36,7 +36,10 @@ READS = frozenset(("s", "rrs", "rrc", "rrcs", "cpy", "re"))
 WRITES = frozenset(("r", "rcs", "rrc", "rrcs", "cpy", "re"))
 GPUS_MAX = 1024
 CHUNKS_MAX = 2**15
-CELLS_MAX = 2**24
+CELLS_MAX = 2**20
+BLOCKS_MAX = 4096
+CLOCKS_MAX = 2**28
+"""Steps by thread blocks: what the clocks of the verifier would need in the worst case."""
 _STEP = ("s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep")
 
 ChunkPlace = tuple[str, int]
@@ -148,8 +151,15 @@ class MscclFile:
         if shared and self.n_chunks % self.n_gpus:
             raise root.fail(f"nchunksperloop {self.n_chunks}: must be a multiple of ngpus {self.n_gpus}")
         cells = sum(3 * self.n_chunks + sum(gpu.chunks.values()) for gpu in self.gpus)
-        if cells > CELLS_MAX:
-            raise root.fail(f"{cells} chunks in all: must be at most {CELLS_MAX}")
+        blocks = sum(len(gpu.blocks) for gpu in self.gpus)
+        steps = sum(len(block.steps) for gpu in self.gpus for block in gpu.blocks)
+        for what, amount, most in (
+            ("chunks", cells, CELLS_MAX),
+            ("thread blocks", blocks, BLOCKS_MAX),
+            ("steps by thread blocks", steps * blocks, CLOCKS_MAX),
+        ):
+            if amount > most:
+                raise root.fail(f"{amount} {what} in all: must be at most {most}")
 
     def capacity(self, gpu: MscclGpu) -> dict[str, int]:
         """How many chunks each buffer of a GPU has, whatever it declares: the caller's buffers follow from `coll`."""

@@ -63,9 +63,12 @@ def _findings(
         for gpu in plan.gpus
     ]
     buffers = GpuBuffers(collective, capacity, plan.inplace)
+    crowded = _check_limits(name, file)
+    if crowded is not None:
+        yield "limits", crowded
     later = 3 if plan.use_double_scratch_buffer else 2
     runs = [MscclppExecutor(name, file, buffers, calls) for calls in (1, later)]
-    yield "limits", _check_limits(name, file) or runs[0].find_outside()
+    yield "limits", runs[0].find_outside()
     yield "matching", runs[0].match()
     for each in runs:
         each.run()

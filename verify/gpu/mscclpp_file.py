@@ -20,7 +20,8 @@ from optcc.errors import CodecError
 from optcc.strict_json import check_no_key_twice, decode
 
 BYTES_MAX = 2**26
-CELLS_MAX = 2**22
+CELLS_MAX = 2**19
+BLOCKS_MAX = 1024
 _GPUS_MAX = 256
 _CHUNKS_MAX = 2**15
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}\n,]', re.DOTALL)
@@ -221,6 +222,9 @@ class MscclppFile:
         cells = parts * sum(gpu.input_chunks + gpu.output_chunks + 2 * gpu.scratch_chunks for gpu in plan.gpus)
         if cells > CELLS_MAX:
             raise CodecError(f"$.gpus: {cells} parts of chunks in all: must be at most {CELLS_MAX}")
+        blocks = sum(len(gpu.threadblocks) for gpu in plan.gpus)
+        if blocks > BLOCKS_MAX:
+            raise CodecError(f"$.gpus: {blocks} thread blocks in all: must be at most {BLOCKS_MAX}")
         lines: dict[tuple[object, ...], int] = dict(_object_lines(data))
         return cls(
             plan,

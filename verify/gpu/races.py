@@ -8,6 +8,7 @@ that have read it since. Where each access is ordered behind those, all conflict
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,7 +29,7 @@ def find_gpu_race(
         return itself
     ends = np.zeros((n_processes, n_processes), dtype=np.int32)  # the clock of each process behind its last op
     kept: dict[int, Column] = {}
-    wanted = {each for op in ops for each in (*op.after, op.received)}
+    wanted = Counter(each for op in ops for each in (*op.after, op.received))
     writer = [-1] * n_cells
     readers: list[dict[int, int]] = [{} for _ in range(n_cells)]  # by process its last op that has read the cell
     count = [0] * n_processes
@@ -38,6 +39,10 @@ def find_gpu_race(
         for each in op.after:
             np.maximum(start, kept[each], out=start)
         full = start if op.received < 0 else np.maximum(start, kept[op.received])
+        for each in (*op.after, op.received):
+            wanted[each] -= 1
+            if not wanted[each]:
+                kept.pop(each, None)
         for region in op.operands:
             if region == MESSAGE:
                 continue
@@ -61,7 +66,7 @@ def find_gpu_race(
         moment[index] = count[op.process]
         ends[op.process] = full
         ends[op.process, op.process] = moment[index]
-        if index in wanted:
+        if wanted[index]:
             kept[index] = ends[op.process].copy()
     return None
 

@@ -15,6 +15,7 @@ from optcc.export import write_msccl_xml
 from optcc.planner import build
 from optcc.topology import Topology
 from optcc.verdict import PROVED, REFUTED, UNKNOWN
+from optcc.verify.gpu import msccl_file
 from optcc.verify.gpu.msccl import verify_msccl
 from optcc.verify.plan.limits import check_limits
 from tests.golden.readers import Fault, check_allreduce, run_msccl
@@ -183,6 +184,22 @@ def test_what_is_not_an_algorithm_is_refused_with_its_line(old: bytes, new: byte
         says = "not XML: mismatched tag"
     with pytest.raises(CodecError, match=re.escape(says)):
         verify_msccl(data)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "says"),
+    [
+        ("CELLS_MAX", 10, "18 chunks in all: must be at most 10"),
+        ("BLOCKS_MAX", 1, "2 thread blocks in all: must be at most 1"),
+        ("CLOCKS_MAX", 7, "8 steps by thread blocks in all: must be at most 7"),
+    ],
+)
+def test_what_would_need_too_much_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, says: str
+) -> None:
+    monkeypatch.setattr(msccl_file, limit, most)
+    with pytest.raises(CodecError, match=f"line 1: <algo>: {says}"):
+        verify_msccl(algo(PAIR))
 
 
 def test_a_target_must_be_known() -> None:

@@ -17,6 +17,7 @@ from optcc.export import write_mscclpp_json
 from optcc.planner import build
 from optcc.topology import Topology
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN
+from optcc.verify.gpu import mscclpp_file
 from optcc.verify.gpu.mscclpp import verify_mscclpp
 from optcc.verify.gpu.operations import StepCounterexample
 from tests.golden.readers import Fault, MscclppMachine, check_allreduce
@@ -333,6 +334,17 @@ def test_what_is_not_a_plan_is_refused_with_its_path(old: str, new: str, says: s
     data = both(EXCHANGE).decode()
     with pytest.raises(CodecError, match=re.escape(says)):
         verify_mscclpp(data.replace(old, new, 1).encode())
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "says"), [("CELLS_MAX", 15, "20 parts of chunks"), ("BLOCKS_MAX", 1, "2 thread blocks")]
+)
+def test_what_would_need_too_much_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, says: str
+) -> None:
+    monkeypatch.setattr(mscclpp_file, limit, most)
+    with pytest.raises(CodecError, match=rf"\$.gpus: {says} in all: must be at most {most}"):
+        verify_mscclpp(both(EXCHANGE))
 
 
 # Against the machine of the exports' tests ----------------------------------------------------------------------------
