@@ -45,6 +45,7 @@ from optcc.runtime.protocol.agreement import Shares
 from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose
 from optcc.schedules.auto_collectives import choose_for
+from optcc.schedules.nccl_ring import nccl_ring
 from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.optimal import optimal
 from optcc.schedules.registry import SCHEDULES
@@ -62,7 +63,7 @@ from optcc.verify.plan.shrink import Smallest, shrink
 
 LIBRARY: Mapping[str, Definition] = {
     **SCHEDULES,
-    **{each.name: each for each in (nic_trees, PACKED, *PACKED_OF.values())},
+    **{each.name: each for each in (nccl_ring, nic_trees, PACKED, *PACKED_OF.values())},
 }
 """Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
 AUTO = "auto"
