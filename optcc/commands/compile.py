@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,14 +12,16 @@ from optcc.cli import OneOf, SizeType, TopologyType, echo_card, echo_json, json_
 from optcc.codec import write_plan, write_transfers
 from optcc.commands.judged import say_unless_proved
 from optcc.compiler import plan_transfers
-from optcc.errors import InputError
+from optcc.errors import InputError, PlanError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
 from optcc.files import Files, replace_files
+from optcc.fitting import find_fitting
 from optcc.plan import Plan
 from optcc.planner import AUTO, build
 from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
+from optcc.verify.plan.limits import LOADERS, WRITERS, check_limits
 
 
 def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Model], Files]:
@@ -56,6 +59,12 @@ FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
     required=True,
     help="The file; of chakra, which writes one for each rank, the start of NAME.0.et, NAME.1.et, ...",
 )
+@click.option(
+    "--target",
+    type=OneOf(LOADERS),
+    default=None,
+    help=f"With msccl-xml: write only what this run-time takes: {', '.join(LOADERS)}.",
+)
 @click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
@@ -69,17 +78,30 @@ def command(
     ports: Model | None,
     form: str,
     output: Path,
+    target: str | None,
     explain: bool,
     as_json: bool,
 ) -> None:
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
     if explain and (name != AUTO or as_json):
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
+    if target is not None and form != "msccl-xml":
+        raise InputError(f"--target {target}: needs --format msccl-xml")
     model: Model = ports or "exclusive"
-    built = build(name, topology, size, dtype=dtype, reduction=reduction, segments=segments, slots=slots, ports=model)
+    options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": model}
+    built = build(name, topology, size, segments=segments, **options)
     plan = built.plan
     verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
-    replace_files(output, FORMATS[form](plan, topology, model))
+    try:
+        files = FORMATS[form](plan, topology, model)
+        refused = None if target is None else check_limits(plan, target)
+        if refused is not None:
+            raise PlanError(refused.summary)
+    except PlanError as error:
+        fitting = find_fitting(name, topology, size, target or form, **options) if form in WRITERS else None
+        hint = "" if fitting is None else f"; --size {fitting[0]} --segments {fitting[1]} would fit"
+        raise PlanError(f"{error}{hint}") from None
+    replace_files(output, files)
     if explain:
         told = built.choice or built.compared
         assert told is not None
