@@ -10,6 +10,9 @@ The driver sets `now_s`, calls an entry point, and then
 Entry points are `open`, `post_send`, `post_recv`, `poll_events` for the program; `connected`, `dial_failed`,
 `accepted`, `received_hello`, `received`, `filled`, `broken` for connections; `nic_changed` for NICs; `tick` for the
 time. None of them waits. `failure` ends every wait.
+
+One class, as every entry point may set off any of the others' effects; what has a state of its own is in files of their
+own (`outbound`, `inbound`, `membership`, `epochs`, `detour`, `reports`), and most methods here pass an event on.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Each channel executes the sender's rows of the failover table (`optcc.failover`)
 with several rails there are `RAILS_MAX` of them, and when a chunk goes out its virtual rail is mapped to the rail that
 is to carry it (`SendChannel.rails`). That is how stripes of unequal rails, rates that change and avoided connections
 leave the table as it was proved: it only hears which virtual rails are up.
+
+One class, as mapping, dialling and suspicion read and change the same list of rails; one rail's part is in `rail`, the
+choice among rails in `striping`.
 """
 
 from __future__ import annotations

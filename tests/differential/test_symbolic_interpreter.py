@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from optcc.dsl import Definition
 from optcc.schedule import COPY, DATA, REDUCE
+from optcc.verify.all_ranks.cases import cases_of
 from optcc.verify.all_ranks.names import Names
-from optcc.verify.all_ranks.proof import cases_of
 from optcc.verify.all_ranks.symbolic import OutsideSubset, transfers_of
 from optcc.verify.all_ranks.symbolic_expressions import Expressions
 from optcc.verify.all_ranks.symbolic_interpreter import read

@@ -27,10 +27,11 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.trees import Tree
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify.all_ranks import induction, invariants, proof
+from optcc.verify.all_ranks.cases import Instance, cases_of, instances_of
 from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
 from optcc.verify.all_ranks.induction import Proof, ask, prove_moves, prove_tree
 from optcc.verify.all_ranks.invariants import Invariant, learn
-from optcc.verify.all_ranks.proof import cases_of, instances_of, prove_all_ranks
+from optcc.verify.all_ranks.proof import prove_all_ranks
 from optcc.verify.all_ranks.symbolic import Loop, Move, Node, OutsideSubset, Reading, code_of, transfers_of
 from optcc.verify.all_ranks.symbolic_interpreter import read
 from optcc.verify.all_ranks.symbolic_terms import (
@@ -650,7 +651,7 @@ def test_what_is_read_wrongly_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_proof_that_a_concrete_plan_contradicts_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(definition: Definition, instance: proof.Instance, segments: int) -> bool:
+    def check(definition: Definition, instance: Instance, segments: int) -> bool:
         if instance.n_ranks == proof.P_FIRST + 1:
             raise proof._Refuted(instance.n_ranks, Counterexample("result", "made up"))
         return True

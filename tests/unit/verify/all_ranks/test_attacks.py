@@ -14,7 +14,7 @@ from optcc.dsl import Definition
 from optcc.errors import ScheduleError
 from optcc.topology import Topology
 from optcc.verdict import UNKNOWN
-from optcc.verify.all_ranks import proof
+from optcc.verify.all_ranks import cases, proof
 from optcc.verify.all_ranks.proof import prove_all_ranks
 
 LAST_RIGHT = 70
@@ -354,7 +354,7 @@ def is_right(definition: Definition, p: int) -> bool:
     """Whether the plan of `p` ranks is proved by the plan verifier."""
     try:
         parameters = definition.configure(Topology.parse(f"{p}@1GB/s"))
-        return proof._check(definition, proof.Instance(p, parameters, 0), 1)
+        return proof._check(definition, cases.Instance(p, parameters, 0), 1)
     except (proof._Refuted, ScheduleError):
         return False
 

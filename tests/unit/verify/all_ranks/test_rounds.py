@@ -13,9 +13,10 @@ from optcc.schedules import logarithmic
 from optcc.schedules.registry import SCHEDULES
 from optcc.verdict import PROVED
 from optcc.verify.all_ranks import encoding, round_invariants
+from optcc.verify.all_ranks.cases import cases_of
 from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
 from optcc.verify.all_ranks.induction import InductionLemma, prove_moves
-from optcc.verify.all_ranks.proof import cases_of, prove_all_ranks
+from optcc.verify.all_ranks.proof import prove_all_ranks
 from optcc.verify.all_ranks.rounds import RoundInvariant, RoundProof
 from optcc.verify.all_ranks.symbolic import OutsideSubset
 from optcc.verify.all_ranks.symbolic_interpreter import read

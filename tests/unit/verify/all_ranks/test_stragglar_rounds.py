@@ -12,9 +12,10 @@ from optcc.schedules import stragglar as module
 from optcc.schedules.registry import SCHEDULES
 from optcc.schedules.stragglar import ExchangeRound, ExchangeRounds, stragglar_rounds
 from optcc.verdict import PROVED
+from optcc.verify.all_ranks.cases import cases_of
 from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
 from optcc.verify.all_ranks.induction import prove_moves
-from optcc.verify.all_ranks.proof import cases_of, prove_all_ranks
+from optcc.verify.all_ranks.proof import prove_all_ranks
 from optcc.verify.all_ranks.round_invariants import prove_rounds
 from optcc.verify.all_ranks.symbolic import OutsideSubset
 from optcc.verify.all_ranks.symbolic_interpreter import read

@@ -14,9 +14,10 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.trees import Edge, Tree, TreeEdges, edges_of
 from optcc.verdict import PROVED
 from optcc.verify.all_ranks import proof
+from optcc.verify.all_ranks.cases import cases_of
 from optcc.verify.all_ranks.chunk_program import ProofStops
 from optcc.verify.all_ranks.induction import ask, check_along
-from optcc.verify.all_ranks.proof import cases_of, prove_all_ranks
+from optcc.verify.all_ranks.proof import prove_all_ranks
 from optcc.verify.all_ranks.symbolic import Along, OutsideSubset
 from optcc.verify.all_ranks.symbolic_interpreter import read
 from tests.unit.verify.all_ranks.test_all_ranks import planted

@@ -1,0 +1,172 @@
+"""Calls of the schedule language and of Python's builtins on symbolic values: what each gives, and what it writes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from optcc.dsl import Definition
+from optcc.verify.all_ranks.symbolic import (
+    Family,
+    Move,
+    Touch,
+)
+from optcc.verify.all_ranks.symbolic_expressions import Expressions
+from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Term, le, least
+from optcc.verify.all_ranks.symbolic_values import (
+    AnyOrder,
+    Cells,
+    Endless,
+    Enumerated,
+    EveryPair,
+    FirstOf,
+    Groups,
+    Lanes,
+    Opaque,
+    Pipelines,
+    RanksInOrder,
+    Reversed,
+    SegmentList,
+    Set,
+    Span,
+    SymbolicChunk,
+    SymbolicEdges,
+    SymbolicRounds,
+    SymbolicSegment,
+    SymbolicTree,
+    Zipped,
+    root_key,
+)
+
+
+@dataclass(eq=False)
+class Calls(Expressions):
+    """Values of calls; `in_segment`: inside of a loop over segments, `numbered`: ranks have been written as numbers."""
+
+    definition: Definition = field(kw_only=True)
+    in_segment: bool = False
+    numbered: bool = False
+    listed: SegmentList | None = None
+    edges: SymbolicEdges | None = None
+
+    def _cells(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> Cells:
+        """The segments of the cells of an exchange."""
+        p = self.case.ranks
+        shapes = {"alltoall": (p * p, p), "alltoallv": (p * p, p), "gather": (p, None), "scatter": (p, None)}
+        count, inner = shapes.get(self.definition.collective, (None, None))
+        if args or named or count is None or self.in_segment or self.ranges or self.nested or self.families:
+            raise self._outside(ast.unparse(node))
+        self.families.append(Family(count, Term.of(1), count, self.line, cells=True, inner=inner))
+        return Cells(0)
+
+    def _rounds(self, node: ast.Call, scope: dict[str, Any]) -> SymbolicRounds:
+        """`ExchangeRounds` over all ranks, of rounds that are not read."""
+        if len(node.args) != 2 or node.keywords or self._value(node.args[0], scope) != self.case.ranks:
+            raise self._outside(ast.unparse(node))
+        self._check_pure(node.args[1], scope)
+        self.assumed.append(f"{ast.unparse(node.args[1])} (line {self.line}): is not read, and raises no error")
+        self.assumed.append(
+            f"line {self.line}: each section is exchanged once and then copied to every rank (else `ExchangeRounds` "
+            "refuses it)"
+        )
+        return SymbolicRounds()
+
+    def _groups(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> Groups:
+        """What `Program.groups` makes of a list that is not read: any group of ranks stands for all."""
+        if len(args) != 1 or named or not isinstance(args[0], Opaque) or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        if self.families or self.in_segment or self.ranges or self.nested:
+            raise self._outside(f"{ast.unparse(node)}: beside other pipelines, or in a loop or a condition")
+        self.assumed.append(f"line {self.line}: no group of ranks names one twice (else `groups` refuses it)")
+        self.case = replace(self.case, members="m")
+        self.families.append(Family(Term.of(1), Term.var("m"), Fraction(1), self.line))
+        return Groups(0)
+
+    def _pairs(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> EveryPair:
+        """What `Program.pairs` makes of a list that is not read."""
+        if len(args) != 1 or named or not isinstance(args[0], Opaque) or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        self.assumed.append(
+            f"line {self.line}: every pair of ranks with a block is named once (else `pairs` refuses it)"
+        )
+        return EveryPair()
+
+    def _tree_edges(self, args: list[Any], node: ast.Call) -> SymbolicEdges:
+        """What `Program.edges` makes of trees and edges that are not read."""
+        given, edges = args
+        known = isinstance(given, list | tuple) and given and all(isinstance(each, Opaque) for each in given)
+        if not known or not isinstance(edges, Opaque) or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        if self.edges is not None or self.in_segment or self.nested:
+            raise self._outside(f"{ast.unparse(node)}: other edges of trees")
+        self.assumed.append(
+            f"line {self.line}: every edge of trees over all ranks is named once (else `edges` refuses it)"
+        )
+        self.edges = SymbolicEdges(len(given), 1)
+        return self.edges
+
+    def _scratch(self, of: SymbolicSegment, args: list[Any], node: ast.Call) -> SymbolicChunk:
+        """The chunk of a scratch slot."""
+        section, slot = [*args, Term(())][:2] if args else (None, None)
+        scratch = self.families[of.family].scratch
+        known = slot.constant if isinstance(slot, Term) else None
+        if len(args) > 2 or not isinstance(section, Term) or known is None or not 0 <= known < scratch:
+            raise self._outside(ast.unparse(node))
+        self.nodes.append(Touch(of.family, of.pipeline, section, self.line))
+        return SymbolicChunk(of.family, of.pipeline, section, known)
+
+    def _step(self, op: int, of: SymbolicSegment, given: dict[str, Any], line: int) -> None:
+        self.numbered = True
+        lanes = [given[each] for each in ("src", "dst", "section")]
+        if not all(isinstance(each, Lanes) and each.count == lanes[0].count for each in lanes):
+            raise self._outside("a whole step of other things than arrays of one length")
+
+        def lane(number: Term) -> None:
+            src, dst, section = (each.value.put({each.lane: number}) for each in lanes)
+            self.nodes.append(Move(op, src, dst, of.family, of.pipeline, section, line))
+
+        self._loop("lane", Term(()), lanes[0].count, lane)
+
+    def _tree(self, ranks: Any) -> SymbolicTree:
+        """A tree over a list of which the first entry, its root, is known."""
+        self.assumed.append(f"line {self.line}: the tree names every rank once (else `Tree` and the DSL refuse it)")
+        return SymbolicTree(root_key(ranks.first if isinstance(ranks, FirstOf) else self._item(ranks, Term(()))))
+
+    def _builtin(self, name: str, args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
+        if any(keyword != "strict" or name != "zip" for keyword in named):
+            raise self._outside(ast.unparse(node).partition("\n")[0])
+        if name == "range" and all(isinstance(each, Term) for each in args) and len(args) in (1, 2):
+            return Span(*([Term(()), *args] if len(args) == 1 else args))
+        if name == "enumerate" and len(args) == 1 and not named:
+            return Enumerated(args[0])
+        if name == "zip" and all(isinstance(each, Pipelines | Endless) for each in args):
+            return Zipped(tuple(args))
+        if name == "divmod" and len(args) == 2 and all(isinstance(each, Term) for each in args):
+            return self._floordiv(*args), self._mod(*args)
+        if name in ("set", "list", "len", "tuple", "sorted") and len(args) != 1:
+            raise self._outside(ast.unparse(node).partition("\n")[0])
+        if name == "set" and isinstance(args[0], list | Span):
+            return Set(tuple(dict.fromkeys(args[0])) if isinstance(args[0], list) else args[0])
+        if name in ("list", "tuple") and isinstance(args[0], Span | AnyOrder):
+            return replace(args[0], kind=name)
+        if name == "sorted" and isinstance(args[0], RanksInOrder):
+            return Span(Term(()), args[0].count, "list")
+        if name == "list" and isinstance(args[0], Pipelines) and not args[0].many and self.listed is None:
+            self.listed = SegmentList(args[0].family)
+            return self.listed
+        if name == "list" and not isinstance(args[0], Pipelines):
+            return args[0]
+        if name == "len":
+            return self._length(args[0])
+        if name in ("max", "min") and len(args) == 2 and all(isinstance(each, Term) for each in args):
+            first, second = self._decided(le(args[0], args[1])), self._decided(le(args[1], args[0]))
+            if first in (TRUE, FALSE):
+                return args[1] if (first == TRUE) == (name == "max") else args[0]
+            if second == TRUE:
+                return args[0] if name == "max" else args[1]
+            return least(*args) if name == "min" else -least(-args[0], -args[1])
+        if name == "reversed" and len(args) == 1 and isinstance(args[0], Span | list | tuple):
+            return Reversed(args[0])
+        raise self._outside(ast.unparse(node).partition("\n")[0])
