@@ -215,6 +215,8 @@ class MscclppFile:
             if gpu.id != number:
                 raise CodecError(f"{path}.id: {gpu.id}: must be {number}, its place")
             _check_gpu(path, gpu, len(plan.gpus))
+            if plan.use_double_scratch_buffer:
+                _check_halves(path, gpu)
         groups = [
             op.tbg_info.tbg_size for gpu in plan.gpus for block in gpu.threadblocks for op in block.ops if op.tbg_info
         ]
@@ -267,6 +269,23 @@ def _check_gpu(path: str, gpu: MscclppGpu, n_gpus: int) -> None:
             _check_op(f"{at}.ops[{k}]", gpu, block, op)
 
 
+def _check_halves(path: str, gpu: MscclppGpu) -> None:
+    """Raises CodecError for data, not packets, in the scratch space of other GPUs: the executor writes it to the first
+    half in every call, and reads its own in the half of the call."""
+    for number, block in enumerate(gpu.threadblocks):
+        for k, op in enumerate(block.ops):
+            for operand in (*op.src_buff, *op.dst_buff) if op.name in _DATA else ():
+                buffer = None if operand.buffer_id is None else block.buffer(operand.buffer_id)
+                channel = (
+                    None if operand.switch_channel_id is None else block.channel("switch", operand.switch_channel_id)
+                )
+                is_scratch = buffer is not None and gpu.remote_buffers[buffer].type == "s"
+                if is_scratch or (channel is not None and gpu.groups()[channel][0] == "s"):
+                    what = "scratch space of other GPUs in two halves, for other than packets"
+                    raise CodecError(f"{path}.threadblocks[{number}].ops[{k}]: {what}: is not judged")
+
+
+_DATA = frozenset(("put", "get", "res", "rre", "rres", "glres", "gstore"))
 _SHAPES = {
     **dict.fromkeys(("copy", "upkt", "cpkt", "glres", "gstore", "gstorepkt"), (1, 1, 1, 1)),
     **dict.fromkeys(("put", "get", "ppkt"), (1, 8, 1, 8)),

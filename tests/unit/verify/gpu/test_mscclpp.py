@@ -264,6 +264,11 @@ def test_packets_tell_what_was_read_and_begun() -> None:
     assert verify_mscclpp(plan(early, chunks=2, proto="LL")).properties["races"] == REFUTED
 
 
+def test_data_in_two_halves_of_scratch_space_is_not_judged() -> None:
+    with pytest.raises(CodecError, match=re.escape("$.gpus[0].threadblocks[0].ops[3]: scratch space of other GPUs")):
+        verify_mscclpp(both(EXCHANGE, use_double_scratch_buffer=True))
+
+
 def test_a_relaxed_signal_carries_no_data() -> None:
     data = both(EXCHANGE.replace("MEET", "nop; rlxsignal P'; rlxwait P'; nop; "))
     assert verify_mscclpp(data).properties["races"] == REFUTED
