@@ -1,0 +1,174 @@
+"""Random patterns of lost NICs on servers of eight GPUs: our schedules over the certified bound, as a record.
+
+Two to eight servers have lost any NICs, at least one is left at each; behind one core, rail-only, or in two pods at
+2 : 1. 1 GiB, no latency, the hop to another GPU's NIC charged. Under fair ports the packing of trees runs, under fifo
+ports the better of it and `nic-trees`, in as many chunks as `CHUNKS` says. The same on every machine. The record is a
+file of its own format, `optcc-loss-patterns/1`. The one that comes with the package is made by
+
+    python -m optcc.experiments.loss_patterns
+
+some five seconds a pattern and port model; `--resume` goes on where a record ends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
+
+import click
+import msgspec
+
+from optcc.collective import Collective
+from optcc.errors import TopologyError
+from optcc.experiments.record import RECORDS, Check, these_versions
+from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.planner import build
+from optcc.show import Card
+from optcc.simulate import simulate
+from optcc.timing import Model
+from optcc.topology import Nic, Pod, Server, Topology
+from optcc.tree_packing import find_pairs
+from optcc.verify.bounds.certified import least_seconds
+
+SIZE_BYTES = 2**30
+PATTERNS = 200
+GPUS = 8
+NIC_RATE = Fraction(50 * 10**9)
+FABRIC_RATE = 9 * NIC_RATE
+KINDS = ("core", "rails", "pods")
+THE_PORTS: tuple[Model, ...] = ("fifo", "fair")
+CHUNKS: dict[str, int] = {"fifo": 4096, "fair": 8192}
+TRANSFERS_MAX = 700_000
+GOAL = 1.05
+GOOD = 1.03
+"""`nic-trees` is tried where the packing takes more than this."""
+
+
+class LossPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a schedule takes under the loss that `seed` draws; `kept` are the NICs left at each server, by number."""
+
+    seed: int
+    kind: str
+    kept: tuple[int, ...]
+    ports: str
+    schedule: str
+    trees: int
+    seconds: float
+    bound_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Over the certified bound."""
+        return self.seconds / self.bound_s
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.kind}, NICs left {' '.join(map(str, self.kept))} (seed {self.seed})"
+
+
+@dataclass(frozen=True, slots=True)
+class LossPatterns(Measured):
+    """The rows and the versions."""
+
+    format: ClassVar[str] = "optcc-loss-patterns/1"
+    own_path: ClassVar[Path] = RECORDS / "loss-patterns.json"
+    docs_page: ClassVar[str] = "schedules.md"
+
+    versions: dict[str, str]
+    rows: tuple[LossPattern, ...]
+
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
+            check(f"rows[{number}].kind", row.kind, row.kind in KINDS, f"be one of {', '.join(KINDS)}")
+            check(f"rows[{number}].ports", row.ports, row.ports in THE_PORTS, f"be one of {', '.join(THE_PORTS)}")
+            check(f"rows[{number}].bound_s", row.bound_s, row.bound_s > 0, "be above zero")
+            check(f"rows[{number}].seconds", row.seconds, row.ratio > 1 - 1e-9, "be no less than the bound")
+
+    def under(self, ports: str) -> list[LossPattern]:
+        """The rows of one port model, the nearest to the bound first."""
+        return sorted((row for row in self.rows if row.ports == ports), key=lambda row: row.ratio)
+
+    def card(self) -> Card:
+        rows = []
+        for ports in THE_PORTS:
+            found = self.under(ports)
+            if found:
+                near = sum(row.ratio <= GOAL for row in found)
+                worst = f"{found[-1].ratio:.3f}: {found[-1].name}"
+                rows.append((ports, str(len(found)), f"{found[len(found) // 2].ratio:.3f}", str(near), worst))
+        return Card(
+            "1 GiB over the certified bound", ("ports", "patterns", "median", f"≤ {GOAL}", "worst"), tuple(rows)
+        )
+
+
+def pattern(seed: int) -> tuple[str, Topology]:
+    """The kind of network and the servers of a pattern.
+
+    >>> kind, topology = pattern(0)
+    >>> kind in KINDS, {len(server.nics) for server in topology.servers}
+    (True, {8})
+    """
+    rng = random.Random(f"loss pattern {seed}")
+    n_servers, kind = rng.choice((2, 3, 4, 4, 5, 6, 8)), rng.choice(KINDS)
+    if kind == "pods":
+        n_servers += n_servers % 2
+    servers: list[Server] = []
+    for index in range(n_servers):
+        gone = set(rng.sample(range(GPUS), rng.choice((0, 0, 1, 2, 4, rng.randint(0, GPUS - 1)))))
+        nics = tuple(Nic(gpu, NIC_RATE, NIC_RATE, gpu in gone, gpu) for gpu in range(GPUS))
+        servers.append(Server(f"h{index}", GPUS, nics, FABRIC_RATE))
+    half = n_servers // 2
+    pods: tuple[Pod, ...] = ()
+    if kind == "pods":
+        uplink = half * GPUS * NIC_RATE / 2
+        pods = tuple(Pod(f"pod{at}", tuple(range(at * half, (at + 1) * half)), uplink, uplink) for at in (0, 1))
+    return kind, Topology(tuple(servers), rail_only=kind == "rails", pods=pods)
+
+
+def measure(seed: int, ports: Model) -> LossPattern | None:
+    """The row of a pattern under these ports; None if its servers cannot all reach each other."""
+    kind, topology = pattern(seed)
+    try:
+        trees = len(find_pairs(topology))
+    except TopologyError:
+        return None
+    bound_s = float(least_seconds(topology, SIZE_BYTES, Collective("allreduce", topology.n_ranks)))
+    chunks = min(CHUNKS[ports], TRANSFERS_MAX // (2 * topology.n_ranks))
+    best_s, best = _seconds("packed", topology, max(1, chunks // trees), ports), "packed"
+    if ports == "fifo" and best_s > GOOD * bound_s:
+        with suppress(TopologyError):  # no rail is left at all servers
+            best_s, best = min((best_s, best), (_seconds("nic-trees", topology, chunks, ports), "nic-trees"))
+    kept = tuple(sum(not nic.failed for nic in server.nics) for server in topology.servers)
+    return LossPattern(seed, kind, kept, ports, best, trees, best_s, bound_s)
+
+
+def _seconds(name: str, topology: Topology, segments: int, ports: Model) -> float:
+    plan = build(name, topology, SIZE_BYTES, segments=segments, ports=ports).plan
+    return simulate(plan, topology, model=ports).seconds
+
+
+@record_command(LossPatterns)
+@click.option("--patterns", type=click.IntRange(1), default=PATTERNS, show_default=True, help="How many.")
+@click.option("--resume", is_flag=True, help="Keep the rows of the record that is there, and go on.")
+def command(patterns: int, resume: bool) -> Iterator[LossPatterns]:
+    """Hold our schedules against the bound on random patterns of lost NICs, and write the record, case by case."""
+    output = click.get_current_context().params["output"]
+    rows = list(LossPatterns.read(output).rows) if resume else []
+    seed = max((row.seed for row in rows), default=-1) + 1
+    while len({row.seed for row in rows}) < patterns:
+        found = [row for row in (measure(seed, ports) for ports in THE_PORTS) if row is not None]
+        seed += 1
+        rows += found
+        for row in found:
+            click.echo(f"{row.name}, {row.ports}: {row.ratio:.3f} by {row.schedule}", err=True)
+        yield LossPatterns(these_versions(), tuple(rows))
+
+
+if __name__ == "__main__":
+    run_command(command)

@@ -1,0 +1,51 @@
+"""The record of random lost NICs: no time below the bound, its worst case named, and a case made again."""
+
+from __future__ import annotations
+
+import pytest
+
+from optcc.errors import CodecError
+from optcc.experiments.loss_patterns import GOAL, GPUS, THE_PORTS, LossPatterns, measure, pattern
+
+
+def test_the_record_is_near_the_bound() -> None:
+    """Under fifo ports 17 of 20 patterns are within the goal; under fair ports seven of ten."""
+    record = LossPatterns.read()
+    for ports, share in zip(THE_PORTS, (0.85, 0.7), strict=True):
+        rows = record.under(ports)
+        assert len(rows) >= 30
+        assert min(row.ratio for row in rows) >= 1 - 1e-9
+        assert sum(row.ratio <= GOAL for row in rows) >= share * len(rows)
+        assert rows[len(rows) // 2].ratio < 1.03
+        assert rows[-1].name in record.markdown()
+
+
+def test_every_pattern_is_what_its_seed_draws() -> None:
+    for row in LossPatterns.read().rows:
+        kind, topology = pattern(row.seed)
+        assert row.kind == kind
+        assert row.kept == tuple(sum(not nic.failed for nic in server.nics) for server in topology.servers)
+        assert 1 <= min(row.kept) <= max(row.kept) <= GPUS
+
+
+def test_a_case_gives_what_the_record_says() -> None:
+    said = next(row for row in LossPatterns.read().rows if row.ports == "fair" and len(row.kept) == 2)
+    row = measure(said.seed, "fair")
+    assert row is not None
+    assert (row.schedule, row.trees) == (said.schedule, said.trees)
+    assert row.seconds == pytest.approx(said.seconds)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "path"),
+    [
+        (b"optcc-loss-patterns/1", b"optcc-loss-patterns/2", r"\$\.format"),
+        (b'"kind": "', b'"kind": "some', r"\$\.rows\[0\]\.kind"),
+        (b'"seconds": 0.', b'"seconds": 0.0000', r"\$\.rows\[0\]\.seconds"),
+    ],
+)
+def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> None:
+    """With the path to the field."""
+    data = LossPatterns.read().to_bytes()
+    with pytest.raises(CodecError, match=path):
+        LossPatterns.from_bytes(data.replace(before, after, 1))
