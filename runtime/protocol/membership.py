@@ -273,12 +273,10 @@ def find_failures(
             yield FailureFinding.of(LEFT, peer, "")
     for peer, to in outbounds.items():
         if to.dark_s and peer not in local.left and not to.is_joined():
-            yield from _find_unreachable(local, peer, to, inbounds.get(peer), agreement)
+            yield from _find_unreachable(local, peer, to, inbounds.get(peer))
 
 
-def _find_unreachable(
-    local: LocalRank, peer: int, to: Outbound, from_: Inbound | None, agreement: FailureAgreement
-) -> Iterator[FailureFinding]:
+def _find_unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound | None) -> Iterator[FailureFinding]:
     """What follows from no rail of a peer being joined."""
     if not (to.has_work() or (from_ is not None and from_.has_work())):
         # If it refuses, it may have left in good order, and its bye was lost.
@@ -288,8 +286,6 @@ def _find_unreachable(
     # which break if it said none.
     is_refused = all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)
     if is_refused and (from_ is None or not from_.is_joined()):
-        # Once somebody is known to be at fault, ranks that know it too end, and their byes may be lost.
-        if not agreement.has_evidence:
-            yield FailureFinding.of(GONE, peer, _ENDED)
+        yield FailureFinding.of(GONE, peer, _ENDED)
     elif to.dark_s >= local.settings.stall_s:
         yield FailureFinding.cut(local.rank, peer)

@@ -148,11 +148,15 @@ class Swarm:
         verdicts: dict[Judgement, list[int]] = {}
         for program in self.programs:
             agreement, rank = program.host.endpoint.membership.agreement, program.host.rank
-            # A rank that computed, or was cut off, until all others had left may have heard of nobody.
+            # A rank that computed, or was cut off, until all others had left may have heard of nobody; and one that
+            # computed until then, part of what they said.
+            others_s = [each.failed_at_s for each in self.programs if each is not program and each.failure is not None]
             is_away = program.host.busy_to_s > first.failed_at_s or all(
                 self._befell(rank, nic, first.failed_at_s) for nic in range(len(self.scenario.names[rank]))
             )
-            is_alone = agreement.heard == {rank} and is_away
+            is_alone = (agreement.heard == {rank} and is_away) or program.host.busy_to_s > max(
+                others_s, default=INFINITY
+            )
             if program.failure is not None and not program.host.is_killed and not is_alone:
                 verdicts.setdefault(judge(agreement.findings), []).append(rank)
         said = "; ".join(f"ranks {ranks} say {verdict}" for verdict, ranks in verdicts.items())

@@ -86,6 +86,8 @@ class SwarmProgram:
         self._exchange: Exchange | None = None
         self._phase = "begin"
         self._watched_s = self._watched_to_s = 0.0
+        # By peer: until when nothing was to be sent to it that would be worth a path through other ranks.
+        self._idle_s: dict[int, float] = {}
         self._checked_s = -1.0
         # Slots of the channels by peer and number; the last word about each connection.
         self._known: dict[object, int] = {}
@@ -391,8 +393,11 @@ class SwarmProgram:
         for peer, outbound in endpoint.outbounds.items():
             # A change of plan is not worth a path through other ranks: it waits for a message.
             waits = outbound.has_work() or outbound.is_direct or outbound.is_detoured
+            if not waits:
+                self._idle_s[peer] = self.host.network.clock.now_s
+            idle_s = self._idle_s.get(peer, 0.0)
             for k, out in outbound._channels.items():
-                if waits and (out.sender.out or out.sender.changing) and self._waits_long(out.since_s):
+                if waits and (out.sender.out or out.sender.changing) and self._waits_long(max(out.since_s, idle_s)):
                     raise Violation(f"rank {rank}: channel {k} to {peer} has waited since {out.since_s:.4f} s")
         if not is_over:
             return
