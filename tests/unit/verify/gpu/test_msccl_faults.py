@@ -304,6 +304,7 @@ FAULTS = (
     ),
     XmlFault(27, "no step at all", algo([[], []]), PAIR, "result", (0, -1, -1), "lacks"),
 )
+RIGHT_FILES = sorted({fault.right for fault in FAULTS})
 
 
 def named(fault: XmlFault) -> str:
@@ -336,7 +337,7 @@ def test_the_line_is_that_of_the_element_named(fault: XmlFault) -> None:
     assert found.gpu < 0 or before.rindex("<gpu id=") == before.rindex(f'<gpu id="{found.gpu}"')
 
 
-@pytest.mark.parametrize("right", {fault.right for fault in FAULTS})
+@pytest.mark.parametrize("right", RIGHT_FILES, ids=range(len(RIGHT_FILES)))
 def test_without_the_fault_it_is_proved(right: bytes) -> None:
     verdict = verify_msccl(right)
     assert verdict.verdict == PROVED, verdict.counterexample
