@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from fractions import Fraction
 from statistics import median
 
 import numpy as np
 import pytest
 
-from optcc.collective import Collective
 from optcc.errors import DeadlineExceeded, TopologyError
 from optcc.faults import FaultPlan
-from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.protocol.agreement import AHEAD, Shares
@@ -20,7 +17,7 @@ from optcc.runtime.replanning import PlanFor
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
-from optcc.verdict import Verdict
+from tests.unit.runtime.sim.fault_trial import Plans
 
 RATE = 50_000_000
 COUNT = 1 << 19
@@ -29,25 +26,6 @@ COUNT = 1 << 19
 def cluster(n_hosts: int, n_nics: int = 2) -> Topology:
     nics = tuple(Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(n_nics))
     return Topology(tuple(Server(f"h{number}", 1, nics) for number in range(n_hosts)), latency_s=Fraction(1, 20_000))
-
-
-class Plans:
-    """Those of `Planner`, made at once in this process; `delay` says how often it is asked in vain before."""
-
-    def __init__(self, planner: Planner, delay: int = 0) -> None:
-        self.planner, self.delay = planner, delay
-        self.prepared: list[tuple[Shares, list[PlanRequest]]] = []
-
-    def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
-        return self.planner(collective, size_bytes, dtype, reduction)
-
-    def under(self, shares: Shares) -> PlanFor:
-        return Plans(self.planner.under(shares))
-
-    def prepare(self, shares: Shares, wanted: Sequence[PlanRequest]) -> Callable[[], bool]:
-        self.prepared.append((shares, list(wanted)))
-        left = iter(range(self.delay))
-        return lambda: next(left, None) is None
 
 
 class Run:

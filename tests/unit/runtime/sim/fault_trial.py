@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from optcc.collective import Collective
+from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.settings import Counts
+from optcc.runtime.replanning import PlanFor
 from optcc.runtime.sim.faults import FaultInjector
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.sim.scenario import SwarmFault
 from optcc.runtime.sim.stream import Flow
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
+from optcc.verdict import Verdict
 from optcc.verify.bounds.certified import least_seconds
 
 RATE = 50_000_000
@@ -39,6 +43,25 @@ class Took:
     def ended_s(self) -> float:
         """When it was over."""
         return self.began_s + self.seconds
+
+
+class Plans:
+    """Those of `Planner`, made at once in this process; `delay` says how often it is asked in vain before."""
+
+    def __init__(self, planner: Planner, delay: int = 0) -> None:
+        self.planner, self.delay = planner, delay
+        self.prepared: list[tuple[Shares, list[PlanRequest]]] = []
+
+    def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
+        return self.planner(collective, size_bytes, dtype, reduction)
+
+    def under(self, shares: Shares) -> PlanFor:
+        return Plans(self.planner.under(shares))
+
+    def prepare(self, shares: Shares, wanted: Sequence[PlanRequest]) -> Callable[[], bool]:
+        self.prepared.append((shares, list(wanted)))
+        left = iter(range(self.delay))
+        return lambda: next(left, None) is None
 
 
 class FaultTrial:
@@ -82,7 +105,7 @@ class FaultTrial:
         run_sim(self.network, self._body)
 
     def _body(self, rank: int, transport: SimTransport) -> None:
-        comm = Communicator(transport, self.planner, clock=transport.clock, deadline_s=60.0)
+        comm = Communicator(transport, Plans(self.planner), clock=transport.clock, deadline_s=60.0)
         array, out = np.full(COUNT, rank + 1, np.float32), np.empty(COUNT, np.float32)
         for _ in range(self.n_runs):
             comm.engine.barrier()
