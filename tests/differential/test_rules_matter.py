@@ -31,7 +31,7 @@ from tests.negative.cases import hand, library
 from tests.negative.corpus import CASES
 from tests.negative.waiting import freed_slot, passed_around
 
-MODULES = ("plan_graph", "byte_partition", "matching", "deadlock", "races", "semantics", "__init__")
+MODULES = ("plan_graph", "byte_partition", "matching", "deadlock", "races", "semantics", "explanation", "__init__")
 """The files of `optcc.verify.plan`, each after those that it imports."""
 MUTANTS = 150
 Verify = Callable[[Plan], Verdict]

@@ -12,6 +12,7 @@ from optcc.plan import Plan
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Counterexample, Verdict, sealed
 from optcc.verify.plan.byte_partition import CutsUnknown
 from optcc.verify.plan.deadlock import check_deadlock
+from optcc.verify.plan.explanation import explain
 from optcc.verify.plan.matching import check_matching
 from optcc.verify.plan.plan_graph import PlanGraph, build_graph
 from optcc.verify.plan.races import check_races
@@ -57,12 +58,11 @@ def verify_plan(plan: Plan) -> Verdict:
 def conclude(plan: Plan, digest: str, graph: PlanGraph, order: Column, properties: dict[str, str]) -> Verdict:
     """Judges result and agreement of a plan without deadlocks and races; `properties` are the verdicts so far."""
     try:
-        wrong, disagreement = check_result(plan, graph, order)
+        found = check_result(plan, graph, order)
     except CutsUnknown:
         return Verdict(digest, properties, verifier=VERSION)
-    if wrong is not None:
-        return Verdict(digest, properties | {"result": REFUTED}, wrong, VERSION)
-    properties = properties | {"result": PROVED}
-    if disagreement is not None:
-        return Verdict(digest, properties | {"agreement": REFUTED}, disagreement, VERSION)
-    return Verdict(digest, properties | {"agreement": PROVED}, verifier=VERSION)
+    if found is None or found.property == "agreement":
+        properties = properties | {"result": PROVED}
+    if found is None:
+        return Verdict(digest, properties | {"agreement": PROVED}, verifier=VERSION)
+    return Verdict(digest, properties | {found.property: REFUTED}, explain(plan, order, found), VERSION)

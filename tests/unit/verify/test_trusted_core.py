@@ -7,9 +7,14 @@ from functools import cache
 from pathlib import Path
 
 import networkx as nx
+import pytest
 
+from optcc.verdict import REFUTED, Counterexample, Verdict
+from optcc.verify.plan import explanation
+from tests.negative.corpus import CASES
 from tests.test_house import ROOT, imports_between, modules
 
+Told = tuple[Counterexample | None, Counterexample | None]
 ROW = re.compile(
     r"^\| (?P<what>[^|]*)\| (?P<rests>[^|]*`(?:verify|optcc)/[^|]*) \| (?P<lines>[\d,]+) \|$", re.MULTILINE
 )
@@ -36,11 +41,16 @@ def named(match: re.Match[str]) -> set[Path]:
     return {ROOT / f"{folder}{name}.py" for name in (several or one).split(",")}
 
 
+SAYS_WHY = "optcc.verify.plan.explanation"
+"""Is asked when the verdict stands: see `test_what_is_said_of_a_wrong_plan_changes_no_verdict`."""
+
+
 @cache
 def imports() -> nx.DiGraph:
     """What each module imports; `optcc` itself only re-exports."""
+    left_out = ("optcc", SAYS_WHY)
     return imports_between(
-        {name: path.read_text(encoding="utf-8") for name, path in modules().items() if name != "optcc"}
+        {name: path.read_text(encoding="utf-8") for name, path in modules().items() if name not in left_out}
     )
 
 
@@ -65,6 +75,7 @@ def test_the_core_is_all_that_a_verdict_on_a_plan_imports() -> None:
     assert rows[4] == rests_on("optcc.verify.plan.verify_transfers") - rests_on("optcc.verify.plan")
     assert rows[5] == rests_on("optcc.codec") - rests_on("optcc.verify.plan")
     assert rows[6] == rests_on("optcc.verify.gpu.msccl") - rests_on("optcc.verify.plan")
+    assert not {each.name for row in rows[:8] for each in row} & {"explanation.py"}
     assert rows[7] == rests_on("optcc.verify.gpu.mscclpp") - rests_on("optcc.verify.plan")
 
 
@@ -72,3 +83,23 @@ def test_the_core_of_a_bound_is_all_that_replay_imports() -> None:
     core = table()[9][1]
     found = rests_on("optcc.verify.bounds.replay", "optcc.verify.bounds.certificate_file")
     assert core == {file for file in found if file.parent.name == "bounds"}
+
+
+WRONG = [case for case in CASES if case.expected in ("result", "agreement")]
+
+
+@pytest.mark.parametrize("said", [(None, None), (Counterexample("races", "another"), None)], ids=["nothing", "another"])
+def test_what_is_said_of_a_wrong_plan_changes_no_verdict(monkeypatch: pytest.MonkeyPatch, said: Told) -> None:
+    """An explanation that finds nothing, or breaks another property, leaves the property and the place."""
+    assert len(WRONG) > 50
+    monkeypatch.setattr(explanation._SecondRun, "tell", lambda run: said)
+    for case in WRONG:
+        verdict = case.check(case.make())
+        assert isinstance(verdict, Verdict) and verdict.counterexample is not None, case.what
+        assert verdict.properties[case.expected] == REFUTED == verdict.verdict, case.what
+        told = verdict.counterexample
+        assert told.property == case.expected and told.summary.startswith(f"rank {told.rank} bytes "), case.what
+        if case.expected == "result":
+            assert told.first_byte is not None and told.last_byte is not None
+            low, high = case.at or (told.first_byte, told.last_byte)
+            assert case.rank in (None, told.rank) and told.first_byte <= low <= high <= told.last_byte, case.what
