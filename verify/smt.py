@@ -211,6 +211,12 @@ class Query:
         """The names of the families, in order of their first constraint."""
         return tuple(dict.fromkeys(family for family, _ in self._constraints))
 
+    def as_smt_lib(self) -> str:
+        """The query in SMT-LIB 2.6, for another solver: what is claimed is that it has no model."""
+        solver = self.z3.Solver(ctx=self.context)
+        solver.add([constraint for _, constraint in self._constraints])
+        return f"(set-logic ALL)\n{solver.to_smt2()}"
+
     def ask(
         self, limit: Limit = DEFAULT_LIMIT, *, logic: str = "", without: Iterable[str] = ()
     ) -> Sat | Claim | Unknown:

@@ -24,7 +24,7 @@ from optcc.cli import (
 from optcc.codec import FILE_BYTES_MAX, TRANSFERS_FORMAT, read_plan, read_transfers
 from optcc.commands.verify_file import is_foreign, verify_foreign
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, InputError, TopologyError
-from optcc.files import read_file
+from optcc.files import read_file, replace_file
 from optcc.plan import Plan
 from optcc.planner import Built, build, find_schedule, smallest_failure
 from optcc.schedule import Schedule
@@ -54,6 +54,11 @@ _HEAD_BYTES = 256
 @click.option("--topology", type=TopologyType(), default=None, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")
 @click.option("--all-ranks", is_flag=True, help="Prove NAME for every number of ranks and segments, by induction.")
+@click.option(
+    "--smt-lib",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --all-ranks: write the lemmas into this folder, for another SMT solver.",
+)
 @click.option("--failover", is_flag=True, help="Prove the failover protocol: nothing lost, nothing reduced twice.")
 @click.option("--thorough", is_flag=True, help="With --failover: millions of states, a minute or two.")
 @click.option(
@@ -78,6 +83,7 @@ def command(
     topology: Topology | None,
     size: int | None,
     all_ranks: bool,
+    smt_lib: Path | None,
     failover: bool,
     thorough: bool,
     eps: Fraction | None,
@@ -102,13 +108,15 @@ def command(
     """
     if thorough and not failover:
         raise InputError("--thorough: needs --failover")
+    if smt_lib is not None and not all_ranks:
+        raise InputError("--smt-lib: needs --all-ranks")
     claims = _Claims(eps, promise, interval, target)
     if all_ranks or failover:
         flag, takes = ("--all-ranks", "the NAME of a schedule") if all_ranks else ("--failover", "no NAME")
         others = plan_file is not None or topology is not None or size is not None or claims.given
         if others or (all_ranks and failover) or (name is None) == all_ranks:
             raise InputError(f"verify {flag}: takes {takes}, and no other question")
-        return _all_ranks(name, as_json) if name is not None else _failover(thorough, as_json)
+        return _all_ranks(name, smt_lib, as_json) if name is not None else _failover(thorough, as_json)
     if name is not None and is_foreign(name):
         if plan_file is not None or topology is not None or size is not None or claims.timed:
             raise InputError(f"verify {name}: takes --target and no other question")
@@ -283,10 +291,16 @@ def _transfers(data: bytes, as_json: bool) -> int:
     return verdict.exit_code
 
 
-def _all_ranks(name: str, as_json: bool) -> int:
+def _all_ranks(name: str, smt_lib: Path | None, as_json: bool) -> int:
     from optcc.verify.all_ranks.proof import prove_all_ranks
 
     proof = prove_all_ranks(find_schedule(name))
+    if smt_lib is not None:
+        questions = proof.as_smt_lib()
+        smt_lib.mkdir(parents=True, exist_ok=True)
+        for file, text in questions.items():
+            replace_file(smt_lib / file, text.encode())
+        click.echo(f"optcc: {len(questions)} lemmas in {smt_lib}: each must be unsat", err=True)
     if as_json:
         wrong = proof.counterexample
         properties = dict.fromkeys(PROPERTIES, PROVED if proof.verdict == PROVED else UNKNOWN)

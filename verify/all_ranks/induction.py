@@ -60,12 +60,13 @@ ROUNDS_MAX = 6
 @dataclass(frozen=True, slots=True)
 class InductionLemma:
     """One step of a proof. `answer` is Z3's claim, `Checked` without a solver, `Unknown`, or `Sat` with a
-    counterexample."""
+    counterexample. What Z3 was asked is `smt_lib`, for another solver; empty if it was not asked."""
 
     name: str
     statement: str
     answer: Claim | Checked | Sat | Unknown
     seconds: float
+    smt_lib: str = field(default="", repr=False)
 
     @property
     def proved(self) -> bool:
@@ -102,7 +103,7 @@ def ask(
     query.require("goal fails", query.no(encoder.truth(goal)))
     encoder.require_facts()
     answer = query.ask(Limit(seconds_max))
-    return InductionLemma(name, statement, answer, time.perf_counter() - started)
+    return InductionLemma(name, statement, answer, time.perf_counter() - started, query.as_smt_lib())
 
 
 def iff(one: Formula, other: Formula) -> Formula:

@@ -50,7 +50,7 @@ from optcc.verify.all_ranks.symbolic import SPREAD, Along, Move, OutsideSubset, 
 from optcc.verify.all_ranks.symbolic_interpreter import read
 from optcc.verify.all_ranks.symbolic_terms import FALSE, Term, holds
 from optcc.verify.plan import verify_plan
-from optcc.verify.smt import Checked, Sat
+from optcc.verify.smt import Checked, Claim, Sat
 
 P_FIRST = 16
 """Numbers of ranks that the plan verifier checks before the proof."""
@@ -95,6 +95,14 @@ class AllRanks(Shown):
     def exit_code(self) -> int:
         """The exit code of a command for this verdict."""
         return {PROVED: EXIT_DONE, REFUTED: EXIT_REFUTED, UNKNOWN: EXIT_UNKNOWN}[self.verdict]
+
+    def as_smt_lib(self) -> dict[str, str]:
+        """Each lemma that Z3 claims, in SMT-LIB 2.6, by the name of a file: any solver must find it unsat."""
+        claimed = [lemma for lemma in self.lemmas if isinstance(lemma.answer, Claim)]
+        return {
+            f"{number:03}.smt2": f"; {self.name}, {lemma.name}\n; {lemma.statement}\n{lemma.smt_lib}"
+            for number, lemma in enumerate(claimed, 1)
+        }
 
     def card(self) -> Card:
         head = f"{self.name}, for {self.domain}: {self.verdict}"
