@@ -63,7 +63,7 @@ def _findings(
         for gpu in plan.gpus
     ]
     buffers = GpuBuffers(collective, capacity, plan.inplace)
-    crowded = _check_limits(name, file)
+    crowded = check_room(name, file)
     if crowded is not None:
         yield "limits", crowded
     later = 3 if plan.use_double_scratch_buffer else 2
@@ -86,7 +86,7 @@ def _findings(
         yield "agreement", check_gpu_agreement(name, buffers, each.captured, each.ops)
 
 
-def _check_limits(name: str, file: MscclppFile) -> StepCounterexample | None:
+def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:
     """The first thing that the loader has no room for."""
     plan = file.plan
     for gpu in plan.gpus:

@@ -23,10 +23,10 @@ BYTES_MAX = 2**26
 CELLS_MAX = 2**19
 BLOCKS_MAX = 1024
 _GPUS_MAX = 256
-_CHUNKS_MAX = 2**15
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}\n,]', re.DOTALL)
 
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**15)]
+Chunks = Annotated[int, msgspec.Meta(ge=0, le=CELLS_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Buffer = Literal["i", "o", "s"]
 Access = Literal["memory", "port", "switch", "none"]
@@ -44,8 +44,8 @@ class MscclppOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The language of MSCCL++ writes a `rank` too, which its loader does not read.
     """
 
-    index: Small
-    size: Annotated[int, msgspec.Meta(ge=1, le=_CHUNKS_MAX)]
+    index: Chunks
+    size: Annotated[int, msgspec.Meta(ge=1, le=CELLS_MAX)]
     type: Buffer | None = None
     buffer_id: Small | None = None
     switch_channel_id: Small | None = None
@@ -150,9 +150,9 @@ class MscclppGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU."""
 
     id: Small
-    input_chunks: Small
-    output_chunks: Small
-    scratch_chunks: Small
+    input_chunks: Chunks
+    output_chunks: Chunks
+    scratch_chunks: Chunks
     threadblocks: list[MscclppBlock]
     channels: list[MscclppChannel] = []
     remote_buffers: list[RemoteBuffer] = []

@@ -1,13 +1,14 @@
 """The resources that a plan needs of a run-time or format, against the limits of that.
 
 `msccl-xml`, `mscclpp-json`: the formats of `optcc.export`. Their writers count resources in the file that they would
-write, and what they refuse is refused here. The limits are those in the interpreters' sources: for MSCCL the constants
-of `msccl.h` (MAXCHANNELS 32, MSCCL_MAX_NUM_STEPS 256, MSCCL_MAX_NUM_THREAD_BLOCKS 216,
-MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL 32, MSCCL_MAX_COUNT 72, names of 64 bytes with the last one zero, and of its
-parser, which holds 4,096 nodes) and the widths of its fields (a transfer's chunk offsets are int16, the thread block
-that a step waits for is int8); for MSCCL++ the constants of `execution_common.hpp` (MAX_CHANNEL 16, MAX_OPERATION 64,
-MAX_DEVICE_SEMAPHORES 16, offsets and sizes of 32 bits; `min_message_size` is read as an int) and the default alignment
-of its plans, 16 B. Only resources are counted: an exported file orders steps in its own way (docs/exports.md).
+write, and what they refuse is refused here; then the file is read back, and what the loader checks is checked anew. The
+limits are those in the interpreters' sources: for MSCCL the constants of `msccl.h` (MAXCHANNELS 32,
+MSCCL_MAX_NUM_STEPS 256, MSCCL_MAX_NUM_THREAD_BLOCKS 216, MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL 32, MSCCL_MAX_COUNT
+72, names of 64 bytes with the last one zero, and of its parser, which holds 4,096 nodes) and the widths of its fields
+(a transfer's chunk offsets are int16, the thread block that a step waits for is int8); for MSCCL++ the constants of
+`execution_common.hpp` (MAX_CHANNEL 16, MAX_OPERATION 64, MAX_DEVICE_SEMAPHORES 16, offsets and sizes of 32 bits;
+`min_message_size` is read as an int) and the default alignment of its plans, 16 B. Only resources are counted: an
+exported file orders steps in its own way (docs/exports.md).
 
 `msccl`, `rccl`, `msccl-executor`: the same file must also be taken by the checks of that run-time's loader
 (`optcc.verify.gpu.msccl_limits`).
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
 
@@ -31,21 +33,52 @@ import numpy as np
 
 from optcc.arrays import Column
 from optcc.collective import RANKS_MAX, check_dtype
-from optcc.errors import InputError, PlanError
+from optcc.errors import CodecError, InputError, PlanError
 from optcc.export import write_msccl_xml, write_mscclpp_json
 from optcc.plan import RECEIVES, Plan
 from optcc.verdict import Counterexample
 from optcc.verify.gpu.msccl_file import MscclFile
 from optcc.verify.gpu.msccl_interpreter import load_file
 from optcc.verify.gpu.msccl_limits import RUNTIMES, MscclRuntime, check_loader
+from optcc.verify.gpu.mscclpp import check_room
+from optcc.verify.gpu.mscclpp_file import MscclppFile
 
 _SLOT_ALIGNMENT = 64
-WRITERS: Mapping[str, Callable[[Plan], bytes]] = MappingProxyType(
-    {"msccl-xml": write_msccl_xml, "mscclpp-json": write_mscclpp_json}
+
+
+def _msccl_refusal(runtime: MscclRuntime, data: bytes) -> str | None:
+    """Why the loader of `runtime` refuses the file, if it does."""
+    try:
+        file = MscclFile.parse(data)
+    except CodecError as error:
+        return f"the file cannot be read back: {error}"
+    refusal = check_loader(file, data, load_file(file), runtime)
+    return None if refusal is None else f"{refusal[1]}; {refusal[0]}"
+
+
+def _mscclpp_refusal(data: bytes) -> str | None:
+    """Why the loader of MSCCL++ refuses the file, if it does."""
+    try:
+        refusal = check_room("the file", MscclppFile.parse(data))
+    except CodecError as error:
+        return f"the file cannot be read back: {error}"
+    return None if refusal is None else refusal.summary
+
+
+Write = Callable[[Plan], bytes]
+Refuse = Callable[[bytes], str | None]
+FILES: Mapping[str, tuple[Write, Refuse]] = MappingProxyType(
+    {
+        "msccl-xml": (write_msccl_xml, partial(_msccl_refusal, RUNTIMES[0])),
+        "mscclpp-json": (write_mscclpp_json, _mscclpp_refusal),
+        **{each.name: (write_msccl_xml, partial(_msccl_refusal, each)) for each in RUNTIMES},
+    }
 )
-"""The targets whose limits are counted in the file."""
-LOADERS: Mapping[str, MscclRuntime] = MappingProxyType({each.name: each for each in RUNTIMES})
-"""The targets for which the file of `msccl-xml` is written, and read as their loaders do."""
+"""The targets whose limits are counted in the file: what writes it, and what reads it back as the loader does."""
+WRITERS = ("msccl-xml", "mscclpp-json")
+"""Those that are formats."""
+LOADERS = tuple(each.name for each in RUNTIMES)
+"""Those that are run-times, for a file of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +123,14 @@ def check_limits(plan: Plan, target: str) -> Counterexample | None:
 
     Raises InputError for a target that is not in `TARGETS`.
     """
-    if target in WRITERS:
+    if target in FILES:
+        write, refusal_of = FILES[target]
         try:
-            WRITERS[target](plan)
+            data = write(plan)
         except (InputError, PlanError) as error:
             return Counterexample("limits", str(error))
-        return None
-    if target in LOADERS:
-        return _check_loader(plan, LOADERS[target])
+        refusal = refusal_of(data)
+        return None if refusal is None else Counterexample("limits", f"{target}: {refusal}")
     if target not in COUNTED:
         raise InputError(f"target {target!r}: must be one of {', '.join(TARGETS)}")
     chosen = COUNTED[target]
@@ -108,17 +141,6 @@ def check_limits(plan: Plan, target: str) -> Counterexample | None:
         if need is not None and need.amount > limit.at_most:
             return _exceeded(plan, target, limit, need)
     return None
-
-
-def _check_loader(plan: Plan, runtime: MscclRuntime) -> Counterexample | None:
-    """Writes the file, and reads it as the loader of `runtime` does."""
-    try:
-        data = write_msccl_xml(plan)
-    except (InputError, PlanError) as error:
-        return Counterexample("limits", str(error))
-    file = MscclFile.parse(data)
-    refusal = check_loader(file, data, load_file(file), runtime)
-    return None if refusal is None else Counterexample("limits", f"{runtime.name}: {refusal[1]}; {refusal[0]}")
 
 
 def _exceeded(plan: Plan, target: str, limit: ResourceLimit, need: ResourceNeed) -> Counterexample:
@@ -230,5 +252,5 @@ READERS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Whose limits they are, in which version."""
-TARGETS = (*WRITERS, *LOADERS, *COUNTED)
+TARGETS = (*FILES, *COUNTED)
 """The names of all targets."""

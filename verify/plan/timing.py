@@ -211,13 +211,18 @@ def check_timing(
 
 
 def describe_conditions(plan: Plan, topology: Topology, makespan: Makespan) -> str:
-    """What a claim about `makespan` holds under: ports, their order, slots, rates.
+    """What a claim about `makespan` holds under: ports, their order, slots, rates, fabrics, latency.
 
     With several slots a port that serves whatever is ready first, as `optcc.simulate` has it, may take another time,
     which is then given too.
     """
     slots = max((channel.slots for channel in plan.channels), default=0)
-    said = f"{makespan.model} ports{_KEPT[makespan.order]}, {slots} slots, on {topology!r}"
+    latency = f"{show_time(float(topology.latency_s))} latency" if topology.latency_s else "no latency"
+    rounded = "" if makespan.exact else " in floats"
+    said = f"{makespan.model} ports{_KEPT[makespan.order]}{rounded}, {slots} slots, {latency}, on {topology!r}"
+    fabrics = sorted({server.fabric for server in topology.servers if server.fabric is not None})
+    if fabrics:
+        said += f" with fabrics of {', '.join(map(show_rate, fabrics))}"
     if makespan.order != "lanes" or slots < 2 or makespan.model == "fair":
         return said
     ready = simulate(plan, topology, model=makespan.model).seconds

@@ -36,7 +36,7 @@ def hand(
     rows: Sequence[Row],
     *,
     n_ranks: int = 2,
-    size: int = 2**20,
+    size: int = 2**16,
     scratch: int = 0,
     slots: int = 1,
     numbers: Sequence[int] | None = None,
@@ -76,7 +76,7 @@ def over(peers: int, count: int, *, back: bool = False) -> tuple[list[Row], list
 
 def channels(count: int) -> Plan:
     rows, numbers, n_ranks = over(1, count)
-    return hand(rows, numbers=numbers, n_ranks=n_ranks)
+    return hand(rows, numbers=numbers, n_ranks=n_ranks, size=max(16 * count, 2**16))
 
 
 def named(length: int) -> Plan:
@@ -117,7 +117,7 @@ def nodes(count: int) -> Plan:
 
 
 def message_of(size: int) -> Plan:
-    return hand([(0, 1, 0, 16)], size=size)
+    return hand([(0, 1, 0, size)], size=size)
 
 
 def step_of(chunks: int) -> Plan:
@@ -125,11 +125,11 @@ def step_of(chunks: int) -> Plan:
 
 
 def offset_of(chunk: int) -> Plan:
-    return hand([(0, 1, 4 * chunk, 4)], size=2**21)
+    return hand([(0, 1, 4 * chunk, 4)], size=4 * (chunk + 1))
 
 
 def scratch_offset_of(chunk: int) -> Plan:
-    return hand([(0, 1, 2**10 + 4 * chunk, 4)], size=2**10, scratch=2**18)
+    return hand([(0, 1, 2**10 + 4 * chunk, 4)], size=2**10, scratch=4 * (chunk + 1))
 
 
 def star_of_ranks(count: int) -> Plan:

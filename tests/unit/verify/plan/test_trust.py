@@ -366,7 +366,7 @@ def test_timing_names_slots_ports_and_rates_and_the_other_order() -> None:
         plan = build("shares", topology, 180_000, slots=slots, segments=2, ports="exclusive").plan
         verdict = judge(plan, Questions(topology=topology, promise_s=Fraction(1))).verdict
         assert verdict.properties["timing"] == PROVED
-        said = f"exclusive ports in the lanes' order, {slots} slots, on Topology('6@1GB/s'){other}"
+        said = f"exclusive ports in the lanes' order, {slots} slots, no latency, on Topology('6@1GB/s'){other}"
         assert verdict.conditions == (("timing", said),)
 
 
