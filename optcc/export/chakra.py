@@ -31,10 +31,10 @@ def write_chakra(plan: Plan) -> tuple[bytes, ...]:
 
     A send is a SEND; a receive is a RECV, and a COMP behind it if it reduces; a local operation is a COMP. A COMP has
     no duration. A node waits (`data_deps`) for what its instruction waits for; a SEND also for what the instructions of
-    its lane since the last one waited for; a fused send for its receive. No SEND waits for the one before it in its
-    lane: in ASTRA-sim a SEND ends when its message has arrived, so there would be one message on its way at a time.
-    There a port carries messages in the order in which they are issued, that of the ids. The tag is the transfer's
-    number.
+    its lane since the last one waited for; a fused send for its receive. No SEND waits for a SEND, in its lane or in
+    another one: in ASTRA-sim a SEND ends when its message has arrived, so there would be one message on its way at a
+    time. It waits for what that one waits for, and for a fused one for its receive: both only read. There a port
+    carries messages in the order in which they are issued, that of the ids. The tag is the transfer's number.
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring
@@ -59,6 +59,7 @@ def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
     op, stage, segment = transfers.op.tolist(), transfers.stage.tolist(), transfers.segment.tolist()
     reduces = OPS.index("reduce")
     first, last = _ids(plan)
+    instead = _instead_of_sends(plan, after, last)
 
     def name(index: int) -> str:
         return (
@@ -77,10 +78,11 @@ def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
                 if op[r] == reduces:
                     node += 1
                     yield rank, _node(node, name(r), COMP, [node - 1], b"")
+            earlier_nodes = [each for earlier in after[index] for each in instead[earlier]]
             if t < 0:
-                pending += waits
+                pending += earlier_nodes
                 continue
-            before = dict.fromkeys((*((node,) if r >= 0 else ()), *pending, *waits))
+            before = dict.fromkeys((*((node,) if r >= 0 else ()), *pending, *earlier_nodes))
             node = last[index]
             yield rank, _node(node, name(t), SEND, list(before), _message(src[t], dst[t], t, size[t]))
             pending = []
@@ -99,6 +101,36 @@ def _ids(plan: Plan) -> tuple[list[int], list[int]]:
         free[rank] += (r >= 0) + (r >= 0 and not local[r] and op[r] == reduces) + (t >= 0)
         last.append(free[rank] - 1)
     return first, last
+
+
+def _instead_of_sends(plan: Plan, after: list[list[int]], last: list[int]) -> list[list[int]]:
+    """For each instruction the nodes for which a SEND waits in its place: its last one, if that is no SEND."""
+    recv, send = plan.recv_transfer.tolist(), plan.send_transfer.tolist()
+    wanted: list[list[int]] = [[] for _ in recv]  # of a SEND alone: the instructions that it waits for
+    for lane in plan.lanes:
+        pending: list[int] = []
+        for index in lane:
+            pending += after[index]
+            if send[index] >= 0:
+                wanted[index], pending = pending, []
+    found: list[list[int] | None] = [
+        None if t >= 0 and r < 0 else [node - (t >= 0)] for r, t, node in zip(recv, send, last, strict=True)
+    ]
+    deepest = len(found) + sum(map(len, wanted))
+    for index in range(len(found)):
+        stack = [index]
+        while stack:
+            top = stack[-1]
+            missing = [each for each in wanted[top] if found[each] is None] if found[top] is None else []
+            if missing:
+                if len(stack) > deepest:
+                    raise PlanError(f"chakra: {plan[top]}: waits for itself")
+                stack += missing
+                continue
+            if found[top] is None:
+                found[top] = list(dict.fromkeys(node for each in wanted[top] for node in found[each] or ()))
+            stack.pop()
+    return [nodes or [] for nodes in found]
 
 
 def _node(number: int, name: str, kind: int, waits: list[int], attributes: bytes) -> bytes:

@@ -9,6 +9,11 @@ and then what waits for what:
     c7: calc 0 cpu 3                          transfer 7 stays on the endpoint
     s8 requires r7                            s8 starts when r7 is done
     r9 irequires r7                           r9 is posted once r7 is
+    k9: send 1b to 1 tag 109 cpu 3 nic 1      the slot for transfer 9 is free
+    q9: recv 1b from 2 tag 109 cpu 3 nic 1    its sender hears of it
+
+That a slot is free is a message of one byte, which LogGOPSim charges nothing. It goes over a NIC of its own, as it must
+not queue behind data; its tag is that of the transfer plus the number of transfers.
 
 What the simulators ask for (each of these rules broken costs a wrong time or a deadlock): a tag is used once; a chunk
 has a `cpu`, the same for its receive and for the send that passes it on, as time flows through the clocks of the CPUs;
@@ -61,8 +66,9 @@ def write_goal(plan: Plan, topology: Topology) -> bytes:
     """
     if topology.n_ranks != plan.n_ranks:
         raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {plan.n_ranks} ranks")
-    if len(plan.transfers) > TAGS:
-        raise PlanError(f"goal: {len(plan.transfers)} transfers: must be at most {TAGS}, as each one has a tag")
+    if 2 * len(plan.transfers) > TAGS:
+        rule = f"must be at most {TAGS // 2}, as each one has a tag, and its slot another"
+        raise PlanError(f"goal: {len(plan.transfers)} transfers: {rule}")
     return "".join((f"num_ranks {len(topology.servers)}\n", *_endpoints(plan, topology))).encode()
 
 
@@ -71,7 +77,8 @@ def _endpoints(plan: Plan, topology: Topology) -> Iterator[str]:
     transfers, server_of = plan.transfers, np.array(topology.rank_server)
     src, dst = server_of[transfers.src], server_of[transfers.dst]
     stays = (src == dst).tolist()
-    leaves, arrives = _statements(plan, src, dst, topology)
+    cpus = _cpus(plan)
+    leaves, arrives = _statements(plan, cpus, src, dst, topology)
     recv, send = plan.recv_transfer.tolist(), plan.send_transfer.tolist()
     # By what others know that an instruction has happened: a fused one has when its send has left.
     label = [
@@ -104,17 +111,43 @@ def _endpoints(plan: Plan, topology: Topology) -> Iterator[str]:
             before = dict.fromkeys((sent, own, *pending, *wanted))
             waits += [f"{leaving} requires {each}" for each in before if each and each != leaving]
             sent, pending = leaving, []
+    for freed, t in _slots(plan):
+        known = f"{'c' if stays[freed] else 'r'}{freed}"
+        if stays[t]:
+            blocks[dst[t]][1].append(f"c{t} requires {known}")
+            continue
+        tag, (cpu, cpu_freed) = len(transfers) + t, (cpus[0][t], cpus[1][freed])
+        blocks[dst[t]][0].append(f"k{t}: send 1b to {src[t]} tag {tag} cpu {cpu_freed} nic 1")
+        blocks[dst[t]][1].append(f"k{t} requires {known}")
+        blocks[src[t]][0].append(f"q{t}: recv 1b from {dst[t]} tag {tag} cpu {cpu} nic 1")
+        blocks[src[t]][1].append(f"s{t} requires q{t}")
     for index, (lines, waits) in enumerate(blocks):
         yield "\n".join((f"rank {index} {{", *lines, *waits, "}\n"))
 
 
-def _statements(plan: Plan, src: Column, dst: Column, topology: Topology) -> tuple[list[str], list[str]]:
-    """For each transfer what the endpoint that it leaves does, and what the one does at which it arrives."""
+def _slots(plan: Plan) -> Iterator[tuple[int, int]]:
+    """(transfer that frees a slot once it has been received, the one that lands in that slot next), lane by lane."""
+    for lane in plan.lanes:
+        received = [index for index in lane if plan.in_channel[index] >= 0]
+        for number, index in enumerate(received):
+            slots = plan.channels[plan.in_channel[index]].slots
+            if number >= slots:
+                yield int(plan.recv_transfer[received[number - slots]]), int(plan.recv_transfer[index])
+
+
+def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
+    """For each transfer the CPU of its chunk where it leaves, and where it arrives."""
     transfers = plan.transfers
     _, cpu = np.unique(np.concatenate((transfers.src_offset, transfers.dst_offset)), return_inverse=True)
     cpus = (cpu % CPUS).tolist()
-    n = len(transfers)
-    columns = (_sizes(transfers.bytes, src, dst, topology), src.tolist(), dst.tolist(), cpus[:n], cpus[n:])
+    return cpus[: len(transfers)], cpus[len(transfers) :]
+
+
+def _statements(
+    plan: Plan, cpus: tuple[list[int], list[int]], src: Column, dst: Column, topology: Topology
+) -> tuple[list[str], list[str]]:
+    """For each transfer what the endpoint that it leaves does, and what the one does at which it arrives."""
+    columns = (_sizes(plan.transfers.bytes, src, dst, topology), src.tolist(), dst.tolist(), *cpus)
     leaves, arrives = [], []
     for t, (size, out, in_, cpu_out, cpu_in) in enumerate(zip(*columns, strict=True)):
         leaves.append(f"s{t}: send {size}b to {in_} tag {t} cpu {cpu_out} nic 0")

@@ -34,8 +34,8 @@ def demand(holds: bool, message: str) -> None:
 
 _STATEMENT = re.compile(
     r"(?P<label>[A-Za-z][A-Za-z0-9_]*): (?:send (?P<sent>\d+)b to (?P<to>\d+) tag (?P<send_tag>\d+)"
-    r" cpu (?P<send_cpu>\d+) nic 0|recv (?P<received>\d+)b from (?P<origin>\d+) tag (?P<recv_tag>\d+)"
-    r" cpu (?P<recv_cpu>\d+) nic 0"
+    r" cpu (?P<send_cpu>\d+) nic (?P<send_nic>[01])|recv (?P<received>\d+)b from (?P<origin>\d+) tag (?P<recv_tag>\d+)"
+    r" cpu (?P<recv_cpu>\d+) nic (?P<recv_nic>[01])"
     r"|calc (?P<calc>\d+) cpu (?P<calc_cpu>\d+))"
 )
 _WAIT = re.compile(r"(\w+) (i?)requires (\w+)")
@@ -50,6 +50,7 @@ class GoalStep:
     peer: int = -1
     tag: int = -1
     cpu: int = 0
+    nic: int = 0
     after_done: list[str] = field(default_factory=list)
     after_start: list[str] = field(default_factory=list)
 
@@ -78,10 +79,10 @@ def read_goal(text: str) -> list[dict[str, GoalStep]]:
             demand(found["label"] not in steps, f"{line}: label twice")
             if found["sent"]:
                 size, peer, tag, cpu = (int(found[each]) for each in ("sent", "to", "send_tag", "send_cpu"))
-                step = GoalStep("send", size, peer, tag, cpu)
+                step = GoalStep("send", size, peer, tag, cpu, int(found["send_nic"]))
             elif found["received"]:
                 size, peer, tag, cpu = (int(found[each]) for each in ("received", "origin", "recv_tag", "recv_cpu"))
-                step = GoalStep("recv", size, peer, tag, cpu)
+                step = GoalStep("recv", size, peer, tag, cpu, int(found["recv_nic"]))
             else:
                 step = GoalStep("calc", int(found["calc"]), cpu=int(found["calc_cpu"]))
             demand(0 <= step.cpu <= 255 and step.tag < 2**32, f"{line}: cpu is a byte, tag 32 bits")
@@ -131,14 +132,20 @@ def run_goal(ranks: list[dict[str, GoalStep]]) -> int:
             if step.kind == "calc":
                 push(now + step.size, "done", rank, label)
             elif step.kind == "send":
-                start = max(now, out[rank], in_[step.peer])
-                out[rank] = in_[step.peer] = start + step.size
-                push(start + step.size, "sent", rank, label)
+                if step.nic:  # one byte, which costs nothing
+                    demand(step.size == 1, f"{label}: only bytes that tell of slots have a NIC of their own")
+                    push(now, "sent", rank, label)
+                else:
+                    start = max(now, out[rank], in_[step.peer])
+                    out[rank] = in_[step.peer] = start + step.size
+                    push(start + step.size, "sent", rank, label)
             else:
                 demand(step.tag in tags, f"nobody sends tag {step.tag}")
                 sender = ranks[tags[step.tag][0]][tags[step.tag][1]]
-                ends = (step.peer, step.size, rank)
-                demand(ends == (tags[step.tag][0], sender.size, sender.peer), f"tag {step.tag}: ends differ")
+                ends = (step.peer, step.size, rank, step.nic)
+                demand(
+                    ends == (tags[step.tag][0], sender.size, sender.peer, sender.nic), f"tag {step.tag}: ends differ"
+                )
                 posted[rank, label] = step.tag
                 if step.tag in arrived:
                     push(now, "done", rank, label)
