@@ -22,19 +22,20 @@ With more than `ALL_PAIRS_MAX` servers only pairs within rows exchange directly:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import chain, cycle
+from itertools import cycle
 from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 
 from optcc.arrays import column
-from optcc.dsl import Program, Segment, schedule
+from optcc.dsl import Program, pure, schedule
 from optcc.passes.lane_assignment import ALL_PAIRS_MAX
 from optcc.schedules.grid_trees import row_trees
 from optcc.schedules.loads import Loads, port_loads, rates, with_gpus
+from optcc.schedules.tree_turns import together
 from optcc.trees import Tree
 
 PARTS = 2**24
@@ -73,28 +74,28 @@ def shares(
     >>> schedule.stages, len(schedule)
     (('reduce', 'broadcast'), 54)
     """
+    weights, turns, lag = centres(rates, gpus, parts)
+    for reducing, broadcasting in together(program, weights, turns, lag):
+        with program.stage("reduce"):
+            for _, segment, up in reducing:
+                segment[0].reduce_along(up)
+        with program.stage("broadcast"):
+            for _, segment, down in broadcasting:
+                segment[0].broadcast_along(down)
+
+
+@pure
+def centres(
+    rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int], parts: Sequence[RankShare]
+) -> tuple[Sequence[Fraction], Iterator[Sequence[tuple[Tree, Tree]]], int]:
+    """The shares of the pipelines, for turn after turn their trees, and how many turns later a share is broadcast."""
     out, in_ = (np.array([float(pair[side]) for pair in rates]) for side in (0, 1))
     each = gpus or [1] * len(rates)
     if len(rates) > ALL_PAIRS_MAX:
-        for whole, (above, below) in zip(program.pipeline(sections=1), row_trees(out, in_, each), strict=False):
-            with program.stage("reduce"):
-                whole[0].reduce_along(above)
-            with program.stage("broadcast"):
-                whole[0].broadcast_along(below)
-        return
+        return (Fraction(1),), ([pair] for pair in row_trees(out, in_, each)), 0
     parts = parts or divide(out, in_)
-    turns = zip(*(program.pipeline(sections=1, share=part.weight) for part in parts), strict=True)
-    reduced: list[tuple[Segment, Tree]] = []
-    turns_apart = min(program.segments, lcm(len(each), *each))
-    rounds = cycle([[stars(part, turn, each) for part in parts] for turn in range(turns_apart)])
-    for segments, trees in zip(chain(turns, [()]), rounds, strict=False):
-        with program.stage("reduce"):
-            for segment, (up, _) in zip(segments, trees, strict=False):
-                segment[0].reduce_along(up)
-        with program.stage("broadcast"):
-            for segment, down in reduced:
-                segment[0].broadcast_along(down)
-        reduced = [(segment, down) for segment, (_, down) in zip(segments, trees, strict=False)]
+    turns = cycle([stars(part, turn, each) for part in parts] for turn in range(lcm(len(each), *each)))
+    return [part.weight for part in parts], turns, 1
 
 
 def divide(out: Loads, in_: Loads) -> tuple[RankShare, ...]:

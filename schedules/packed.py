@@ -10,12 +10,13 @@ where a server has lost NICs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from optcc.dsl import Program, Segment, schedule
+from optcc.dsl import Program, schedule
 from optcc.errors import TopologyError
+from optcc.schedules.tree_turns import in_proportion, segments_in_proportion
 from optcc.topology import Topology
 from optcc.trees import Tree
 
@@ -49,11 +50,13 @@ def packed(program: Program, pairs: Sequence[TreePair]) -> None:
     >>> whole.stages, len(whole)
     (('reduce along tree 0', 'broadcast along tree 0'), 16)
     """
-    for number, segment in _in_turns(program, [pair.share for pair in pairs]):
-        with program.stage(f"reduce along tree {number}"):
-            segment[0].reduce_along(pairs[number].up)
-        with program.stage(f"broadcast along tree {number}"):
-            segment[0].broadcast_along(pairs[number].down)
+    for reducing, broadcasting in in_proportion(program, pairs):
+        for number, segment, up in reducing:
+            with program.stage(f"reduce along tree {number}"):
+                segment[0].reduce_along(up)
+        for number, segment, down in broadcasting:
+            with program.stage(f"broadcast along tree {number}"):
+                segment[0].broadcast_along(down)
 
 
 class RootedTree(NamedTuple):
@@ -117,25 +120,13 @@ def packed_reduce(program: Program, find: FindTrees) -> None:
 
 def _broadcast(program: Program, find: FindTrees) -> None:
     trees = find(program.collective.root)
-    for number, segment in _in_turns(program, [each.share for each in trees]):
+    for number, segment in segments_in_proportion(program, [each.share for each in trees]):
         with program.stage(f"broadcast along tree {number}"):
             segment[0].broadcast_along(trees[number].tree)
 
 
 def _reduce(program: Program, find: FindTrees) -> None:
     trees = find(program.collective.root)
-    for number, segment in _in_turns(program, [each.share for each in trees]):
+    for number, segment in segments_in_proportion(program, [each.share for each in trees]):
         with program.stage(f"reduce along tree {number}"):
             segment[0].reduce_along(trees[number].tree)
-
-
-def _in_turns(program: Program, shares: Sequence[Fraction]) -> Iterator[tuple[int, Segment]]:
-    """The segments of a pipeline for each share, in proportion to it: `program.segments` each on average."""
-    chunks = program.segments * len(shares)
-    counts = [max(1, round(chunks * share)) for share in shares]
-    pipelines = [program.pipeline(each, sections=1, share=share) for each, share in zip(counts, shares, strict=True)]
-    turns = sorted(
-        (Fraction(2 * turn + 1, count), number) for number, count in enumerate(counts) for turn in range(count)
-    )
-    for _, number in turns:
-        yield number, next(pipelines[number])

@@ -81,8 +81,8 @@ def _cases(names: set[str], domain: Domain) -> tuple[Covered, ...]:
     if "stragglers" in names:
         return _straggler_cases("gpus" in names)
     sizes, p, words, size_of = _of_domain(domain)
-    if names & {"rates", "order", "lost", "straggler"}:
-        given = sorted(names & {"rates", "order", "gpus", "server", "straggler", "lost"})
+    if names & {"rates", "order", "lost", "straggler", "pairs"}:
+        given = sorted(names & {"rates", "order", "gpus", "server", "straggler", "lost", "pairs"})
         opaque = tuple((name, AnyOrder() if name == "order" else Opaque(name)) for name in given)
         what = " and ".join(name for name, _ in opaque)
         return (Covered(ParameterCase(f"{words}, any {what}", sizes, p, opaque), lambda ranks, given: size_of(ranks)),)

@@ -356,7 +356,7 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
                 continue
             schedule = _build(definition, instance, segments)
             if any(isinstance(node, Along) for node in reading.nodes()):
-                _compare_trees(reading, schedule, segments)
+                _compare_trees(reading, schedule)
             else:
                 columns = [schedule.src, schedule.dst, schedule.op, schedule.segment, schedule.section]
                 columns += [schedule.src_slot, schedule.dst_slot] if reading.has_scratch else []
@@ -436,7 +436,7 @@ def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tup
                 yield p, instance, sizes
 
 
-def _compare_trees(reading: Reading, schedule: Schedule, segments: int) -> None:
+def _compare_trees(reading: Reading, schedule: Schedule) -> None:
     """Raises ProofStops unless each segment is a reduction or broadcast along trees with the roots that were read."""
     p = schedule.n_ranks
 
@@ -445,8 +445,8 @@ def _compare_trees(reading: Reading, schedule: Schedule, segments: int) -> None:
             raise ProofStops(f"read wrongly for {p} ranks: other trees, or other roots, in segment {segment}")
 
     nodes = [node for walk in reading.walks for node in walk.bodies[0] if isinstance(node, Along)]
-    compare(len(schedule) == segments * len(nodes) * (p - 1))
-    for segment in range(segments):
+    compare(len(schedule) == len(schedule.segments) * len(nodes) * (p - 1))
+    for segment in range(len(schedule.segments)):
         roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root}
         done: dict[int, int] = {}
         for node in nodes:

@@ -13,7 +13,7 @@ from optcc.verify.all_ranks.symbolic import (
     Move,
     Touch,
 )
-from optcc.verify.all_ranks.symbolic_expressions import Expressions
+from optcc.verify.all_ranks.symbolic_expressions import PROGRAM, Expressions
 from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Term, le, least
 from optcc.verify.all_ranks.symbolic_values import (
     AnyOrder,
@@ -36,6 +36,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicRounds,
     SymbolicSegment,
     SymbolicTree,
+    TreeTurns,
     Zipped,
     root_key,
 )
@@ -83,6 +84,22 @@ class Calls(Expressions):
         self.case = replace(self.case, members="m")
         self.families.append(Family(Term.of(1), Term.var("m"), Fraction(1), self.line))
         return Groups(0)
+
+    def _tree_turns(self, node: ast.Call, scope: dict[str, Any]) -> TreeTurns:
+        """`together` or `in_proportion`, of trees that are not read."""
+        program, *others = node.args
+        if self._value(program, scope) is not PROGRAM or not others or node.keywords or self.case.inner is not None:
+            raise self._outside(ast.unparse(node))
+        if self.families or self.in_segment or self.ranges or self.nested:
+            raise self._outside(f"{ast.unparse(node)}: beside other pipelines, or in a loop or a condition")
+        for each in others:
+            self._check_pure(each, scope)
+        self.assumed.append(
+            f"line {self.line}: the two trees of a segment are over all ranks and have one root, and each segment has "
+            f"one turn (else `{ast.unparse(node.func)}` refuses them)"
+        )
+        self.families.append(Family(Term.of(1), Term.of(1), Fraction(1), self.line))
+        return TreeTurns(0, f"the root of a segment's trees (line {self.line}, call {self._number()})")
 
     def _pairs(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> EveryPair:
         """What `Program.pairs` makes of a list that is not read."""

@@ -63,6 +63,8 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicOwner,
     SymbolicSegment,
     SymbolicTree,
+    TreeTurns,
+    TurnPart,
     Zipped,
     is_once,
     shown,
@@ -285,7 +287,7 @@ class _Reader(Calls):
 
     def _for(self, loop: ast.For, over: Any, scope: dict[str, Any]) -> None:
         target, body = loop.target, loop.body
-        if isinstance(over, Pipelines | Zipped | Groups) or (isinstance(over, Cells) and not over.walked):
+        if isinstance(over, Pipelines | Zipped | Groups | TreeTurns) or (isinstance(over, Cells) and not over.walked):
             self._walk(loop, over, scope)
             return
         self._refuse_rebinding(loop)
@@ -373,6 +375,8 @@ class _Reader(Calls):
             value, families = (SymbolicSegment(over.family, Term(())), group), (over.family,)
         elif isinstance(over, Pipelines):
             value, families = self._segment(over), (over.family,)
+        elif isinstance(over, TreeTurns):
+            value, families = (TurnPart(over, False), TurnPart(over, True)), (over.family,)
         else:
             parts, found = [], []
             for part in over.parts:
@@ -409,6 +413,8 @@ class _Reader(Calls):
         called = self._value(node.func, scope)
         if _is_in_library(called, "optcc.schedules.stragglar.ExchangeRounds"):
             return self._rounds(node, scope)
+        if any(_is_in_library(called, f"optcc.schedules.tree_turns.{name}") for name in ("together", "in_proportion")):
+            return self._tree_turns(node, scope)
         taken = _taken(called)
         if taken:
             for each in (*node.args, *(keyword.value for keyword in node.keywords)):

@@ -49,7 +49,10 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicEdges,
     SymbolicOwner,
     SymbolicRounds,
+    SymbolicSegment,
+    SymbolicTree,
     Thing,
+    TurnPart,
     shown,
 )
 
@@ -79,6 +82,8 @@ class Loops(Arithmetic):
     spread_line: int = 0
     spread_of: tuple[int, Term] = (-1, Term(()))
     round_nested: int = -1
+    broadcast: bool = False
+    in_turn: bool = False
 
     # What evaluates expressions (`Expressions`).
 
@@ -214,6 +219,8 @@ class Loops(Arithmetic):
                 self._each_round(body)
             case SymbolicCopies():
                 self._each_copy(body)
+            case TurnPart():
+                self._each_of_turn(over, body)
             case Enumerated(listed):
 
                 def counted(value: Any, index: Term | None) -> None:
@@ -263,6 +270,22 @@ class Loops(Arithmetic):
         self.unordered = self.relabelled = True
         self._loop("owner", Term(()), owners, one)
         self.owner = None
+
+    def _each_of_turn(self, part: TurnPart, body: Callable[[Any, Term | None], None]) -> None:
+        """The segments of a turn that are reduced, or broadcast, each with its tree: what is done with one of them.
+
+        It is broadcast in its own turn or in a later one. So it sees what is done with those that are reduced first,
+        if that stands first in the turn.
+        """
+        if self.in_turn:
+            raise self._outside("segments of a turn inside of a loop over segments of a turn")
+        if self.broadcast and not part.broadcasting:
+            raise self._outside("segments that are reduced, behind those that are broadcast")
+        self.broadcast = self.broadcast or part.broadcasting
+        self.in_turn = True
+        number = Opaque("the number of a pipeline")
+        body((number, SymbolicSegment(part.turns.family, Term(())), SymbolicTree(part.turns.root)), None)
+        self.in_turn = False
 
     def _each_copy(self, body: Callable[[Any, Term | None], None]) -> None:
         """The copies of a round, which must each be of its section, from its source to its destination."""

@@ -173,6 +173,22 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeTurns:
+    """Turns of pipelines, each segment with two trees of one root: one segment stands for all."""
+
+    family: int
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPart:
+    """The segments of a turn that are reduced, or those that are broadcast."""
+
+    turns: TreeTurns
+    broadcasting: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EveryPair:
     """Every pair of different ranks whose cell has a share, once, in an order that is not known."""
 

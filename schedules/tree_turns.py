@@ -1,0 +1,102 @@
+"""Pipelines in turns, each segment reduced along one tree and broadcast along another: `together`, `in_proportion`.
+
+Whatever the trees are, a segment is in one turn, its two trees are over all ranks and have one root, and it is
+broadcast in its own turn or in a later one. Other trees are refused here, so a proof for all ranks need not read how
+trees are found (`optcc.verify.all_ranks`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from optcc.dsl import Program, Segment
+from optcc.errors import ScheduleError
+from optcc.trees import Tree
+
+Along = tuple[int, Segment, Tree]
+"""The number of a pipeline, a segment of it, and the tree along which that goes."""
+Trees = tuple[Tree, Tree]
+"""To reduce along, and to broadcast along."""
+
+
+class TreeTurn(NamedTuple):
+    """The segments that are reduced in a turn, and those that are broadcast in it."""
+
+    reducing: tuple[Along, ...]
+    broadcasting: tuple[Along, ...]
+
+
+def together(
+    program: Program, shares: Sequence[Fraction], turns: Iterable[Sequence[Trees]], lag: int = 0
+) -> Iterator[TreeTurn]:
+    """A turn is a segment of every pipeline, with the trees of that turn; it is broadcast `lag` turns later.
+
+    `shares` are those of the pipelines, and each turn of `turns`, which may be endless, has a pair of trees for each.
+
+    >>> from optcc.dsl import schedule
+    >>> star = Tree.of({1: 0, 2: 0}, root=0)
+    >>> @schedule
+    ... def stars(program):
+    ...     for reducing, broadcasting in together(program, [Fraction(1)], [[(star, star)]]):
+    ...         for _, segment, up in reducing:
+    ...             segment[0].reduce_along(up)
+    ...         for _, segment, down in broadcasting:
+    ...             segment[0].broadcast_along(down)
+    >>> len(stars(n_ranks=3))
+    4
+
+    Raises ScheduleError for trees over other ranks, two of one segment with different roots, and too few turns.
+    """
+    pipelines = [program.pipeline(sections=1, share=share) for share in shares]
+    waiting: deque[tuple[Along, ...]] = deque()
+    n_turns = 0
+    for segments, pairs in zip(zip(*pipelines, strict=True), turns, strict=False):
+        if len(pairs) != len(segments):
+            raise ScheduleError(f"a turn with {len(pairs)} pairs of trees: must be {len(segments)}, one for each share")
+        for pair in pairs:
+            _check(program, *pair)
+        numbered = range(len(segments))
+        waiting.append(tuple((at, segments[at], pairs[at][1]) for at in numbered))
+        reducing = tuple((at, segments[at], pairs[at][0]) for at in numbered)
+        n_turns += 1
+        yield TreeTurn(reducing, waiting.popleft() if len(waiting) > lag else ())
+    if n_turns != program.segments:
+        raise ScheduleError(f"{n_turns} turns of trees: must be {program.segments}, a turn for each segment")
+    while waiting:
+        yield TreeTurn((), waiting.popleft())
+
+
+def in_proportion(program: Program, pairs: Sequence[tuple[Fraction, Tree, Tree]]) -> Iterator[TreeTurn]:
+    """A turn is one segment, reduced and broadcast; pipelines take turns in proportion to their shares.
+
+    Each of `pairs` is a pipeline: its share, and its trees. With k segments asked for it has k on average.
+
+    Raises ScheduleError for trees over other ranks, or two of a pair with different roots.
+    """
+    for _, up, down in pairs:
+        _check(program, up, down)
+    for number, segment in segments_in_proportion(program, [pair[0] for pair in pairs]):
+        yield TreeTurn(((number, segment, pairs[number][1]),), ((number, segment, pairs[number][2]),))
+
+
+def segments_in_proportion(program: Program, shares: Sequence[Fraction]) -> Iterator[tuple[int, Segment]]:
+    """The segments of a pipeline for each share, in proportion to it: `program.segments` each on average."""
+    chunks = program.segments * len(shares)
+    counts = [max(1, round(chunks * share)) for share in shares]
+    pipelines = [program.pipeline(each, sections=1, share=share) for each, share in zip(counts, shares, strict=True)]
+    turns = sorted(
+        (Fraction(2 * turn + 1, count), number) for number, count in enumerate(counts) for turn in range(count)
+    )
+    for _, number in turns:
+        yield number, next(pipelines[number])
+
+
+def _check(program: Program, up: Tree, down: Tree) -> None:
+    for tree in (up, down):
+        if len(tree) != program.n_ranks:
+            raise ScheduleError(f"{tree}: must be over {program.n_ranks} ranks")
+    if up.root != down.root:
+        raise ScheduleError(f"trees with roots {up.root} and {down.root}: must have one root")
