@@ -15,20 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from optcc.arrays import column
-from optcc.dsl import Program, schedule
+from optcc.dsl import Program, pure, schedule
 from optcc.errors import TopologyError
 from optcc.schedules.loads import Loads
 from optcc.schedules.optimal import grow, tree_pairs
+from optcc.schedules.tree_turns import Trees, together
 from optcc.topology import Server, Topology
 from optcc.trees import Tree
 
 Rates = Sequence[Sequence[Fraction]]
 """By rail (one for all where the core joins them), server and GPU: the rate of its NICs, the smaller way."""
+WHOLE = (Fraction(1),)
+"""One pipeline over the whole message."""
 DEGREE = 2
 """Children of an inner node inside a server."""
 
@@ -74,13 +78,20 @@ def nic_trees(program: Program, rails: Sequence[Rates], rates: Sequence[tuple[Fr
     >>> schedule.stages, len(schedule)
     (('reduce', 'broadcast'), 12)
     """
-    turns = [_Homes(servers, rates) for servers in rails]
-    for number, segment in enumerate(program.pipeline(sections=1)):
-        up, down = next(turns[number % len(turns)])
+    for reducing, broadcasting in together(program, WHOLE, trees_in_turn(rails, rates)):
         with program.stage("reduce"):
-            segment[0].reduce_along(up)
+            for _, segment, up in reducing:
+                segment[0].reduce_along(up)
         with program.stage("broadcast"):
-            segment[0].broadcast_along(down)
+            for _, segment, down in broadcasting:
+                segment[0].broadcast_along(down)
+
+
+@pure
+def trees_in_turn(rails: Sequence[Rates], rates: Sequence[tuple[Fraction, Fraction]]) -> Iterator[list[Trees]]:
+    """For segment after segment its pair of trees, of one rail after the other; endless."""
+    for homes in cycle([_Homes(servers, rates) for servers in rails]):
+        yield [next(homes)]
 
 
 class _Homes(Iterator[tuple[Tree, Tree]]):

@@ -81,8 +81,8 @@ def _cases(names: set[str], domain: Domain) -> tuple[Covered, ...]:
     if "stragglers" in names:
         return _straggler_cases("gpus" in names)
     sizes, p, words, size_of = _of_domain(domain)
-    if names & {"rates", "order", "lost", "straggler", "pairs"}:
-        given = sorted(names & {"rates", "order", "gpus", "server", "straggler", "lost", "pairs"})
+    if names & {"rates", "order", "lost", "straggler", "pairs", "rails"}:
+        given = sorted(names & {"rates", "order", "gpus", "server", "straggler", "lost", "pairs", "rails"})
         opaque = tuple((name, AnyOrder() if name == "order" else Opaque(name)) for name in given)
         what = " and ".join(name for name, _ in opaque)
         return (Covered(ParameterCase(f"{words}, any {what}", sizes, p, opaque), lambda ranks, given: size_of(ranks)),)
@@ -183,6 +183,9 @@ def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
             texts.append(f"{p // gpus}x{gpus}@4GB/s")
             if "stragglers" in names and p // gpus > 1:
                 texts += [f"{p // gpus}x{gpus}@4GB/s,{slow}=2GB/s" for slow in {0, p // gpus - 1}]
+    if "rails" in names:
+        for gpus in (each for each in range(2, p) if p % each == 0):
+            texts += [f"{p // gpus}x{gpus}@4GB/s+40GB/s{lost}" for lost in ("", f",0=1/{gpus}", "/rails")]
     found: dict[str, Instance] = {}
     for text in texts:
         try:

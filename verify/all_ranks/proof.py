@@ -232,12 +232,13 @@ def _check_up_to(definition: Definition, ps: Sequence[int], segments: int, stop_
     """
     last = None
     for p in ps:
-        for instance in instances_of(definition, p):
+        instances = instances_of(definition, p)
+        for instance in instances:
             if time.monotonic() > stop_at:
                 return last
             if not _check(definition, instance, segments):
                 return last
-        last = p
+        last = p if instances else last
     return last
 
 

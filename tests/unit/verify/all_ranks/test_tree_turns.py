@@ -35,7 +35,7 @@ def proved(write: Callable[..., None], collective: str = "allreduce") -> AllRank
     )
 
 
-@pytest.mark.parametrize("name", ["shares", "packed"])
+@pytest.mark.parametrize("name", ["shares", "packed", "nic-trees"])
 def test_trees_in_turns_are_proved_for_every_number_of_ranks(name: str) -> None:
     found = prove_all_ranks(find_schedule(name), p_checked=5)
     assert found.verdict == PROVED, found.reached
