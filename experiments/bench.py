@@ -1,8 +1,8 @@
 """Timing collectives: schedules and peers interleaved in one run, every element checked.
 
-Every case runs once in each round, so that a drift of the machine affects all alike. A time is from a barrier until the
-slowest rank is done. Inputs are those of `optcc.runtime.exact_inputs`: every reduction of them is exact, so a single
-wrong element is found.
+Every case runs once in each round, so that a drift of the machine affects all alike. A time is from a barrier until a
+rank is done, the slowest unless another is asked for. Inputs are those of `optcc.runtime.exact_inputs`: every reduction
+of them is exact, so a single wrong element is found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 import numpy as np
@@ -55,9 +56,27 @@ LOOPBACK_SLOTS = 1
 ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
 
 
+AVERAGES = ("rank 0", "mean", "fastest", "slowest")
+"""Of which rank a time is, in the order of nccl-tests' `-a`."""
+
+
+class Variant(NamedTuple):
+    """Of what kind the elements are, how they are reduced, from or to which root, and the sizes in bytes."""
+
+    dtype: str
+    reduction: str
+    root: int
+    sizes: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class BenchSettings:
-    """What to run: which schedules and peers, on what, over which sizes, how often."""
+    """What to run: which schedules and peers, on what, over which sizes, how often.
+
+    `check` is in how many runs of each mode, the last ones, every element is checked; None: in all. `operations` follow
+    each other in a run, whose time is divided by their number. `average` is one of `AVERAGES`. `variants` are run one
+    after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only those.
+    """
 
     schedules: tuple[str, ...]
     peers: tuple[str, ...]
@@ -68,7 +87,7 @@ class BenchSettings:
     sizes: tuple[int, ...]
     iterations: int
     warmup: int
-    check: bool
+    check: int | None
     dtype: str
     reduction: str
     segments: int | str
@@ -82,6 +101,21 @@ class BenchSettings:
     transport: str
     collective: str = "allreduce"
     root: int = 0
+    operations: int = 1
+    average: str = AVERAGES[3]
+    variants: tuple[Variant, ...] = ()
+
+    def each(self) -> Iterator[BenchSettings]:
+        """The settings of each variant."""
+        for dtype, reduction, root, sizes in self.variants or (
+            Variant(self.dtype, self.reduction, self.root, self.sizes),
+        ):
+            yield replace(self, dtype=dtype, reduction=reduction, root=root, sizes=sizes, variants=())
+
+    @property
+    def n_cases(self) -> int:
+        """How many sizes there are in all variants."""
+        return sum(len(each.sizes) for each in self.each())
 
     @property
     def ports(self) -> Model:
@@ -125,6 +159,8 @@ def measured(settings: BenchSettings, transport: TcpTransport, environ: Mapping[
 
 Progress = Callable[[int, int], None]
 """Called with (runs done, runs in all)."""
+Report = Callable[[Sequence[BenchTiming]], None]
+"""Called with the rows of a size."""
 
 
 class Contestant(Protocol):
@@ -217,19 +253,22 @@ class Tally:
         return Samples(self.seconds, self.steal, self.wrong)
 
 
-def run_on_loopback(settings: BenchSettings, progress_of: Callable[[int], Progress]) -> list[BenchTiming]:
+def run_on_loopback(
+    settings: BenchSettings, progress_of: Callable[[int], Progress], report_of: Callable[[int], Report]
+) -> list[BenchTiming]:
     """`run_cases` with all ranks as threads on ports shaped to the topology, which must be given; no peers.
 
-    `progress_of` makes the `progress` of a rank.
+    `progress_of` makes the `progress` of a rank, `report_of` its `report`.
     """
     wired = settings.wired
     assert wired is not None and not settings.peers
     cache = verdict_cache()
     n_ranks = wired.n_ranks
-    timeout_s = settings.deadline_s * len(settings.sizes) * 2 * (settings.iterations + settings.warmup)
+    runs = 2 * (settings.iterations + settings.warmup) * settings.operations
+    timeout_s = settings.deadline_s * settings.n_cases * runs
     return run_ranks(
         n_ranks,
-        lambda rank, transport: run_cases(settings, transport, None, cache, progress_of(rank)),
+        lambda rank, transport: run_cases(settings, transport, None, cache, progress_of(rank), report_of(rank)),
         topology=wired.with_latency(Fraction(0)),
         deadline_s=max(timeout_s * max(1, len(settings.schedules)), 60.0),
     )[0]
@@ -241,10 +280,13 @@ def run_cases(
     comm: MPI.Intracomm | None,
     cache: VerdictCache,
     progress: Progress = lambda done, total: None,
+    report: Report = lambda rows: None,
 ) -> list[BenchTiming]:
-    """The rows of every size and case, the same at every rank; peers need `comm`. `progress` is that of `measure`."""
+    """The rows of every variant, size and case, the same at every rank; peers need `comm`.
+
+    `progress` is that of `measure`; `report` is called with the rows of each size as soon as they are there.
+    """
     rows: list[BenchTiming] = []
-    peers: list[Peer] = []
     engine, replanned = Engine(transport), list[Replanned]()
 
     def prepare(shares: Shares) -> Callable[[], bool]:
@@ -252,40 +294,45 @@ def run_cases(
         return lambda: all(is_there() for is_there in are_there)
 
     replanning = Replanning(engine, prepare if settings.replans else None)
-    collective = Collective(settings.collective, transport.n_ranks, settings.root)
-    if comm is not None:
-        peers = [
-            make_peer(name, comm, settings.dtype, settings.reduction, settings.deadline_s, collective)
-            for name in settings.peers
-        ]
-    for asked in settings.sizes:
-        size = asked
-        if collective.name == "alltoall":  # in equal blocks, as nccl-tests
-            size -= size % (transport.n_ranks * DTYPE_BYTES[settings.dtype])
-        total = message_bytes(collective, size)
-        ours = [_ours(settings, name, total, engine, replanning, cache) for name in settings.schedules]
-        replanned[:] = [each for each in ours if isinstance(each, Replanned)]
-        cases: list[Contestant] = [*ours, *peers]
-        with _no_collection():
-            tallies = measure(
-                transport,
-                cases,
-                count=total // DTYPE_BYTES[settings.dtype],
-                dtype=settings.dtype,
-                reduction=settings.reduction,
-                iterations=settings.iterations,
-                warmup=settings.warmup,
-                check=settings.check,
-                modes=settings.modes,
-                progress=progress,
-                collective=collective,
-            )
-        rows += [_row(settings, collective, size, case, each) for case, each in zip(cases, tallies, strict=True)]
-        for case in ours:
-            case.close()
-    for peer in peers:
-        peer.close()
+    for each in settings.each():
+        collective = Collective(each.collective, transport.n_ranks, each.root)
+        peers: list[Peer] = []
+        if comm is not None:
+            given = each.dtype, each.reduction, each.deadline_s, collective
+            peers = [make_peer(name, comm, *given) for name in each.peers]
+        for asked in each.sizes:
+            size = asked
+            if collective.name == "alltoall":  # in equal blocks, as nccl-tests
+                size -= size % (transport.n_ranks * DTYPE_BYTES[each.dtype])
+            total = message_bytes(collective, size)
+            ours = [_ours(each, name, total, engine, replanning, cache) for name in each.schedules]
+            replanned[:] = [case for case in ours if isinstance(case, Replanned)]
+            cases: list[Contestant] = [*ours, *peers]
+            with _no_collection():
+                tallies = measure(transport, cases, collective=collective, progress=progress, **_how(each, total))
+            found = [_row(each, collective, size, case, tally) for case, tally in zip(cases, tallies, strict=True)]
+            report(found)
+            rows += found
+            for case in ours:
+                case.close()
+        for peer in peers:
+            peer.close()
     return rows
+
+
+def _how(settings: BenchSettings, size: int) -> dict[str, Any]:
+    """The arguments of `measure` for a message of `size` bytes."""
+    return {
+        "count": size // DTYPE_BYTES[settings.dtype],
+        "dtype": settings.dtype,
+        "reduction": settings.reduction,
+        "iterations": settings.iterations,
+        "warmup": settings.warmup,
+        "check": settings.check,
+        "modes": settings.modes,
+        "operations": settings.operations,
+        "average": settings.average,
+    }
 
 
 def _ours(
@@ -390,43 +437,46 @@ def measure(
     reduction: str,
     iterations: int,
     warmup: int,
-    check: bool,
+    check: int | None,
     modes: Sequence[str] = MODES,
     progress: Progress = lambda done, total: None,
     collective: Collective | None = None,
+    operations: int = 1,
+    average: str = AVERAGES[3],
 ) -> list[dict[str, Tally]]:
     """For each case, its tally by mode ("out" of place, "in" place); collective over the transport's ranks.
 
-    `progress` is called with (runs done, runs in all).
+    `progress` is called with (runs done, runs in all); the other arguments see `BenchSettings`.
     """
     collective = collective or Collective("allreduce", transport.n_ranks)
-    message = _Message(collective, transport.rank, count, dtype, reduction, check)
+    message = _Message(collective, transport.rank, count, dtype, reduction, check != 0)
+    first_checked = 0 if check is None else max(0, warmup + iterations - check)
     tallies = [{mode: Tally() for mode in modes if mode in case.modes} for case in cases]
     turns = [turn for turn in _turns(len(cases), modes, warmup, iterations) if turn[1] in tallies[turn[0]]]
-    for position, (number, mode, counted) in enumerate(turns):
-        run = _run(transport, cases[number], mode, message)
+    for position, (number, mode, round_) in enumerate(turns):
+        run = _run(transport, cases[number], mode, message, operations, average, is_checked=round_ >= first_checked)
         tally = tallies[number][mode]
         tally.wrong += run.wrong
         tally.resent += run.resent
         tally.lost += run.lost
         tally.detours += run.detours
-        if counted:
+        if round_ >= warmup:
             tally.seconds.append(run.seconds)
             tally.steal.append(run.steal)
         progress(position + 1, len(turns))
     return tallies
 
 
-def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> Iterator[tuple[int, str, bool]]:
-    """Case, mode and whether it counts, in the order of running: round by round."""
+def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> Iterator[tuple[int, str, int]]:
+    """Case, mode and round, in the order of running: round by round."""
     for round_ in range(warmup + iterations):
         for mode in modes:
             for number in range(n_cases):
-                yield number, mode, round_ >= warmup
+                yield number, mode, round_
 
 
 class _Run(NamedTuple):
-    """Seconds of the slowest rank, the largest stolen share; and over all ranks wrong elements, chunks that were sent
+    """Seconds of an operation, the largest stolen share; and over all ranks wrong elements, chunks that were sent
     again, connections that were lost, and paths through other hosts that were taken."""
 
     seconds: float
@@ -480,19 +530,33 @@ def _span(regions: Sequence[Region]) -> slice | None:
     return slice(regions[0][0], regions[-1][1]) if regions else None
 
 
-def _run(transport: Transport, case: Contestant, mode: str, message: _Message) -> _Run:
+def _run(
+    transport: Transport,
+    case: Contestant,
+    mode: str,
+    message: _Message,
+    operations: int,
+    average: str,
+    *,
+    is_checked: bool,
+) -> _Run:
     send, recv = message.arrays(mode)
     stolen, before = stolen_jiffies(), _losses(transport)
     transport.barrier()
     started = time.perf_counter()
-    case.run(send, recv)
-    own = time.perf_counter() - started
+    for _ in range(operations):
+        case.run(send, recv)
+    own = (time.perf_counter() - started) / operations
     steal = stolen_share(stolen, stolen_jiffies())
-    wrong = message.wrong()
+    if is_checked and operations > 1 and mode == "in":
+        # Each of them has reduced what the one before it left: one more, of what was given.
+        case.run(*message.arrays(mode))
+    wrong = message.wrong() if is_checked else 0
     losses = (now - then for then, now in zip(before, _losses(transport), strict=True))
     row = _RUN.pack(own, steal, wrong, *losses)
     seconds, stolen_shares, *counts = zip(*map(_RUN.unpack, transport.allgather(row)), strict=True)
-    return _Run(max(seconds), max(stolen_shares), *map(sum, counts))
+    of_ranks = {"rank 0": seconds[0], "mean": fmean(seconds), "fastest": min(seconds), "slowest": max(seconds)}
+    return _Run(of_ranks[average], max(stolen_shares), *map(sum, counts))
 
 
 def _losses(transport: Transport) -> tuple[int, int, int]:

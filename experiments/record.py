@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import pkgutil
 import platform
@@ -194,6 +195,16 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def median_s(self) -> float:
         """The median of the undisturbed timings."""
         return statistics.median(self.undisturbed_s)
+
+    def percentile_s(self, share: float) -> float:
+        """The smallest undisturbed timing that the given share of them does not exceed; of share 0 the smallest.
+
+        >>> each = Samples([3.0, 1.0, 2.0], [0.0] * 3, 0)
+        >>> each.percentile_s(0), each.percentile_s(0.5), each.percentile_s(0.99)
+        (1.0, 2.0, 3.0)
+        """
+        values = sorted(self.undisturbed_s)
+        return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
 class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,8 +22,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from optcc.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_REFUTED, ArgumentError, InputError, OptccError
+from optcc.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_REFUTED,
+    ArgumentError,
+    InputError,
+    OptccError,
+    did_you_mean,
+)
 from optcc.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -63,6 +72,14 @@ class Door(click.Group):
         command = import_module(f"optcc.commands.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuses a command that there is not with the one that it resembles."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -257,11 +274,32 @@ class OneOf(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
         if value in self.allowed:
             return value  # type: ignore[no-any-return]
-        raise InputError(f"{_option(param)} {value!r}: must be one of {', '.join(self.allowed)}")
+        rule = f"must be one of {', '.join(self.allowed)}{did_you_mean(value, self.allowed)}"
+        raise InputError(f"{_option(param)} {value!r}: {rule}")
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """The names that begin so."""
+        return [CompletionItem(name) for name in self.allowed if name.startswith(incomplete)]
+
+
+class ScheduleType(click.ParamType[str]):
+    """A schedule's name, or FILE.py:FUNCTION, as text: `optcc.planner.find_schedule` knows which there are."""
+
+    name = "schedule"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """The names of the library that begin so, else files."""
+        from optcc.planner import AUTO, LIBRARY
+
+        found = [CompletionItem(name) for name in (*LIBRARY, AUTO) if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
 
 
 class CollectiveType(OneOf):
-    """One of `optcc.collective.COLLECTIVES`; `all_to_all`, `all-to-all` and `AllToAll` are one name."""
+    """One of `optcc.collective.COLLECTIVES`; `all_to_all`, `AllToAll` and nccl-tests' `alltoall_perf` are one name."""
 
     def __init__(self) -> None:
         from optcc.collective import COLLECTIVES
@@ -269,7 +307,7 @@ class CollectiveType(OneOf):
         super().__init__(COLLECTIVES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        plain = str(value).replace("_", "").replace("-", "").lower()
+        plain = str(value).removesuffix("_perf").replace("_", "").replace("-", "").lower()
         return super().convert(plain if plain in self.allowed else value, param, ctx)
 
 

@@ -24,7 +24,8 @@ Our own mistakes are asserts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import ClassVar
 
 EXIT_DONE = 0
@@ -126,3 +127,13 @@ class DeadlineExceeded(RuntimeFault):
 
 class Cancelled(RuntimeFault):
     """The program gave up a run that was under way."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """What to add to a message that says which names there are, if one of them is much like the wrong one.
+
+    >>> did_you_mean("rign", ["ring", "optcc"]), did_you_mean("nccl", ["ring", "optcc"])
+    ('; did you mean ring?', '')
+    """
+    found = get_close_matches(wrong, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""

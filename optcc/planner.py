@@ -35,6 +35,7 @@ from optcc.errors import (
     PlanUnproved,
     SolverUnknown,
     TopologyError,
+    did_you_mean,
 )
 from optcc.files import VerdictCache, cache_directory
 from optcc.plan import Plan, PlanRequest
@@ -264,7 +265,8 @@ def find_schedule(name: str) -> Definition:
             raise InputError(f"schedule {name!r}: {path} has no function {function} under @schedule")
         return found
     if name not in LIBRARY:
-        raise InputError(f"schedule {name!r}: must be one of {', '.join(LIBRARY)}, {AUTO}, or FILE.py:FUNCTION")
+        known = f"must be one of {', '.join(LIBRARY)}, {AUTO}, or FILE.py:FUNCTION"
+        raise InputError(f"schedule {name!r}: {known}{did_you_mean(name, (*LIBRARY, AUTO))}")
     return LIBRARY[name]
 
 

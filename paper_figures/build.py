@@ -23,6 +23,7 @@ from optcc.paper_figures import (
     numbers,
     peer_dots,
     schedule_curves,
+    size_curves,
     sources,
     style,
 )
@@ -115,12 +116,20 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> WrittenFi
 def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
     """Every figure that the records give, drawn and not yet written."""
     style.require_matplotlib()
-    return (*_draw_bars(read, quick), *(each for kind in FIGURES for each in _draw_kind(kind, read, quick)))
+    return (
+        *_draw_bars(read, quick),
+        *_draw_sweeps(read, quick),
+        *(each for kind in FIGURES for each in _draw_kind(kind, read, quick)),
+    )
 
 
 def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
-    """A figure of times for each case in the measurements."""
-    measured = [(source, source.record) for source in read if isinstance(source.record, Record)]
+    """A figure of times for each case in the measurements that is in no sweep over sizes."""
+    measured = [
+        (source, rest)
+        for source in read
+        if isinstance(source.record, Record) and (rest := size_curves.without_sweeps(source.record)) is not None
+    ]
     cases = allreduce_bars.cases([record for _, record in measured])
     names = [case.name for case in cases]
     taken: set[str] = set()
@@ -139,6 +148,20 @@ def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
         figure = allreduce_bars.draw(table)
         files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
         yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own))
+
+
+def _draw_sweeps(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
+    """A figure for each sweep over sizes in the measurements."""
+    taken: dict[str, str] = {}
+    for source in read:
+        for sweep in size_curves.sweeps(source.record) if isinstance(source.record, Record) else ():
+            if sweep.name in taken:
+                said = f"{taken[sweep.name]}, {source.name}"
+                raise InputError(f"records {said}: a second figure {sweep.name}: draw it into another folder")
+            taken[sweep.name] = source.name
+            figure = size_curves.draw(sweep)
+            files = {f"{sweep.name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+            yield Drawn(sweep.name, files, size_curves.numbers(sweep), (source,))
 
 
 def _draw_kind(kind: FigureKind, read: Sequence[Source], quick: bool) -> Iterator[Drawn]:

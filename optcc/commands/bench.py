@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from socket import gethostname
 
 import click
-import msgspec
 
-from optcc.cli import CollectiveType, OneOf, SecondsType, SegmentsType, SizeType, TopologyType, echo_json, json_option
-from optcc.collective import DTYPE_BYTES, ROOTED, reductions_of
+from optcc.cli import (
+    CollectiveType,
+    OneOf,
+    ScheduleType,
+    SecondsType,
+    SegmentsType,
+    SizeType,
+    TopologyType,
+    json_option,
+)
+from optcc.collective import DTYPE_BYTES, REDUCING, ROOTED, reductions_of
+from optcc.commands.bench_report import BenchReport, NicEntries
 from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.bench import (
+    AVERAGES,
     MODES,
     BenchSettings,
     Progress,
+    Variant,
     measured,
     nic_traffic,
     run_cases,
     run_on_loopback,
 )
 from optcc.experiments.peers import PEERS
-from optcc.experiments.record import (
-    BenchTiming,
-    NicTraffic,
-    Record,
-    Samples,
-    algbw,
-    busbw,
-    command_line,
-    these_versions,
-    this_machine,
-)
+from optcc.experiments.record import BenchTiming
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
 from optcc.runtime.launchers import find_launch
@@ -56,38 +58,62 @@ _DEFAULT_SCHEDULES = {
     "gather": "direct-gather",
     "scatter": "direct-scatter",
 }
-_TITLES = {"allreduce": "AllReduce", "reducescatter": "ReduceScatter", "allgather": "AllGather"}
-_TITLES |= {
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "alltoall": "AllToAll",
-    "gather": "Gather",
-    "scatter": "Scatter",
-}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
 TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
+ALL = "all"
+"""Every type, every reduction, or every root."""
+_HOST_BYTES = 64
 
 
 @click.command("bench", epilog="Example: mpirun -n 4 optcc bench -b 1M -e 64M -f 4 --schedule ring --topology 4@1GB/s")
 @click.option("-b", "--minbytes", type=SizeType(), default="32M", show_default=True, help="Smallest size.")
 @click.option("-e", "--maxbytes", type=SizeType(), default=None, help="Largest size; the smallest if absent.")
-@click.option("-f", "--stepfactor", type=int, default=2, show_default=True, help="Factor between sizes.")
+@click.option("-i", "--stepbytes", type=SizeType(), default=None, help="Bytes between sizes, in the place of a factor.")
+@click.option("-f", "--stepfactor", type=int, default=None, help="Factor between sizes.  [default: 2]")
 @click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed runs of each.")
 @click.option("-w", "--warmup_iters", type=click.IntRange(0), default=1, show_default=True, help="Runs before.")
-@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check all elements.")
+@click.option("-m", "--agg_iters", type=click.IntRange(1), default=1, show_default=True, help="Operations in a run.")
+@click.option(
+    "-a",
+    "--average",
+    type=click.IntRange(0, 3),
+    default=3,
+    show_default=True,
+    help="A run's time: 0 of rank 0, 1 mean, 2 fastest, 3 slowest rank.",
+)
+@click.option(
+    "-c", "--check", type=click.IntRange(0), help="Check so many runs, the last ones, 0 none.  [default: all]"
+)
+@click.option(
+    "-z", "--blocking", type=click.IntRange(0, 1), default=1, help="1: each run is waited for, as it always is."
+)
+@click.option("-t", "--nthreads", type=click.IntRange(1), default=1, help="Ranks of this process, on loopback.")
+@click.option("-g", "--ngpus", type=click.IntRange(1), default=1, help="The same, for each of -t.")
 @click.option(
     "-d",
     "--datatype",
-    type=OneOf(_DTYPES),
+    type=OneOf((*_DTYPES, ALL)),
     default="float",
     show_default=True,
-    help="half, float, double, bfloat16, int8, ...",
+    help="half, float, double, bfloat16, int8, ..., all.",
 )
-@click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor.")
-@click.option("--collective", type=CollectiveType(), default="allreduce", show_default=True, help="What is timed.")
-@click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help=f"Of {', '.join(ROOTED)}.")
-@click.option("--schedule", "schedules", multiple=True, help="A schedule, or FILE.py:FUNCTION; may be repeated.")
+@click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor; all.")
+@click.option(
+    "--collective",
+    type=CollectiveType(),
+    default="allreduce",
+    show_default=True,
+    help="What is timed; all_gather_perf is allgather.",
+)
+@click.option("-r", "--root", default="0", show_default=True, help=f"Of {', '.join(ROOTED)}; all.")
+@click.option(
+    "--schedule",
+    "schedules",
+    type=ScheduleType(),
+    multiple=True,
+    help="A schedule, or FILE.py:FUNCTION; may be repeated.",
+)
 @click.option(
     "--peer",
     "peers",
@@ -122,20 +148,36 @@ SIZES_MAX = 1000
 )
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("--deadline", type=SecondsType(), default=120.0, show_default=True, help="Seconds a single run may take.")
+@click.option(
+    "--deadline",
+    "-T",
+    "--timeout",
+    "deadline",
+    type=SecondsType(),
+    default=120.0,
+    show_default=True,
+    help="Seconds a single run may take.",
+)
 @click.option("-J", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a record to this file.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, percentiles included.")
 @json_option
 def command(
     minbytes: int,
     maxbytes: int | None,
-    stepfactor: int,
+    stepbytes: int | None,
+    stepfactor: int | None,
     iters: int,
     warmup_iters: int,
-    check: int,
+    agg_iters: int,
+    average: int,
+    check: int | None,
+    blocking: int,
+    nthreads: int,
+    ngpus: int,
     datatype: str,
     op: str,
     collective: str,
-    root: int,
+    root: str,
     schedules: tuple[str, ...],
     peers: tuple[str, ...],
     topology: Topology | None,
@@ -152,18 +194,25 @@ def command(
     quiet: bool,
     deadline: float,
     output: Path | None,
+    as_csv: bool,
     as_json: bool,
 ) -> int:
     """Time schedules of a collective and peers, interleaved, and check every element.
 
     One process a rank under mpirun, whose messages MPI carries, or with `--transport tcp` or `ucx` our own TCP, or
     UCX, over the NICs that OPTCC_SOCKET_IFNAME leaves; or `--transport loopback`, where the ranks are threads of this
-    process on ports shaped to the topology. Times are medians over the timed runs, of the slowest rank each; sizes are
-    rounded down to whole elements.
+    process on ports shaped to the topology. Times are medians over the timed runs; sizes are rounded down to whole
+    elements. Flags are those of nccl-tests where they have a meaning here.
     """
-    dtype = _DTYPES[datatype]
-    if op not in reductions_of(dtype):
-        raise InputError(f"-o {op!r}: must be one of {', '.join(reductions_of(dtype))}")
+    if not blocking:
+        raise InputError("-z 0: must be 1: each run is waited for; -m N has N operations in a run")
+    n_local = nthreads * ngpus
+    if transport == "loopback":
+        topology = _loopback_topology(topology, n_local)
+    elif n_local > 1:
+        raise InputError(f"-t {nthreads} -g {ngpus}: must be 1: one rank a process, so start {n_local} under mpirun")
+    sizes = minbytes, minbytes if maxbytes is None else maxbytes, stepfactor, stepbytes
+    variants = _variants(datatype, op, root, collective, sizes, topology)
     settings = BenchSettings(
         schedules or (() if peers else (_DEFAULT_SCHEDULES[collective],)),
         peers,
@@ -171,12 +220,12 @@ def command(
         parse_time(latency),
         _overhead(wire_overhead),
         bed,
-        _sizes(minbytes, minbytes if maxbytes is None else maxbytes, stepfactor, dtype),
+        variants[0].sizes,
         iters,
         warmup_iters,
-        bool(check),
-        dtype,
-        op,
+        check,
+        variants[0].dtype,
+        variants[0].reduction,
         segments,
         slots,
         ports,
@@ -187,219 +236,123 @@ def command(
         probe,
         transport,
         collective,
-        root,
+        variants[0].root,
+        agg_iters,
+        AVERAGES[average],
+        variants,
     )
+    report = BenchReport(settings, output, "json" if as_json else "csv" if as_csv else "table")
     if transport == "loopback":
-        if topology is None:
-            raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
+        assert topology is not None
         if peers:
             raise InputError(f"--peer {peers[0]}: needs --transport mpi, tcp or ucx")
-        head = _head(settings, topology.n_ranks, topology)
-        return _report(run_on_loopback(settings, _progress), settings, output, as_json, head)
-    return _under_mpi(settings, output, as_json)
+        report.begin(topology.n_ranks, (gethostname(),) * topology.n_ranks, settings, topology)
+        rows = run_on_loopback(settings, _progress, lambda rank: report.add if rank == 0 else _say_nothing)
+        return report.end(rows)
+    return _under_mpi(settings, report)
 
 
-def _under_mpi(settings: BenchSettings, output: Path | None, as_json: bool) -> int:
+def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
     mpi = mpi_of(settings.transport)
     with abort_on_failure(mpi):
         _check_ranks(settings.topology, mpi.n_ranks)
         cache = verdict_cache()
         given = settings.topology
+        names = mpi.allgather(gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES))
+        hosts = tuple(name.decode(errors="replace").rstrip() for name in names)
         with carried_by(mpi, settings.transport, os.environ) as transport:
+            entries: NicEntries = ()
             if isinstance(transport, TcpTransport):
                 settings = measured(settings, transport, os.environ)
-            rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank))
+                entries = transport.nics
+            report.begin(mpi.n_ranks, hosts, settings, given, entries)
+            say = report.add if mpi.rank == 0 else _say_nothing
+            rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank), say)
             nics = nic_traffic(transport) if isinstance(transport, TcpTransport) else ()
     if mpi.rank == 0:
-        code = _report(rows, settings, output, as_json, _head(settings, mpi.n_ranks, given, nics), nics)
+        code = report.end(rows, nics)
     else:
         code = EXIT_REFUTED if any(row.wrong for row in rows) else EXIT_DONE
     mpi.close()
     return code
 
 
-def _report(
-    rows: list[BenchTiming],
-    settings: BenchSettings,
-    output: Path | None,
-    as_json: bool,
-    head: dict[str, Any],
-    nics: tuple[NicTraffic, ...] = (),
-) -> int:
-    """Prints the table or the JSON, writes the record, and says whether every element was right."""
-    wrong = sum(row.wrong for row in rows)
-    resent, lost, detours = (sum(getattr(row, what) for row in rows) for what in ("resent", "lost", "detours"))
-    if output is not None:
-        record = Record(
-            _TITLES[settings.collective],
-            command_line(),
-            settings.bed,
-            float(settings.wire_overhead),
-            this_machine(),
-            these_versions(),
-            tuple(rows),
-            nics,
-        )
-        record.write(output)
-    if settings.quiet:
-        pass
-    elif as_json:
-        echo_json(
-            {
-                "config": head | _config(settings),
-                "results": [_json_row(row, is_checked=settings.check) for row in rows],
-                "out_of_bounds": wrong if settings.check else None,
-                "nics": [msgspec.to_builtins(each) for each in nics],
-            }
-        )
-    else:
-        click.echo(_header(head, settings.topology))
-        click.echo(_table(rows, is_checked=settings.check))
-        found = f"{wrong} {'OK' if not wrong else 'FAILED'}" if settings.check else "N/A"
-        click.echo(f"# Out of bounds values : {found}")
-        mean = sum(row.busbw for row in rows) / len(rows) if rows else 0.0
-        changes = sum(row.plan_changes for row in rows)
-        if changes:
-            click.echo(f"# Plan changes         : {changes}, for what the NICs carried then")
-        if resent or lost:
-            click.echo(f"# Lost connections     : {lost}, {resent} chunks were sent again")
-        if detours:
-            click.echo(f"# Through other hosts  : {detours} connections, between hosts that shared no rail")
-        click.echo(f"# Avg bus bandwidth    : {mean:.6g}")
-    return EXIT_REFUTED if wrong else EXIT_DONE
+def _say_nothing(rows: Sequence[BenchTiming]) -> None:
+    """What other ranks than 0 say of the rows."""
 
 
-def _head(
-    settings: BenchSettings, n_ranks: int, given: Topology | None, nics: tuple[NicTraffic, ...] = ()
-) -> dict[str, Any]:
-    """What ran where: versions, ranks, launcher, transport, NICs, and from where the topology is known."""
-    if settings.topology is None:
-        source = None
-    else:
-        source = "given" if given is not None and repr(given) == repr(settings.topology) else "measured"
-    return {
-        "versions": these_versions(),
-        "ranks": n_ranks,
-        "launcher": find_launch(os.environ).launcher,
-        "transport": settings.transport,
-        "nics": sorted({each.nic for each in nics}),
-        "topology_source": source,
-    }
+def _loopback_topology(given: Topology | None, n_ranks: int) -> Topology:
+    """The topology of the threads: as many as -t and -g say, if they do."""
+    if given is None:
+        if n_ranks == 1:
+            raise InputError("--transport loopback: give --topology, which says how many ranks and how fast")
+        return Topology.parse(f"{n_ranks}@1GB/s")
+    if n_ranks not in (1, given.n_ranks):
+        raise InputError(f"-t times -g is {n_ranks}: must be the {given.n_ranks} ranks of --topology, or be left out")
+    return given
 
 
-def _header(head: dict[str, Any], topology: Topology | None) -> str:
-    """The lines before the columns."""
-    launcher = "" if head["launcher"] == "none" else f", launched by {head['launcher']}"
-    over = f" over {', '.join(head['nics'])}" if head["nics"] else ""
-    lines = [
-        "# " + ", ".join(f"{package} {version}" for package, version in head["versions"].items()),
-        f"# {head['ranks']} ranks{launcher}, messages by {head['transport']}{over}",
-    ]
+def _variants(
+    datatype: str,
+    op: str,
+    root: str,
+    collective: str,
+    sizes: tuple[int, int, int | None, int | None],
+    topology: Topology | None,
+) -> tuple[Variant, ...]:
+    """Every combination of a type, a reduction that it has, and a root."""
+    dtypes = [_DTYPES[datatype]] if datatype != ALL else list(DTYPE_BYTES)
+    roots = [_root(root)] if root != ALL else list(range(_ranks(topology)))
+    if root == ALL and collective not in ROOTED:
+        roots = [0]
+    found = []
+    for dtype in dtypes:
+        known = reductions_of(dtype)
+        if op not in (*known, ALL) and (datatype != ALL or op not in reductions_of("int32")):
+            raise InputError(f"-o {op!r}: must be one of {', '.join(known)}, {ALL}")
+        # What does not reduce has no reduction to choose.
+        ops = known[:1] if collective not in REDUCING and op == ALL else known if op == ALL else [op]
+        own = _sizes(*sizes[:2], sizes[2], dtype, sizes[3])
+        found += [Variant(dtype, each, place, own) for each in ops if each in known for place in roots]
+    return tuple(found)
+
+
+def _root(text: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"-r {text!r}: must be a rank, or {ALL}")
+    return int(text)
+
+
+def _ranks(topology: Topology | None) -> int:
+    """How many ranks there will be: that of the topology, or what the launcher says."""
     if topology is not None:
-        text = repr(topology)[len("Topology('") : -len("')")]
-        lines.append(f"# topology {text}, {head['topology_source']}")
-    return "\n".join(lines)
+        return topology.n_ranks
+    return find_launch(os.environ).n_ranks
 
 
-def _config(settings: BenchSettings) -> dict[str, Any]:
-    return {
-        "collective": settings.collective,
-        "schedules": [*settings.schedules, *settings.peers],
-        "topology": repr(settings.topology) if settings.topology is not None else None,
-        "latency_s": float(settings.latency_s),
-        "wire_overhead": str(settings.wire_overhead),
-        "iterations": settings.iterations,
-        "warmup": settings.warmup,
-        "check": settings.check,
-        "segments": settings.segments,
-        "window": settings.window,
-        "slots": settings.slots,
-        "ports": settings.ports,
-    }
-
-
-def _json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
-    """nccl-tests' keys, then ours."""
-
-    def side(samples: Samples | None) -> dict[str, Any] | None:
-        if samples is None:
-            return None
-        return {
-            "time": samples.median_s * 1e6,
-            "alg_bw": algbw(row.size_bytes, samples.median_s),
-            "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks, row.collective),
-            "nwrong": samples.wrong if is_checked else None,
-        }
-
-    return {
-        "size": row.size_bytes,
-        "count": row.size_bytes // DTYPE_BYTES[row.dtype],
-        "type": row.dtype,
-        "redop": row.reduction,
-        "root": row.root,
-        "out_of_place": side(row.out_of_place),
-        "in_place": side(row.in_place),
-        "bound_ratio": None if row.bound_s is None or not row.bound_s else row.seconds / row.bound_s,
-        "bound_seconds": row.bound_s,
-        "predicted_seconds": row.predicted_s,
-        "schedule": row.schedule,
-        "segments": row.segments,
-        "resent": row.resent,
-        "lost": row.lost,
-        "detours": row.detours,
-        "plan_changes": row.plan_changes,
-    }
-
-
-def _table(rows: list[BenchTiming], *, is_checked: bool) -> str:
-    """nccl-tests' columns, then %bound and the schedule."""
-    head = f"#{'out-of-place':>77}{'in-place':>36}"
-    side = f"{'time':>11}{'algbw':>8}{'busbw':>8}{'#wrong':>8}"
-    unit = f"{'(us)':>11}{'(GB/s)':>8}{'(GB/s)':>8}{'':>8}"
-    lines = [
-        head,
-        f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}{side}{side}{'%bound':>8}  schedule",
-        f"#{'(B)':>12}{'(elements)':>14}{'':>26}{unit}{unit}",
-    ]
-    for row in rows:
-        cells = "".join(
-            _table_side(row, samples, is_checked=is_checked) for samples in (row.out_of_place, row.in_place)
-        )
-        percent = "N/A" if row.bound_percent is None else f"{row.bound_percent:.1f}"
-        what = f"{row.size_bytes:>12}{row.size_bytes // DTYPE_BYTES[row.dtype]:>14}{row.dtype:>10}{row.reduction:>8}"
-        lines.append(f" {what}{row.root:>8}{cells}{percent:>8}  {row.schedule}")
-    return "\n".join(lines)
-
-
-def _table_side(row: BenchTiming, samples: Samples | None, *, is_checked: bool) -> str:
-    if samples is None:
-        return f"{'N/A':>11}{'N/A':>8}{'N/A':>8}{'N/A':>8}"
-    seconds = samples.median_s
-    bandwidths = (
-        f"{algbw(row.size_bytes, seconds):>8.4f}{busbw(row.size_bytes, seconds, row.ranks, row.collective):>8.4f}"
-    )
-    return f"{seconds * 1e6:>11.1f}{bandwidths}{samples.wrong if is_checked else 'N/A':>8}"
-
-
-def _sizes(low: int, high: int, factor: int, dtype: str) -> tuple[int, ...]:
-    """From low to high by a factor, rounded down to whole elements, each once."""
+def _sizes(low: int, high: int, factor: int | None, dtype: str, step: int | None = None) -> tuple[int, ...]:
+    """From low to high by a factor, 2 unless given, or by a step; rounded down to whole elements, each once."""
     if high < low:
         raise InputError(f"-e {high}: must not be below -b {low}")
-    if factor < 2 and high > low:
+    if factor is not None and step is not None:
+        raise InputError(f"-i {step}: must be left out with -f {factor}")
+    if factor is not None and factor < 2 and high > low:
         raise InputError(f"-f {factor}: must be at least 2")
+    if step is not None and step < 1:
+        raise InputError(f"-i {step}: must be at least 1")
     sizes: list[int] = []
     size = low
     while size <= high and len(sizes) < SIZES_MAX:
         rounded = size - size % DTYPE_BYTES[dtype]
         if rounded not in sizes:
             sizes.append(rounded)
-        if size == 0 and high > 0:
-            size = DTYPE_BYTES[dtype]
-            continue
         if size == high:
             break
-        size *= factor
+        if step is not None:
+            size += step
+        else:
+            size = size * (factor or 2) or DTYPE_BYTES[dtype]
     return tuple(sizes)
 
 

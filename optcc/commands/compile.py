@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from optcc.cli import OneOf, SizeType, TopologyType, echo_card, echo_json, json_option, plan_options
+from optcc.cli import OneOf, ScheduleType, SizeType, TopologyType, echo_card, echo_json, json_option, plan_options
 from optcc.codec import write_plan, write_transfers
 from optcc.commands.judged import say_unless_proved
 from optcc.compiler import plan_transfers
@@ -47,7 +47,7 @@ FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
     "compile",
     epilog="Example: optcc compile optcc --topology 4@50MB/s,3=25MB/s --size 64MiB --format transfers -o optcc.jsonl",
 )
-@click.argument("name")
+@click.argument("name", type=ScheduleType())
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), required=True, help="Bytes of the message, such as 64MiB.")
 @plan_options

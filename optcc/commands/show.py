@@ -8,6 +8,7 @@ import click
 
 from optcc.cli import (
     OneOf,
+    ScheduleType,
     SizeType,
     TopologyType,
     echo_card,
@@ -26,7 +27,7 @@ from optcc.topology import Topology
 
 
 @click.command("show", epilog="Example: optcc show optcc --topology 4@50MB/s,3=25MB/s --segments 8 -o optcc.svg")
-@click.argument("name")
+@click.argument("name", type=ScheduleType())
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Bytes of the message.")
 @latency_option

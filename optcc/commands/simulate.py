@@ -10,6 +10,7 @@ import click
 
 from optcc.cli import (
     OneOf,
+    ScheduleType,
     SizeType,
     TopologyType,
     echo_card,
@@ -39,7 +40,7 @@ JITTER_SIGMA = 0.02
 
 
 @click.command("simulate", epilog="Example: optcc simulate optcc --topology 8@50GB/s,3=25GB/s --size 1G --latency 5us")
-@click.argument("name", required=False)
+@click.argument("name", type=ScheduleType(), required=False)
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan file instead of a schedule.")
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default=None, help="Bytes of the message, such as 64MiB.")

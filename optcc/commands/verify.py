@@ -14,6 +14,7 @@ from optcc.cli import (
     IntervalType,
     NumberType,
     OneOf,
+    ScheduleType,
     SizeType,
     TopologyType,
     echo_card,
@@ -44,7 +45,7 @@ _HEAD_BYTES = 256
 
 
 @click.command("verify", epilog="Example: optcc verify my_schedule.py:ring --topology 4@1GB/s --size 1MiB")
-@click.argument("name", required=False)
+@click.argument("name", type=ScheduleType(), required=False)
 @click.option(
     "--plan",
     "plan_file",

@@ -613,3 +613,39 @@ def test_numbers_of_a_refuted_schedule_are_never_shown_without_saying_so(
         assert not said.out and said.err.startswith("optcc: wrong: refuted, so it does not run: ")
     assert cli.run([*bench[:6], "ring", *bench[7:], "-c", "0"]) == 0
     assert "# Out of bounds values : N/A" in capsys.readouterr().out
+
+
+def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, part in (
+        (["benhc"], "No such command 'benhc'; did you mean bench?"),
+        (["simulate", "optimall", "--topology", "2@1GB/s", "--size", "1K"], "; did you mean optimal?"),
+        (
+            ["bench", "--transport", "tpc"],
+            "--transport 'tpc': must be one of mpi, tcp, ucx, loopback; did you mean tcp?",
+        ),
+    ):
+        assert cli.run(words) == 2
+        said = capsys.readouterr().err
+        assert part in said and len(said.splitlines()) == 1
+    assert cli.run(["xyz"]) == 2
+    assert capsys.readouterr().err == "optcc: No such command 'xyz'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("optcc be", {"bench"}),
+        ("optcc simulate opti", {"optimal"}),
+        ("optcc bench --transport t", {"tcp"}),
+        ("optcc bench --collective all", {"allreduce", "allgather", "alltoall"}),
+    ],
+)
+def test_the_shell_completes(
+    words: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_OPTCC_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        cli.run([])
+    assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == offered

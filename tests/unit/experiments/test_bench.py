@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from socket import gethostname
 from typing import cast
 
 import numpy as np
 import pytest
 
 from optcc import cli, job
+from optcc.collective import DTYPE_BYTES, FLOATS
 from optcc.commands.bench import _overhead, _sizes
+from optcc.commands.bench_report import header
 from optcc.compiler import SLOTS
 from optcc.errors import EnvironmentMissing, InputError
+from optcc.experiments import bench as bench_module
 from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, measure, measured
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
@@ -49,6 +57,12 @@ def test_sizes_grow_by_the_factor_and_are_whole_elements() -> None:
         _sizes(2, 1, 2, "int32")
     with pytest.raises(InputError, match="-f 1: must be at least 2"):
         _sizes(1, 2, 1, "int32")
+    assert _sizes(0, 10, None, "int8") == (0, 1, 2, 4, 8)
+    assert _sizes(8, 40, None, "float32", 15) == (8, 20, 36)
+    with pytest.raises(InputError, match="-i 8: must be left out with -f 2"):
+        _sizes(1, 2, 2, "int32", 8)
+    with pytest.raises(InputError, match="-i 0: must be at least 1"):
+        _sizes(1, 2, None, "int32", 0)
 
 
 def test_the_wire_overhead_is_a_fraction() -> None:
@@ -60,7 +74,8 @@ def test_the_wire_overhead_is_a_fraction() -> None:
 
 def test_columns_are_those_of_nccl_tests_and_then_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     lines = bench(capsys, "-b", "4K", "-e", "16K", "-f", "4", "-n", "2").splitlines()
-    assert lines[0].startswith("# optcc ") and lines[1] == "# 3 ranks, messages by loopback"
+    assert lines[0].startswith("# optcc ")
+    assert lines[1] == f"# 3 ranks on 1 host ({gethostname()}), messages by loopback"
     assert lines[2] == "# topology 3@1GB/s, given"
     heads = lines[4].lstrip("#").split()
     assert heads[:5] == ["size", "count", "type", "redop", "root"]
@@ -80,7 +95,8 @@ def test_every_element_is_right(capsys: pytest.CaptureFixture[str], dtype: str, 
     text = bench(capsys, "-b", "1004", "-n", "1", "-d", dtype, "-o", op, "--schedule", "optcc", "--json")
     (row,) = json.loads(text)["results"]
     assert {"size", "count", "type", "redop", "root", "out_of_place", "in_place", "bound_ratio"} <= set(row)
-    assert set(row["out_of_place"]) == {"time", "alg_bw", "bus_bw", "nwrong"}
+    assert set(row["out_of_place"]) == {"time", "alg_bw", "bus_bw", "nwrong", "percentiles"}
+    assert len(set(row["out_of_place"]["percentiles"].values())) == 1
     assert row["out_of_place"]["nwrong"] == row["in_place"]["nwrong"] == 0
 
 
@@ -119,6 +135,136 @@ def test_every_collective_is_exact_and_counted_as_nccl_tests_do(
     assert row["bound_seconds"] == float(bound.seconds)
 
 
+@pytest.mark.parametrize(
+    ("words", "cases"),
+    [
+        (("-d", "all", "-o", "max"), [(dtype, "max", -1) for dtype in DTYPE_BYTES]),
+        (("-d", "all", "-o", "bor"), [(dtype, "bor", -1) for dtype in DTYPE_BYTES if dtype not in FLOATS]),
+        (("-o", "all"), [("float32", op, -1) for op in ("sum", "prod", "min", "max", "avg")]),
+        (("-r", "all", "-o", "all", "--collective", "broadcast_perf"), [("float32", "sum", root) for root in range(3)]),
+        (("-r", "all"), [("float32", "sum", -1)]),
+    ],
+)
+def test_all_is_every_type_reduction_and_root(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], cases: list[tuple[str, str, int]]
+) -> None:
+    printed = json.loads(bench(capsys, "-b", "1001", "-n", "1", "-w", "0", "--mode", "out", *words, "--json"))
+    assert [(row["type"], row["redop"], row["root"]) for row in printed["results"]] == cases
+    assert all(row["size"] == 1001 - 1001 % DTYPE_BYTES[row["type"]] for row in printed["results"])
+    assert printed["out_of_bounds"] == 0
+
+
+def test_operations_follow_each_other_in_a_run_and_only_the_last_runs_are_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, calls = Ours.run, [0]
+
+    def count(self: Ours, send: Array | None, recv: Array | None) -> None:
+        honest(self, send, recv)
+        if self._prepared.engine.rank == 1 and recv is not None:
+            calls[0] += 1
+            if calls[0] <= 12:  # the four operations of three runs
+                recv[0] += 1
+
+    monkeypatch.setattr(Ours, "run", count)
+    words = ("-b", "4K", "-n", "4", "-w", "1", "-m", "4", "--mode", "out", "--json")
+    assert json.loads(bench(capsys, *words, "-c", "2"))["out_of_bounds"] == 0
+    assert calls[0] == 20
+    calls[0] = 0
+    assert json.loads(bench(capsys, *words, "-c", "3", code=1))["out_of_bounds"] == 1
+    calls[0] = 0
+    assert json.loads(bench(capsys, *words, code=1))["out_of_bounds"] == 3
+    # In place each has reduced what the one before left: what is checked is one more.
+    calls[0] = 100
+    assert json.loads(bench(capsys, *words, "--mode", "in"))["out_of_bounds"] == 0
+    assert calls[0] == 125
+
+
+@pytest.mark.parametrize(("average", "seconds"), [("rank 0", 1.0), ("mean", 2.0), ("fastest", 1.0), ("slowest", 3.0)])
+def test_a_time_is_that_of_the_rank_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, average: str, seconds: float
+) -> None:
+    class Silent:
+        name = "silent"
+        modes: tuple[str, ...] = ("out", "in")
+
+        def run(self, send: Array | None, recv: Array | None) -> None:
+            del send, recv
+
+    def body(rank: int, transport: object) -> float:
+        times = iter((0.0, 1.0 + rank))
+        clock.at[rank] = times
+        samples = measure(
+            transport,  # type: ignore[arg-type]
+            [Silent()],
+            count=4,
+            dtype="int32",
+            reduction="sum",
+            iterations=1,
+            warmup=0,
+            check=0,
+            modes=("out",),
+            average=average,
+        )
+        return samples[0]["out"].seconds[0]
+
+    clock = _RankClock()
+    monkeypatch.setattr(bench_module, "time", clock)
+    assert run_ranks(3, lambda rank, transport: clock.of(rank, body, transport)) == [seconds] * 3
+
+
+class _RankClock:
+    """`time` of a thread that is a rank."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, Iterator[float]] = {}
+        self._own = threading.local()
+
+    def of(self, rank: int, body: Callable[[int, object], float], transport: object) -> float:
+        self._own.rank = rank
+        return body(rank, transport)
+
+    def perf_counter(self) -> float:
+        return next(self.at[self._own.rank])
+
+
+def test_csv_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    text = bench(capsys, "-b", "4K", "-e", "12K", "-i", "4K", "-n", "3", "--mode", "out", "--csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["size"] for row in rows] == ["4096", "8192", "12288"]
+    for row in rows:
+        low, middle, high = (float(row[f"out_of_place_{each}"]) for each in ("min", "p50", "max"))
+        assert 0 < low <= middle == float(row["out_of_place_time"]) <= high
+        assert (row["out_of_place_nwrong"], row["in_place_time"], row["schedule"]) == ("0", "", "ring")
+
+
+def test_ranks_of_this_process_need_no_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.run(["bench", "--transport", "loopback", "-t", "2", "-g", "2", "-b", "4K", "-n", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["ranks"] == 4
+
+
+def test_the_header_has_every_nic_and_its_rate() -> None:
+    head = {
+        "versions": {"optcc": "0.1"},
+        "ranks": 4,
+        "hosts": ["h0", "h1"],
+        "launcher": "mpi",
+        "transport": "tcp",
+        "nics": ["eth0", "eth1"],
+        "nic_rates": {"h0": {"eth0": "25MB/s", "eth1": "25MB/s"}, "h1": {"eth0": "25MB/s", "eth1": "25MB/s"}},
+        "topology_source": "measured",
+    }
+    lines = header(head, Topology.parse("4@50MB/s")).splitlines()
+    assert lines[1:] == [
+        "# 4 ranks on 2 hosts (h0, h1), launched by mpi, messages by tcp",
+        "# NICs of each host: eth0 25MB/s, eth1 25MB/s",
+        "# topology 4@50MB/s, measured",
+    ]
+    head["nic_rates"] = {"h0": {}, "h1": {"eth0": "25MB/s:5MB/s"}}
+    assert header(head, None).splitlines()[2:] == ["# NICs of h0: eth0, eth1", "# NICs of h1: eth0 25MB/s:5MB/s"]
+
+
 def test_a_schedule_of_another_collective_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", *LOOPBACK, "--collective", "reduce", "--schedule", "ring", "-b", "4K"]) == 2
     assert "--schedule ring: allreduce: must be for reduce" in capsys.readouterr().err
@@ -155,7 +301,7 @@ def test_a_run_that_does_nothing_is_noticed() -> None:
             reduction="sum",
             iterations=1,
             warmup=0,
-            check=True,
+            check=None,
         )
         return samples[0]["out"].wrong
 
@@ -250,7 +396,7 @@ def _settings(topology: Topology | None) -> BenchSettings:
         sizes=(1 << 20,),
         iterations=1,
         warmup=0,
-        check=True,
+        check=None,
         dtype="float32",
         reduction="sum",
         segments="auto",
@@ -306,6 +452,12 @@ def test_gloo_without_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
         (("--schedule", "none"), "schedule 'none'"),
         (("--latency", "5"), "time '5'"),
         (("--ports", "wide"), "--ports 'wide'"),
+        (("-z", "0"), "-z 0: must be 1"),
+        (("-r", "first"), "-r 'first': must be a rank, or all"),
+        (("-g", "2"), "-t times -g is 2: must be the 3 ranks of --topology"),
+        (("--transport", "mpi", "-g", "2"), "-t 1 -g 2: must be 1: one rank a process, so start 2 under mpirun"),
+        (("-d", "flaot"), "did you mean float?"),
+        (("--schedule", "optimall"), "did you mean optimal?"),
     ],
 )
 def test_bad_flags_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], part: str) -> None:
