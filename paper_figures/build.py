@@ -15,6 +15,7 @@ from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
+from optcc.experiments.training_failures import TrainingFailures
 from optcc.files import replace_file
 from optcc.paper_figures import (
     allreduce_bars,
@@ -26,6 +27,7 @@ from optcc.paper_figures import (
     size_curves,
     sources,
     style,
+    training_curves,
 )
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
@@ -55,6 +57,7 @@ FIGURES = (
     _single(bound_curves, BoundCurves),
     _single(schedule_curves, ScheduleRatios),
     _single(failure_curves, FailureStudy),
+    _single(training_curves, TrainingFailures),
     FigureKind(peer_dots.NAME, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
 )
 """Figures of one record each. Bars are drawn from all measurements together."""

@@ -25,11 +25,15 @@ class Options:
 
     `topology`, or its text, is that of the ranks of the group; `measure` says whether the NICs of the whole job are
     measured, unless OPTCC_NIC_RATES declares them; `schedules` see `optcc.Planner`.
+
+    Without `replan` plans stay as they are when a NIC is lost or slow: messages avoid it, but each rank still carries
+    its share. Then sums are made in one order whatever happens; with declared rates they are the same in every job.
     """
 
     topology: Topology | str | None = None
     measure: bool = True
     schedules: Mapping[str, str] | None = None
+    replan: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ def connect(
             transport.set_rates([network.rates[rank] for rank in ranks])
         found = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
         planner = Planner(found, schedules=options.schedules, ports=tcp_ports(found), by_rail=True)
-        return Communicator(transport, planner), network
+        # Plans change where a `Planner` can be asked for others; a function of its type is asked for the first alone.
+        return Communicator(transport, planner if options.replan else planner.__call__), network
     except BaseException:
         transport.close()
         raise
