@@ -17,5 +17,6 @@ html_theme = "furo"
 html_title = "optcc"
 html_copy_source = False
 
+autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

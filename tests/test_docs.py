@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pkgutil
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+import optcc
+from optcc import cli
 
 ROOT = Path(__file__).parents[1]
 WINGS = ("schedules", "verify", "runtime", "experiments", "paper_figures")
@@ -86,3 +93,78 @@ def test_module_says_what_it_is(path: Path) -> None:
     said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert said
     assert said.splitlines()[0].strip()
+
+
+# --- the manual's parts, its tutorial and its commands ----------------------------------------------------------------
+
+DOCS = ROOT / "docs"
+TOCTREE = re.compile(r"^```\{toctree\}\n:caption: (\w[\w-]*)\n(?::[^\n]*\n)*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_every_page_is_in_one_of_four_parts() -> None:
+    parts = TOCTREE.findall((DOCS / "index.md").read_text(encoding="utf-8"))
+    assert [name for name, _ in parts] == ["Tutorials", "How-to", "Reference", "Explanation"]
+    listed = [page for _, pages in parts for page in pages.split()]
+    assert sorted(listed) == sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "index")
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\.\. auto(?:class|function):: optcc\.(\w+)$", page, re.MULTILINE))
+    assert named - {"simulate"} == set(optcc.__all__) - {"OptccError"}
+    for target in re.findall(r"^\.\. auto\w+:: (optcc\.\S+)$", page, re.MULTILINE):
+        if not target.startswith("optcc.torch"):
+            found = pkgutil.resolve_name(target)
+            assert inspect.getdoc(found), target
+
+
+def steps_of(page: str) -> Iterator[tuple[str, str, str]]:
+    """In reading order: ("file", name, text to append), and ("run", command, what is shown of its output)."""
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            first, _, rest = block.partition("\n")
+            yield "file", first.removeprefix("# ").removesuffix(", continued"), rest
+        elif language == "console":
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                yield "run", command, shown
+
+
+def test_the_tutorial_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = 0
+    for kind, what, text in steps_of((DOCS / "tutorial.md").read_text(encoding="utf-8")):
+        if kind == "file":
+            with (tmp_path / what).open("a", encoding="utf-8") as file:
+                file.write(text)
+            continue
+        words = shlex.split(what)
+        assert words[0] == "optcc"
+        code = cli.run(words[1:])
+        said = capsys.readouterr()
+        assert code == 0, f"{what}\n{said.out}{said.err}"
+        pattern = re.escape(text.strip()).replace(re.escape("..."), ".*")
+        assert re.fullmatch(pattern, said.out.strip(), re.DOTALL), f"{what}\n{said.out}\n--- shown ---\n{text}"
+        ran += 1
+    assert ran >= 10
+
+
+COMMAND = re.compile(r"(?:^|\s|`)optcc ([a-z]+)((?: +(?:-{1,2}[a-zA-Z_][\w-]*|[^\s`|;]+))*)")
+
+
+@pytest.mark.parametrize("name", ["recipes.md", "bench.md", "pytorch.md", "fabric.md", "contract.md", "runtime.md"])
+def test_commands_in_the_docs_have_the_options_that_they_show(name: str) -> None:
+    """Each option after `optcc COMMAND` is one of that command's."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for command, words in COMMAND.findall(text):
+        if command not in cli.COMMANDS:
+            continue
+        found = cli.optcc.get_command(click.Context(cli.optcc), command)
+        assert found is not None
+        if isinstance(found, click.Group):
+            continue
+        known = {option for each in found.params for option in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
+        for word in re.findall(r"(?<=\s)-{1,2}[a-zA-Z][\w-]*", words):
+            assert word in known, f"{name}: optcc {command} {word}"
