@@ -8,8 +8,9 @@
     fuse              a receive and the send that passes it on become one instruction
 
 Under fifo and exclusive ports there is one candidate: the timetable's order in one lane, or, where GPUs have several
-links, in one for each link; those are also timed against lanes for each peer and stage. Under fair ports a timetable
-helps less than lanes that share a port, and how many of them is hard to predict, so the candidates are simulated.
+links, in one for each link; those are also timed against lanes for each peer and stage, which alone are tried under
+fifo where all stages carry the same. Under fair ports a timetable helps less than lanes that share a port, and how many
+of them is hard to predict, so the candidates are simulated.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import inf
+from math import ceil, inf, log2
 from typing import NamedTuple
+
+import numpy as np
 
 from optcc.arrays import Lists
 from optcc.dsl import Definition
@@ -66,6 +69,8 @@ NEAR = 1.017
 SIMULATED_MAX = 2**24
 """Nor when so many transfers times ranks have been simulated and the first is near enough, or a second was tried."""
 NEAR_ENOUGH = 1.025
+EVEN = 1.01
+"""Stages are taken to carry the same if none carries more than so many times what another one does."""
 LATENCY_S, LINK_LATENCY_S = Fraction(20, 10**6), Fraction(5, 10**6)
 """What a message is taken to cost where the topology does not say: over sockets, and between GPUs that are linked."""
 
@@ -91,11 +96,15 @@ bound with chunks of 85 KiB and 1.33 with chunks of 43 KiB. Chunks above 1 MiB f
 with chunks of 16 MiB over a port at half rate took 1.52 to 1.83 of the bound from run to run, with 1 MiB 1.52."""
 
 
-LINKED_TRANSFERS = 600_000
-"""Transfers of a plan at most, where GPUs have several links: a chunk of 8 x 8 GPUs is 126 of them, and its NICs have
-less to do at its transfers between servers than the pipeline takes to fill."""
+LINKED_TRANSFERS, LINKED_PER_RANK = 600_000, 2_048
+"""Transfers of a plan at most, and for each rank of many, where GPUs have several links: a chunk of 8 x 8 GPUs is 126
+of them, and its NICs have less to do at its transfers between servers than the pipeline takes to fill."""
 
 
+CLOSE = 0.016
+"""Where GPUs are linked, plans are large: no more segments are tried after so small an excess over the busiest port."""
+PROBE = 4
+"""There the first plan has a fraction of the segments: what it lacks says how many are enough."""
 HOPELESS = 1.5
 """More segments balance the load of ports, but not as much as this."""
 
@@ -136,6 +145,8 @@ def compile_schedule(
     servers = transfers.n_ranks if topology is None else len(topology.servers)
     wired = topology is not None and topology.wired is not None
     candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes)
+    if ports == "fifo" and wired and _stages_are_even(transfers):
+        candidates = candidates[-1:]
     plans = (_lowered(schedule.name, transfers, topology, each, ports, slots, fused) for each in candidates)
     return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology, ports)
 
@@ -184,6 +195,13 @@ def _candidates(
         return (*first, *(_Candidate(assign, *each) for each in settings), ordered)
     with_lanes = tuple(_Candidate(assign, *each) for each in settings)
     return with_lanes if lane_per_peer else (ordered, *with_lanes)
+
+
+def _stages_are_even(transfers: Transfers) -> bool:
+    """True if each of several stages carries the same: trees, or rings, of one share, which lanes of their own keep in
+    step without a timetable."""
+    carried = np.bincount(transfers.stage, transfers.bytes, minlength=len(transfers.stages))
+    return len(carried) > 2 and bool(carried.max() <= EVEN * carried.min())
 
 
 def _lowered(
@@ -305,7 +323,8 @@ def try_segments(
     single = definition.build(topology, 1)
     sections = sum(shape.sections for shape in single.segments) or 1
     limits = LIMITS[ports]
-    most = max(limits.transfers, LINKED_TRANSFERS * (topology.wired is not None)) // max(1, len(single))
+    linked = max(LINKED_TRANSFERS, LINKED_PER_RANK * topology.n_ranks) if topology.wired is not None else 0
+    most = max(limits.transfers, linked) // max(1, len(single))
     segments = 1
     while size_bytes > limits.chunk_bytes_max * sections * segments and 2 * segments <= most:
         segments *= 2
@@ -319,12 +338,27 @@ def try_segments(
     if len(candidates) == 1:
         return candidates[0], None
 
+    least = candidates[0]
+    if topology.wired is not None and least >= PROBE:
+        candidates.insert(0, candidates[0] // PROBE)
     chosen, best = candidates[0], attempt(candidates[0])
-    for segments in candidates[1:]:
-        if max(best.timing.port_busy_s, default=0.0) >= HOPELESS * best_s:
+    left, jumps = candidates[1:], topology.wired is not None
+    while left:
+        busiest_s = max(best.timing.port_busy_s, default=0.0)
+        if busiest_s >= HOPELESS * best_s:
             break
-        tried = attempt(segments)
-        if costed_s(tried.plan, tried.timing.seconds, topology) >= costed_s(best.plan, best.timing.seconds, topology):
-            break
-        chosen, best = segments, tried
-    return chosen, best if timed is topology else None
+        skipped = 0
+        if jumps and best.timing.seconds < 2 * busiest_s:
+            excess = best.timing.seconds / busiest_s - 1
+            if excess <= CLOSE and chosen >= least:
+                break
+            # Twice the segments take half the excess.
+            skipped = min(len(left), max(1, ceil(log2(excess / CLOSE)))) - 1 if excess > 0 else 0
+        tried = attempt(left[skipped])
+        if costed_s(tried.plan, tried.timing.seconds, topology) < costed_s(best.plan, best.timing.seconds, topology):
+            chosen, best, left = left[skipped], tried, left[skipped + 1 :]
+        else:
+            left, jumps = left[:skipped], False
+    if topology.wired is not None and timed is not topology:
+        best = best._replace(timing=simulate(best.plan, topology, model=ports))
+    return chosen, best if timed is topology or topology.wired is not None else None

@@ -44,8 +44,9 @@ from optcc.plan_worker import PlanWorker
 from optcc.rail_shares import shares_by_rail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.schedule import Schedule
-from optcc.schedules.auto import Choice, choose
+from optcc.schedules.auto import Choice, choose, pooled_bound_s
 from optcc.schedules.auto_collectives import choose_for
+from optcc.schedules.equal_trees import equal_trees
 from optcc.schedules.nccl_ring import nccl_ring
 from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.optimal import optimal
@@ -62,9 +63,10 @@ from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
 
+FOR_NICS = (nccl_ring, equal_trees, nic_trees)
 LIBRARY: Mapping[str, Definition] = {
     **SCHEDULES,
-    **{each.name: each for each in (nccl_ring, nic_trees, PACKED, *PACKED_OF.values())},
+    **{each.name: each for each in (*FOR_NICS, PACKED, *PACKED_OF.values())},
 }
 """Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
 AUTO = "auto"
@@ -377,13 +379,13 @@ def _where_its_model_ends(definition: Definition, topology: Topology) -> Definit
     return PACKED if apart or topology.wired is not None else definition
 
 
-ON_LINKS = (PACKED.name, nic_trees.name, "hierarchical")
-"""The candidates of `auto` for an AllReduce where NICs belong to GPUs, or the topology is a graph. The packing has few
-trees where one server decides the bound, and many small ones where all NICs do; there the small trees of `nic-trees`
-keep ports busier, and on healthy servers the rings of the hierarchical schedule."""
+ON_LINKS = (equal_trees.name, PACKED.name, nic_trees.name, "hierarchical")
+"""The candidates of `auto` for an AllReduce where NICs belong to GPUs, or the topology is a graph. A few trees of one
+share each need no linear program; its packing comes nearer where rates or rails divide the message unevenly, and
+where GPUs have links of their own it is the only one."""
 
 
-NEAR_BOUND = 1.02
+NEAR_BOUND = 1.03
 """No further schedule is tried after one that takes at most so many times the certified bound."""
 
 
@@ -392,14 +394,13 @@ def _fastest_on_links(
 ) -> Built:
     """The one of `ON_LINKS` that is predicted to be fastest, of those that have a route for each of their transfers.
 
-    Equal servers begin with the hierarchical schedule, whose rings are all they need, others with the packing.
-    Raises TopologyError if none has a route.
+    Where servers are equal, the hierarchical schedule comes second. Raises TopologyError if none has a route.
     """
-    equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
     best: Built | None = None
-    best_s, least_s = inf, 0.0
+    best_s, least_s, certified = inf, pooled_bound_s(topology, size_bytes), False
     rows: list[tuple[str, str, str]] = []
-    for name in ON_LINKS[::-1] if equal else ON_LINKS:
+    equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
+    for name in (ON_LINKS[0], *ON_LINKS[:0:-1]) if equal else ON_LINKS:
         if best is not None and best_s <= NEAR_BOUND * least_s:
             rows.append((name, "-", "not tried: near the bound already"))
             continue
@@ -411,10 +412,10 @@ def _fastest_on_links(
             rows.append((name, "-", str(refusal)))
             continue
         rows.append((name, str(built.segments), show_time(timing.seconds)))
-        if best is None:
-            least_s = float(least_seconds(topology, size_bytes, built.plan.collective))
         if timing.seconds < best_s:
             best, best_s = built._replace(timing=timing), timing.seconds
+        if best_s > NEAR_BOUND * least_s and not certified:  # the linear program is the better bound, and takes longer
+            least_s, certified = float(least_seconds(topology, size_bytes, built.plan.collective)), True
     if best is None:
         why = "; ".join(f"{name}: {refusal}" for name, _, refusal in rows)
         raise TopologyError(f"{topology!r}: {AUTO} has no schedule for it: {why}")

@@ -201,7 +201,7 @@ def choose(
             {(each.name, each.segments, (each.peer_lanes or (0,))[0]): each for each in ranking[::-1]}.values()
         )
         ranking.reverse()
-    bound_s = _bound_s(timed, size_bytes)
+    bound_s = pooled_bound_s(timed, size_bytes)
     search = Search(timed, ports, ranking, planning_limit_s(timed.n_ranks, bound_s), GOOD_ENOUGH * bound_s)
     best: tuple[float, Plan, Schedule, Candidate] | None = None
     built: dict[tuple[str, int], tuple[Schedule, Transfers]] = {}
@@ -268,8 +268,9 @@ def _costed(candidate: Candidate, topology: Topology) -> Candidate:
     return replace(candidate, estimate_s=with_overhead(candidate.estimate_s, messages, topology.overhead_s))
 
 
-def _bound_s(topology: Topology, size_bytes: float) -> float:
-    """A lower bound: the slowest port carries the message once, all ports together carry it 2(p - 1) times."""
+def pooled_bound_s(topology: Topology, size_bytes: float) -> float:
+    """A lower bound in seconds, of servers that pool their NICs on one core: the slowest port carries the message once,
+    all ports together carry it 2(p - 1) times."""
     out, in_ = [float(rate) for rate in topology.out], [float(rate) for rate in topology.in_]
     if len(out) == 1:
         return 0.0
@@ -394,7 +395,7 @@ def estimates(
     if servers == 1 or p == 1:
         yield Candidate("optimal", 1, 0.0)
         return
-    alpha, bound = float(topology.latency_s), _bound_s(topology, n)
+    alpha, bound = float(topology.latency_s), pooled_bound_s(topology, n)
     most = transfers_max(p, planning_limit_s(p, bound), ports)
     degree = degree_for(servers)
     hops = max(1.0, log(servers, degree))
