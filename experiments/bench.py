@@ -34,6 +34,7 @@ from optcc.rail_shares import usable
 from optcc.runtime.engine import Engine, PersistentPlan
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.protocol.agreement import Shares
+from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import Replanning
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
@@ -293,7 +294,8 @@ def run_cases(
         are_there = [each.planner.prepare(shares, [each.plan.request]) for each in replanned]
         return lambda: all(is_there() for is_there in are_there)
 
-    replanning = Replanning(engine, prepare if settings.replans else None)
+    remeasuring = Remeasuring(engine) if settings.replans and settings.probe else None
+    replanning = Replanning(engine, prepare if settings.replans else None, remeasuring)
     for each in settings.each():
         collective = Collective(each.collective, transport.n_ranks, each.root)
         peers: list[Peer] = []

@@ -36,6 +36,7 @@ from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.kernels import Kernels, memory_of
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
+from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import PlanFor, Replanning, Replans
 from optcc.runtime.state import WINDOW
 from optcc.runtime.teams import RankTeam
@@ -71,7 +72,8 @@ class Communicator:
     of a type in `optcc.collective.DTYPE_BYTES`. `dtype` says what NumPy cannot: that an array of uint16 holds bfloat16.
     What is made for the caller is of the kind that came; scalars and lists are refused.
     `memory_of` says how arrays are computed on and how they come to the transport; the default stages a GPU's in
-    page-locked memory.
+    page-locked memory. With `remeasures` the ranks measure their NICs again when the traffic shows that rates have
+    changed, before the next collective: the transport must be over NICs (`optcc.runtime.remeasuring`).
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Communicator:
         deadline_s: float = DEADLINE_S,
         clock: Clock | None = None,
         memory_of: MemoryOf = memory_of,
+        remeasures: bool = False,
     ) -> None:
         self.engine = transport if isinstance(transport, RankTeam) else Engine(transport, clock=clock)
         self.rank, self.n_ranks = self.engine.rank, self.engine.n_ranks
@@ -100,7 +103,9 @@ class Communicator:
         self._base = self._plan_for = plan_for
         is_whole = isinstance(self.engine, Engine)
         self._replanning = Replanning(
-            self._mail.engine, self._prepare if is_whole and isinstance(plan_for, Replans) else None
+            self._mail.engine,
+            self._prepare if is_whole and isinstance(plan_for, Replans) else None,
+            Remeasuring(self._mail.engine) if remeasures else None,
         )
 
     @property

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -64,6 +64,7 @@ from optcc.runtime.transport import (
 )
 from optcc.verdict import Verdict
 
+T = TypeVar("T")
 DEADLINE_S = 60.0
 _POLL_S_MAX = 1.0
 _NEVER_S = float("inf")
@@ -83,7 +84,7 @@ class Engine:
         self.transport = transport
         self.rank, self.n_ranks = transport.rank, transport.n_ranks
         self.failure: RuntimeFault | None = None
-        self._clock: Clock = clock or MonotonicClock()
+        self.clock: Clock = clock or MonotonicClock()
         # By the transport's handle: whose channel it is, and its number in the plan.
         self._routes: dict[int, tuple[PersistentPlan, int]] = {}
         self._computes: deque[tuple[PersistentPlan, BoundAction]] = deque()
@@ -102,6 +103,8 @@ class Engine:
         # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
         self.look_aside: Callable[[], float] | None = None
         self._aside_s = 0.0
+        # Called with what is over, and how long it took, seconds.
+        self.finished: Callable[[Handle, float], None] | None = None
         self._settle = transport.defer_reports() if isinstance(transport, Defers) else None
         # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
         self._context = contextvars.copy_context()
@@ -169,6 +172,23 @@ class Engine:
                 self._routes[handle] = prepared, channel
         return prepared
 
+    def alone(self, body: Callable[[], T], timeout_s: float) -> T:
+        """What `body` returns, which uses the transport by itself once no plan runs at any rank; collective.
+
+        Messages may be under way. Raises DeadlineExceeded after `timeout_s`, and what a run or `body` raises.
+        """
+        if not self.wait_for(_NoPlan(self._running), timeout_s):
+            raise self._give_up(DeadlineExceeded(f"rank {self.rank}: plans run after {timeout_s:g} s"))
+        self.barrier(timeout_s)
+        try:
+            return body()
+        except BaseException as error:
+            self._fail(error)
+
+    def take(self, events: list[Event]) -> None:
+        """What follows from events that `body` of `alone` has met with, and that are not its own."""
+        self._context.run(self._follow, events)
+
     def listen(self, channel: int, take: Callable[[Event], None]) -> None:
         """`take` is called with the events of a channel of no plan."""
         self._listeners[channel] = take
@@ -177,7 +197,7 @@ class Engine:
         """A run begins, or something else that is waited for: its time runs."""
         if not self._running:
             THREAD_ENGINES.running[self._identity] = self._myself
-        handle.due_s = due_s = self._clock.now_s() + handle.deadline_s
+        handle.due_s = due_s = self.clock.now_s() + handle.deadline_s
         self._running[handle] = None
         if due_s < self._due_s:
             self._due_s = due_s
@@ -187,6 +207,8 @@ class Engine:
         handle.done = True
         # Who keeps the handle keeps its output alone.
         handle.arrays = None
+        if self.finished is not None:
+            self.finished(handle, self.clock.now_s() - (handle.due_s - handle.deadline_s))
         running = self._running
         del running[handle]
         if not running:
@@ -201,7 +223,7 @@ class Engine:
         """Goes on with every run until `goal` is done, for `timeout_s` at most; whether it is. Raises as
         `Handle.test`."""
         self.check_alive()
-        return self._drive(goal, self._clock.now_s() + timeout_s)
+        return self._drive(goal, self.clock.now_s() + timeout_s)
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """Returns once every rank has called it; runs that are under way go on meanwhile.
@@ -209,7 +231,7 @@ class Engine:
         Raises DeadlineExceeded if some rank has not come within `timeout_s`, and what a run raises.
         """
         self.check_alive()
-        deadline_s = self._clock.now_s() + timeout_s
+        deadline_s = self.clock.now_s() + timeout_s
         for goal in self._barrier.rounds():
             if not self._drive(goal, deadline_s):
                 error = DeadlineExceeded(f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to come")
@@ -282,11 +304,11 @@ class Engine:
     def drive_once(self) -> None:
         """Goes on with every run as far as is possible without waiting; raises as `Handle.test`."""
         if self.failure is None:
-            self._drive(NEVER, self._clock.now_s())
+            self._drive(NEVER, self.clock.now_s())
 
     def _loop(self, goal: Goal, deadline_s: float) -> bool:
         """Computations first, and only when none is left a wait for events."""
-        poll, now, routes = self.transport.poll, self._clock.now_s, self._routes
+        poll, now, routes = self.transport.poll, self.clock.now_s, self._routes
         computes, marks, of_thread = self._computes, self._marks, THREAD_ENGINES.running
         while not goal.done:
             if computes:
@@ -348,6 +370,17 @@ class Engine:
         raise DeadlineExceeded(f"not done after {handle.deadline_s:g} s: {handle.plan.report()}")
 
 
+class _NoPlan:
+    """The goal that no plan runs; messages may wait for a rank that comes later."""
+
+    def __init__(self, running: dict[Handle, None]) -> None:
+        self._running = running
+
+    @property
+    def done(self) -> bool:
+        return not any(isinstance(handle.plan, PersistentPlan) for handle in self._running)
+
+
 class Driven(Protocol):
     """What an engine drives: a plan, or the mail of a rank."""
 
@@ -391,7 +424,7 @@ class Handle:
         if not self.done:
             if engine.failure is not None:
                 raise copy(engine.failure)
-            until_s = _NEVER_S if timeout_s is None else engine._clock.now_s() + timeout_s
+            until_s = _NEVER_S if timeout_s is None else engine.clock.now_s() + timeout_s
             engine._drive(self, until_s)
         return self.done
 

@@ -31,14 +31,14 @@ from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from optcc.errors import DeadlineExceeded, InputError
 from optcc.plan import Channel
 from optcc.runtime.protocol.settings import NicEntry, RailCount
-from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, MonotonicClock, Transport
+from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, Event, MonotonicClock, Transport
 from optcc.topology import Nic, Server, Topology
 
 GROUP_MAX = 8
@@ -70,10 +70,12 @@ _USELESS = 1e-3
 
 Rates = tuple[tuple[tuple[int, int], ...], ...]
 """By rank and NIC, bytes/s out and in."""
+Beside = Callable[[list[Event]], None]
 RailPairs = Callable[[int, int], Sequence[tuple[int, int]]]
 """The rails that join two ranks: the numbers of their NICs at both ends."""
 
 
+@runtime_checkable
 class ProbedTransport(Transport, Protocol):
     """A transport over NICs whose messages can be sent over a chosen rail: TCP, and its simulation."""
 
@@ -333,8 +335,9 @@ class _RoundPart:
         round_: ProbeRound,
         handles: Mapping[tuple[int, int, int], int],
         loads: Mapping[tuple[int, int, int], FlowLoad],
+        beside: Beside,
     ) -> None:
-        self._transport, self._now, self._is_out = transport, clock.now_s, round_.is_out
+        self._transport, self._now, self._is_out, self._beside = transport, clock.now_s, round_.is_out, beside
         self._nic_of: dict[int, int] = {}
         self._messages: dict[int, tuple[Bytes, Bytes]] = {}
         # By handle, the slots that are posted, and what the messages that are on their way say.
@@ -374,6 +377,7 @@ class _RoundPart:
         if counter is not None and self._is_out:
             counter.add(self._now(), [(self._nic_of[handle], len(self._messages[handle][0])) for handle in sent])
         self.n_messages += len(events)
+        self._beside([event for event in events if event[1] not in self._nic_of])
         for handle in sent:
             self._send_next(handle)
         for kind, handle in events:
@@ -404,19 +408,27 @@ class _RoundPart:
         self.n_open -= not slots
 
 
-def probe(transport: ProbedTransport, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S) -> MeasuredNics:
+def probe(
+    transport: ProbedTransport,
+    *,
+    clock: Clock | None = None,
+    deadline_s: float = DEADLINE_S,
+    beside: Beside = lambda _: None,
+) -> MeasuredNics:
     """The rates of all NICs of the job; collective, the same at every rank, with nothing else under way.
+
+    `beside` is called with the events of channels that others have opened.
 
     Raises DeadlineExceeded if it is not done within `deadline_s` seconds, and what the transport raises.
     """
-    return _Probe(transport, clock or MonotonicClock(), deadline_s).run()
+    return _Probe(transport, clock or MonotonicClock(), deadline_s, beside).run()
 
 
 class _Probe:
     """One rank's part of a probe."""
 
-    def __init__(self, transport: ProbedTransport, clock: Clock, deadline_s: float) -> None:
-        self._transport, self._clock = transport, clock
+    def __init__(self, transport: ProbedTransport, clock: Clock, deadline_s: float, beside: Beside) -> None:
+        self._transport, self._clock, self._beside = transport, clock, beside
         self._deadline_s, self._due_s = deadline_s, clock.now_s() + deadline_s
         self._rank, self._nics = transport.rank, transport.nics
         self._hosts = hosts_of(self._nics)
@@ -465,7 +477,7 @@ class _Probe:
         transport.barrier(max(0.1, self._due_s - now()))
         until_s = now() + _CONNECT_S
         while now() < until_s and not all(all(transport.joined(src, dst)) for src, dst, _ in self._handles):
-            transport.poll(_LOOK_S)
+            self._beside(transport.poll(_LOOK_S))
         pairs = sorted({(src, dst) for src, dst, _ in self._handles})
         words = [_bits(transport.joined(*pair)) if pair[0] == self._rank else 0 for pair in pairs]
         everyone = [np.frombuffer(row, "<u8") for row in transport.allgather(np.array(words, "<u8").tobytes())]
@@ -491,7 +503,7 @@ class _Probe:
         transport, now = self._transport, self._clock.now_s
         transport.barrier(max(0.1, self._due_s - now()))
         before, busy_s = transport.rails, time.process_time()
-        part = _RoundPart(transport, self._clock, round_, self._handles, self._loads(round_))
+        part = _RoundPart(transport, self._clock, round_, self._handles, self._loads(round_), self._beside)
         part.start()
         while part.n_open:
             if now() >= self._due_s:

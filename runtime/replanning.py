@@ -16,6 +16,7 @@ from optcc.errors import DeadlineExceeded
 from optcc.plan import Plan, PlanRequest
 from optcc.runtime.engine import Engine
 from optcc.runtime.protocol.agreement import Epoch, Shares
+from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.transport import Agrees
 from optcc.verdict import Verdict
 
@@ -47,11 +48,18 @@ class Replanning:
     """The epochs of the collectives that `engine` runs.
 
     `prepare` begins to make plans for NICs that carry some shares, and returns what tells whether they are there;
-    without it, or where the transport has no epochs, all collectives run under epoch 0.
+    without it, or where the transport has no epochs, all collectives run under epoch 0. With `remeasuring` the ranks
+    measure the NICs once their rates have changed (`optcc.runtime.remeasuring`), before the first collective of an
+    epoch; plans for what they find are made then.
     """
 
-    def __init__(self, engine: Engine, prepare: Callable[[Shares], Callable[[], bool]] | None) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: Engine,
+        prepare: Callable[[Shares], Callable[[], bool]] | None,
+        remeasuring: Remeasuring | None = None,
+    ) -> None:
+        self._engine, self._remeasuring = engine, remeasuring
         self._coming: tuple[Epoch, Callable[[], bool]] | None = None
         self._shares: dict[int, Shares] = {}
         transport = engine.transport
@@ -59,8 +67,10 @@ class Replanning:
         self._transport = transport if isinstance(transport, Agrees) and prepare is not None else None
         self.epoch = 0
         if self._transport is not None:
-            self._transport.join_epochs()
+            self._transport.join_epochs(measures=remeasuring is not None)
             engine.look_aside = self._look
+            if remeasuring is not None:
+                remeasuring.watch()
 
     @property
     def shares(self) -> Shares:
@@ -89,6 +99,8 @@ class Replanning:
         self.epoch = epoch
         for old in [each for each in self._shares if each < epoch]:
             del self._shares[old]
+        if self._remeasuring is not None:
+            self._shares[epoch] = self._remeasuring.shares_of(self._shares[epoch], timeout_s)
         if not self._engine.rank:
             logger.warning("optcc: plans are now for %s", show_shares(self.shares))
         return True
@@ -102,7 +114,8 @@ class Replanning:
             self._coming = None
             return math.inf
         if self._coming is None or self._coming[0] != epoch:
-            self._coming = epoch, prepare(epoch.shares)
+            measures = self._remeasuring is not None and self._remeasuring.is_due(epoch.shares)
+            self._coming = epoch, (lambda: True) if measures else prepare(epoch.shares)
         if not self._coming[1]():
             return _LOOK_S
         self._shares[epoch.number], self._coming = epoch.shares, None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from optcc.errors import InputError, RuntimeFault
 from optcc.plan import Channel
-from optcc.runtime.protocol.agreement import Epoch
+from optcc.runtime.protocol.agreement import Epoch, Shares
 
 Bytes = npt.NDArray[np.uint8]
 """A contiguous one-dimensional array of bytes."""
@@ -172,8 +172,12 @@ class Concludes(Protocol):
 class Agrees(Protocol):
     """A transport whose ranks agree on what their NICs carry; see `optcc.runtime.protocol.agreement`."""
 
-    def join_epochs(self) -> None:
-        """From now on this rank takes part; collective. Events of `EPOCH_NEWS` say when to look again."""
+    def join_epochs(self, *, measures: bool = False) -> None:
+        """From now on this rank takes part; collective. Events of `EPOCH_NEWS` say when to look again.
+
+        With `measures` the ranks measure their NICs before the first collective of an epoch in which rates are others,
+        or nothing is (`optcc.runtime.remeasuring`).
+        """
         ...
 
     def begin_collective(self) -> int | None:
@@ -188,6 +192,21 @@ class Agrees(Protocol):
 
     def epoch_ready(self) -> None:
         """This rank has the plans of `wanted_epoch`."""
+        ...
+
+
+@runtime_checkable
+class KnowsRates(Protocol):
+    """A transport that stripes messages by what its NICs carry, and tells other ranks."""
+
+    def know_shares(self, shares: Shares) -> None:
+        """The NICs were measured, and carry these shares of what the transport has declared; the same at every rank,
+        before the same collective."""
+        ...
+
+    def note_slow_runs(self, count: int) -> None:
+        """At rank 0: so many of its last runs, without a break, took longer than usual, for which NICs may be the
+        cause."""
         ...
 
 

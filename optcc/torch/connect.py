@@ -91,7 +91,8 @@ def connect(
         found = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
         planner = Planner(found, schedules=options.schedules, ports=tcp_ports(found), by_rail=True)
         # Plans change where a `Planner` can be asked for others; a function of its type is asked for the first alone.
-        return Communicator(transport, planner if options.replan else planner.__call__), network
+        plans = planner if options.replan else planner.__call__
+        return Communicator(transport, plans, remeasures=measured is not None and options.replan), network
     except BaseException:
         transport.close()
         raise

@@ -122,6 +122,15 @@ class Agreement:
         self.hear(_word(_READY, wanted.number, self.rank, self.next))
 
     @property
+    def has_begun(self) -> bool:
+        """True if a collective of the last epoch that is agreed on has begun."""
+        return len(self._epochs) == 1
+
+    def correct(self, shares: Shares) -> None:
+        """The NICs were found to carry this in the epoch of the collective that began last; all ranks know it."""
+        self._epochs[0] = self._epochs[0]._replace(shares=shares)
+
+    @property
     def awaited(self) -> set[int]:
         """The ranks that are not known to be ready for the epoch for which this one is."""
         number = self.epoch.number + 1

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from optcc.errors import InputError
 from optcc.plan import Channel
+from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
 from optcc.runtime.protocol.detour import Detours
@@ -171,6 +172,11 @@ class Endpoint(LocalRank):
         ]
         self.own_nics = self.book[self.rank]
         self.rates.forget()
+
+    def know_shares(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self.rates.take_measured(shares[self.rank])
+        self.epochs.take_measured(shares)
 
     def sending(self, handle: int) -> tuple[Outbound, SendChannel]:
         """The channel that starts here, for a driver that posts on it again and again (`send_on`)."""

@@ -20,6 +20,15 @@ SETTLE_S, RATE_SETTLE_S = 0.05, 2.0
 counts once what is known has been the same for the first time; a rate, once it has for the second since the last epoch
 began. Rates that are measured under a plan for NICs of which one is lost say little, as others wait for that host, and
 the meters take a second to forgive."""
+QUICK_S = 0.15
+"""Where an epoch for other rates has the NICs measured, a rate counts sooner: what is wrong is found then, and costs no
+more than that. Not within `RATE_SETTLE_S` after a NIC was lost or came back."""
+SLOW_RUNS = 3
+"""So many slow runs have the NICs measured, though nothing is known to have changed; one, if some rate is lower."""
+PAUSE_S, PAUSE_S_MAX = 4.0, 600.0
+"""After NICs were measured, no rate counts for so long: twice as long each time nothing new was found."""
+HOPE_PAUSES = 3
+"""After so many more times as long a NIC that was slow is measured again, though nothing says that it has changed."""
 SETTLE_TIMES = 5
 """What does not settle counts after so many times as long."""
 PATIENCE_S, PATIENCE_S_MAX = 0.25, 8.0
@@ -35,13 +44,21 @@ class Epochs:
     def __init__(self, local: LocalRank, rates: Rates) -> None:
         self._local, self._rates = local, rates
         self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
-        self.is_on = False
+        self.is_on = self.measures = False
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
         # The NICs of this rank with connections at the last look.
         self._used: set[int] = set()
         # Of NICs whose rate is another one than plans are for: which, and since when; in which epoch.
         self._coming: dict[tuple[int, int], tuple[Share, float]] = {}
         self._version = self._rates_in = 0
+        # What was measured last, and until when rates do not count; the NICs that carry nothing, and since when.
+        self._measured: Shares = self.agreement.epoch.shares
+        self._pause_s, self._paused_to_s = PAUSE_S, 0.0
+        self._is_degraded = False
+        self._down: set[tuple[int, int]] = set()
+        self._calm_s = 0.0
+        # How many of the last runs were slow, as far as known.
+        self._n_slow = 1
         self._seen: Shares = self.agreement.epoch.shares
         self._changed_s, self._wanted_s, self._raised_s, self._patience_s = 0.0, NEVER_S, -CALM_S, PATIENCE_S
 
@@ -110,6 +127,8 @@ class Epochs:
         if epoch.number != self._rates_in:
             self._rates_in = epoch.number
             self._coming.clear()
+        if self._rates.down != self._down:
+            self._down, self._calm_s = set(self._rates.down), now_s + RATE_SETTLE_S
         return tuple(
             tuple(self._share(rank, nic, planned, now_s) for nic, planned in enumerate(nics))
             for rank, nics in enumerate(epoch.shares)
@@ -119,15 +138,42 @@ class Epochs:
         new = rounded(self._rates.known(rank, nic))
         if min(new) <= 0 or min(planned) <= 0:
             return new
-        if not any(map(_is_change, new, planned)):
+        if not any(map(is_change, new, planned)) or (self.measures and new < planned and not self._n_slow):
             self._coming.pop((rank, nic), None)
             return planned
         before, since_s = self._coming.setdefault((rank, nic), (new, now_s))
-        if any(map(_is_change, new, before)):
+        if any(map(is_change, new, before)):
             self._coming[rank, nic] = new, now_s
-        elif now_s - since_s >= RATE_SETTLE_S:
+        elif now_s >= since_s + self._settle_s(now_s) and now_s >= self._paused_to_s:
             return new
         return planned
+
+    def _settle_s(self, now_s: float) -> float:
+        """How long a rate must have been the same."""
+        return QUICK_S if self.measures and now_s >= self._calm_s else RATE_SETTLE_S
+
+    def take_measured(self, shares: Shares) -> None:
+        """The NICs were measured before the first collective of the last epoch that has begun, and carry this."""
+        pairs = _rate_pairs(shares, self._measured)
+        is_news = any(new > 0 < old and is_change(new, old) for new, old in pairs)
+        self._pause_s = PAUSE_S if is_news else min(PAUSE_S_MAX, 2 * self._pause_s)
+        self._paused_to_s = self._local.now_s + self._pause_s
+        self._measured = shares
+        self._is_degraded = any(0 < share < 1 for share in chain.from_iterable(chain.from_iterable(shares)))
+        self.agreement.correct(shares)
+
+    def note_slow_runs(self, count: int) -> None:
+        """So many of this rank's last runs took longer than they did. After some of them, or after long with a NIC that
+        is slow, rank 0 proposes an epoch in which nothing is known to have changed."""
+        self._n_slow = count
+        agreement = self.agreement
+        now_s = self._local.now_s
+        may_be_back = self._is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
+        is_due = now_s >= self._paused_to_s and (count >= SLOW_RUNS or may_be_back)
+        if is_due and self.is_on and agreement.may_propose and agreement.has_begun:
+            agreement.propose(agreement.epoch.shares)
+            self._local.tell_news((RECEIVED, EPOCH_NEWS))
+            self.spread()
 
     def _propose(self) -> None:
         """Proposes what is known, once that has been the same for long enough."""
@@ -137,14 +183,17 @@ class Epochs:
             if known != self._seen:
                 self._seen, self._changed_s = known, now_s
         pairs = _rate_pairs(self._seen, self.agreement.epoch.shares)
-        if not any(_is_change(*pair) for pair in pairs):
+        if not any(is_change(*pair) for pair in pairs):
             self._wanted_s = NEVER_S
             return
         self._wanted_s = min(self._wanted_s, now_s)
         # A host that cannot be reached ends the job: there is no plan for the others.
         if not self.agreement.may_propose or not all(any(min(share) > 0 for share in nics) for nics in self._seen):
             return
-        is_worse = any(_is_change(new, old) and new < old for new, old in pairs)
+        if self.measures and not self.agreement.has_begun:
+            # What is measured then is not known yet.
+            return
+        is_worse = any(is_change(new, old) and new < old for new, old in pairs)
         settle_s = SETTLE_S if is_worse else self._patience_s
         wait_s = min(self._changed_s + settle_s, self._wanted_s + SETTLE_TIMES * settle_s) - now_s
         if wait_s > 0:
@@ -161,7 +210,8 @@ class Epochs:
         local.tell_news((RECEIVED, EPOCH_NEWS))
 
 
-def _is_change(new: float, old: float) -> bool:
+def is_change(new: float, old: float) -> bool:
+    """True if plans change for it."""
     return abs(new - old) > CHANGE * max(new, old)
 
 

@@ -30,7 +30,7 @@ _AT_LEAST_BYTES, _AT_LEAST_S = 1 << 21, 0.06
 _SAMPLES = 4
 _SLOW, _FAST = 0.7, 0.75
 """Below the first share of what it should send a NIC is slow, above the second no longer."""
-_CHANGE = 1.6
+CHANGE = 1.6
 """Once it is known to be slow, only a difference by such a factor is news."""
 
 
@@ -98,7 +98,7 @@ class NicMeter:
         if self._own_bytes >= _AT_LEAST_BYTES and self._busy_s >= _AT_LEAST_S:
             self._least.append(self._own_bytes / self._busy_s)
             self._own_bytes, self._busy_s = 0, 0.0
-            if self._full and self.lately > _CHANGE * max(self._full):
+            if self._full and self.lately > CHANGE * max(self._full):
                 # It was slow, and is no longer.
                 self._full.clear()
 
@@ -153,4 +153,4 @@ def _share(meter: NicMeter, declared: int, known: float, best: float) -> float:
         share = max(known, meter.lately / declared / best)
     if share >= _FAST:
         return 1.0
-    return known if known / _CHANGE < share < known * _CHANGE else share
+    return known if known / CHANGE < share < known * CHANGE else share

@@ -7,12 +7,12 @@ rail a chunk goes. A NIC that is down is told in the same way, so that peers rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from optcc.runtime.protocol.connection import SendConnection
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_MAX, RateWord
 from optcc.runtime.protocol.local import LocalRank
-from optcc.runtime.protocol.nic_meter import LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
+from optcc.runtime.protocol.nic_meter import CHANGE, LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rail import Rail as OutboundRail
 from optcc.runtime.protocol.trials import Rail, Trials
@@ -37,6 +37,7 @@ class Rates:
         self.carried: dict[tuple[int, int], int] = {}
         self._meters = [NicMeter() for _ in local.own_nics]
         self._unsure = [False] * len(self._meters)
+        self._was_measured = [False] * len(self._meters)
         self.version = 0
         # What was measured, and the last word, of NICs that are, or were, other than declared.
         self._shares: dict[tuple[int, int], tuple[float, float]] = {}
@@ -198,6 +199,9 @@ class Rates:
         """A NIC of this rank takes in such a share of its declared rate, as its senders have found."""
         out, in_ = self._own(nic)
         share = share if share < _FAST else 1.0
+        if self._was_measured[nic] and in_ / CHANGE < share < in_ * CHANGE:
+            # What senders find is less certain.
+            return
         if share != in_:
             self.know(nic, out, share)
 
@@ -224,6 +228,22 @@ class Rates:
         count = self._local.rail_counts[nic]
         self._shares[self._local.rank, nic] = count.out_share, count.in_share = out, in_
         self._publish(nic)
+
+    def take_measured(self, shares: Sequence[tuple[float, float]]) -> None:
+        """This rank's NICs were measured, with nothing else under way: what the traffic has said before is over.
+
+        A NIC that carried nothing keeps its rate for when it does again.
+        """
+        self._meters = [NicMeter() for _ in self._meters]
+        self._paths.clear()
+        for nic, share in enumerate(shares):
+            self.trials.drop(nic)
+            if min(share) > 0:
+                self._was_measured[nic] = True
+                if share != self._own(nic):
+                    self.know(nic, *share)
+        self.version += 1
+        self.divide_anew()
 
     def note_nic(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down, or is back."""

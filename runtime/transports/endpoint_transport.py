@@ -9,7 +9,7 @@ from functools import partial
 
 from optcc.errors import DeadlineExceeded, RuntimeFault
 from optcc.plan import Channel
-from optcc.runtime.protocol.agreement import Epoch
+from optcc.runtime.protocol.agreement import Epoch, Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
@@ -74,11 +74,22 @@ class EndpointTransport(ABC):
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
         self._endpoint.set_rates(rates)
 
+    def know_shares(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.know_shares(shares)
+        self._flush()
+
+    def note_slow_runs(self, count: int) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.epochs.note_slow_runs(count)
+
     # --- epochs
 
-    def join_epochs(self) -> None:
+    def join_epochs(self, *, measures: bool = False) -> None:
         """See `optcc.runtime.transport.Agrees`."""
-        self._endpoint.epochs.is_on = True
+        self._endpoint.epochs.is_on, self._endpoint.epochs.measures = True, measures
 
     def begin_collective(self) -> int | None:
         """See `optcc.runtime.transport.Agrees`."""

@@ -85,9 +85,10 @@ class FaultTrial:
         pause_s: float = 0.0,
         corrupt: float = 0.0,
         damaging: tuple[int, int, float] | None = None,
+        remeasures: bool = False,
         **settings: object,
     ) -> None:
-        self.n_hosts, self.n_runs, self.pause_s = n_hosts, n_runs, pause_s
+        self.n_hosts, self.n_runs, self.pause_s, self.remeasures = n_hosts, n_runs, pause_s, remeasures
         nics = tuple(Nic(rail, Fraction(rate), Fraction(rate)) for rail, rate in enumerate(rates))
         servers = tuple(Server(f"h{number}", 1, nics) for number in range(n_hosts))
         self.topology = Topology(servers, latency_s=Fraction(1, 20_000))
@@ -105,7 +106,12 @@ class FaultTrial:
         run_sim(self.network, self._body)
 
     def _body(self, rank: int, transport: SimTransport) -> None:
-        comm = Communicator(transport, Plans(self.planner), clock=transport.clock, deadline_s=60.0)
+        comm = Communicator(
+            *(transport, Plans(self.planner)),
+            clock=transport.clock,
+            deadline_s=60.0,
+            remeasures=self.remeasures,
+        )
         array, out = np.full(COUNT, rank + 1, np.float32), np.empty(COUNT, np.float32)
         for _ in range(self.n_runs):
             comm.engine.barrier()

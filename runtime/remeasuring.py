@@ -1,0 +1,137 @@
+"""Measures the NICs of a running job again, once the traffic has shown that their rates have changed.
+
+The meters of `optcc.runtime.protocol.nic_meter` know a rate to within a third, and only of NICs that hold up others of
+their host; plans that come near to the bound need every rate to a few percent. So the ranks, which change to the plans
+of an epoch before the same collective, measure then with nothing else under way, as at the start
+(`optcc.runtime.probe`). What has them do it is a rate that the meters have found while runs of a plan take longer than
+those before, or a few such runs. If nothing new is found, that counts less and less often
+(`optcc.runtime.protocol.epochs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from statistics import median
+from weakref import WeakKeyDictionary
+
+from optcc.runtime.engine import Engine, Handle, PersistentPlan
+from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
+from optcc.runtime.protocol.agreement import Share, Shares, rounded
+from optcc.runtime.protocol.epochs import is_change
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
+
+LEAST_S = 5e-3
+"""Shorter runs say more of the processor than of NICs."""
+USUAL_RUNS, SLOWER = 5, 1.15
+"""See `RunTimes.take`."""
+
+
+class Remeasuring:
+    """What the NICs of a job were last measured to carry; `engine` is that of all its ranks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: Shares | None = None
+        # The shares of the last epoch.
+        self._last: Shares | None = None
+        self._note: Callable[[int], None] = lambda _: None
+        self._times: WeakKeyDictionary[PersistentPlan, RunTimes] = WeakKeyDictionary()
+
+    def watch(self) -> None:
+        """From now on rank 0 looks whether runs take longer than they did."""
+        transport = self._engine.transport
+        if not self._engine.rank and isinstance(transport, KnowsRates):
+            self._note = transport.note_slow_runs
+            self._engine.finished = self._note_run
+
+    def _note_run(self, handle: Handle, seconds: float) -> None:
+        plan = handle.plan
+        if seconds >= LEAST_S and isinstance(plan, PersistentPlan):
+            self._note(self._times.setdefault(plan, RunTimes()).take(seconds))
+
+    def shares_of(self, agreed: Shares, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Shares:
+        """What the NICs carry in an epoch of which all ranks know that they carry about `agreed`; collective.
+
+        They are measured if some rate is another one than when they were measured last, or if nothing is known to have
+        changed, in which case runs have become slow. A NIC that is lost, or back, is known to be without.
+
+        Raises DeadlineExceeded after `timeout_s` seconds, and what a run raises.
+        """
+        if self.is_due(agreed):
+            self._known = agreed = self._engine.alone(self._measure, timeout_s)
+        self._last = agreed
+        shares = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
+        return tuple(tuple(next(shares) for _ in nics) for nics in agreed)
+
+    def is_due(self, agreed: Shares) -> bool:
+        """Whether `shares_of` measures."""
+        last = self._last or _all_whole(agreed)
+        return agreed == last or any(_is_other(*pair) for pair in self._beside(agreed))
+
+    def _beside(self, agreed: Shares) -> list[tuple[Share, Share]]:
+        """By NIC, the share that is agreed on, and that which was measured last."""
+        known = self._known or _all_whole(agreed)
+        return [pair for both in zip(agreed, known, strict=True) for pair in zip(*both, strict=True)]
+
+    def _as_before(self, shares: Shares) -> Shares:
+        """Where no NIC carries something else than before, what was measured then: for that there are plans."""
+        pairs = chain.from_iterable(zip(*each, strict=True) for each in self._beside(shares))
+        alike = all(abs(now - before) <= ALIKE * max(now, before) for now, before in pairs)
+        return self._known if alike and self._known is not None else shares
+
+    def _measure(self) -> Shares:
+        engine = self._engine
+        transport = engine.transport
+        assert isinstance(transport, ProbedTransport) and isinstance(transport, KnowsRates)
+        declared: Rates = tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics)
+        measured = probe(transport, clock=engine.clock, beside=engine.take)
+        shares = tuple(
+            tuple(rounded(_share(*pair)) for pair in zip(*both, strict=True))
+            for both in zip(measured.rates, declared, strict=True)
+        )
+        shares = self._as_before(shares)
+        transport.know_shares(shares)
+        return shares
+
+
+class RunTimes:
+    """How long the runs of a plan take, seconds.
+
+    >>> times = RunTimes()
+    >>> [times.take(each) for each in (0.2, 0.1, 0.11, 0.1, 0.1, 0.15, 0.1, 0.12, 0.12, 0.12)]
+    [0, 0, 0, 0, 0, 1, 0, 1, 2, 3]
+    """
+
+    __slots__ = ("_first", "_n_slow", "_usual_s")
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._usual_s, self._n_slow = 0.0, 0
+
+    def take(self, seconds: float) -> int:
+        """Takes one more; how many of the last ones, without a break, took longer than `SLOWER` times the usual.
+
+        Usual is the median of the first ones, without the very first, which find neither memory nor connections warm.
+        """
+        if len(self._first) < USUAL_RUNS:
+            self._first.append(seconds)
+            self._usual_s = median(self._first[1:] or [seconds])
+        else:
+            self._n_slow = self._n_slow + 1 if seconds > SLOWER * self._usual_s else 0
+        return self._n_slow
+
+
+def _share(rate: tuple[int, int], declared: tuple[int, int]) -> Share:
+    """No more than 1: the words by which ranks tell each other of rates know no more."""
+    out, in_ = (is_ / was for is_, was in zip(rate, declared, strict=True))
+    return 1.0 if out > 1 - ALIKE else out, 1.0 if in_ > 1 - ALIKE else in_
+
+
+def _all_whole(shares: Shares) -> Shares:
+    return tuple(((1.0, 1.0),) * len(nics) for nics in shares)
+
+
+def _is_other(share: Share, known: Share) -> bool:
+    """True if a NIC that carries something carries something else than it did when that was last known."""
+    return min(share) > 0 < min(known) and any(map(is_change, share, known))

@@ -1,0 +1,154 @@
+"""NICs that are measured again in a running job: in simulated time, around the classes that TCP runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import pytest
+
+from optcc.errors import RankLost
+from optcc.planner import Planner
+from optcc.runtime.communicator import Communicator
+from optcc.runtime.protocol.agreement import Shares
+from optcc.runtime.protocol.epochs import PAUSE_S
+from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
+from optcc.topology import Nic, Server, Topology
+from tests.unit.runtime.sim.fault_trial import Plans
+
+RATE = 20_000_000
+COUNT = 1 << 18
+"""Elements: an AllReduce of 1 MiB takes 35 ms at least between three hosts of two NICs."""
+Change = tuple[float, int, int, float, float]
+"""When a NIC of a rank, by number, carries such shares of its rate, out and in."""
+
+
+class Job:
+    """AllReduces in a row, some time apart, while rates change; and a message that is waited for all the time.
+
+    By run: when it began, how long it took, and what plans were for; by rank, its epochs.
+    """
+
+    def __init__(self, changes: list[Change], n_runs: int, *, n_hosts: int = 3, pause_s: float = 0.0) -> None:
+        self.n_hosts, self.n_runs, self.pause_s = n_hosts, n_runs, pause_s
+        nics = tuple(Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(2))
+        servers = tuple(Server(f"h{number}", 1, nics) for number in range(n_hosts))
+        self.planner = Planner(
+            Topology(servers, latency_s=Fraction(1, 20_000)),
+            schedules={"allreduce": "shares"},
+            segments=8,
+            ports="fair",
+        )
+        self.network = SimNetwork(self.planner.topology)
+        for at_s, rank, nic, out, in_ in changes:
+            self.network.network.clock.after(at_s, self._change(rank, nic, out, in_))
+        self.began_s: list[float] = []
+        self.took_s: list[float] = []
+        self.shares: list[Shares | None] = []
+        self.epochs: list[list[int]] = [[] for _ in range(n_hosts)]
+        run_sim(self.network, self._body)
+
+    def _change(self, rank: int, nic: int, out: float, in_: float) -> Callable[[], None]:
+        def change() -> None:
+            changed = self.network.network.nics[rank, nic]
+            changed.out_rate, changed.in_rate = RATE * out, RATE * in_
+
+        return change
+
+    def _body(self, rank: int, transport: SimTransport) -> None:
+        comm = Communicator(transport, Plans(self.planner), clock=transport.clock, deadline_s=300.0, remeasures=True)
+        array, out = np.full(COUNT, rank, np.float32), np.empty(COUNT, np.float32)
+        note = np.zeros(3)
+        coming = comm.start_recv(note, source=1) if rank == 2 else None
+        for _ in range(self.n_runs):
+            began_s = transport.clock.now_s()
+            out[:] = -1
+            comm.all_reduce(array, out=out)
+            assert np.all(out == sum(range(self.n_hosts)))
+            self.epochs[rank].append(comm.epoch)
+            if not rank:
+                self.began_s.append(began_s)
+                self.took_s.append(transport.clock.now_s() - began_s)
+                self.shares.append(comm._replanning.shares if comm.epoch else None)
+            if self.pause_s:
+                transport.clock.sleep_s(self.pause_s)
+        if rank == 1:
+            comm.send(np.arange(3.0), dest=2)
+        if coming is not None:
+            assert coming.result().tolist() == [0, 1, 2]
+        comm.barrier()
+
+
+def check_slow_nic(out: float, in_: float) -> None:
+    job = Job([(0.45, 1, 1, out, in_)], 26)
+    assert all(epochs == job.epochs[0] for epochs in job.epochs)
+    shares = job.shares[-1]
+    assert shares is not None
+    for rank, nics in enumerate(shares):
+        for nic, share in enumerate(nics):
+            assert share == pytest.approx((out, in_) if (rank, nic) == (1, 1) else (1.0, 1.0), rel=0.04)
+    changed = next(number for number, at_s in enumerate(job.began_s) if at_s > 0.45)
+    planned = job.epochs[0].index(1)
+    # Some slow runs, and those that may begin while the ranks agree; then the NICs are measured.
+    assert planned - changed <= 8
+    slow_s, planned_s = min(job.took_s[changed : planned - 1]), median(job.took_s[planned + 1 :])
+    assert slow_s > 1.3 * median(job.took_s[1:changed]) and planned_s < 0.9 * slow_s
+
+
+def test_plans_are_for_the_rates_that_a_nic_has_since_it_became_slow() -> None:
+    check_slow_nic(0.5, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("out", "in_"), [(0.5, 1.0), (1.0, 0.5), (0.2, 0.3)])
+def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
+    check_slow_nic(out, in_)
+
+
+@pytest.mark.slow
+def test_a_nic_that_has_its_rate_again_is_used_again() -> None:
+    job = Job([(2.5, 1, 1, 0.5, 0.5), (8.0, 1, 1, 1.0, 1.0)], 90, pause_s=0.3)
+    assert any(shares is not None and shares[1][1] == pytest.approx((0.5, 0.5), rel=0.04) for shares in job.shares)
+    assert job.shares[-1] == (((1.0, 1.0), (1.0, 1.0)),) * 3
+    assert median(job.took_s[-8:]) < 1.05 * median(job.took_s[1:6])
+
+
+@pytest.mark.slow
+def test_runs_that_are_slow_for_another_reason_have_nics_measured_ever_less_often() -> None:
+    """A host is slow for a second out of two: whenever its NICs are measured, it may be over."""
+    changes = [
+        (at_s + after_s, 1, nic, share, share)
+        for at_s in range(2, 42, 2)
+        for nic in (0, 1)
+        for after_s, share in ((0.0, 0.6), (0.9, 1.0))
+    ]
+    job = Job(changes, 300, pause_s=0.05)
+    assert all(epochs == job.epochs[0] for epochs in job.epochs)
+    firsts = [job.began_s[job.epochs[0].index(epoch)] for epoch in sorted(set(job.epochs[0]) - {0})]
+    assert 1 <= len(firsts) <= 8
+    assert all(later - sooner > 0.9 * PAUSE_S for sooner, later in pairwise(firsts))
+
+
+def test_a_rank_that_is_lost_while_nics_are_measured_ends_the_job_at_all() -> None:
+    with pytest.raises(RankLost):
+        LostWhileMeasuring([(0.45, 1, 1, 0.5, 0.5)], 26)
+
+
+class LostWhileMeasuring(Job):
+    """Rank 2 is killed soon after the first run that takes as long as measuring does has begun."""
+
+    def _body(self, rank: int, transport: SimTransport) -> None:
+        clock = self.network.network.clock
+
+        def look() -> None:
+            if transport._endpoint.epochs.agreement.epoch.number:
+                clock.after(0.2, self.network.hosts[2].crash)
+            else:
+                clock.after(0.01, look)
+
+        if rank == 2:
+            look()
+        super()._body(rank, transport)
