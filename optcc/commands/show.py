@@ -19,6 +19,8 @@ from optcc.cli import (
     with_latency,
 )
 from optcc.commands.judged import say_unless_proved
+from optcc.commands.verify_file import is_foreign, read_foreign_plan
+from optcc.errors import InputError
 from optcc.paper_figures.style import require_matplotlib
 from optcc.paper_figures.timeline import picture_ending, timeline
 from optcc.planner import build_plan
@@ -63,23 +65,28 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Show how the schedule NAME (of the library, or FILE.py:FUNCTION) is predicted to run on the topology."""
+    """Show how the schedule NAME (of the library, FILE.py:FUNCTION, or FILE.xml for MSCCL) is predicted to run."""
     if output is not None:
         picture_ending(output)
         require_matplotlib()
     used: Model = model or ports or "fifo"
     topology = with_latency(topology, latency)
-    plan = build_plan(
-        name,
-        topology,
-        size,
-        dtype=dtype,
-        reduction=reduction,
-        segments=segments,
-        slots=slots,
-        ports=ports or used,
-    )
-    verdict = say_unless_proved(plan, "the times are of a plan that would not give the result")
+    if is_foreign(name):
+        if slots is not None or ports is not None:
+            raise InputError(f"show {name}: --slots and --ports: must be left out, the file has its own order")
+        plan, verdict = read_foreign_plan(Path(name), size, "the times are of a file that would not give the result")
+    else:
+        plan = build_plan(
+            name,
+            topology,
+            size,
+            dtype=dtype,
+            reduction=reduction,
+            segments=segments,
+            slots=slots,
+            ports=ports or used,
+        )
+        verdict = say_unless_proved(plan, "the times are of a plan that would not give the result")
     shown = timeline(plan, topology, used)
     if output is not None:
         shown.save(output)

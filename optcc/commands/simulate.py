@@ -23,6 +23,7 @@ from optcc.cli import (
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction_of
 from optcc.commands.judged import say_unless_proved
+from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
@@ -84,6 +85,8 @@ def command(
 ) -> None:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
 
+    NAME may also be FILE.xml, an algorithm for MSCCL.
+
     With --faults also what each of them cost, against the run without. With --as-written for thousands of ranks:
     transfers are timed as they are written, and none is kept.
     """
@@ -107,12 +110,17 @@ def command(
         _time_as_written(name, topology, size, 1 if isinstance(segments, str) else segments, dtype, used, as_json)
         return
     known: Timing | None = None
+    verdict = ""
+    if name is not None and size is None:
+        raise InputError(f"simulate {name}: give --size")
     if filed is not None:
         plan = filed
+    elif name is not None and size is not None and is_foreign(name):
+        if slots is not None or ports is not None:
+            raise InputError(f"simulate {name}: --slots and --ports: must be left out, the file has its own order")
+        plan, verdict = read_foreign_plan(Path(name), size, "the time is of a file that would not give the result")
     else:
-        assert name is not None
-        if size is None:
-            raise InputError(f"simulate {name}: give --size")
+        assert name is not None and size is not None
         built = build(
             name,
             topology,
@@ -127,7 +135,7 @@ def command(
         # The JSON says how long the simulation took, so there it is done again.
         if ports in (None, used) and faults is None and jitter is None and not as_json:
             known = built.timing
-    verdict = say_unless_proved(plan, "the time is of a plan that would not give the result")
+    verdict = verdict or say_unless_proved(plan, "the time is of a plan that would not give the result")
     started = time.perf_counter()
     timing = known or simulate(
         plan,

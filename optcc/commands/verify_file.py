@@ -1,4 +1,4 @@
-"""`optcc verify FILE.xml`, `FILE.json`: algorithms and plans of other tools."""
+"""Files of other tools: `optcc verify FILE.xml` and `FILE.json`, `simulate FILE.xml`, `show FILE.xml`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 import click
 
 from optcc.cli import echo_card, echo_json
-from optcc.errors import CodecError, InputError
+from optcc.errors import CodecError, InputError, PlanError
 from optcc.files import read_file
+from optcc.plan import Plan
 from optcc.strict_xml import BYTES_MAX
+from optcc.verdict import PROVED
 from optcc.verify.gpu.msccl import MSCCL_TARGETS, verify_msccl
+from optcc.verify.gpu.msccl_plan import plan_of_msccl
 from optcc.verify.gpu.mscclpp import verify_mscclpp
 
 ENDINGS = (".xml", ".json")
@@ -20,6 +23,28 @@ ENDINGS = (".xml", ".json")
 def is_foreign(name: str) -> bool:
     """Whether the argument of `verify` names a file of another tool, and no schedule."""
     return Path(name).suffix.lower() in ENDINGS
+
+
+def read_foreign_plan(path: Path, size_bytes: int, what: str) -> tuple[Plan, str]:
+    """The plan that the algorithm in a file amounts to, and the verdict on the file; a line on stderr says so if it is
+    not proved, since then `what` is of a file that never runs.
+
+    Raises InputError for an execution plan of MSCCL++, which is judged and not timed, and what `plan_of_msccl` raises.
+    """
+    data = read_file(path, BYTES_MAX)
+    if not data.lstrip().startswith(b"<"):
+        raise InputError(f"{path.name}: must be an algorithm in MSCCL's XML: plans of MSCCL++ are judged, not timed")
+    try:
+        verdict = verify_msccl(data, path.name)
+        root = dict(verdict.conditions).get("result", "root 0").removeprefix("root ")
+        plan = plan_of_msccl(data, size_bytes, root=int(root))
+    except (CodecError, InputError, PlanError) as error:
+        raise type(error)(f"file {str(path)!r}: {error}") from None
+    if verdict.verdict != PROVED:
+        wrong = "" if verdict.counterexample is None else f"; {verdict.counterexample.property}: "
+        cause = "" if verdict.counterexample is None else verdict.counterexample.summary
+        click.echo(f"optcc: {path.name}: {verdict.verdict}; {what}{wrong}{cause}", err=True)
+    return plan, verdict.verdict
 
 
 def verify_foreign(path: Path, target: str | None, as_json: bool) -> int:

@@ -46,6 +46,10 @@ class GpuBuffers:
         """The cell of a chunk."""
         return self._base[gpu][buffer] + chunk
 
+    def first(self, gpu: int) -> int:
+        """The first cell of a GPU."""
+        return self._start[gpu]
+
     def owner(self, cell: int) -> int:
         """The GPU whose cell it is."""
         return bisect_right(self._start, cell) - 1
