@@ -45,7 +45,7 @@ def judged(seeds: range, states_max: int = STATES_MAX) -> Tally:
 @pytest.fixture(scope="module")
 def some() -> Tally:
     """Six hundred mutants, judged."""
-    return judged(range(720))
+    return judged(range(360))
 
 
 @pytest.mark.battery(36)

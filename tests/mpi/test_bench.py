@@ -130,7 +130,7 @@ FEWER = (*RAGGED[:4], "-f", "169", *RAGGED[6:])
     [
         (2, "mpi", "int8", "bxor", RAGGED, [0, 1, 13, 169, 2197, 28561]),
         (4, "tcp", "float", "avg", RAGGED, [0, 4, 52, 676, 8788]),
-        (8, "mpi", "double", "prod", FEWER, [0, 8, 1352]),
+        pytest.param(8, "mpi", "double", "prod", FEWER, [0, 8, 1352], marks=[pytest.mark.slow, pytest.mark.realtime]),
     ],
 )
 def test_every_size_on_every_number_of_ranks_is_exact(

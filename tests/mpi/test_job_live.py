@@ -77,6 +77,8 @@ def test_a_command_refuses_to_be_several_jobs_of_one_rank(tmp_path: Path) -> Non
     assert "WORLD_SIZE says 2 ranks, MPI has started 1" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.realtime
 @pytest.mark.netns
 def test_hosts_that_lose_different_rails_go_on_through_others_and_then_by_plan(tmp_path: Path) -> None:
     """h0 and h1 share no rail any more; what is in flight goes through h2 or h3, and new plans send nothing between

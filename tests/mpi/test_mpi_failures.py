@@ -254,7 +254,16 @@ def test_buffers_are_kept_until_their_message_is_complete(tmp_path: Path) -> Non
     assert second == {"received": 1, "right": True}
 
 
-@pytest.mark.parametrize("case", ["stop_before_start", "stop_in_start", "stop_before_meeting"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "stop_in_start",
+        *(
+            pytest.param(each, marks=[pytest.mark.slow, pytest.mark.realtime])
+            for each in ("stop_before_start", "stop_before_meeting")
+        ),
+    ],
+)
 def test_a_rank_that_does_not_come_is_named_after_the_deadline(case: str, tmp_path: Path) -> None:
     ranks = [0, 1, 3]
     seen = reports(ranks, 4, case, tmp_path, DeadlineExceeded.exit_code)

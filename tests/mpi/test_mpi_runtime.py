@@ -166,7 +166,9 @@ def launch(n_ranks: int, arguments: list[str]) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "n_ranks", [*(pytest.param(each, marks=[pytest.mark.slow, pytest.mark.realtime]) for each in (2, 3)), 4]
+)
 def test_every_rank_keeps_every_promise(n_ranks: int, tmp_path: Path) -> None:
     done = launch(n_ranks, [__file__, str(tmp_path), "ends"])
     assert done.returncode == 0, done.stderr

@@ -62,6 +62,8 @@ def test_a_bench_that_is_told_nothing_plans_for_what_it_measures(fabric: Fabric)
     assert printed["results"][0]["bound_ratio"] > 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.realtime
 def test_the_cost_of_messages_is_known_for_a_topology_that_is_right(fabric: Fabric) -> None:
     words = ["bench", "--transport", "tcp", "--schedule", "auto", "-b", "4M", "-n", "1", "--mode", "out", "--json"]
     ports = {}

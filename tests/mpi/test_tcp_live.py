@@ -209,6 +209,8 @@ def test_both_nics_carry_what_they_are_said_to(name: str, tmp_path: Path) -> Non
         assert isinstance(each["files"], int) and each["files"] <= 8
 
 
+@pytest.mark.slow
+@pytest.mark.realtime
 @netns
 def test_a_nic_at_half_its_rate_gets_half_as_much_though_nobody_has_said_so(name: str, tmp_path: Path) -> None:
     with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
@@ -259,7 +261,7 @@ def test_a_nic_that_fails_in_the_middle_costs_no_bit(
 
 
 @netns
-@pytest.mark.parametrize("how", ["down", "carrier"])
+@pytest.mark.parametrize("how", ["down", pytest.param("carrier", marks=[pytest.mark.slow, pytest.mark.realtime])])
 def test_a_nic_that_fails_while_nothing_is_under_way_is_noticed_by_the_next_collective(
     name: str, how: str, tmp_path: Path
 ) -> None:
@@ -324,6 +326,8 @@ def test_a_hundred_failures_cost_no_bit(name: str, tmp_path: Path) -> None:
             assert stalls[-1] < 5000
 
 
+@pytest.mark.slow
+@pytest.mark.realtime
 @pytest.mark.battery(15, 17)
 @netns
 def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, tmp_path: Path) -> None:
@@ -353,7 +357,13 @@ def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, 
 
 @pytest.mark.battery(6)
 @netns
-@pytest.mark.parametrize(("hosts", "how"), [(3, "blackhole"), (3, "down"), (4, "blackhole")])
+@pytest.mark.parametrize(
+    ("hosts", "how"),
+    [
+        *(pytest.param(3, how, marks=[pytest.mark.slow, pytest.mark.realtime]) for how in ("blackhole", "down")),
+        (4, "blackhole"),
+    ],
+)
 def test_a_host_without_nics_is_the_same_error_everywhere(hosts: int, how: str, name: str, tmp_path: Path) -> None:
     with Fabric.up(FabricSpec.parse(f"{hosts}x2@200Mbit/s", name=name)) as fabric:
         job = Job(fabric, tmp_path, hosts=hosts, size=8 << 20, for_s=20.0, stall_s=2.0)

@@ -139,7 +139,7 @@ def test_all_name_the_rank_that_is_killed(n_ranks: int, at: int, tmp_path: Path)
 
 
 @pytest.mark.battery(23)
-@pytest.mark.parametrize("n_ranks", [3, 4])
+@pytest.mark.parametrize("n_ranks", [3, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.realtime])])
 def test_all_name_the_rank_that_is_stopped_for_ever(n_ranks: int, tmp_path: Path) -> None:
     for each in survivors(run(tmp_path, n_ranks, 1, "SIGSTOP", deadline_s=2.0), 1):
         assert each["type"] in ("DeadlineExceeded", "RankLost"), each

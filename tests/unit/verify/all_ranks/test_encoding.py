@@ -55,6 +55,7 @@ def model(formula: Formula, values: dict[str, int]) -> Any:
     return query.ask(Limit(20.0))
 
 
+@pytest.mark.slow
 def test_facts_are_true_of_numbers() -> None:
     """With all atoms at once, and numbers for the variables, what holds is possible: no fact is false."""
     seed = 11
@@ -69,6 +70,7 @@ def test_facts_are_true_of_numbers() -> None:
         assert isinstance(model(equations, values), Sat), (values, [str(term) for term in chosen])
 
 
+@pytest.mark.slow
 def test_every_two_atoms_are_true_of_small_numbers() -> None:
     """The facts about two atoms, for all pairs, at numbers around powers of two."""
     numbers = (-1, 0, 1, 3, 4, 7, 8)

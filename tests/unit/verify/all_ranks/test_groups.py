@@ -71,6 +71,7 @@ def prove(definition: Definition) -> None:
     prove_rounds(chunk_of(reading, 0, reading.walks[0].bodies[0]), definition.collective, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", FAULTS)
 def test_the_lemmas_fail_for_a_planted_fault(tmp_path: Path, change: tuple[str, str]) -> None:
     text = Path(r2ccl.__file__).read_text()

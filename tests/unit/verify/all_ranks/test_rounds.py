@@ -133,6 +133,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), FAULTS)
 def test_the_lemmas_fail_for_a_planted_fault(tmp_path: Path, name: str, change: tuple[str, str]) -> None:
     definition = planted(tmp_path, logarithmic, name, change)
@@ -268,6 +269,7 @@ def wrong(right: RoundInvariant, loop: str) -> list[RoundInvariant]:
     return [RoundInvariant({slot: a}, {slot: b}, {pair: c}) for a, b, c in changed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_invariant_makes_a_lemma_fail(name: str) -> None:
     definition = SCHEDULES[name]
@@ -308,6 +310,7 @@ def test_a_false_fact_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         test_encoding.test_facts_are_true_of_numbers()
 
 
+@pytest.mark.slow
 def test_a_proof_takes_a_few_seconds() -> None:
     started = time.monotonic()
     for name in NAMES:

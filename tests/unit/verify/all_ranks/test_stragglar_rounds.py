@@ -93,6 +93,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", FAULTS)
 def test_a_planted_fault_is_not_proved(tmp_path: Path, change: tuple[str, str]) -> None:
     definition = faulty(tmp_path, *change)
