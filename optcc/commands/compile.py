@@ -65,6 +65,11 @@ FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
     default=None,
     help=f"With msccl-xml: write only what this run-time takes: {', '.join(LOADERS)}.",
 )
+@click.option(
+    "--pad",
+    is_flag=True,
+    help="With msccl-xml and mscclpp-json: round the size up to one that fits, with segments that do.",
+)
 @click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
@@ -79,6 +84,7 @@ def command(
     form: str,
     output: Path,
     target: str | None,
+    pad: bool,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -87,8 +93,14 @@ def command(
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
     if target is not None and form != "msccl-xml":
         raise InputError(f"--target {target}: needs --format msccl-xml")
+    if pad and form not in WRITERS:
+        raise InputError(f"--pad with --format {form}: must be one of {', '.join(WRITERS)}")
     model: Model = ports or "exclusive"
     options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": model}
+    if pad:
+        asked = size
+        size, segments = _padded(name, topology, size, target or form, options)
+        click.echo(f"optcc: padded from {asked} to {size} B, {segments} segments", err=True)
     built = build(name, topology, size, segments=segments, **options)
     plan = built.plan
     verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
@@ -122,3 +134,11 @@ def command(
     else:
         echo_card(plan)
         click.echo(f"for {model} ports")
+
+
+def _padded(name: str, topology: Topology, size: int, target: str, options: dict[str, Any]) -> tuple[int, int]:
+    """The bytes and the segments that fit."""
+    fitting = find_fitting(name, topology, size, target, **options)
+    if fitting is None:
+        raise PlanError(f"--pad: no size from {size} B on fits {target}, with few segments")
+    return fitting

@@ -42,3 +42,13 @@ def test_a_refusal_names_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(["verify", str(path), "--target", "rccl"]) == 0
     assert run([*words, "--size", "1MiB", "--format", "goal"]) == 2
     assert "needs --format msccl-xml" in capsys.readouterr().err
+
+
+def test_pad_rounds_the_size_up_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ring.xml"
+    words = ["compile", "ring", "--topology", "4@50GB/s", "--size", "1000004", "-o", str(path)]
+    assert run([*words, "--format", "msccl-xml", "--pad"]) == 0
+    assert capsys.readouterr().err.startswith("optcc: padded from 1000004 to 1000448 B, 8 segments")
+    assert b'minBytes="1000448"' in path.read_bytes()
+    assert run([*words, "--format", "goal", "--pad"]) == 2
+    assert "--pad with --format goal" in capsys.readouterr().err
