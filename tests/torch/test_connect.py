@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from optcc.errors import InputError
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.replanning import Replans
 from optcc.topology import Topology
 from optcc.torch.connect import JobNetwork, Options, connect, meet_in
 from optcc.torch.process_group import create
@@ -52,6 +53,15 @@ def test_a_group_of_some_ranks_takes_what_was_measured_for_them() -> None:
         planner: Any = comm._base
         assert [int(rate) for rate in planner.topology.out] == [40_000_000, 10_000_000]
         comm.close()
+
+
+def test_plans_that_stay_are_never_made_again() -> None:
+    for replan in (True, False):
+        options = Options(topology="2@40MB/s", measure=False, replan=replan)
+        for comm in connected([0, 1], options, None):
+            assert isinstance(comm, Communicator)
+            assert isinstance(comm._base, Replans) == replan
+            comm.close()
 
 
 def test_a_topology_of_another_size_is_refused() -> None:
