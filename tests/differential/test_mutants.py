@@ -45,7 +45,7 @@ def judged(seeds: range, states_max: int = STATES_MAX) -> Tally:
 @pytest.fixture(scope="module")
 def some() -> Tally:
     """Six hundred mutants, judged."""
-    return judged(range(360))
+    return judged(range(720))
 
 
 @pytest.mark.battery(36)
