@@ -48,8 +48,11 @@ from optcc.schedules.auto import Choice, choose, pooled_bound_s
 from optcc.schedules.auto_collectives import choose_for
 from optcc.schedules.equal_trees import equal_trees
 from optcc.schedules.nccl_ring import nccl_ring
+from optcc.schedules.nccl_tree import nccl_tree
 from optcc.schedules.nic_trees import nic_trees
+from optcc.schedules.optcc_nics import optcc_nics
 from optcc.schedules.optimal import optimal
+from optcc.schedules.r2ccl_nics import r2ccl_nics, r2ccl_rails
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card
 from optcc.simulate import simulate
@@ -63,7 +66,7 @@ from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
 
-FOR_NICS = (nccl_ring, equal_trees, nic_trees)
+FOR_NICS = (nccl_ring, nccl_tree, r2ccl_rails, r2ccl_nics, optcc_nics, equal_trees, nic_trees)
 LIBRARY: Mapping[str, Definition] = {
     **SCHEDULES,
     **{each.name: each for each in (*FOR_NICS, PACKED, *PACKED_OF.values())},
@@ -372,11 +375,24 @@ def build(
 
 
 def _where_its_model_ends(definition: Definition, topology: Topology) -> Definition:
-    """`definition`, or `packed` in the place of `optimal` where GPUs are linked or rails cannot be pooled."""
-    if definition is not optimal:
+    """`definition`; or `packed` in the place of `optimal` where GPUs are linked or rails cannot be pooled, and those of
+    `ON_NICS` where NICs belong to GPUs."""
+    if definition is optimal:
+        apart = topology.rail_only and len(topology.rails_kept) > 1
+        return PACKED if apart or topology.wired is not None else definition
+    if topology.wired is None or topology.graph is not None:
         return definition
-    apart = topology.rail_only and len(topology.rails_kept) > 1
-    return PACKED if apart or topology.wired is not None else definition
+    return ON_NICS.get(definition.name, definition)
+
+
+ON_NICS: Mapping[str, Definition] = {
+    "ring": nccl_ring,
+    "double-binary-tree": nccl_tree,
+    "r2ccl-balance": r2ccl_rails,
+    "r2ccl-allreduce": r2ccl_nics,
+    "optcc": optcc_nics,
+}
+"""What takes the place of a schedule for servers of one GPU, as it runs on servers whose NICs belong to GPUs."""
 
 
 ON_LINKS = (equal_trees.name, PACKED.name, nic_trees.name, "hierarchical")

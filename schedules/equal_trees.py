@@ -19,6 +19,7 @@ from typing import Any
 
 from optcc.dsl import Program, schedule
 from optcc.errors import TopologyError
+from optcc.schedules.packed import TreePair
 from optcc.schedules.server_trees import (
     HOPS_MIN,
     Room,
@@ -28,6 +29,7 @@ from optcc.schedules.server_trees import (
     numbers_of_trees,
     server_trees,
 )
+from optcc.schedules.tree_turns import in_proportion
 from optcc.topology import Topology
 from optcc.trees import Tree
 
@@ -64,8 +66,13 @@ def equal_trees_of(topology: Topology) -> tuple[Tree, ...]:
     return best[1]
 
 
+def pairs_of(trees: Sequence[Tree]) -> Mapping[str, Any]:
+    """The parameter of `packed` for trees of one share, up and down the same edges."""
+    return {"pairs": tuple(TreePair(Fraction(1, len(trees)), tree, tree) for tree in trees)}
+
+
 def _configure(topology: Topology) -> Mapping[str, Any]:
-    return {"trees": equal_trees_of(topology)}
+    return pairs_of(equal_trees_of(topology))
 
 
 @schedule(
@@ -74,28 +81,24 @@ def _configure(topology: Topology) -> Mapping[str, Any]:
     paper="optcc, docs/schedules.md",
     configure=_configure,
 )
-def equal_trees(program: Program, trees: Sequence[Tree]) -> None:
+def equal_trees(program: Program, pairs: Sequence[TreePair]) -> None:
     """Each tree has an equal part of the message, of which k segments go up it and down.
 
     With M trees: T = max over the ports of (edges at it / M) n / rate, and a fill of about depth / k of it. Every tree
     is a stage of its own, so that a chunk that waits for its data in one tree holds up no other one.
 
-    >>> whole = equal_trees(n_ranks=3, segments=4, trees=[Tree.chain([0, 1, 2]), Tree.of({1: 2, 0: 2}, root=2)])
+    >>> pairs = pairs_of([Tree.chain([0, 1, 2]), Tree.of({1: 2, 0: 2}, root=2)])["pairs"]
+    >>> whole = equal_trees(n_ranks=3, segments=4, pairs=pairs)
     >>> whole.stages[:2], len(whole)
     (('reduce along tree 0', 'broadcast along tree 0'), 32)
     """
-    along_each(program, trees)
-
-
-def along_each(program: Program, trees: Sequence[Tree]) -> None:
-    """Reduces an equal part of the message up each tree, and broadcasts it down, the segments of all trees in turn."""
-    pipelines = [program.pipeline(sections=1, share=Fraction(1, len(trees))) for _ in trees]
-    for segments in zip(*pipelines, strict=True):
-        for number, (segment, tree) in enumerate(zip(segments, trees, strict=True)):
+    for reducing, broadcasting in in_proportion(program, pairs):
+        for number, segment, up in reducing:
             with program.stage(f"reduce along tree {number}"):
-                segment[0].reduce_along(tree)
+                segment[0].reduce_along(up)
+        for number, segment, down in broadcasting:
             with program.stage(f"broadcast along tree {number}"):
-                segment[0].broadcast_along(tree)
+                segment[0].broadcast_along(down)
 
 
 class _Inside:

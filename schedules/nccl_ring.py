@@ -13,13 +13,13 @@ NICs has two channels on each, and all rings are as slow as those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from optcc.dsl import Program, Segment, schedule
 from optcc.errors import TopologyError
-from optcc.topology import Topology
+from optcc.topology import Nic, Server, Topology
 
 
 class Ring(NamedTuple):
@@ -31,34 +31,65 @@ class Ring(NamedTuple):
 
 def channels(topology: Topology) -> Mapping[str, Any]:
     """A ring for each NIC of the server that has most, or rail-only for each rail that all servers have."""
+    members, heads = heads_of_channels(topology)
+    if topology.rail_only:
+        return {"rings": tuple(ring_of(members, [(rank, rank) for rank in each]) for each in heads)}
+    before = owners_of_nics(topology)
+    ends = [
+        [(head, owners[(channel - 1) % len(owners)]) for head, owners in zip(each, before, strict=True)]
+        for channel, each in enumerate(heads)
+    ]
+    return {"rings": tuple(ring_of(members, each) for each in ends)}
+
+
+def heads_of_channels(topology: Topology) -> tuple[list[range], list[list[int]]]:
+    """The ranks of each server; and for each channel the rank in each server by whose NIC it enters.
+
+    There is a channel for each NIC of the server that has most, others take their NICs in turn; rail-only for each rail
+    that all servers have. Raises TopologyError where NICs do not belong to GPUs, or no rail is left at all servers.
+    """
+    owners = owners_of_nics(topology)
+    members, first = [], 0
+    for server in topology.servers:
+        members.append(range(first, first + server.gpus))
+        first += server.gpus
+    if not topology.rail_only:
+        count = max(len(each) for each in owners)
+        return members, [[each[channel % len(each)] for each in owners] for channel in range(count)]
+    rails = sorted(set.intersection(*(set(kept) for kept in topology.rails_kept)))
+    if not rails:
+        raise TopologyError(f"{topology!r}: rail-only, and no rail is left at all servers")
+    by_rail = [owners_by_rail(server, gpus.start) for server, gpus in zip(topology.servers, members, strict=True)]
+    return members, [[each[rail] for each in by_rail] for rail in rails]
+
+
+def owners_of_nics(topology: Topology) -> list[list[int]]:
+    """For each server the ranks to which the NICs belong that it has left, by rail.
+
+    Raises TopologyError where NICs do not belong to GPUs, and for a single server.
+    """
     if topology.graph is not None or topology.wired is None:
         raise TopologyError(f"{topology!r}: NICs must belong to GPUs")
     if len(topology.servers) == 1:
         raise TopologyError(f"{topology!r}: must have several servers")
-    first = 0
-    nics: list[list[tuple[int, int]]] = []  # of each server, the rails of its NICs and the ranks that own them
-    members: list[range] = []
+    first, found = 0, []
     for server in topology.servers:
-        nics.append(sorted((nic.rail, first + (nic.gpu or 0)) for nic in server.nics if not nic.failed))
-        members.append(range(first, first + server.gpus))
+        found.append([first + (nic.gpu or 0) for nic in sorted(server.nics, key=_place) if not nic.failed])
         first += server.gpus
-    if not topology.rail_only:
-        count = max(len(each) for each in nics)
-        ends = [[_ends([rank for _, rank in each], channel) for each in nics] for channel in range(count)]
-        return {"rings": tuple(_ring(members, each) for each in ends)}
-    rails = sorted(set.intersection(*(set(kept) for kept in topology.rails_kept)))
-    if not rails:
-        raise TopologyError(f"{topology!r}: rail-only, and no rail is left at all servers")
-    on_rail = [[dict(each)[rail] for each in nics] for rail in rails]
-    return {"rings": tuple(_ring(members, [(rank, rank) for rank in each]) for each in on_rail)}
+    return found
 
 
-def _ends(owners: Sequence[int], channel: int) -> tuple[int, int]:
-    """Where a channel enters a server and leaves it: GPUs of two NICs, each in its turn."""
-    return owners[channel % len(owners)], owners[(channel - 1) % len(owners)]
+def _place(nic: Nic) -> tuple[int, int]:
+    return nic.rail, nic.gpu or 0
 
 
-def _ring(members: Sequence[range], ends: Sequence[tuple[int, int]]) -> Ring:
+def owners_by_rail(server: Server, first: int) -> dict[int, int]:
+    """The rank whose NIC is left on each rail, if the ranks of the server begin with `first`."""
+    return {nic.rail: first + (nic.gpu or 0) for nic in sorted(server.nics, key=_place) if not nic.failed}
+
+
+def ring_of(members: Sequence[range], ends: Sequence[tuple[int, int]]) -> Ring:
+    """The ring through servers with these ranks, which enters and leaves each at these two."""
     ranks: list[int] = []
     through: list[int] = []
     for gpus, (entry, exit_) in zip(members, ends, strict=True):
@@ -87,20 +118,26 @@ def nccl_ring(program: Program, rings: Sequence[Ring]) -> None:
     0->1 s0 c0 reduce [reduce-scatter of channel 0] 1->0 s0 c3 copy [reduce-scatter of channel 0] \
 0->2 s0 c3 reduce [reduce-scatter of channel 0]
     """
-    share = Fraction(1, len(rings))
-    p = program.n_ranks
-    pipelines = [
-        program.pipeline(sections=p, share=share, scratch=int(max(ring.through, default=-1) >= 0)) for ring in rings
-    ]
-    for segments in zip(*pipelines, strict=True):
-        for number, (segment, ring) in enumerate(zip(segments, rings, strict=True)):
-            with program.stage(f"reduce-scatter of channel {number}"):
-                for step in range(p - 1):
-                    _step(segment, ring, -step, reduces=True)
-        for number, (segment, ring) in enumerate(zip(segments, rings, strict=True)):
-            with program.stage(f"all-gather of channel {number}"):
-                for step in range(p - 1):
-                    _step(segment, ring, 1 - step, reduces=False)
+    for segments in zip(*pipelines_of(program, rings, Fraction(1)), strict=True):
+        along_rings(program, rings, segments)
+
+
+def pipelines_of(program: Program, rings: Sequence[Ring], share: Fraction) -> list[Iterator[Segment]]:
+    """A pipeline for each ring, which have equal parts of this share of the message."""
+    scratch = int(any(max(ring.through, default=-1) >= 0 for ring in rings))
+    return [program.pipeline(sections=len(ring.ranks), share=share / len(rings), scratch=scratch) for ring in rings]
+
+
+def along_rings(program: Program, rings: Sequence[Ring], segments: Sequence[Segment], called: str = "channel") -> None:
+    """A segment of each ring, reduce-scatter and all-gather, in stages that have this name."""
+    for number, (segment, ring) in enumerate(zip(segments, rings, strict=True)):
+        with program.stage(f"reduce-scatter of {called} {number}"):
+            for step in range(len(ring.ranks) - 1):
+                _step(segment, ring, -step, reduces=True)
+    for number, (segment, ring) in enumerate(zip(segments, rings, strict=True)):
+        with program.stage(f"all-gather of {called} {number}"):
+            for step in range(len(ring.ranks) - 1):
+                _step(segment, ring, 1 - step, reduces=False)
 
 
 def _step(segment: Segment, ring: Ring, ahead: int, *, reduces: bool) -> None:

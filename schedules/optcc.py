@@ -159,6 +159,15 @@ def _servers(program: Program, stragglers: Sequence[int], gpus: int) -> range:
     return servers
 
 
+def passed_and_seeded(
+    stragglers: Sequence[int], turn: int, q: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The (section, straggler) that pass through the straggler in this turn, and those that it seeds."""
+    last = [_last(stragglers, turn, owner) for owner in range(q)]
+    passed = [(owner, straggler) for owner, straggler in enumerate(last) if straggler is not None]
+    return passed, [each for each in product(range(q), stragglers) if each[1] != last[each[0]]]
+
+
 def _last(stragglers: Sequence[int], segment: int, owner: int) -> int | None:
     """The straggler that section `owner` passes through, the last to add its data; None if all seed it."""
     if len(stragglers) == 1:

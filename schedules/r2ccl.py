@@ -44,10 +44,18 @@ def rerank(topology: Topology) -> tuple[int, ...]:
 
     Raises TopologyError if no order is found in which all neighbours share a rail.
     """
+    ranks_of: list[list[int]] = [[] for _ in topology.servers]
+    for rank, home in enumerate(topology.rank_server):
+        ranks_of[home].append(rank)
+    return tuple(rank for server in server_order(topology) for rank in ranks_of[server])
+
+
+def server_order(topology: Topology) -> tuple[int, ...]:
+    """The order of the servers in `rerank`."""
     servers = topology.servers
     n = len(servers)
     if not topology.rail_only or n == 1:
-        return tuple(range(topology.n_ranks))
+        return tuple(range(n))
 
     @cache
     def link(a: int, b: int) -> Fraction:
@@ -62,10 +70,7 @@ def rerank(topology: Topology) -> tuple[int, ...]:
         order = _two_opt(n, link)
     if not links(order)[0]:
         raise TopologyError(f"{topology!r}: no ring was found in which all neighbours share a surviving rail")
-    ranks_of: list[list[int]] = [[] for _ in servers]
-    for rank, home in enumerate(topology.rank_server):
-        ranks_of[home].append(rank)
-    return tuple(rank for server in order for rank in ranks_of[server])
+    return tuple(order)
 
 
 def _two_opt(n: int, link: Callable[[int, int], Fraction]) -> list[int]:

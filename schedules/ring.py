@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from optcc.dsl import Program, schedule
+from optcc.topology import Topology
 
 
-@schedule(paper="Patarasuk and Yuan, 'Bandwidth optimal all-reduce algorithms', JPDC 69(2), 2009")
+def any_servers(_: Topology) -> Mapping[str, Any]:
+    """Accepts every topology: a ring of ranks needs only a route between neighbours."""
+    return {}
+
+
+@schedule(
+    accepts="any servers",
+    paper="Patarasuk and Yuan, 'Bandwidth optimal all-reduce algorithms', JPDC 69(2), 2009",
+    configure=any_servers,
+)
 def ring(program: Program) -> None:
     """Reduce-scatter, then all-gather, each in p - 1 steps around the ring of all ranks.
 
     Every rank sends and receives 2(p - 1)/p of the message, so the time is 2(p - 1)/p * n / b with the slowest
     rank's bandwidth b: a ring with one rank at half bandwidth takes twice as long. c channels, that is c such rings on
-    1/c of the message each, are here c segments: a rank has one lane to its neighbour for all segments.
+    1/c of the message each, are here c segments: a rank has one lane to its neighbour for all segments. On servers of
+    several GPUs with pooled NICs b is the slowest server's rate: ranks of a server are neighbours. Where NICs belong to
+    GPUs the commands take `nccl-ring` in its place.
 
     >>> len(ring(n_ranks=4)), str(ring(n_ranks=4)[0])
     (24, '0->1 s0 c0 reduce [reduce-scatter]')

@@ -110,8 +110,8 @@ def test_ranks_and_collectives_must_fit() -> None:
         Planner(FOUR)(Collective("allreduce", 3), 12, "float32", "sum")
     with pytest.raises(InputError, match="schedule ring: allreduce: must be for allgather"):
         Planner(FOUR, schedules={"allgather": "ring"})(Collective("allgather", 4), 16, "float32", "sum")
-    with pytest.raises(TopologyError, match="schedule ring accepts"):
-        build("ring", Topology.parse("2x2@1GB/s"), 16)
+    with pytest.raises(TopologyError, match="schedule bidirectional-ring accepts"):
+        build("bidirectional-ring", Topology.parse("2x2@1GB/s"), 16)
 
 
 def test_a_program_needs_neither_experiments_nor_the_command_line() -> None:
