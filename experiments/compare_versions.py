@@ -231,7 +231,7 @@ class Checkout:
     def _bench(self, name: str, rates: str, size_bytes: int, runs: int) -> list[float]:
         segments = str(max(32, size_bytes // 2**19))
         settings = ("--ports", "fair", "--slots", "2", "--window", "4", "--segments", segments)
-        flags = ("-b", str(size_bytes), "-n", str(runs), "-w", "1", "-c", "1", "--mode", "in", "--quiet")
+        flags = ("-b", str(size_bytes), "-n", str(runs), "-w", "1", "--mode", "in", "--quiet")
         with tempfile.TemporaryDirectory(prefix="optcc-compare-") as scratch:
             file = Path(scratch) / "bench.json"
             bench = ["-m", "optcc", "bench", "--transport", "tcp", "--schedule", "optimal", *settings, *flags]
