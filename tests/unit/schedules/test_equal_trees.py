@@ -9,7 +9,7 @@ import pytest
 
 from optcc.collective import Collective
 from optcc.compiler import CLOSE, FLIGHTS, SLOTS, compile_schedule, find_transfers
-from optcc.errors import TopologyError
+from optcc.errors import SolverUnknown, TopologyError
 from optcc.experiments.loss_patterns import pattern
 from optcc.passes.lane_assignment import lanes_by_port
 from optcc.passes.lower import lower
@@ -131,6 +131,17 @@ def test_auto_takes_them_and_solves_no_linear_program(ports: Model, monkeypatch:
     assert made.timing.seconds <= NEAR_BOUND * pooled_bound_s(topology, 2**28)
     assert made.compared is not None
     assert [row[2] for row in made.compared.rows[1:]] == ["not tried: near the bound already"] * 3
+
+
+def test_auto_takes_the_fastest_where_the_linear_program_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> Fraction:
+        raise SolverUnknown("no time left")
+
+    monkeypatch.setattr("optcc.planner.least_seconds", unknown)
+    made = build("auto", Topology.parse("3x2@50GB/s+450GB/s"), 2**12, ports="fair")
+    assert made.compared is not None
+    assert len(made.compared.rows) == 4
+    assert made.timing is not None
 
 
 def test_short_messages_get_few_segments_and_long_ones_no_more_than_bring_them_near() -> None:
