@@ -408,7 +408,7 @@ def test_compiling_again_gives_the_same_bytes(tmp_path: Path, capsys: pytest.Cap
         ("verify ring --topology 2@1GB/s --size 6", "size 6"),
         ("verify ring --topology 2@1GB/s --size -8", "'-8'"),
         ("verify ring --topology 2@0GB/s --size 8", "'0GB/s'"),
-        ("verify ring --topology 2x2@1GB/s --size 8", "one GPU a server"),
+        ("verify bidirectional-ring --topology 2x2@1GB/s --size 8", "one GPU a server"),
         ("verify ring --topology nowhere.toml --size 8", "nowhere.toml"),
         ("verify ring --topology 2@1GB/s --size 8 --dtype half", "'half'"),
         ("verify ring --topology 2@1GB/s --size 8 --reduction xor", "'xor'"),

@@ -62,7 +62,7 @@ def check_translation(schedule: Schedule, plan: Plan) -> Counterexample | None:
     >>> print(check_translation(ring(n_ranks=3), plan))
     None
     >>> print(check_translation(ring(n_ranks=3, segments=2), plan).summary)
-    the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 29), bytes 0..15
+    the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 43), bytes 0..15
 
     Raises PlanError for a plan that fails `matching` or `deadlock`: its order is then undefined.
     """

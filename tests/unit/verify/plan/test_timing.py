@@ -426,7 +426,7 @@ def test_a_promise_that_is_kept_exactly_is_kept_and_one_below_it_is_not(model: E
     assert same_makespan == makespan
     assert wrong.property == "timing"
     assert wrong.summary.startswith("takes 30.000 s (exactly 30 s)")
-    assert "line 29" in str(wrong)
+    assert "line 43" in str(wrong)
     assert "[all-gather] 3 transfers of the path" in str(wrong)
 
 

@@ -201,10 +201,10 @@ def shorten(rows: list[dict[str, int]]) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (remove, "the plan lacks 1->2 s0 c0 reduce [reduce-scatter] (line 29), bytes 0..27"),
-        (repeat, "done 2 times, written 1 times: #4 1->2 reduce bytes 0..27 [reduce-scatter] (line 29) of s0"),
+        (remove, "the plan lacks 1->2 s0 c0 reduce [reduce-scatter] (line 43), bytes 0..27"),
+        (repeat, "done 2 times, written 1 times: #4 1->2 reduce bytes 0..27 [reduce-scatter] (line 43) of s0"),
         (invent, "never written: #12 1->2 reduce bytes 0..27 [reduce-scatter] (line 99) of s0"),
-        (shorten, "the plan lacks 2->0 s0 c2 reduce [reduce-scatter] (line 29), bytes 60..91"),
+        (shorten, "the plan lacks 2->0 s0 c2 reduce [reduce-scatter] (line 43), bytes 60..91"),
         (change(4, src=0), "the plan lacks 1->2 s0 c0 reduce"),
         (change(4, dst=0), "the plan lacks 1->2 s0 c0 reduce"),
         (change(4, op=COPY), "the plan lacks 1->2 s0 c0 reduce"),
@@ -231,7 +231,7 @@ def test_what_is_written_twice_must_be_done_twice() -> None:
     written = ring(n_ranks=2)
     doubled = reordered(written, [0, 0, *range(1, len(written))])
     plan = compile_schedule(written, size_bytes=SIZE)
-    says = "the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 29) 2 times, bytes 0..43"
+    says = "the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 43) 2 times, bytes 0..43"
     assert refuted(doubled, plan).summary == says
     assert check_translation(doubled, compile_schedule(doubled, size_bytes=SIZE)) is None
 
@@ -246,9 +246,9 @@ def test_a_wrong_layout_shows_what_was_done_instead() -> None:
         row["src_offset"], row["bytes"] = shifted[row["src_offset"]]
         row["dst_offset"] = row["src_offset"]
     wrong = refuted(written, plan_of(edit_transfers(transfers, rows)))
-    assert wrong.summary == "the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 29), bytes 0..27"
+    assert wrong.summary == "the plan lacks 0->1 s0 c0 reduce [reduce-scatter] (line 43), bytes 0..27"
     assert (wrong.rank, wrong.first_byte, wrong.last_byte) == (1, 0, 27)
-    assert wrong.trace[0].startswith("never written: #0 0->1 reduce bytes 0..31 [reduce-scatter] (line 29)")
+    assert wrong.trace[0].startswith("never written: #0 0->1 reduce bytes 0..31 [reduce-scatter] (line 43)")
 
 
 def test_a_scratch_slot_has_its_own_bytes() -> None:
