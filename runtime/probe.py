@@ -71,6 +71,7 @@ _USELESS = 1e-3
 Rates = tuple[tuple[tuple[int, int], ...], ...]
 """By rank and NIC, bytes/s out and in."""
 Beside = Callable[[list[Event]], None]
+"""Takes the events of channels that the probe has not opened."""
 RailPairs = Callable[[int, int], Sequence[tuple[int, int]]]
 """The rails that join two ranks: the numbers of their NICs at both ends."""
 

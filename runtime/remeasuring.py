@@ -11,14 +11,13 @@ those before, or a few such runs. If nothing new is found, that counts less and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from statistics import median
 from weakref import WeakKeyDictionary
 
 from optcc.runtime.engine import Engine, Handle, PersistentPlan
 from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
 from optcc.runtime.protocol.agreement import Share, Shares, rounded
-from optcc.runtime.protocol.epochs import is_change
+from optcc.runtime.protocol.epochs import is_change, rate_pairs
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
 
 LEAST_S = 5e-3
@@ -76,9 +75,11 @@ class Remeasuring:
 
     def _as_before(self, shares: Shares) -> Shares:
         """Where no NIC carries something else than before, what was measured then: for that there are plans."""
-        pairs = chain.from_iterable(zip(*each, strict=True) for each in self._beside(shares))
+        if self._known is None:
+            return shares
+        pairs = rate_pairs(shares, self._known)
         alike = all(abs(now - before) <= ALIKE * max(now, before) for now, before in pairs)
-        return self._known if alike and self._known is not None else shares
+        return self._known if alike else shares
 
     def _measure(self) -> Shares:
         engine = self._engine

@@ -54,7 +54,6 @@ class Epochs:
         # What was measured last, and until when rates do not count; the NICs that carry nothing, and since when.
         self._measured: Shares = self.agreement.epoch.shares
         self._pause_s, self._paused_to_s = PAUSE_S, 0.0
-        self._is_degraded = False
         self._down: set[tuple[int, int]] = set()
         self._calm_s = 0.0
         # How many of the last runs were slow, as far as known.
@@ -154,12 +153,11 @@ class Epochs:
 
     def take_measured(self, shares: Shares) -> None:
         """The NICs were measured before the first collective of the last epoch that has begun, and carry this."""
-        pairs = _rate_pairs(shares, self._measured)
+        pairs = rate_pairs(shares, self._measured)
         is_news = any(new > 0 < old and is_change(new, old) for new, old in pairs)
         self._pause_s = PAUSE_S if is_news else min(PAUSE_S_MAX, 2 * self._pause_s)
         self._paused_to_s = self._local.now_s + self._pause_s
         self._measured = shares
-        self._is_degraded = any(0 < share < 1 for share in chain.from_iterable(chain.from_iterable(shares)))
         self.agreement.correct(shares)
 
     def note_slow_runs(self, count: int) -> None:
@@ -168,7 +166,8 @@ class Epochs:
         self._n_slow = count
         agreement = self.agreement
         now_s = self._local.now_s
-        may_be_back = self._is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
+        is_degraded = any(0 < share < 1 for share, _ in rate_pairs(self._measured, self._measured))
+        may_be_back = is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
         is_due = now_s >= self._paused_to_s and (count >= SLOW_RUNS or may_be_back)
         if is_due and self.is_on and agreement.may_propose and agreement.has_begun:
             agreement.propose(agreement.epoch.shares)
@@ -182,7 +181,7 @@ class Epochs:
             self._version, known = self._rates.version, self._known(now_s)
             if known != self._seen:
                 self._seen, self._changed_s = known, now_s
-        pairs = _rate_pairs(self._seen, self.agreement.epoch.shares)
+        pairs = rate_pairs(self._seen, self.agreement.epoch.shares)
         if not any(is_change(*pair) for pair in pairs):
             self._wanted_s = NEVER_S
             return
@@ -215,7 +214,7 @@ def is_change(new: float, old: float) -> bool:
     return abs(new - old) > CHANGE * max(new, old)
 
 
-def _rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:
+def rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:
     """Each rate of each NIC, as it is and as it was."""
     both = zip(chain.from_iterable(news), chain.from_iterable(olds), strict=True)
     return [pair for new, old in both for pair in zip(new, old, strict=True)]

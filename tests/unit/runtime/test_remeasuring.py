@@ -32,8 +32,10 @@ class Job:
     By run: when it began, how long it took, and what plans were for; by rank, its epochs.
     """
 
-    def __init__(self, changes: list[Change], n_runs: int, *, n_hosts: int = 3, pause_s: float = 0.0) -> None:
-        self.n_hosts, self.n_runs, self.pause_s = n_hosts, n_runs, pause_s
+    def __init__(
+        self, changes: list[Change], n_runs: int, *, n_hosts: int = 3, pause_s: float = 0.0, message_bytes: int = 0
+    ) -> None:
+        self.n_hosts, self.n_runs, self.pause_s, self.message_bytes = n_hosts, n_runs, pause_s, message_bytes
         nics = tuple(Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(2))
         servers = tuple(Server(f"h{number}", 1, nics) for number in range(n_hosts))
         self.planner = Planner(
@@ -61,12 +63,16 @@ class Job:
     def _body(self, rank: int, transport: SimTransport) -> None:
         comm = Communicator(transport, Plans(self.planner), clock=transport.clock, deadline_s=300.0, remeasures=True)
         array, out = np.full(COUNT, rank, np.float32), np.empty(COUNT, np.float32)
-        note = np.zeros(3)
+        note, page = np.zeros(3), np.zeros(self.message_bytes, np.uint8)
         coming = comm.start_recv(note, source=1) if rank == 2 else None
         for _ in range(self.n_runs):
             began_s = transport.clock.now_s()
             out[:] = -1
+            sent = comm.start_send(page, dest=2, tag=1) if rank == 1 and self.message_bytes else None
+            came = comm.start_recv(page, source=1, tag=1) if rank == 2 and self.message_bytes else None
             comm.all_reduce(array, out=out)
+            for each in (sent, came):
+                assert each is None or each.wait(5.0)
             assert np.all(out == sum(range(self.n_hosts)))
             self.epochs[rank].append(comm.epoch)
             if not rank:
@@ -106,6 +112,11 @@ def test_plans_are_for_the_rates_that_a_nic_has_since_it_became_slow() -> None:
 @pytest.mark.parametrize(("out", "in_"), [(0.5, 1.0), (1.0, 0.5), (0.2, 0.3)])
 def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
     check_slow_nic(out, in_)
+
+
+def test_messages_that_arrive_while_nics_are_measured_are_not_lost() -> None:
+    job = Job([(0.45, 1, 1, 0.5, 0.5)], 26, message_bytes=1 << 19)
+    assert job.epochs[0][-1] >= 1
 
 
 @pytest.mark.slow
