@@ -15,6 +15,7 @@ from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.epochs import PAUSE_S
+from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
 from tests.unit.runtime.sim.fault_trial import Plans
@@ -120,7 +121,11 @@ def test_messages_that_arrive_while_nics_are_measured_are_not_lost() -> None:
 
 
 @pytest.mark.slow
-def test_a_nic_that_has_its_rate_again_is_used_again() -> None:
+@pytest.mark.parametrize("have_meters", [True, False])
+def test_a_nic_that_has_its_rate_again_is_used_again(have_meters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without meters a NIC that is slow shows in the runs, and one that is so no more is looked after now and then."""
+    if not have_meters:
+        monkeypatch.setattr(Rates, "look", lambda *_: None)
     job = Job([(2.5, 1, 1, 0.5, 0.5), (8.0, 1, 1, 1.0, 1.0)], 90, pause_s=0.3)
     assert any(shares is not None and shares[1][1] == pytest.approx((0.5, 0.5), rel=0.04) for shares in job.shares)
     assert job.shares[-1] == (((1.0, 1.0), (1.0, 1.0)),) * 3
