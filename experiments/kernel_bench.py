@@ -32,7 +32,7 @@ from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
 from optcc.experiments.recorder import Measured, record_command, run_command
-from optcc.runtime.kernels import Array, Kernels, NumpyKernels
+from optcc.runtime.kernels import Array, NumpyKernels
 from optcc.runtime.stored_types import stored_dtype
 from optcc.show import Card
 
@@ -53,7 +53,7 @@ _DIGITS = {"float16": 11, "bfloat16": 8}
 _LARGEST = {"float16": 65504.0, "bfloat16": 255.0 * 2.0**120}
 _COPY = "copy"
 DOCS_DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
-DOCS_KERNELS = ("sum", "max", "sum of 5", "sum, forwarded", "avg, division")
+DOCS_KERNELS = ("sum", "max", "prod", "avg, division")
 
 
 # --- what must come out -----------------------------------------------------------------------------------------------
@@ -170,13 +170,59 @@ def count_wrong(found: Array, wanted: Array, dtype: str) -> int:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
+class Steps(Protocol):
+    """The kernels of a dtype and reduction, on arrays of a device; those of `CupyKernels` besides on a GPU."""
+
+    def reduce(self, dst: Any, src: Any) -> Any:
+        """dst = dst op src."""
+        ...
+
+    def copy(self, dst: Any, src: Any) -> Any:
+        """dst = src."""
+        ...
+
+    def finish(self, data: Any, n_ranks: int) -> Any:
+        """Divides an average."""
+        ...
+
+
+class CudaSteps:
+    """`CupyKernels` on arrays instead of addresses."""
+
+    def __init__(self, kernels: Any, table: Array) -> None:
+        self._kernels, self._table = kernels, table
+
+    def reduce(self, dst: Any, src: Any) -> None:
+        self._kernels.reduce(dst.data.ptr, src.data.ptr, len(dst))
+
+    def forward(self, dst: Any, src: Any, out: Any) -> None:
+        """dst = dst op src, and out too."""
+        self._kernels.forward(dst.data.ptr, src.data.ptr, out.data.ptr, len(dst))
+
+    def copy(self, dst: Any, src: Any) -> None:
+        self._kernels.copy(dst.data.ptr, src.data.ptr, len(dst))
+
+    def finish(self, data: Any, n_ranks: int) -> None:
+        self._kernels.finish(data.data.ptr, n_ranks, len(data))
+
+    def batch(self, rows: Sequence[tuple[Any, Any, Any, bool]]) -> None:
+        """Of each row: where, what, where too or None, and whether it is reduced or copied. One batch at a time."""
+        from optcc.runtime.cupy_kernels import KernelStep
+
+        steps = [
+            KernelStep(dst.data.ptr, src.data.ptr, 0 if out is None else out.data.ptr, len(dst), int(reduces))
+            for dst, src, out, reduces in rows
+        ]
+        self._kernels.batch(self._table, steps)
+
+
 class Device(Protocol):
     """Where kernels run. `busy_bytes` is what all its threads process in one iteration, 0 for a single thread."""
 
     name: str
     busy_bytes: int
 
-    def kernels(self, dtype: str, reduction: str) -> Kernels:
+    def kernels(self, dtype: str, reduction: str) -> Steps:
         """The kernels of that place."""
         ...
 
@@ -203,7 +249,7 @@ class CpuDevice:
     def __init__(self, *, compiled: bool = True) -> None:
         self.name, self.busy_bytes, self._compiled = "cpu", 0, compiled
 
-    def kernels(self, dtype: str, reduction: str) -> Kernels:
+    def kernels(self, dtype: str, reduction: str) -> Steps:
         return NumpyKernels(dtype, reduction, compiled=self._compiled)
 
     def put(self, data: Array) -> Array:
@@ -230,17 +276,27 @@ class CudaDevice:
     """The current GPU, on a stream of its own. Raises EnvironmentMissing without CuPy or a GPU."""
 
     def __init__(self) -> None:
-        from optcc.runtime.cupy_kernels import BLOCKS_PER_PROCESSOR, THREADS, VECTOR_BYTES, load_cupy
+        from optcc.runtime.cupy_kernels import (
+            BATCH_ROWS_MAX,
+            BLOCKS_PER_PROCESSOR,
+            ROW_WORDS,
+            THREADS,
+            VECTOR_BYTES,
+            load_cupy,
+        )
 
         self.name, self._cupy = "gpu", load_cupy()
+        self.device_id = int(self._cupy.cuda.Device().id)
+        n_words = ROW_WORDS * BATCH_ROWS_MAX
+        self._table = np.frombuffer(self._cupy.cuda.alloc_pinned_memory(8 * n_words), np.uint64, n_words)
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
         n_threads = self._cupy.cuda.Device().attributes["MultiProcessorCount"] * BLOCKS_PER_PROCESSOR * THREADS
         self.busy_bytes = int(n_threads * VECTOR_BYTES)
 
-    def kernels(self, dtype: str, reduction: str) -> Kernels:
+    def kernels(self, dtype: str, reduction: str) -> Steps:
         from optcc.runtime.cupy_kernels import CupyKernels
 
-        return CupyKernels(dtype, reduction, stream=self._stream)
+        return CudaSteps(CupyKernels(dtype, reduction, self._stream, self.device_id), self._table)
 
     def put(self, data: Array) -> Any:
         with self._stream:
@@ -307,24 +363,24 @@ def check_case(
 ) -> int:
     """Wrong elements over every kernel of (dtype, reduction) on operands that stand at `offsets`."""
     kernels = device.kernels(dtype, reduction)
-    own, *others = (draw_operand(dtype, count, rng) for _ in range(7))
+    own, *others = (draw_operand(dtype, count, rng) for _ in range(3))
     wrong = 0
     with np.errstate(all="ignore"):
-        for n_sources in (1, 2, 3, 4, 6):
-            given, wanted = _Operands(device, dtype), own
-            dst = given.add(own, offsets[0])
-            sources = [given.add(each, offsets[1]) for each in others[:n_sources]]
-            if n_sources == 1:
-                kernels.reduce(dst, sources[0])
-            else:
-                kernels.reduce_many(dst, sources)
-            for each in others[:n_sources]:
-                wanted = reference(dtype, reduction, wanted, each)
-            wrong += given.wrong([wanted, *others[:n_sources]])
-        given, wanted = _Operands(device, dtype), reference(dtype, reduction, own, others[0])
-        dst, src, out = (given.add(each, offset) for each, offset in zip((own, *others), (*offsets, 0), strict=False))
-        kernels.reduce_forward(dst, src, out)
-        wrong += given.wrong([wanted, others[0], wanted])
+        wanted = reference(dtype, reduction, own, others[0])
+        given = _Operands(device, dtype)
+        kernels.reduce(given.add(own, offsets[0]), given.add(others[0], offsets[1]))
+        wrong += given.wrong([wanted, others[0]])
+        if isinstance(kernels, CudaSteps):
+            given = _Operands(device, dtype)
+            dst, src, out = (
+                given.add(each, offset) for each, offset in zip((own, *others), (*offsets, 0), strict=True)
+            )
+            kernels.forward(dst, src, out)
+            wrong += given.wrong([wanted, others[0], wanted])
+            given = _Operands(device, dtype)
+            rows = [[given.add(each, offset) for each in (own, *others)] for offset in offsets]
+            kernels.batch([(*rows[0], True), (*rows[1], False)])
+            wrong += given.wrong([wanted, others[0], wanted, others[0], others[0], others[0]])
         given = _Operands(device, dtype)
         kernels.finish(given.add(own, offsets[0]), N_RANKS)
         wrong += given.wrong([reference_average(dtype, own, N_RANKS) if reduction == "avg" else own])
@@ -332,22 +388,11 @@ def check_case(
 
 
 def check_moves(device: Device, dtype: str, count: int, offsets: tuple[int, int], rng: np.random.Generator) -> int:
-    """Wrong elements over copy, pack and unpack."""
-    kernels = device.kernels(dtype, "sum")
+    """Wrong elements over a copy."""
     values, others = draw_operand(dtype, count, rng), draw_operand(dtype, count, rng)
     given = _Operands(device, dtype)
-    kernels.copy(given.add(others, offsets[0]), given.add(values, offsets[1]))
-    wrong = given.wrong([values, values])
-    cuts = sorted(rng.integers(0, count + 1, 3).tolist())
-    parts = [values[first:stop] for first, stop in zip((0, *cuts), (*cuts, count), strict=True)]
-    given = _Operands(device, dtype)
-    packed = given.add(others, offsets[0])
-    kernels.pack(packed, [given.add(part, offsets[1] + place) for place, part in enumerate(parts)])
-    wrong += given.wrong([values, *parts])
-    given = _Operands(device, dtype)
-    packed = given.add(values, offsets[0])
-    kernels.unpack(packed, [given.add(part[::-1].copy(), offsets[1] + place) for place, part in enumerate(parts)])
-    return wrong + given.wrong([values, *parts])
+    device.kernels(dtype, "sum").copy(given.add(others, offsets[0]), given.add(values, offsets[1]))
+    return given.wrong([values, values])
 
 
 def check(device: Device, seed: int, say: Callable[[str], None] = lambda line: None) -> int:
@@ -467,7 +512,7 @@ def measure(
         count = size_bytes // check_dtype(dtype)
         # Ones: no reduction of them overflows, underflows or gives NaN.
         ones = round_values(np.ones(count), dtype) if dtype in FLOATS else rng.integers(0, 2, count).astype(dtype)
-        arrays = [device.put(ones) for _ in range(5)]
+        arrays = [device.put(ones) for _ in range(3)]
         cases = list(_cases(device, dtype, arrays))
         taken: list[list[float]] = [[] for _ in cases]
         copied: list[list[float]] = [[] for _ in cases]
@@ -503,8 +548,8 @@ def _cases(
             continue
         yield reduction, 3, partial(kernels.reduce, dst, sources[0]), restore
         if reduction == "sum":
-            yield "sum of 5", 6, partial(kernels.reduce_many, dst, sources), restore
-            yield "sum, forwarded", 4, partial(kernels.reduce_forward, dst, sources[0], sources[1]), restore
+            if isinstance(kernels, CudaSteps):
+                yield "sum, forwarded", 4, partial(kernels.forward, dst, sources[0], sources[1]), restore
             yield _COPY, 2, partial(kernels.copy, dst, sources[0]), restore
 
 

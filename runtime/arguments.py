@@ -16,6 +16,7 @@ import numpy as np
 from optcc.collective import Collective, Region, split
 from optcc.errors import InputError
 from optcc.plan import PlanRequest
+from optcc.runtime.cupy_kernels import load_cupy
 
 _CPU, _CUDA = 1, 2
 """DLPack's numbers of devices."""
@@ -24,13 +25,14 @@ _CPU, _CUDA = 1, 2
 class Call(NamedTuple):
     """A plan for `request` runs from `send` to `recv`; either is None where this rank has nothing to give, or to get.
 
-    `result` is what the caller gets.
+    `result` is what the caller gets, `given` the array that came first, as it came.
     """
 
     request: PlanRequest
     send: Any
     recv: Any
     result: Any
+    given: Any = None
 
     @property
     def example(self) -> Any:
@@ -42,7 +44,7 @@ def all_reduce(n_ranks: int, array: Any, op: str, out: Any, dtype: str | None) -
     """See `Communicator.all_reduce`."""
     send = as_array("array", array)
     request = PlanRequest(Collective("allreduce", n_ranks), send.nbytes, dtype_of(send, dtype), op)
-    return Call(request, send, *_output(out, array, send, send.shape))
+    return Call(request, send, *_output(out, array, send, send.shape), array)
 
 
 def reduce_scatter(n_ranks: int, rank: int, array: Any, op: str, out: Any, dtype: str | None) -> Call:
@@ -50,28 +52,29 @@ def reduce_scatter(n_ranks: int, rank: int, array: Any, op: str, out: Any, dtype
     send = as_array("array", array)
     request = PlanRequest(Collective("reducescatter", n_ranks), send.nbytes, dtype_of(send, dtype), op)
     first, stop = list(split(send.size, n_ranks))[rank]
-    return Call(request, send, *_output(out, array, send, (stop - first,)))
+    return Call(request, send, *_output(out, array, send, (stop - first,)), array)
 
 
 def all_gather(n_ranks: int, array: Any, out: Any, dtype: str | None) -> Call:
     """See `Communicator.all_gather`."""
     send = as_array("array", array)
     request = PlanRequest(Collective("allgather", n_ranks), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
-    return Call(request, send, *_output(out, array, send, (n_ranks, *send.shape)))
+    return Call(request, send, *_output(out, array, send, (n_ranks, *send.shape)), array)
 
 
 def broadcast(n_ranks: int, rank: int, array: Any, root: int, dtype: str | None) -> Call:
     """See `Communicator.broadcast`."""
     recv = as_array("array", array)
     request = PlanRequest(Collective("broadcast", n_ranks, root), recv.nbytes, dtype_of(recv, dtype), "sum")
-    return Call(request, recv if rank == root else None, recv, array)
+    return Call(request, recv if rank == root else None, recv, array, array)
 
 
 def reduce(n_ranks: int, rank: int, array: Any, op: str, root: int, out: Any, dtype: str | None) -> Call:
     """See `Communicator.reduce`."""
     send = as_array("array", array)
     request = PlanRequest(Collective("reduce", n_ranks, root), send.nbytes, dtype_of(send, dtype), op)
-    return Call(request, send, *(_output(out, array, send, send.shape) if rank == root else (None, None)))
+    recv, result = _output(out, array, send, send.shape) if rank == root else (None, None)
+    return Call(request, send, recv, result, array)
 
 
 def all_to_all(n_ranks: int, array: Any, out: Any, dtype: str | None) -> Call:
@@ -79,7 +82,7 @@ def all_to_all(n_ranks: int, array: Any, out: Any, dtype: str | None) -> Call:
     send = as_array("array", array)
     _check_blocks(send, n_ranks)
     request = PlanRequest(Collective("alltoall", n_ranks), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
-    return Call(request, send, *_output(out, array, send, send.shape))
+    return Call(request, send, *_output(out, array, send, send.shape), array)
 
 
 def all_to_all_v(rank: int, counts: Sequence[Sequence[int]], array: Any, out: Any, dtype: str | None) -> Call:
@@ -91,7 +94,7 @@ def all_to_all_v(rank: int, counts: Sequence[Sequence[int]], array: Any, out: An
     # Nothing at all is an AllToAll of empty blocks.
     collective = Collective.all_to_all_v(counts) if total else Collective("alltoall", len(counts))
     request = PlanRequest(collective, total * send.itemsize, dtype_of(send, dtype), "sum")
-    return Call(request, send, *_output(out, array, send, (sum(row[rank] for row in counts),)))
+    return Call(request, send, *_output(out, array, send, (sum(row[rank] for row in counts),)), array)
 
 
 def gather(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str | None) -> Call:
@@ -99,7 +102,8 @@ def gather(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str 
     send = as_array("array", array)
     request = PlanRequest(Collective("gather", n_ranks, root), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
     shape = n_ranks, *send.shape
-    return Call(request, send, *(_output(out, array, send, shape) if rank == root else (None, None)))
+    recv, result = _output(out, array, send, shape) if rank == root else (None, None)
+    return Call(request, send, recv, result, array)
 
 
 def scatter(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str | None) -> Call:
@@ -107,12 +111,12 @@ def scatter(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str
     collective = Collective("scatter", n_ranks, root)
     if rank != root:
         recv = as_array("out", out)
-        return Call(PlanRequest(collective, recv.nbytes * n_ranks, dtype_of(recv, dtype), "sum"), None, recv, out)
+        return Call(PlanRequest(collective, recv.nbytes * n_ranks, dtype_of(recv, dtype), "sum"), None, recv, out, out)
     send = as_array("array", array)
     _check_blocks(send, n_ranks)
     shape = send.shape[1:] if send.shape[:1] == (n_ranks,) else (send.size // n_ranks,)
     request = PlanRequest(collective, send.nbytes, dtype_of(send, dtype), "sum")
-    return Call(request, send, *_output(out, array, send, shape))
+    return Call(request, send, *_output(out, array, send, shape), array)
 
 
 def perform(rank: int, collective: Collective, array: Any, op: str, out: Any, dtype: str | None) -> Call:
@@ -131,8 +135,8 @@ def perform(rank: int, collective: Collective, array: Any, op: str, out: Any, dt
         raise InputError(f"{name}: {own.size} elements: must be {part} of a whole message of {collective.name}")
     request = PlanRequest(collective, int(count) * own.itemsize, dtype_of(own, dtype), op)
     length = _elements(collective.after(rank, int(count)))
-    recv = (None, None) if not length else _output(out, own if array is None else array, own, (length,))
-    return Call(request, send if share else None, *recv)
+    recv, result = (None, None) if not length else _output(out, own if array is None else array, own, (length,))
+    return Call(request, send if share else None, recv, result, array if share else out)
 
 
 def message(name: str, given: Any, *, is_output: bool = False) -> Any:
@@ -167,28 +171,30 @@ def as_array(name: str, given: Any) -> Any:
 
     Raises InputError for what is no array, or whose memory cannot be used where it is.
     """
-    if type(given) is np.ndarray or _is_native(given):
+    if type(given) is np.ndarray or isinstance(given, (np.ndarray, _cupy_array())):
         return given
-    if not hasattr(given, "__dlpack__") or isinstance(given, np.generic):
+    is_on_gpu = hasattr(given, "__cuda_array_interface__")
+    if not (hasattr(given, "__dlpack__") or is_on_gpu) or isinstance(given, np.generic):
         kind = type(given).__name__
         raise InputError(f"{name}: {kind}: must be an array of NumPy or CuPy, or one with __dlpack__")
     try:
-        return _imported(given)
+        return _imported(given) if hasattr(given, "__dlpack__") else load_cupy().asarray(given)
     except (BufferError, RuntimeError, TypeError, ValueError, ImportError) as error:
         raise InputError(f"{name}: {type(given).__name__}: cannot be used where it is: {error}") from error
 
 
-def _is_native(given: Any) -> bool:
-    return isinstance(given, np.ndarray) or (hasattr(given, "__cuda_array_interface__") and hasattr(given, "nbytes"))
+def _cupy_array() -> Any:
+    """CuPy's array, if somebody has imported CuPy: else nothing is one."""
+    return getattr(sys.modules.get("cupy"), "ndarray", ())
 
 
 def _imported(given: Any) -> Any:
-    """The memory of an array of another package."""
-    device = int(given.__dlpack_device__()[0])
+    """The memory of an array of another package. The exchange has CuPy's current stream wait for that of the array."""
+    device, number = map(int, given.__dlpack_device__())
     if device == _CUDA:
-        import cupy
-
-        return cupy.from_dlpack(given)
+        cupy = load_cupy()
+        with cupy.cuda.Device(number):
+            return cupy.from_dlpack(given)
     if device != _CPU:
         raise BufferError(f"it is on device {device} of DLPack: must be on a processor ({_CPU}) or CUDA ({_CUDA})")
     view = np.from_dlpack(given)
@@ -200,6 +206,20 @@ def _imported(given: Any) -> Any:
     return view
 
 
+def stream_of(given: Any, array: Any) -> Any:
+    """The stream on which the caller works with `given`, whose memory is `array`: torch's current one, for its tensors,
+    CuPy's for all else; None in the host's memory."""
+    if isinstance(array, np.ndarray):
+        return None
+    cupy, number = load_cupy(), int(array.device.id)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        pointer = int(torch.cuda.current_stream(number).cuda_stream)
+        # Torch's default stream is the legacy one of CUDA, whose address is 0.
+        return cupy.cuda.ExternalStream(pointer, number) if pointer else cupy.cuda.Stream.null
+    return cupy.cuda.get_current_stream(number)
+
+
 def dtype_of(array: Any, dtype: str | None) -> str:
     """The type of the elements, unless the caller has said it."""
     return str(array.dtype.name) if dtype is None else dtype
@@ -209,7 +229,11 @@ def _output(out: Any, given: Any, send: Any, shape: tuple[int, ...]) -> tuple[An
     """Where the result goes, and the same as the caller gets it: a new array like `given` unless there is `out`."""
     if out is not None:
         return as_array("out", out), out
-    made = np.empty_like(send, shape=shape, order="C")
+    if isinstance(send, np.ndarray):
+        made = np.empty_like(send, shape=shape, order="C")
+    else:
+        with send.device:
+            made = load_cupy().empty(shape, send.dtype)
     return made, made if given is send else _like(given, made)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from optcc.collective import Region, check_dtype
 from optcc.errors import InputError
 from optcc.plan import Plan
 from optcc.runtime.input_aliasing import find_first_reads
-from optcc.runtime.kernels import Array, Kernels
+from optcc.runtime.kernels import Array
 from optcc.runtime.scattered import INPUT, OUTPUT, WORK, MemoryLayout, Place
 from optcc.runtime.state import PostRecv, PostSend, RankProgram
 from optcc.runtime.stored_types import is_stored_as, stored_dtype
@@ -31,30 +31,23 @@ TIED_BYTES_MIN = 1 << 14
 ALIGNMENT = 64
 RECV, SEND, REDUCE, COPY, REDUCE_SLOT, COPY_SLOT, REDUCE_FIRST = range(7)
 BoundAction = tuple[int, int, Any, Any]
-"""An action tied to memory: (RECV or SEND, handle, view, None) or (how to compute, instruction, dst, src)."""
+"""An action tied to memory: (RECV, handle, view, None), (SEND, handle, view, instruction) or (how to compute,
+instruction, dst, src). Where arrays are on a GPU, what comes from a slot is REDUCE_SLOT or COPY_SLOT."""
 
 
-class Staging(Protocol):
-    """The way between device memory and memory that a transport reads and writes.
+class PlanMemory(NamedTuple):
+    """Where the memory of a plan is made: how bytes become elements, and what makes `n_bytes` for messages that arrive,
+    and for the plan to run in.
 
-    `store` and `load` may only queue work, as kernels do, in order with theirs.
+    `device_id` is the GPU whose memory the arrays are in, -1 for the host's. `reads_input`: kernels and transport may
+    read the input where it is.
     """
 
-    def host(self, n_bytes: int) -> Bytes:
-        """New memory for messages."""
-        ...
-
-    def device(self, n_bytes: int) -> Any:
-        """New device memory: uint8, in an array of one dimension."""
-        ...
-
-    def store(self, host: Bytes, device: Any) -> None:
-        """host = device."""
-        ...
-
-    def load(self, device: Any, host: Bytes) -> None:
-        """device = host."""
-        ...
+    view: Callable[[Any], Any]
+    slots: Callable[[int], Any]
+    work: Callable[[int], Any]
+    device_id: int
+    reads_input: bool
 
 
 class Arrays(NamedTuple):
@@ -76,7 +69,7 @@ class Arrays(NamedTuple):
 class PlanBuffers:
     """The memory of `plan` at `rank`, whose channels have `handles` at the transport.
 
-    `reads_input`: kernels and transport may read the input where it is; `in_order`: messages go one at a time.
+    `in_order`: messages go one at a time.
     """
 
     def __init__(
@@ -85,15 +78,13 @@ class PlanBuffers:
         rank: int,
         program: RankProgram,
         handles: Sequence[int],
-        kernels: Kernels,
-        staging: Staging | None,
+        memory: PlanMemory,
         *,
-        reads_input: bool,
         in_order: bool,
     ) -> None:
         self._plan, self._rank, self._program, self._handles = plan, rank, program, handles
-        self._view, self._staging = kernels.view, staging
-        self._may_read_input, self._in_order = reads_input, in_order
+        self._view, self._allocate, self._device_id = memory.view, memory.work, memory.device_id
+        self._may_read_input, self._in_order = memory.reads_input, in_order
         self._itemsize = check_dtype(plan.transfers.dtype)
         self._stored = stored_dtype(plan.transfers.dtype)
         # Where in the message this rank's input and output stand: first byte and byte after the last; (0, 0) for none.
@@ -101,7 +92,7 @@ class PlanBuffers:
         inputs, outputs = _places(plan, rank)
         self._layout = _layout(program, inputs, outputs) if len(inputs) > 1 or len(outputs) > 1 else None
         self.input_bytes, self.output_bytes = _span(inputs), _span(outputs)
-        self._slots = _allocate_slots(program, _aligned if staging is None else staging.host)
+        self._slots = _allocate_slots(program, memory.slots)
         self._work: Any = None
         # The addresses of the buffer and, where it is read there, of the input.
         self.tied_to: tuple[int, int] | None = None
@@ -184,6 +175,8 @@ class PlanBuffers:
             if n_bytes:
                 raise InputError(f"{name}: None: must be an array of {n_bytes} B at rank {self._rank}")
             return None, 0
+        if (device := device_of(array)) != self._device_id:
+            raise InputError(f"{name}: in {show_place(device)}: must be in {show_place(self._device_id)}")
         if array.dtype != self._stored and not is_stored_as(array, dtype):
             raise InputError(f"{name}: {array.dtype}: must be the plan's {dtype}")
         if array.nbytes != n_bytes:
@@ -207,7 +200,7 @@ class PlanBuffers:
             if isinstance(action, PostSend):
                 data = given if action.index in first_reads else buffer
                 data = data[action.offset : action.offset + action.bytes]
-                bound.append((SEND, self._handles[action.channel], data, None))
+                bound.append((SEND, self._handles[action.channel], data, action.instruction))
                 continue
             target = view(buffer[action.dst_offset : action.dst_offset + action.bytes])
             code = REDUCE if action.reduce else COPY
@@ -215,10 +208,8 @@ class PlanBuffers:
             if action.slot < 0:
                 source = view(buffer[action.src_offset : action.src_offset + action.bytes])
             else:
-                source = self._slots[action.lane][action.slot][: action.bytes]
-                if self._staging is None:
-                    source = view(source)
-                else:
+                source = view(self._slots[action.lane][action.slot][: action.bytes])
+                if self._device_id >= 0:
                     code = REDUCE_SLOT if action.reduce else COPY_SLOT
                 if action.index in first_reads:
                     code = REDUCE_FIRST
@@ -249,9 +240,6 @@ class PlanBuffers:
         if self._work is None:
             self._work = self._allocate(self._plan.buffer_bytes)
         return self._work
-
-    def _allocate(self, n_bytes: int) -> Any:
-        return _aligned(n_bytes) if self._staging is None else self._staging.device(n_bytes)
 
     def _reduced_bytes(self) -> list[tuple[int, int, int]]:
         """Which bytes of an average are to be divided, and by how many: elements, in the end, that this rank must hold,
@@ -322,8 +310,6 @@ def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> l
         longest = max((recv.bytes for recv in recvs), default=0)
         shapes.append((min(slots, len(recvs)), -(-longest // ALIGNMENT) * ALIGNMENT))
     block = allocate(sum(count * size for count, size in shapes))
-    # Touched once here: the first use of a page is slow, and must not fall into a run.
-    block[:] = 0
     lanes: list[list[Bytes]] = []
     at = 0
     for count, size in shapes:
@@ -332,11 +318,18 @@ def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> l
     return lanes
 
 
-def _aligned(n_bytes: int) -> Bytes:
+def aligned(n_bytes: int) -> Bytes:
     """`n_bytes` that start at a multiple of the cache line."""
     raw = np.empty(n_bytes + ALIGNMENT, dtype=np.uint8)
     at = -_address(raw) % ALIGNMENT
     return raw[at : at + n_bytes]
+
+
+def touched(n_bytes: int) -> Bytes:
+    """`aligned`, and every page used once: the first use is slow, and must not fall into a run."""
+    made = aligned(n_bytes)
+    made[:] = 0
+    return made
 
 
 def nature_of(send: Array, recv: Array) -> tuple[Any, ...]:
@@ -356,6 +349,19 @@ def _address(array: Any) -> int:
             return int(array.ctypes.data)
     interface = getattr(array, "__cuda_array_interface__", None)
     return int(array.ctypes.data if interface is None else interface["data"][0])
+
+
+def device_of(array: Any) -> int:
+    """The GPU in whose memory an array of CuPy is; -1 for one of NumPy."""
+    return -1 if isinstance(array, np.ndarray) else int(array.device.id)
+
+
+def show_place(device_id: int) -> str:
+    """
+    >>> show_place(-1), show_place(3)
+    ("the host's memory", 'the memory of GPU 3')
+    """
+    return "the host's memory" if device_id < 0 else f"the memory of GPU {device_id}"
 
 
 def carried_bytes(plan: Plan) -> list[int]:

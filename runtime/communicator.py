@@ -31,9 +31,10 @@ from optcc.errors import InputError, OptccError
 from optcc.plan import PlanRequest
 from optcc.runtime import arguments
 from optcc.runtime.arguments import Call
-from optcc.runtime.buffers import Staging
+from optcc.runtime.buffers import device_of
+from optcc.runtime.device_actions import DevicePlace
+from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
-from optcc.runtime.kernels import Kernels, memory_of
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
@@ -42,8 +43,6 @@ from optcc.runtime.state import WINDOW
 from optcc.runtime.teams import RankTeam
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
 
-MemoryOf = Callable[[Any, str, str], tuple[Kernels, Staging | None]]
-"""(array, dtype, reduction) to what computes where the array lies, and the way from there to the transport."""
 PLANS_MAX = 64
 WANTED_MAX = 16
 """For so many kinds of collectives at most, plans are made ready before an epoch begins."""
@@ -71,8 +70,10 @@ class Communicator:
     Arrays, of NumPy, of CuPy in a GPU's memory, or of any package with `__dlpack__`, are contiguous; their elements are
     of a type in `optcc.collective.DTYPE_BYTES`. `dtype` says what NumPy cannot: that an array of uint16 holds bfloat16.
     What is made for the caller is of the kind that came; scalars and lists are refused.
-    `memory_of` says how arrays are computed on and how they come to the transport; the default stages a GPU's in
-    page-locked memory. With `remeasures` the ranks measure their NICs again when the traffic shows that rates have
+    Arrays in a GPU's memory go the way that `optcc.runtime.device_paths` has found for the transport: through
+    page-locked memory of the host, unless the transport reaches the GPU's. The streams of the caller are respected: see
+    `Handle`.
+    With `remeasures` the ranks measure their NICs again when the traffic shows that rates have
     changed, before the next collective: the transport must be over NICs (`optcc.runtime.remeasuring`).
     """
 
@@ -84,7 +85,6 @@ class Communicator:
         window: int = WINDOW,
         deadline_s: float = DEADLINE_S,
         clock: Clock | None = None,
-        memory_of: MemoryOf = memory_of,
         remeasures: bool = False,
     ) -> None:
         self.engine = transport if isinstance(transport, RankTeam) else Engine(transport, clock=clock)
@@ -96,9 +96,8 @@ class Communicator:
         self._window = window
         # How long collectives and messages may take that begin from now on, seconds.
         self.deadline_s = deadline_s
-        self._memory_of = memory_of
         # Last used, last.
-        self._plans: dict[tuple[PlanRequest, bool], PersistentPlan] = {}
+        self._plans: dict[tuple[PlanRequest, int], PersistentPlan] = {}
         self._persistent: WeakSet[PersistentCollective] = WeakSet()
         self._base = self._plan_for = plan_for
         is_whole = isinstance(self.engine, Engine)
@@ -405,7 +404,6 @@ class Communicator:
             self._plan_for.for_ranks(members),
             window=self._window,
             deadline_s=self.deadline_s,
-            memory_of=self._memory_of,
         )
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -437,14 +435,15 @@ class Communicator:
     def _begin(self, call: Call) -> Handle:
         """Begins a collective under the plan that is kept for it, or a new one."""
         self.change_epoch()
-        key = call.request, _is_on_device(call.example)
+        key = call.request, device_of(call.example)
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= PLANS_MAX:
                 self._plans.pop(next(iter(self._plans))).close()
             plan = self.make(call.request, call.example)
         self._plans[key] = plan
-        handle = plan.start(call.send, call.recv, deadline_s=self.deadline_s)
+        stream = None if plan.on_device is None else arguments.stream_of(call.given, call.example)
+        handle = plan.start(call.send, call.recv, deadline_s=self.deadline_s, stream=stream)
         handle.output = call.result
         return handle
 
@@ -485,10 +484,9 @@ class Communicator:
         plan, verdict = self._plan_for(*request)
         if plan.request != request:
             raise InputError(f"plan {plan.name}: {plan.request}: must be {request}")
-        kernels, staging = self._memory_of(array, request.dtype, request.reduction)
-        return self.engine.prepare(
-            plan, verdict, window=self._window, deadline_s=self.deadline_s, kernels=kernels, staging=staging
-        )
+        number = device_of(array)
+        device = None if number < 0 else DevicePlace(number, path_of(self.whole_engine.transport).direct)
+        return self.engine.prepare(plan, verdict, window=self._window, deadline_s=self.deadline_s, device=device)
 
 
 class PersistentCollective:
@@ -516,7 +514,9 @@ class PersistentCollective:
         if self._epoch != self._comm.epoch:
             self._plan.close()
             self._prepare()
-        handle = self._plan.start_with(self._arrays, deadline_s=self._comm.deadline_s)
+        call = self._call
+        stream = None if self._plan.on_device is None else arguments.stream_of(call.given, call.example)
+        handle = self._plan.start_with(self._arrays, deadline_s=self._comm.deadline_s, stream=stream)
         handle.output = self._call.result
         return handle
 
@@ -539,7 +539,3 @@ class PersistentMessage:
 
     def close(self) -> None:
         """Nothing is to be given back."""
-
-
-def _is_on_device(array: Any) -> bool:
-    return hasattr(array, "__cuda_array_interface__")

@@ -39,12 +39,16 @@ from optcc.runtime.buffers import (
     Arrays,
     BoundAction,
     PlanBuffers,
-    Staging,
+    PlanMemory,
+    aligned,
     carried_bytes,
     nature_of,
+    touched,
 )
 from optcc.runtime.channel_groups import ChannelGroups
 from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
+from optcc.runtime.device_actions import DeviceActions, DevicePlace
+from optcc.runtime.device_streams import DeviceStreams, Ready
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
 from optcc.runtime.plan_actions import PlanActions
@@ -54,7 +58,6 @@ from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     EPOCH_NEWS,
     SENT,
-    Bytes,
     Clock,
     Concludes,
     Defers,
@@ -70,7 +73,8 @@ _POLL_S_MAX = 1.0
 _NEVER_S = float("inf")
 _CONTROL = 0
 """The group of the channels on which the engines themselves speak."""
-_DEVICE_POLL_S = 50e-6
+_DEVICE_POLL_S, _DEVICE_LOOKS = 50e-6, 200
+"""How often the network and a GPU are looked at in turn without a pause, and how long the pauses are after that."""
 REMEMBERED_ACTIONS_MAX = 128
 REMEMBERED_BYTES_MAX = 1 << 14
 """Of programs up to this size, with no longer messages, the machine's steps are remembered: to compute at once what has
@@ -88,8 +92,9 @@ class Engine:
         # By the transport's handle: whose channel it is, and its number in the plan.
         self._routes: dict[int, tuple[PersistentPlan, int]] = {}
         self._computes: deque[tuple[PersistentPlan, BoundAction]] = deque()
-        # What goes on once a device has done what was queued before a mark.
-        self._marks: deque[tuple[Kernels, Any, Callable[[], None]]] = deque()
+        # What is queued on GPUs, by their numbers, and how often in vain the loop has looked at them.
+        self._devices: dict[int, DeviceStreams] = {}
+        self._n_looks = 0
         self._running: dict[Handle, None] = {}
         # As the engines of this thread know it while runs are under way; see `ThreadEngines`.
         self._identity, self._myself = id(self), ref(self)
@@ -119,20 +124,20 @@ class Engine:
         window: int = WINDOW,
         deadline_s: float = DEADLINE_S,
         kernels: Kernels | None = None,
-        staging: Staging | None = None,
+        device: DevicePlace | None = None,
     ) -> PersistentPlan:
         """Makes `plan` ready to run any number of times; collective, and runs that are under way go on meanwhile.
 
         `verdict` is the verifier's on this very plan; `window` see `optcc.runtime.state`; each run may take
-        `deadline_s` seconds from its beginning. `kernels` are NumPy's unless given; with `staging`, the arrays are in
-        device memory, which the transport does not reach.
+        `deadline_s` seconds from its beginning. `kernels` are NumPy's unless given; with `device`, the arrays are in
+        the memory of that GPU.
 
         Raises PlanError if the plan has not been proved or is not for the ranks of the transport, MismatchError (at
         every rank) if the ranks differ in what they are about to run, InputError for a window or deadline that cannot
         be, RuntimeFault if a former run failed.
         """
         at = self.rank, range(self.n_ranks)
-        return self.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, staging)
+        return self.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, device)
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
         """`Transport.allgather`, which waits inside the transport, where runs stand still: first all come to it.
@@ -152,7 +157,7 @@ class Engine:
         window: int,
         deadline_s: float,
         kernels: Kernels | None,
-        staging: Staging | None,
+        device: DevicePlace | None,
     ) -> PersistentPlan:
         """`prepare` for the `ranks` that agree on the plan; `at` is which of its ranks this one is, and which of the
         transport's they all are. Its channels are the next group of `groups`."""
@@ -165,8 +170,9 @@ class Engine:
         if refusal:
             raise PlanError(refusal)
         transfers = plan.transfers
-        kernels = kernels or NumpyKernels(transfers.dtype, transfers.reduction)
-        prepared = PersistentPlan(self, plan, groups, window, deadline_s, kernels, staging, at)
+        if device is None:
+            kernels = kernels or NumpyKernels(transfers.dtype, transfers.reduction)
+        prepared = PersistentPlan(self, plan, groups, window, deadline_s, device or kernels, at)
         for channel, handle in enumerate(prepared.handles):
             if handle >= 0:
                 self._routes[handle] = prepared, channel
@@ -253,6 +259,12 @@ class Engine:
         if self.failure is not None:
             raise RuntimeFault(f"rank {self.rank}: a former run failed, nothing can run any more: {self.failure}")
 
+    def streams_of(self, device_id: int) -> DeviceStreams:
+        """This engine's streams of a GPU; raises EnvironmentMissing without CuPy or a GPU."""
+        if device_id not in self._devices:
+            self._devices[device_id] = DeviceStreams(device_id)
+        return self._devices[device_id]
+
     def _release(self, prepared: PersistentPlan) -> None:
         for handle in prepared.handles:
             self._routes.pop(handle, None)
@@ -271,13 +283,16 @@ class Engine:
         self._running.clear()
         THREAD_ENGINES.end(self)
         self._computes.clear()
-        self._marks.clear()
         # What else goes wrong on the way out must not hide the cause.
         cause = cause or f"{type(error).__name__}: {error}"
         with suppress(OptccError):
             if isinstance(self.transport, Concludes):
                 self.failure = self.transport.conclude(error, cause)
             self.transport.abort(cause)
+        # The caller may free its arrays now: nothing may be queued any more that touches them.
+        for streams in self._devices.values():
+            with suppress(Exception):
+                streams.settle()
         return self.failure
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -309,20 +324,26 @@ class Engine:
     def _loop(self, goal: Goal, deadline_s: float) -> bool:
         """Computations first, and only when none is left a wait for events."""
         poll, now, routes = self.transport.poll, self.clock.now_s, self._routes
-        computes, marks, of_thread = self._computes, self._marks, THREAD_ENGINES.running
+        computes, devices, of_thread = self._computes, self._devices, THREAD_ENGINES.running
         while not goal.done:
             if computes:
                 prepared, entry = computes.popleft()
                 prepared.compute(entry)
                 continue
-            if marks and marks[0][0].is_reached(marks[0][1]):
-                marks.popleft()[2]()
-                continue
+            waits_for_device = False
+            if devices:
+                if any(streams.advance() for streams in devices.values()):
+                    self._n_looks = 0
+                    continue
+                waits_for_device = not all(streams.is_idle for streams in devices.values())
             now_s = now()
             if now_s >= self._due_s:
                 self._miss_deadline(now_s)
-            # The device does not wake who waits for the network.
-            wait_s = min(deadline_s - now_s, self._due_s - now_s, _DEVICE_POLL_S if marks else _POLL_S_MAX)
+            wait_s = min(deadline_s - now_s, self._due_s - now_s, _POLL_S_MAX)
+            if waits_for_device:
+                # The device does not wake who waits for the network: what it does for a message takes some 10 us.
+                self._n_looks += 1
+                wait_s = min(wait_s, 0.0 if self._n_looks < _DEVICE_LOOKS else _DEVICE_POLL_S)
             if (len(of_thread) > 1 or not self._running) and THREAD_ENGINES.has_others(self):
                 THREAD_ENGINES.drive_others(self)
                 wait_s = min(wait_s, TURN_S)
@@ -359,8 +380,8 @@ class Engine:
             if prepared.place is not None:
                 prepared.follow_one(prepared.place, event, channel)
             elif kind == SENT:
-                if prepared.actions.lent:
-                    prepared.actions.take_back(handle)
+                if prepared.on_device is not None:
+                    prepared.on_device.take_back(handle)
                 prepared.go_on(prepared.machine.sent(channel))
             else:
                 prepared.go_on(prepared.machine.arrived(channel))
@@ -399,9 +420,13 @@ class Handle:
 
     Its arrays belong to it until it is done: what is sent must not change, what is received must not be read. `then` is
     called within the engine once it is done: it must neither wait nor raise.
+
+    With arrays on a GPU, a run is done when all messages are, and what is left is queued on the GPU. The stream on
+    which it was started comes behind it then, and so does the one on which it is waited for: the output is used there
+    without waiting for the GPU, other streams wait for `event`.
     """
 
-    __slots__ = ("arrays", "deadline_s", "done", "due_s", "output", "plan", "then")
+    __slots__ = ("arrays", "deadline_s", "done", "due_s", "mark", "output", "plan", "ready", "stream", "then")
 
     def __init__(self, plan: Driven, arrays: Arrays, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
@@ -409,6 +434,16 @@ class Handle:
         self.arrays: Arrays | None = arrays
         self.output = arrays.output
         self.then: Callable[[], None] | None = None
+        # Where arrays are on a GPU: the caller's stream, what was queued there when the run was started, and its end.
+        self.stream: Any = None
+        self.mark: Any = None
+        self.ready: Ready | None = None
+
+    @property
+    def event(self) -> Any:
+        """CuPy's event behind the output, for other streams to wait for, once the run is done; None where arrays are in
+        the host's memory."""
+        return None if self.ready is None else self.ready.event
 
     def test(self) -> bool:
         """Goes on with all runs as far as is possible without waiting; True once this one is done.
@@ -426,6 +461,8 @@ class Handle:
                 raise copy(engine.failure)
             until_s = _NEVER_S if timeout_s is None else engine.clock.now_s() + timeout_s
             engine._drive(self, until_s)
+        if self.ready is not None and self.done:
+            self.ready.order_current(self.stream)
         return self.done
 
     def result(self) -> Any:
@@ -456,8 +493,7 @@ class PersistentPlan:
         groups: ChannelGroups,
         window: int,
         deadline_s: float,
-        kernels: Kernels,
-        staging: Staging | None,
+        place: DevicePlace | Kernels | None,
         at: tuple[int, Sequence[int]],
     ) -> None:
         self.engine, self.plan, self.deadline_s, self.groups, self.group = (
@@ -474,18 +510,24 @@ class PersistentPlan:
         self.place: Place | None = None
         channels = [Channel(ranks[channel.src], ranks[channel.dst], channel.slots) for channel in plan.channels]
         self.handles = engine.transport.open(channels, self.group, carried_bytes(plan))
-        self._kernels, self._staging = kernels, staging
-        self._copy = kernels.copy
-        self._is_queued = kernels.mark() is not None
-        self._buffers = PlanBuffers(
-            *(plan, rank, self.program, self.handles, kernels, staging),
-            reads_input=staging is None and not self._is_queued,
-            in_order=window == 1,
-        )
-        self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         longest = max((action.bytes for action in self.program.actions), default=0)
-        itemsize = check_dtype(plan.transfers.dtype)
-        self.actions = PlanActions(engine.transport, kernels, staging, longest, itemsize, self._then)
+        self.actions: PlanActions | None = None
+        # In the place of `actions`, for arrays on a GPU.
+        self.on_device: DeviceActions | None = None
+        if isinstance(place, DevicePlace):
+            streams = engine.streams_of(place.device_id)
+            made = self.on_device = DeviceActions(
+                engine.transport, streams, self.program, window, place, self._local_done
+            )
+            memory = PlanMemory(made.kernels.view, made.slots, made.device, place.device_id, False)
+        else:
+            assert place is not None
+            itemsize = check_dtype(plan.transfers.dtype)
+            self._kernels = place
+            self.actions = PlanActions(engine.transport, place, itemsize)
+            memory = PlanMemory(place.view, touched, aligned, -1, True)
+        self._buffers = PlanBuffers(plan, rank, self.program, self.handles, memory, in_order=window == 1)
+        self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         self._bound: list[BoundAction] = []
         self._queue: deque[Handle] = deque()
         self._is_closed = False
@@ -494,12 +536,12 @@ class PersistentPlan:
         self._arranged: tuple[Any, Any, Any, Arrays] | None = None
         self._calls: list[Callable[[], Any]] = []
         is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and longest <= REMEMBERED_BYTES_MAX
-        if is_small and staging is None and not self._is_queued:
+        if is_small and self.on_device is None:
             self._memory = Memory(self.program, window)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def start_in(self, buffer: Bytes, *, deadline_s: float | None = None) -> Handle:
+    def start_in(self, buffer: Any, *, deadline_s: float | None = None) -> Handle:
         """Begins a run in `buffer`, in place: the message in its first `size_bytes`, scratch behind it.
 
         `buffer` is a writable contiguous uint8 array of `plan.buffer_bytes`, aligned to the dtype. An average is
@@ -510,17 +552,18 @@ class PersistentPlan:
         address = self._buffers.check_buffer(buffer)
         return self.start_with(Arrays(buffer, address, None, None, buffer), deadline_s=deadline_s)
 
-    def start(self, send: Array | None, recv: Array | None, *, deadline_s: float | None = None) -> Handle:
+    def start(self, send: Any, recv: Any, *, deadline_s: float | None = None, stream: Any = None) -> Handle:
         """Begins recv = the collective of every rank's `send`; the two are the same memory or do not overlap.
 
         `send` has the length of `input_bytes`, `recv` that of `output_bytes`; they are contiguous arrays of the plan's
         dtype, and None where the collective has no input or no output at this rank. Where `send` is a part of the
         output, it may be that part of `recv`. `avg` divides by the number of ranks: floats by one rounded division
-        after the sum, integers truncating toward zero.
+        after the sum, integers truncating toward zero. On a GPU the run comes behind what was queued on `stream`, by
+        default CuPy's current one.
 
         Raises InputError for arrays that do not fit the plan, RuntimeFault if a former run failed.
         """
-        return self.start_with(self.arrange(send, recv), deadline_s=deadline_s)
+        return self.start_with(self.arrange(send, recv), deadline_s=deadline_s, stream=stream)
 
     def arrange(self, send: Array | None, recv: Array | None) -> Arrays:
         """What `start` needs to know of its arrays, for many runs on the same ones; raises as `start`."""
@@ -536,8 +579,8 @@ class PersistentPlan:
             self._arranged = send, recv, nature, arrays
         return arrays
 
-    def start_with(self, arrays: Arrays, *, deadline_s: float | None = None) -> Handle:
-        """Begins a run on what `arrange` has returned."""
+    def start_with(self, arrays: Arrays, *, deadline_s: float | None = None, stream: Any = None) -> Handle:
+        """Begins a run on what `arrange` has returned; `stream` see `start`."""
         if deadline_s is None:
             deadline_s = self.deadline_s
         elif not deadline_s > 0:
@@ -548,6 +591,8 @@ class PersistentPlan:
         if self._is_closed:
             raise InputError(f"plan {self.plan.name}: closed: must be prepared again")
         handle = Handle(self, arrays, deadline_s)
+        if self.on_device is not None:
+            handle.stream, handle.mark = self.on_device.mark_stream(stream)
         self._queue.append(handle)
         if len(self._queue) == 1:
             try:
@@ -568,22 +613,25 @@ class PersistentPlan:
 
     def _begin(self) -> None:
         """The oldest run has its turn."""
-        handle, memory, buffers = self._queue[0], self._memory, self._buffers
+        handle, memory, buffers, on_device = self._queue[0], self._memory, self._buffers, self.on_device
         arrays = handle.arrays
         assert arrays is not None
-        if arrays.before is not None:
-            into, source = arrays.before
-            if memory is None:
-                self._copy(into, source)
-            else:
+        if on_device is not None:
+            on_device.begin(handle.mark, arrays)
+        else:
+            if arrays.before is not None:
+                into, source = arrays.before
                 # NumPy's own: half the time of its copyto.
                 into[...] = source
-        for into, source in arrays.pieces_before:
-            self._copy(into, source)
+            for into, source in arrays.pieces_before:
+                into[...] = source
         tied_to = buffers.tied_to
         if tied_to is None or tied_to[0] != arrays.address or tied_to[1] != arrays.source_address:
             self._bound = buffers.tie(arrays)
-            if memory is not None:
+            if on_device is not None:
+                self._bound = on_device.bind(self._bound)
+            elif memory is not None:
+                assert self.actions is not None
                 self._calls = [self.actions.as_call(entry) for entry in self._bound]
         self.engine.enter(handle)
         if memory is not None:
@@ -593,22 +641,17 @@ class PersistentPlan:
 
     def _end(self) -> None:
         """Every instruction is done: what is left is to divide, and to copy the output to where it was asked for."""
-        arrays = self._queue[0].arrays
+        handle = self._queue[0]
+        arrays = handle.arrays
         assert arrays is not None
-        for data, count in self._buffers.averages:
-            self._kernels.finish(data, count)
-        for into, source in arrays.pieces_after:
-            self._copy(into, source)
-        if arrays.after is not None:
-            into, source = arrays.after
-            if self._memory is None:
-                self._copy(into, source)
-            else:
-                into[...] = source
-        if self._is_queued:
-            self._then(self._be_over)
+        if self.on_device is not None:
+            handle.ready = self.on_device.end(handle.stream, arrays, self._buffers.averages)
         else:
-            self._be_over()
+            for data, count in self._buffers.averages:
+                self._kernels.finish(data, count)
+            for into, source in (*arrays.pieces_after, *((arrays.after,) if arrays.after is not None else ())):
+                into[...] = source
+        self._be_over()
 
     def _be_over(self) -> None:
         self.engine.leave(self._queue.popleft())
@@ -652,34 +695,29 @@ class PersistentPlan:
 
     def compute(self, entry: BoundAction) -> None:
         """Does a computation that was kept."""
-        instruction = entry[1]
+        assert self.actions is not None
         self.actions.compute(entry)
-        if self._is_queued:
-            self._then(lambda: self.go_on(self.machine.local_done(instruction)))
-        else:
-            self.go_on(self.machine.local_done(instruction))
+        self.go_on(self.machine.local_done(entry[1]))
+
+    def _local_done(self, instruction: int) -> None:
+        """A computation on a GPU is done, as far as the next step is concerned."""
+        self.go_on(self.machine.local_done(instruction))
 
     def go_on(self, actions: list[Action]) -> None:
         """Posts what is to be posted, keeps what is to be computed, ends the run when nothing is left."""
-        bound, transport = self._bound, self.engine.transport
+        bound, transport, on_device = self._bound, self.engine.transport, self.on_device
         for action in actions:
-            code, where, view, _ = entry = bound[action.index]
+            code, where, view, instruction = entry = bound[action.index]
             if code == SEND:
-                if self._staging is None:
+                if on_device is None:
                     transport.post_send(where, view)
                 else:
-                    self.actions.send_staged(where, view)
+                    on_device.send(where, view, instruction)
             elif code == RECV:
                 transport.post_recv(where, view)
-            else:
+            elif on_device is None:
                 self.engine._computes.append((self, entry))
+            else:
+                on_device.compute(entry)
         if not actions and self.machine.done:
             self._end()
-
-    def _then(self, go_on: Callable[[], None]) -> None:
-        """`go_on()`, now or once everything is done that has been queued on the device."""
-        mark = self._kernels.mark()
-        if mark is None:
-            go_on()
-        else:
-            self.engine._marks.append((self._kernels, mark, go_on))

@@ -183,34 +183,26 @@ struct split {
 __device__ inline u64 first_item() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline u64 item_step() { return (u64)gridDim.x * blockDim.x; }
 
-template <int N, class Bits>
-struct sources {
-    const Bits* at[N];
-};
-
-// dst = ((dst op at[0]) op at[1]) ...; the same into out if there is one.
-template <class T, class Op, int N, bool Forward>
-__device__ void reduce(typename T::bits* dst, sources<N, typename T::bits> given, typename T::bits* out, u64 count) {
+// dst = dst op src; the same into out too, if there is one.
+template <class T, class Op, bool Forward>
+__device__ void reduce(typename T::bits* dst, const typename T::bits* src, typename T::bits* out, u64 count) {
     typedef typename T::bits Bits;
     const int lanes = OPTCC_VECTOR / sizeof(Bits);
-    u64 differences = Forward ? (u64)dst ^ (u64)out : 0;
-    for (int n = 0; n < N; ++n) differences |= (u64)dst ^ (u64)given.at[n];
+    u64 differences = ((u64)dst ^ (u64)src) | (Forward ? (u64)dst ^ (u64)out : 0);
     const split part((u64)dst, differences, count, sizeof(Bits));
     for (u64 k = first_item(); k < part.vectors; k += item_step()) {
         u64 place = part.head + k * lanes;
-        vector<Bits> own, other[N];
+        vector<Bits> own, other;
         own.all = *(const uint4*)(dst + place);
-        for (int n = 0; n < N; ++n) other[n].all = *(const uint4*)(given.at[n] + place);
-        for (int n = 0; n < N; ++n)
-            for (int lane = 0; lane < lanes; ++lane)
-                own.each[lane] = Op::template step<T>(own.each[lane], other[n].each[lane]);
+        other.all = *(const uint4*)(src + place);
+        for (int lane = 0; lane < lanes; ++lane)
+            own.each[lane] = Op::template step<T>(own.each[lane], other.each[lane]);
         *(uint4*)(dst + place) = own.all;
         if (Forward) *(uint4*)(out + place) = own.all;
     }
     for (u64 k = first_item(); k < part.singles; k += item_step()) {
         u64 place = part.single<Bits>(k);
-        Bits own = dst[place];
-        for (int n = 0; n < N; ++n) own = Op::template step<T>(own, given.at[n][place]);
+        Bits own = Op::template step<T>(dst[place], src[place]);
         dst[place] = own;
         if (Forward) out[place] = own;
     }
@@ -249,35 +241,28 @@ __device__ void divide(typename T::bits* data, u64 n, u64 count) {
 
 // --- kernels ----------------------------------------------------------------------------------------------------------
 
+// batch: row r of the table, which is in page-locked memory, is one step: where it writes, what it reads, where it
+// writes the result too (0: nowhere), how many elements, and 1 to reduce or 0 to copy. The grid's second number is r.
 #define OPTCC_REDUCTION(T, Op, NAME)                                                                                  \
-    extern "C" __global__ void reduce1_##NAME(T::bits* dst, const T::bits* a, u64 count) {                            \
-        reduce<T, Op, 1, false>(dst, {{a}}, 0, count);                                                                \
+    extern "C" __global__ void reduce_##NAME(T::bits* dst, const T::bits* src, u64 count) {                           \
+        reduce<T, Op, false>(dst, src, 0, count);                                                                     \
     }                                                                                                                 \
-    extern "C" __global__ void reduce2_##NAME(T::bits* dst, const T::bits* a, const T::bits* b, u64 count) {          \
-        reduce<T, Op, 2, false>(dst, {{a, b}}, 0, count);                                                             \
+    extern "C" __global__ void forward_##NAME(T::bits* dst, const T::bits* src, T::bits* out, u64 count) {            \
+        reduce<T, Op, true>(dst, src, out, count);                                                                    \
     }                                                                                                                 \
-    extern "C" __global__ void reduce3_##NAME(                                                                        \
-        T::bits* dst, const T::bits* a, const T::bits* b, const T::bits* c, u64 count) {                              \
-        reduce<T, Op, 3, false>(dst, {{a, b, c}}, 0, count);                                                          \
-    }                                                                                                                 \
-    extern "C" __global__ void reduce4_##NAME(                                                                        \
-        T::bits* dst, const T::bits* a, const T::bits* b, const T::bits* c, const T::bits* d, u64 count) {            \
-        reduce<T, Op, 4, false>(dst, {{a, b, c, d}}, 0, count);                                                       \
-    }                                                                                                                 \
-    extern "C" __global__ void forward_##NAME(T::bits* dst, const T::bits* a, T::bits* out, u64 count) {              \
-        reduce<T, Op, 1, true>(dst, {{a}}, out, count);                                                               \
+    extern "C" __global__ void batch_##NAME(const u64* table) {                                                       \
+        const u64* row = table + 5 * blockIdx.y;                                                                      \
+        T::bits *dst = (T::bits*)row[0], *out = (T::bits*)row[2];                                                     \
+        const T::bits* src = (const T::bits*)row[1];                                                                  \
+        if (row[4]) {                                                                                                 \
+            if (out) reduce<T, Op, true>(dst, src, out, row[3]);                                                      \
+            else reduce<T, Op, false>(dst, src, 0, row[3]);                                                           \
+        } else {                                                                                                      \
+            copy(dst, src, row[3]);                                                                                   \
+            if (out) copy(out, src, row[3]);                                                                          \
+        }                                                                                                             \
     }
 
-// pack and unpack: row r of the table is the address of a piece, its first element in the packed array, its length; the
-// grid's second number is the row.
 #define OPTCC_TYPE(T)                                                                                                 \
     extern "C" __global__ void copy_##T(T::bits* dst, const T::bits* src, u64 count) { copy(dst, src, count); }       \
-    extern "C" __global__ void divide_##T(T::bits* data, u64 n, u64 count) { divide<T>(data, n, count); }             \
-    extern "C" __global__ void pack_##T(T::bits* packed, const u64* table) {                                          \
-        const u64* row = table + 3 * blockIdx.y;                                                                      \
-        copy(packed + row[1], (const T::bits*)row[0], row[2]);                                                        \
-    }                                                                                                                 \
-    extern "C" __global__ void unpack_##T(const T::bits* packed, const u64* table) {                                  \
-        const u64* row = table + 3 * blockIdx.y;                                                                      \
-        copy((T::bits*)row[0], packed + row[1], row[2]);                                                              \
-    }
+    extern "C" __global__ void divide_##T(T::bits* data, u64 n, u64 count) { divide<T>(data, n, count); }

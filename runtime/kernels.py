@@ -11,7 +11,7 @@ calls `bfloat16`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import setitem
 from typing import Any, Protocol
@@ -38,15 +38,13 @@ UFUNCS: dict[str, np.ufunc] = {
 }
 BLOCK_BYTES = 1 << 16
 """What arithmetic through wider numbers works on at once: it stays in the nearest caches."""
-PASS_BYTES = 1 << 20
-"""What a pass over several arrays works on at once: the sums stay in the caches, and calls are few."""
 
 
 class Kernels(Protocol):
     """What the engine asks of the arithmetic; one object a (dtype, reduction).
 
-    The arrays of one call have one length and do not overlap, but for `copy`. On a GPU the calls only queue work: what
-    they wrote may be read, and what they read be changed, once a mark made after them is reached.
+    The arrays of one call have one length and do not overlap, but for `copy`; all is done when a call returns.
+    `optcc.runtime.cupy_kernels` has what there is on a GPU.
     """
 
     def view(self, data: Bytes) -> Array:
@@ -55,15 +53,6 @@ class Kernels(Protocol):
 
     def reduce(self, dst: Array, src: Array) -> None:
         """dst = dst op src."""
-        ...
-
-    def reduce_many(self, dst: Array, sources: Sequence[Array]) -> None:
-        """dst = (dst op sources[0]) op sources[1] ..., every step rounded: as one `reduce` after the other, but dst is
-        read and written once."""
-        ...
-
-    def reduce_forward(self, dst: Array, src: Array, out: Array) -> None:
-        """dst = dst op src, and the same into `out`: what is received is reduced and handed on in one pass."""
         ...
 
     def copy(self, dst: Array, src: Array) -> None:
@@ -78,29 +67,13 @@ class Kernels(Protocol):
         """`copy` on these arrays, which do not overlap, for many calls."""
         ...
 
-    def pack(self, out: Array, pieces: Sequence[Array]) -> None:
-        """`pieces` one behind the other into `out`, which is as long as all of them."""
-        ...
-
-    def unpack(self, packed: Array, pieces: Sequence[Array]) -> None:
-        """The reverse of `pack`: `packed`, cut up, into `pieces`."""
-        ...
-
     def finish(self, data: Array, n_ranks: int) -> None:
         """What is left to do once every contribution is in: `avg` divides, the others do nothing."""
         ...
 
-    def mark(self) -> Any:
-        """A mark behind everything that has been called so far; None where that is done already."""
-        ...
-
-    def is_reached(self, mark: Any) -> bool:
-        """Whether everything before `mark` is done; does not wait."""
-        ...
-
 
 class NumpyKernels:
-    """Kernels on the processor, where every call is done when it returns.
+    """Kernels on the processor.
 
     `compiled` takes the kernels of `optcc.runtime.compiled_kernels` where they are faster; the bits are the same.
 
@@ -129,17 +102,6 @@ class NumpyKernels:
     def view(self, data: Bytes) -> Array:
         return data.view(self._stored)
 
-    def reduce_many(self, dst: Array, sources: Sequence[Array]) -> None:
-        for block in _blocks(dst, PASS_BYTES):
-            for source in sources:
-                self.reduce(dst[block], source[block])
-
-    def reduce_forward(self, dst: Array, src: Array, out: Array) -> None:
-        for block in _blocks(dst, PASS_BYTES):
-            part = dst[block]
-            self.reduce(part, src[block])
-            np.copyto(out[block], part)
-
     def bind_reduce(self, dst: Array, src: Array) -> Callable[[], Any]:
         # No function of Python's around NumPy's: of a short run that would be a tenth.
         return partial(self.reduce, dst, src) if self._plain is None else partial(self._plain, dst, src, out=dst)
@@ -147,58 +109,10 @@ class NumpyKernels:
     def bind_copy(self, dst: Array, src: Array) -> Callable[[], Any]:
         return partial(setitem, dst, ..., src)
 
-    def pack(self, out: Array, pieces: Sequence[Array]) -> None:
-        for part, piece in _cut(out, pieces):
-            np.copyto(part, piece)
-
-    def unpack(self, packed: Array, pieces: Sequence[Array]) -> None:
-        for part, piece in _cut(packed, pieces):
-            np.copyto(piece, part)
-
     def finish(self, data: Array, n_ranks: int) -> None:
         """Divides an average; see `divide`."""
         if self._divide is not None:
             self._divide(data, n_ranks)
-
-    def mark(self) -> Any:
-        return None
-
-    def is_reached(self, mark: Any) -> bool:
-        return mark is None
-
-
-def kernels_for(array: Any, dtype: str, reduction: str) -> Kernels:
-    """The kernels that work where `array` lies: a GPU's, on CuPy's current stream, for an array in its memory, NumPy's
-    for any other.
-
-    >>> kernels_for(np.zeros(4, dtype=np.int8), "int8", "bxor").view(np.zeros(2, dtype=np.uint8)).dtype
-    dtype('int8')
-
-    Raises InputError as `NumpyKernels`, EnvironmentMissing if the array is on a GPU and CuPy is missing.
-    """
-    if hasattr(array, "__cuda_array_interface__"):
-        from optcc.runtime.cupy_kernels import CupyKernels
-
-        return CupyKernels(dtype, reduction)
-    return NumpyKernels(dtype, reduction)
-
-
-def memory_of(array: Any, dtype: str, reduction: str, *, direct: bool = False) -> tuple[Kernels, Any]:
-    """`kernels_for(array)`, and the way from there to the transport (`optcc.runtime.buffers.Staging`): None for the
-    host's memory. `direct` says that the transport takes a GPU's (`optcc.runtime.cupy_kernels.is_cuda_aware`).
-
-    >>> memory_of(np.zeros(4), "float64", "sum")[1] is None
-    True
-
-    Raises as `kernels_for`.
-    """
-    kernels = kernels_for(array, dtype, reduction)
-    if isinstance(kernels, NumpyKernels):
-        return kernels, None
-    from optcc.runtime.cupy_kernels import CupyKernels, DeviceStaging, PinnedStaging
-
-    assert isinstance(kernels, CupyKernels)
-    return kernels, (DeviceStaging if direct else PinnedStaging)(kernels.stream)
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -318,11 +232,3 @@ def _blocks(array: Array, n_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
     """Slices of `array`, in order, of `n_bytes` each."""
     step = n_bytes // array.dtype.itemsize
     return (slice(first, first + step) for first in range(0, len(array), step))
-
-
-def _cut(whole: Array, pieces: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
-    """The part of `whole` that belongs to each of `pieces`, and the piece."""
-    first = 0
-    for piece in pieces:
-        yield whole[first : first + len(piece)], piece
-        first += len(piece)

@@ -188,3 +188,17 @@ class StartUp:
         who = ("ranks " if len(absent) > 1 else "rank ") + ", ".join(map(str, absent)) if absent else "other ranks"
         rank = self._comm.Get_rank()
         raise DeadlineExceeded(f"rank {rank}: waited {self._timeout_s:g} s in vain for {who} to start")
+
+
+def is_cuda_aware(mpi: Any) -> bool:
+    """Whether the MPI library behind the module `mpi` (`mpi4py.MPI`, initialised) says that it takes pointers into a
+    GPU's memory.
+
+    MPI 4.1 says so in the communicator's info `mpi_memory_alloc_kinds`; Open MPI has a function of its own.
+    """
+    kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
+    if "cuda" in {kind.strip().partition(":")[0] for kind in kinds.split(",")}:
+        return True
+    # The extension is loaded already; what it is linked with is found through it.
+    query = getattr(ctypes.CDLL(mpi.__file__), "MPIX_Query_cuda_support", None)
+    return query is not None and bool(query())

@@ -8,8 +8,8 @@ import numpy as np
 
 from optcc.errors import RuntimeFault
 from optcc.plan import Plan
-from optcc.runtime.buffers import Staging
 from optcc.runtime.channel_groups import PLANS_OF_TEAM_MAX, ChannelGroups
+from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import DEADLINE_S, Engine, PersistentPlan
 from optcc.runtime.kernels import Kernels
 from optcc.runtime.point_to_point import Mail
@@ -52,11 +52,11 @@ class RankTeam:
         window: int = WINDOW,
         deadline_s: float = DEADLINE_S,
         kernels: Kernels | None = None,
-        staging: Staging | None = None,
+        device: DevicePlace | None = None,
     ) -> PersistentPlan:
         """`Engine.prepare` for this team."""
         at = self.rank, self.ranks
-        return self.engine.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, staging)
+        return self.engine.prepare_among(self, at, self._groups, plan, verdict, window, deadline_s, kernels, device)
 
     def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
         """Every member's payload, by rank; all have the same length. Runs go on meanwhile.

@@ -17,8 +17,9 @@ import numpy as np
 
 from optcc.errors import DeadlineExceeded, InputError, RankLost, RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.device_paths import DevicePath
 from optcc.runtime.forks import call_in_child, take_no_part
-from optcc.runtime.mpi_library import START_S, Requests, StartUp, UnderWay, load_mpi, wait_for
+from optcc.runtime.mpi_library import START_S, Requests, StartUp, UnderWay, is_cuda_aware, load_mpi, wait_for
 from optcc.runtime.transport import (
     COLLECTIVE_TIMEOUT_S,
     RECEIVED,
@@ -95,6 +96,7 @@ class MpiTransport:
         self._lost, self._culprits = "", tuple[int, ...]()
         self._broken = self._has_given_up = False
         self._closed = False
+        self.device_path: DevicePath | None = None
         call_in_child(self, take_no_part)
 
     @property
@@ -111,6 +113,10 @@ class MpiTransport:
     def comm(self) -> MPI.Intracomm:
         """The transport's own communicator; for `Abort` when a run has failed."""
         return self._comm
+
+    def no_device_memory(self) -> str:
+        """See `optcc.runtime.device_paths.ReachesDevices`."""
+        return "" if is_cuda_aware(self._mpi) else "the MPI library does not say that it takes a GPU's memory"
 
     def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         """See `Transport`. Raises InputError for a rank or a number of channels that MPI does not have."""
@@ -137,15 +143,22 @@ class MpiTransport:
 
     def post_send(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
-        _check_length(view)
+        self._check_view(view)
         peer, tag = self._peers[channel]
         self._queue(self._sends[channel], self._comm.Issend((view, self._mpi.BYTE), peer, tag))
 
     def post_recv(self, channel: int, view: Bytes) -> None:
         """See `Transport`."""
-        _check_length(view)
+        self._check_view(view)
         peer, tag = self._peers[channel]
         self._queue(self._recvs[channel], self._comm.Irecv((view, self._mpi.BYTE), peer, tag))
+
+    def _check_view(self, view: Bytes) -> None:
+        if view.nbytes > MESSAGE_BYTES_MAX:
+            raise InputError(f"message of {view.nbytes} B: must be below 2 GiB")
+        # mpi4py would pass the address of a GPU's memory on to any library.
+        if type(view) is not np.ndarray and not isinstance(view, np.ndarray) and self.no_device_memory():
+            raise InputError(f"message in GPU memory: {self.no_device_memory()}: must be in the host's memory")
 
     def _queue(self, queue: _Queue, request: MPI.Request) -> None:
         queue.waiting.append(request)
@@ -317,8 +330,3 @@ def _duplicate(comm: MPI.Intracomm, start: StartUp) -> MPI.Intracomm:
 
 def _say_silent(ranks: Sequence[int]) -> str:
     return "; ".join(f"rank {rank} is lost: it does not answer" for rank in ranks)
-
-
-def _check_length(view: Bytes) -> None:
-    if view.nbytes > MESSAGE_BYTES_MAX:
-        raise InputError(f"message of {view.nbytes} B: must be below 2 GiB")

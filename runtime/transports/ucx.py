@@ -19,9 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, RankLost, RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.cupy_kernels import address_of
+from optcc.runtime.device_paths import DevicePath
 from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.nics import HostNic
 from optcc.runtime.protocol.bruck import Gathering
@@ -38,7 +41,7 @@ from optcc.runtime.transport import (
     Event,
     MonotonicClock,
 )
-from optcc.runtime.transports.ucx_library import CANCELED, OK, TRUNCATED, Port, Request, load
+from optcc.runtime.transports.ucx_library import CANCELED, CUDA_MEMORY, HOST_MEMORY, OK, TRUNCATED, Port, Request, load
 
 CHUNK_BYTES = 4 << 20
 VERSION = 1
@@ -106,6 +109,7 @@ class UcxTransport:
         self._active: dict[_Lane, bool] = {}
         self._events: list[Event] = []
         self._closed = False
+        self.device_path: DevicePath | None = None
         call_in_child(self, take_no_part)
         try:
             for nic in nics:
@@ -133,6 +137,14 @@ class UcxTransport:
     def n_ranks(self) -> int:
         """Ranks of the job."""
         return self._meeting.n_ranks
+
+    def no_device_memory(self) -> str:
+        """See `optcc.runtime.device_paths.ReachesDevices`."""
+        for port in self._ports:
+            if not port.memory_types() >> CUDA_MEMORY & 1:
+                on = f" on {port.device}" if port.device else ""
+                return f"UCX {port.library.version}{on} has no transport for CUDA memory (UCX_TLS, its CUDA modules)"
+        return ""
 
     # --- Transport ----------------------------------------------------------------------------------------------------
 
@@ -268,15 +280,15 @@ class UcxTransport:
 
     def _post(self, lane: _Lane, view: Bytes, is_send: bool) -> None:
         pairs = lane.pairs
-        address = view.__array_interface__["data"][0]
+        address, memory_type = address_of(view), HOST_MEMORY if isinstance(view, np.ndarray) else CUDA_MEMORY
         requests: list[Request] = []
         for start, end, rail in cut(lane, len(view), self._chunk_bytes):
             mine, theirs = pairs[rail]
             port = self._ports[mine if is_send else theirs]
             if is_send:
-                requests.append(port.send(lane.peer, address + start, end - start, lane.tag))
+                requests.append(port.send(lane.peer, address + start, end - start, lane.tag, memory_type))
             else:
-                requests.append(port.receive(address + start, end - start, lane.tag))
+                requests.append(port.receive(address + start, end - start, lane.tag, memory_type))
         # The view is kept until the library needs it no more.
         lane.messages.append((requests, view))
         self._active[lane] = is_send

@@ -23,6 +23,9 @@ _API = (1, 13)
 _FEATURES = 1 << 0 | 1 << 4
 """Tag matching, and waking up."""
 _CLOSE_FORCE = 1
+_MEMORY_TYPES_FIELD, _MEMORY_TYPE_FIELD = 1 << 2, 1 << 6
+HOST_MEMORY, CUDA_MEMORY = 0, 1
+"""`ucs_memory_type_t`."""
 _SPARE = 256
 """Bytes behind each structure, for fields that later versions know and no mask names."""
 
@@ -48,7 +51,22 @@ class _EndpointParams(ctypes.Structure):
 
 
 class _RequestParams(ctypes.Structure):
-    _fields_ = (("mask", c_uint32), ("flags", c_uint32), ("spare", c_char * _SPARE))
+    """`ucp_request_param_t`, as far as `memory_type`."""
+
+    _fields_ = (
+        *(("mask", c_uint32), ("flags", c_uint32), ("request", c_void_p), ("callback", c_void_p)),
+        *(("datatype", c_uint64), ("user_data", c_void_p), ("reply_buffer", c_void_p), ("memory_type", c_int)),
+        ("spare", c_char * _SPARE),
+    )
+
+
+class _ContextAttributes(ctypes.Structure):
+    """`ucp_context_attr_t`, as far as `memory_types`."""
+
+    _fields_ = (
+        *(("field_mask", c_uint64), ("request_size", c_size_t), ("thread_mode", c_int), ("memory_types", c_uint64)),
+        ("spare", c_char * _SPARE),
+    )
 
 
 class _Received(ctypes.Structure):
@@ -62,6 +80,7 @@ _DECLARATIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ucp_config_release": (None, (c_void_p,)),
     "ucp_init_version": (_Status, (c_uint, c_uint, POINTER(_Params), c_void_p, POINTER(c_void_p))),
     "ucp_cleanup": (None, (c_void_p,)),
+    "ucp_context_query": (_Status, (c_void_p, POINTER(_ContextAttributes))),
     "ucp_context_print_info": (None, (c_void_p, c_void_p)),
     "ucp_worker_create": (_Status, (c_void_p, POINTER(_WorkerParams), POINTER(c_void_p))),
     "ucp_worker_destroy": (None, (c_void_p,)),
@@ -153,6 +172,11 @@ def _status_of(pointer: int | None) -> int:
 
 
 _no_options = _RequestParams()
+_OPTIONS = {
+    memory_type: _RequestParams(mask=_MEMORY_TYPE_FIELD, memory_type=memory_type)
+    for memory_type in (HOST_MEMORY, CUDA_MEMORY)
+}
+"""UCX need not find out where the bytes are."""
 
 
 class Request:
@@ -283,10 +307,16 @@ class Port:
         # The library keeps the handler's address as long as the endpoint.
         self._endpoints[peer] = endpoint.value, handler
 
-    def send(self, peer: int, address: int, n_bytes: int, tag: int) -> Request:
+    def memory_types(self) -> int:
+        """Whose memory the context reaches: bit t for the type t of memory."""
+        attributes = _ContextAttributes(field_mask=_MEMORY_TYPES_FIELD)
+        self._check("memory types", self.library.context_query(self._context, byref(attributes)))
+        return int(attributes.memory_types)
+
+    def send(self, peer: int, address: int, n_bytes: int, tag: int, memory_type: int = HOST_MEMORY) -> Request:
         """Sends; over once the peer has matched it with a receive."""
         endpoint, _ = self._endpoints[peer]
-        pointer = self.library.tag_send_sync_nbx(endpoint, address, n_bytes, tag, byref(_no_options))
+        pointer = self.library.tag_send_sync_nbx(endpoint, address, n_bytes, tag, byref(_OPTIONS[memory_type]))
         return Request(self, pointer, -1)
 
     def notify(self, peer: int, tag: int) -> Request:
@@ -300,9 +330,10 @@ class Port:
         there = self.library.tag_probe_nb(self.worker, tag, mask, 0, byref(found))
         return int(found.sender_tag) if there else -1
 
-    def receive(self, address: int, n_bytes: int, tag: int) -> Request:
+    def receive(self, address: int, n_bytes: int, tag: int, memory_type: int = HOST_MEMORY) -> Request:
         """Receives the next message of this very tag."""
-        pointer = self.library.tag_recv_nbx(self.worker, address, n_bytes, tag, 2**64 - 1, byref(_no_options))
+        options = byref(_OPTIONS[memory_type])
+        pointer = self.library.tag_recv_nbx(self.worker, address, n_bytes, tag, 2**64 - 1, options)
         return Request(self, pointer, n_bytes)
 
     def progress(self) -> int:

@@ -1,8 +1,6 @@
 """The CUDA text without a GPU: compiled for real ones by NVRTC, and by the host's C++ compiler to run it here.
 
-`FakeCupy` is the part of CuPy that `optcc.runtime.cupy_kernels` uses. Its kernels are the real text, run on the
-processor; what is queued on its streams is carried out only when somebody waits, as late as CUDA allows, so that
-whoever does not wait for what he needs gets wrong numbers. What its API is like was read from CuPy 14.2.
+`run_text` makes it the kernels of a stand-in for CuPy (`tests.unit.stand_in_cupy`).
 """
 
 from __future__ import annotations
@@ -10,17 +8,16 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from optcc.collective import DTYPE_BYTES, reductions_of
 from optcc.runtime.cupy_kernels import OPTIONS
+from tests.unit.stand_in_cupy import RunKernel, StandIn
 
 PAIRS = [(dtype, reduction) for dtype in DTYPE_BYTES for reduction in reductions_of(dtype) if reduction != "avg"]
 """All that differ: an average's kernels are a sum's."""
@@ -116,146 +113,20 @@ def launch(library: ctypes.CDLL, name: str, grid: tuple[int, int], threads: int,
     library.launch(getattr(library, name), grid[0], grid[1], threads, (ctypes.c_uint64 * 6)(*values))
 
 
-class DeviceArray(np.ndarray[Any, Any]):
-    """A NumPy array that passes for CuPy's."""
+def run_text(library: ctypes.CDLL) -> RunKernel:
+    """The kernels of a stand-in for CuPy: the real text, thread after thread."""
 
-    @property
-    def data(self) -> Any:
-        return SimpleNamespace(ptr=int(self.__array_interface__["data"][0]))
+    def run(
+        cupy: StandIn, device: int, name: str, grid: tuple[int, ...], block: tuple[int, ...], values: list[int]
+    ) -> None:
+        if name.startswith("batch"):
+            table = cupy._bytes(values[0], grid[1] * 40, device).view(np.uint64).copy()
+            for place in range(len(table)):
+                if place % 5 < 3:
+                    table[place] = cupy.host_address(int(table[place]), device)
+            values = [table.__array_interface__["data"][0]]
+        else:
+            values = [cupy.host_address(each, device) for each in values]
+        launch(library, name, (grid[0], (*grid, 1)[1]), block[0], values)
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return dict(self.__array_interface__)
-
-
-def on_device(array: Any) -> Any:
-    """`array` itself, as one of the fake GPU's."""
-    return np.asarray(array).view(DeviceArray)
-
-
-class Stream(AbstractContextManager["Stream"]):
-    """Work that waits until it must be done; `current` holds the streams that have been entered, the last on top."""
-
-    def __init__(self, ptr: int, current: list[Stream]) -> None:
-        self.ptr, self.current = ptr, current
-        self.queue: list[Callable[[], None]] = []
-        self.n_done = 0
-        self.captured: list[Callable[[], None]] | None = None
-
-    def add(self, work: Callable[[], None]) -> None:
-        (self.queue if self.captured is None else self.captured).append(work)
-
-    def run_up_to(self, place: int) -> None:
-        while self.n_done < place:
-            self.n_done += 1
-            self.queue[self.n_done - 1]()
-
-    def synchronize(self) -> None:
-        assert self.captured is None, "cannot wait while capturing"
-        self.run_up_to(len(self.queue))
-
-    def begin_capture(self) -> None:
-        assert self.ptr, "the default stream cannot be captured"
-        self.captured = []
-
-    def end_capture(self) -> Any:
-        assert self.captured is not None
-        work, self.captured = self.captured, None
-        return SimpleNamespace(launch=lambda stream: [stream.add(each) for each in work])
-
-    def __enter__(self) -> Stream:
-        self.current.append(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.current.pop()
-
-
-class Event:
-    """A place in a stream's queue."""
-
-    def __init__(self, disable_timing: bool = False) -> None:
-        self.stream: Stream | None = None
-        self.place = 0
-
-    def record(self, stream: Stream) -> None:
-        self.stream, self.place = stream, len(stream.queue)
-
-    @property
-    def done(self) -> bool:
-        return self.stream is None or self.stream.n_done >= self.place
-
-    def synchronize(self) -> None:
-        if self.stream is not None:
-            self.stream.run_up_to(self.place)
-
-
-class FakeCupy:
-    """What of CuPy our kernels use."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
-        self.launches: list[str] = []
-        self.kept: list[Any] = []
-        self.streams: dict[int, Stream] = {}
-        self.current: list[Stream] = []
-        self.current.append(self.new_stream())
-        self.cuda = SimpleNamespace(
-            Device=lambda: SimpleNamespace(id=0, attributes={"MultiProcessorCount": 2}),
-            Stream=lambda non_blocking: self.new_stream(),
-            get_elapsed_time=lambda first, last: float(last.place - first.place),
-            Event=Event,
-            get_current_stream=lambda: self.current[-1],
-            alloc_pinned_memory=lambda size: bytearray(size),
-            runtime=SimpleNamespace(
-                **{"memcpyAsync": self._memcpy, "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2},
-                memcpyDeviceToDevice=3,
-                getDeviceProperties=lambda device: {"name": b"a processor", "multiProcessorCount": 2},
-            ),
-        )
-
-    def new_stream(self) -> Stream:
-        """One more, not the default one, whose address is 0."""
-        number = len(self.streams) + 1
-        self.streams[number] = Stream(number, self.current)
-        return self.streams[number]
-
-    def empty(self, count: int, dtype: Any) -> Any:
-        self.kept.append(np.full(count, 0x55, dtype=np.uint8) if dtype is np.uint8 else np.zeros(count, dtype=dtype))
-        return on_device(self.kept[-1])
-
-    def zeros(self, count: int, dtype: Any) -> Any:
-        return on_device(np.zeros(count, dtype=dtype))
-
-    def asarray(self, array: Any) -> Any:
-        """CUDA's memory is aligned to 256 bytes."""
-        room = np.empty(array.nbytes + 256, dtype=np.uint8)
-        first = -room.__array_interface__["data"][0] % 256
-        copied = room[first : first + array.nbytes].view(array.dtype)
-        copied[...] = array
-        return on_device(copied)
-
-    def asnumpy(self, array: Any) -> Any:
-        return np.array(array)
-
-    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802
-        def get_function(name: str) -> Callable[..., None]:
-            assert name.split("_")[0] in code
-
-            def call(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-                values = [int(each) if isinstance(each, np.uint64) else each.data.ptr for each in arguments]
-                self.launches.append(name)
-                self.kept.append(arguments)
-                self.current[-1].add(lambda: launch(self.library, name, (grid[0], grid[1]), block[0], values))
-
-            return call
-
-        return SimpleNamespace(get_function=get_function)
-
-    def _memcpy(self, dst: int, src: int, n_bytes: int, kind: int, stream: int) -> None:
-        assert kind in (1, 2, 3)
-
-        def move() -> None:
-            ctypes.memmove(dst, src, n_bytes)
-
-        self.streams[stream].add(move)
+    return run

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +30,6 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.exact_inputs import expected_output, make_input
-from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import exchange, ring
@@ -652,102 +650,6 @@ class TestFailure:
             return None
 
         on_loopback(2, body)
-
-
-class Device:
-    """An array in memory that NumPy cannot read: every access goes through its kernels."""
-
-    def __init__(self, hidden: Any) -> None:
-        self._hidden = hidden
-        self.__cuda_array_interface__ = {"data": (hidden.__array_interface__["data"][0], False)}
-        self.dtype, self.nbytes, self.ndim, self.flags = hidden.dtype, hidden.nbytes, hidden.ndim, hidden.flags
-        self.shape, self.size = hidden.shape, hidden.size
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("device memory was read as host memory")
-
-    def __getitem__(self, where: slice) -> Device:
-        return Device(self._hidden[where])
-
-    def reshape(self, shape: int) -> Device:
-        return Device(self._hidden.reshape(shape))
-
-    def view(self, dtype: Any) -> Device:
-        return Device(self._hidden.view(dtype))
-
-
-class DeviceKernels:
-    """Kernels and staging whose work is queued, and done some looks later; in order, as on a stream."""
-
-    def __init__(self, dtype: str, reduction: str, patience: int) -> None:
-        self._kernels, self._patience = NumpyKernels(dtype, reduction), patience
-        self._work: deque[Callable[[], Any]] = deque()
-        self._n_queued = self._n_done = 0
-        self._looks = 0
-
-    def _queue(self, work: Callable[[], Any]) -> None:
-        self._work.append(work)
-        self._n_queued += 1
-
-    def view(self, data: Any) -> Any:
-        assert isinstance(data, Device)
-        return Device(self._kernels.view(data._hidden))
-
-    def reduce(self, dst: Any, src: Any) -> None:
-        assert isinstance(dst, Device) and isinstance(src, Device)
-        self._queue(lambda: self._kernels.reduce(dst._hidden, src._hidden))
-
-    def copy(self, dst: Any, src: Any) -> None:
-        assert isinstance(dst, Device) and isinstance(src, Device)
-        self._queue(lambda: self._kernels.copy(dst._hidden, src._hidden))
-
-    def finish(self, data: Any, n_ranks: int) -> None:
-        self._queue(lambda: self._kernels.finish(data._hidden, n_ranks))
-
-    def mark(self) -> Any:
-        return self._n_queued
-
-    def is_reached(self, mark: Any) -> bool:
-        self._looks += 1
-        if self._work and self._looks % self._patience == 0:
-            self._work.popleft()()
-            self._n_done += 1
-        return bool(self._n_done >= mark)
-
-    def host(self, n_bytes: int) -> Bytes:
-        return np.zeros(n_bytes, dtype=np.uint8)
-
-    def device(self, n_bytes: int) -> Any:
-        return Device(np.zeros(n_bytes + 64, dtype=np.uint8)[:n_bytes])
-
-    def store(self, host: Bytes, device: Any) -> None:
-        assert isinstance(device, Device) and not isinstance(host, Device)
-        self._queue(lambda: np.copyto(host, device._hidden.view(np.uint8)))
-
-    def load(self, device: Any, host: Bytes) -> None:
-        assert isinstance(device, Device) and not isinstance(host, Device)
-        self._queue(lambda: np.copyto(device._hidden, host))
-
-
-class TestDeviceMemory:
-    @pytest.mark.parametrize("patience", [1, 7])
-    @pytest.mark.parametrize(("count", "op"), [(4_001, "sum"), (4_000, "avg"), (0, "sum")])
-    def test_arrays_that_only_a_device_reads_are_reduced_there(self, patience: int, count: int, op: str) -> None:
-        def body(comm: Communicator) -> None:
-            for seed in range(3):
-                hidden = make_input(comm.rank, count, "int32", op, seed=seed)
-                comm.start_all_reduce(Device(hidden), op, Device(hidden)).wait()
-                assert np.array_equal(hidden, wanted(comm, "allreduce", count, "int32", op, seed=seed))
-            send, recv = make_input(comm.rank, count, "int32", op), np.zeros(count, dtype=np.int32)
-            handles = [comm.start_all_reduce(Device(send), op, Device(recv)) for _ in range(2)]
-            assert all(handle.wait() for handle in handles)
-            assert np.array_equal(recv, wanted(comm, "allreduce", count, "int32", op))
-
-        def memory_of(array: Any, dtype: str, reduction: str) -> tuple[Any, Any]:
-            kernels = DeviceKernels(dtype, reduction, patience)
-            return kernels, kernels
-
-        on_loopback(3, body, memory_of=memory_of)
 
 
 def open_files() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,13 +18,15 @@ from optcc.runtime.conformance import check_transport
 from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
+from optcc.runtime.transports import ucx_library
 from optcc.runtime.transports.ucx import UcxTransport
-from optcc.runtime.transports.ucx_library import Port, load
+from optcc.runtime.transports.ucx_library import CUDA_MEMORY, HOST_MEMORY, Port, Request, load
 from optcc.schedules.optcc import optcc
 from optcc.schedules.ring import ring
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
 from tests.unit.rank_threads import DONE_S, Room, run_threads
+from tests.unit.stand_in_cupy import StandIn
 
 T = TypeVar("T")
 
@@ -186,3 +189,48 @@ def test_who_gives_up_ends_the_waits_of_all_others() -> None:
         "rank 1: has given up: no more",
         "rank 2: rank 1 is lost: it has left after a failure",
     ]
+
+
+def test_a_gpus_memory_is_sent_by_its_address_as_cuda_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked for in an interface that CuPy's arrays do not have."""
+    cupy = StandIn()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    posted: list[tuple[str, int, int, int]] = []
+
+    class Seeing(Port):
+        def send(self, peer: int, address: int, n_bytes: int, tag: int, memory_type: int = HOST_MEMORY) -> Request:
+            if memory_type == HOST_MEMORY:
+                return super().send(peer, address, n_bytes, tag)
+            posted.append(("send", address, n_bytes, memory_type))
+            return Request(self, None, -1)
+
+        def receive(self, address: int, n_bytes: int, tag: int, memory_type: int = HOST_MEMORY) -> Request:
+            if memory_type == HOST_MEMORY:
+                return super().receive(address, n_bytes, tag)
+            posted.append(("receive", address, n_bytes, memory_type))
+            return Request(self, None, -1)
+
+    monkeypatch.setattr("optcc.runtime.transports.ucx.Port", Seeing)
+    arrays = [cupy.empty(100, np.uint8) for _ in range(2)]
+
+    def body(rank: int, transport: UcxTransport) -> str:
+        (handle,) = transport.open([Channel(0, 1, 1)])
+        (transport.post_send if rank == 0 else transport.post_recv)(handle, arrays[rank])  # type: ignore[arg-type]
+        transport.barrier()
+        return transport.no_device_memory()
+
+    reasons = run_ucx(2, body)
+    wanted = [("send", arrays[0].data.ptr), ("receive", arrays[1].data.ptr)]
+    assert sorted(posted) == sorted((*each, 100, CUDA_MEMORY) for each in wanted)
+    assert all(not each or "has no transport for CUDA memory" in each for each in reasons)
+
+
+def test_the_layouts_are_those_of_the_header() -> None:
+    """`ucp_request_param_t` and `ucp_context_attr_t` of ucp.h, on 64 bits."""
+    assert ucx_library._RequestParams.memory_type.offset == 48
+    assert ucx_library._ContextAttributes.memory_types.offset == 24
+    port = Port("lo", lambda peer, status: None)
+    try:
+        assert port.memory_types() & 1 << HOST_MEMORY
+    finally:
+        port.close()

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from optcc.collective import DTYPE_BYTES, reductions_of
 from optcc.errors import CodecError, InputError
 from optcc.experiments import kernel_bench
-from optcc.experiments.kernel_bench import CpuDevice, KernelSpeed, KernelTiming, check, command, measure
-from optcc.runtime.kernels import Array, Kernels
+from optcc.experiments.kernel_bench import CpuDevice, KernelSpeed, KernelTiming, Steps, check, command, measure
+from optcc.runtime.kernels import Array
 
 
 def test_the_record_has_every_case() -> None:
@@ -24,7 +24,7 @@ def test_the_record_has_every_case() -> None:
 
 def test_a_measurement_comes_back_from_its_file() -> None:
     rows = measure(CpuDevice(), 4096, 3, ["bfloat16", "uint8"])
-    assert len(rows) == 4 + 1 + 3 + 7 + 1 + 3
+    assert len(rows) == 4 + 1 + 1 + 7 + 1 + 1
     for row in rows:
         assert len(row.seconds) == len(row.copy_seconds) == 3
     record = KernelSpeed("cpu", {}, {}, 0, tuple(row for row in rows if min(*row.seconds, *row.copy_seconds) > 0))
@@ -62,7 +62,7 @@ def test_a_damaged_record_is_refused(before: bytes, after: bytes, path: str) -> 
 class Broken(CpuDevice):
     """A processor that adds where it should multiply."""
 
-    def kernels(self, dtype: str, reduction: str) -> Kernels:
+    def kernels(self, dtype: str, reduction: str) -> Steps:
         return super().kernels(dtype, "sum" if reduction == "prod" else reduction)
 
 
@@ -86,7 +86,7 @@ def test_bytes_around_an_operand_are_watched(monkeypatch: pytest.MonkeyPatch) ->
     """A kernel that writes one element too many."""
 
     class TooLong(CpuDevice):
-        def kernels(self, dtype: str, reduction: str) -> Kernels:
+        def kernels(self, dtype: str, reduction: str) -> Steps:
             kernels = super().kernels(dtype, reduction)
 
             class Longer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optcc.runtime.buffers import ALIGNMENT, COPIED_BYTES_MAX, RECV, PlanBuffers
+from optcc.runtime.buffers import ALIGNMENT, COPIED_BYTES_MAX, RECV, PlanBuffers, PlanMemory, aligned, touched
 from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.samples import ring
 from optcc.runtime.state import RankProgram
@@ -21,7 +21,8 @@ def buffers_of(size_bytes: int, reduction: str = "sum") -> PlanBuffers:
     plan = ring(N_RANKS, size_bytes, "float32", reduction, segments=2)
     kernels = NumpyKernels("float32", reduction)
     program, handles = RankProgram(plan, RANK), range(len(plan.channels))
-    return PlanBuffers(plan, RANK, program, handles, kernels, None, reads_input=False, in_order=False)
+    memory = PlanMemory(kernels.view, touched, aligned, -1, reads_input=False)
+    return PlanBuffers(plan, RANK, program, handles, memory, in_order=False)
 
 
 @pytest.mark.parametrize(

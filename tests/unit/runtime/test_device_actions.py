@@ -1,0 +1,551 @@
+"""Collectives on GPUs that are not there: every order that CUDA allows gives NumPy's bits, and what once did not.
+
+The orders are drawn from seeds by a stand-in for CuPy and a network that is as unkind (`tests.unit.device_ranks`). For
+each thing that keeps the order there is a test that takes it away and sees wrong numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from optcc.collective import DTYPE_BYTES
+from optcc.errors import InputError
+from optcc.experiments.kernel_bench import count_wrong, round_values
+from optcc.plan import Plan
+from optcc.planner import Planner
+from optcc.runtime import device_actions
+from optcc.runtime.communicator import Communicator
+from optcc.runtime.device_actions import DeviceActions
+from optcc.runtime.device_paths import DevicePath
+from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams, Ready
+from optcc.runtime.samples import exchange, ring
+from optcc.runtime.stored_types import stored_dtype
+from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, run_ranks
+from optcc.topology import Topology
+from optcc.verify.plan import verify_plan
+from tests.unit.device_ranks import Job
+from tests.unit.stand_in_cupy import POISON, StandIn
+
+COUNT = 301
+SHORT, LONG = 1 << 18, 64
+"""What is fused: everything, or only what is shorter than any message here."""
+
+
+class Case(NamedTuple):
+    """What is run: through which memory, with which messages fused, on what elements, how many at once."""
+
+    direct: bool
+    fused_bytes: int
+    dtype: str
+    reduction: str
+    kind: str = "ring"
+    window: int = 1
+
+
+CASES = (
+    *(Case(False, SHORT, dtype, op) for dtype, op in (("float32", "avg"), ("bfloat16", "sum"), ("int8", "bxor"))),
+    *(Case(False, LONG, dtype, op) for dtype, op in (("float64", "sum"), ("float16", "max"), ("int32", "prod"))),
+    *(Case(True, SHORT, dtype, op) for dtype, op in (("bfloat16", "avg"), ("int64", "min"), ("uint8", "sum"))),
+    Case(True, LONG, "float16", "sum"),
+    Case(False, SHORT, "float32", "sum", window=3),
+    Case(False, LONG, "bfloat16", "avg", window=3),
+    Case(True, SHORT, "float64", "avg", window=3),
+    Case(False, SHORT, "int32", "sum", "exchange"),
+    Case(False, LONG, "float32", "sum", "exchange"),
+    Case(True, SHORT, "float64", "max", "exchange"),
+)
+
+
+class Prepared(NamedTuple):
+    """A case made ready: its job, what each rank gives, and what each must get."""
+
+    cupy: StandIn
+    job: Job
+    inputs: list[Any]
+    wanted: list[Any]
+
+
+@cache
+def plan_of(kind: str, dtype: str, reduction: str) -> Plan:
+    """A ring of three ranks, whose instructions send what they reduce, or an exchange through scratch."""
+    n_bytes = COUNT * DTYPE_BYTES[dtype]
+    return ring(3, n_bytes, dtype, reduction, segments=2) if kind == "ring" else exchange(3, n_bytes, dtype, reduction)
+
+
+def draw(dtype: str, rank: int, count: int = COUNT) -> Any:
+    """Elements whose sum depends on its order."""
+    rng = np.random.default_rng(rank)
+    if dtype.startswith(("float", "bfloat")):
+        return round_values(rng.standard_normal(count) * 4.0 ** rng.integers(-3, 3, count), dtype)
+    return rng.integers(0, 100, count).astype(dtype)
+
+
+@pytest.fixture(scope="module")
+def prepare() -> Iterator[Callable[[Case], Prepared]]:
+    """Makes a case ready, once."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        @cache
+        def make(case: Case) -> Prepared:
+            plan = plan_of(case.kind, case.dtype, case.reduction)
+            inputs = [draw(case.dtype, rank) for rank in range(plan.n_ranks)]
+            with np.errstate(all="ignore"):
+                wanted = Job(None, plan).reference(inputs, COUNT)
+            cupy = StandIn(0, 2)
+            patch.setitem(sys.modules, "cupy", cupy)
+            patch.setattr(device_actions, "FUSED_BYTES_MAX", case.fused_bytes)
+            return Prepared(cupy, Job(cupy, plan, direct=case.direct, window=case.window), inputs, wanted)
+
+        def get(case: Case) -> Prepared:
+            made = make(case)
+            patch.setitem(sys.modules, "cupy", made.cupy)
+            patch.setattr(device_actions, "FUSED_BYTES_MAX", case.fused_bytes)
+            return made
+
+        yield get
+
+
+def run_order(made: Prepared, seed: int, dtype: str) -> int:
+    """Wrong elements of one run in the order of `seed`.
+
+    Inputs are made on the caller's stream, late; it goes on working behind the run, and its arrays are freed as soon as
+    it does not need them.
+    """
+    cupy, job = made.cupy, made.job
+    cupy.draw(seed)
+    job.network.rng.seed(seed)
+    streams, handles = [], []
+    outputs: list[Any] = []
+    for rank, plan in enumerate(job.plans):
+        with cupy.cuda.Device(rank % cupy.n_devices):
+            stream = cupy.cuda.Stream(non_blocking=True) if (seed + rank) % 2 else cupy.cuda.Stream.null
+            with stream:
+                given = cupy.asarray(made.inputs[rank])
+                # In place at times.
+                out = given if seed % 3 == 0 else cupy.empty(COUNT, stored_dtype(dtype))
+                handles.append(plan.start(given, out))
+            streams.append(stream)
+            outputs.append(out)
+            del given, out
+    job.drive(handles, seed)
+    wrong = 0
+    for rank, stream in enumerate(streams):
+        with cupy.cuda.Device(rank % cupy.n_devices), stream:
+            found = outputs[rank].copy()
+            # Its memory may be somebody else's now, behind what is queued on this stream.
+            outputs[rank] = None
+            cupy.zeros(COUNT, stored_dtype(dtype))
+            wrong += count_wrong(found.get(), made.wanted[rank], dtype)
+    return wrong
+
+
+def wrong_in(made: Prepared, case: Case, seeds: Sequence[int]) -> int:
+    """Wrong elements over some orders."""
+    return sum(run_order(made, seed, case.dtype) for seed in seeds)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_order_gives_numpys_bits(case: Case, prepare: Callable[[Case], Prepared], seed: int) -> None:
+    """300 orders over all cases."""
+    made = prepare(case)
+    for number in range(19):
+        assert run_order(made, seed + number, case.dtype) == 0, f"seed {seed + number}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ten_thousand_orders(case: Case, prepare: Callable[[Case], Prepared], seed: int) -> None:
+    made = prepare(case)
+    for number in range(10_000 // len(CASES)):
+        assert run_order(made, seed + number, case.dtype) == 0, f"seed {seed + number}"
+
+
+# --- what keeps the order ---------------------------------------------------------------------------------------------
+
+
+def without_order(later: int, earlier: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """One stream does not wait for another any more."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        order = DeviceStreams.order
+
+        def partly(streams: DeviceStreams, this: int, other: int) -> None:
+            if (this, other) != (later, earlier):
+                order(streams, this, other)
+
+        patch.setattr(DeviceStreams, "order", partly)
+
+    return plant
+
+
+def without_after(stream: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """The host goes on at once."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        after = DeviceStreams.after
+
+        def partly(streams: DeviceStreams, this: int, go_on: Callable[[], None]) -> None:
+            go_on() if this == stream else after(streams, this, go_on)
+
+        patch.setattr(DeviceStreams, "after", partly)
+
+    return plant
+
+
+def without_mark(patch: pytest.MonkeyPatch) -> None:
+    """The run does not wait for the caller's stream."""
+    patch.setattr(DeviceStreams, "wait_for_mark", lambda streams, mark: None)
+
+
+def without_end(patch: pytest.MonkeyPatch) -> None:
+    """The caller's stream does not wait for the run."""
+    patch.setattr(Ready, "order", lambda ready, stream: None)
+
+
+def without_message_order(patch: pytest.MonkeyPatch) -> None:
+    """A message is posted as soon as it is complete, before others of its channel."""
+    send = DeviceActions.send
+
+    def hurry(actions: DeviceActions, channel: int, view: Any, instruction: int) -> None:
+        actions._outgoing.pop(channel, None)
+        send(actions, channel, view, instruction)
+
+    patch.setattr(DeviceActions, "send", hurry)
+
+
+def goes_wrong(made: Prepared, seed: int, dtype: str) -> bool:
+    """Whether there are wrong elements, or a message that is not as long as its receive."""
+    try:
+        return run_order(made, seed, dtype) > 0
+    except ValueError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("case", "plant"),
+    [
+        (CASES[0], without_mark),
+        (CASES[0], without_end),
+        (CASES[0], without_after(COMPUTE)),
+        (CASES[6], without_after(COMPUTE)),
+        (CASES[3], without_after(OUT)),
+        (CASES[3], without_after(INTO)),
+        (CASES[3], without_order(OUT, COMPUTE)),
+        (CASES[3], without_order(COMPUTE, INTO)),
+        (CASES[11], without_order(INTO, COMPUTE)),
+        (CASES[10], without_message_order),
+    ],
+    ids=lambda each: str(each) if isinstance(each, Case) else each.__qualname__.split(".")[0],
+)
+def test_what_keeps_the_order_is_missed(
+    case: Case, plant: Callable[[pytest.MonkeyPatch], None], prepare: Callable[[Case], Prepared]
+) -> None:
+    """Without it some order gives wrong numbers, or the plan's protocol notices."""
+    made = prepare(case)
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        fresh = made._replace(job=Job(made.cupy, made.job.plan, direct=case.direct, window=case.window))
+        assert any(goes_wrong(fresh, number, case.dtype) for number in range(40))
+
+
+# --- faults that there were -------------------------------------------------------------------------------------------
+
+
+def ring_planner(*request: Any) -> Any:
+    """Any AllReduce as a ring."""
+    collective, size_bytes, dtype, reduction = request
+    plan = ring(collective.n_ranks, size_bytes, dtype, reduction, segments=2)
+    return plan, verify_plan(plan)
+
+
+class ReachingTransport(LoopbackTransport):
+    """The loopback, for a library that reaches the memory of GPUs."""
+
+    device_path: DevicePath | None = DevicePath(True, "a test says so")
+    cupy: StandIn
+
+    def no_device_memory(self) -> str:
+        return ""
+
+    def post_send(self, channel: int, view: Any) -> None:
+        super().post_send(channel, view if isinstance(view, np.ndarray) else self.cupy.host_bytes(view))
+
+    def post_recv(self, channel: int, view: Any) -> None:
+        super().post_recv(channel, view if isinstance(view, np.ndarray) else self.cupy.host_bytes(view))
+
+
+def run_reaching(cupy: StandIn, n_ranks: int, body: Callable[[int, ReachingTransport], Any]) -> list[Any]:
+    """Ranks as threads over such a transport."""
+
+    def run(rank: int, transport: LoopbackTransport) -> Any:
+        reaching = ReachingTransport(transport._network, rank)
+        reaching.cupy = cupy
+        return body(rank, reaching)
+
+    return run_ranks(n_ranks, run)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, seed: int) -> StandIn:
+    """Two GPUs that are not there."""
+    made = StandIn(seed, 2)
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    return made
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_slots_are_not_filled_behind_the_first_message(cupy: StandIn, direct: bool) -> None:
+    """They were filled with zeros on the stream while the library already wrote what had come."""
+    cupy.eagerness = 0.0
+
+    def body(rank: int, transport: Any) -> list[float]:
+        with Communicator(transport, ring_planner) as comm:
+            total = comm.all_reduce(cupy.asarray(np.full(1001, rank + 1.0)))
+            return sorted(set(total.tolist()))
+
+    results = run_reaching(cupy, 3, body) if direct else run_ranks(3, body)
+    assert results == [[6.0]] * 3
+
+
+def test_each_call_is_on_the_stream_that_is_current_then(cupy: StandIn) -> None:
+    """Kernels were kept without their stream: the second call, on another one, returned 3 for 6."""
+    cupy.eagerness = 0.0
+
+    def body(rank: int, transport: Any) -> list[list[float]]:
+        found = []
+        with Communicator(transport, ring_planner) as comm:
+            for turn in (1, 2):
+                with cupy.cuda.Stream(non_blocking=True):
+                    array = cupy.asarray(np.zeros(500))
+                    array.fill(turn)
+                    found.append(sorted(set(comm.all_reduce(array).tolist())))
+        return found
+
+    assert run_ranks(3, body) == [[[3.0], [6.0]]] * 3
+
+
+class Foreign:
+    """An array of another package in a GPU's memory, whose stream is not known."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array_namespace__(self) -> Any:
+        return Foreign
+
+    @staticmethod
+    def from_dlpack(array: Any) -> Foreign:
+        return Foreign(array.__dlpack__())
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        return self.array.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_every_collective_on_a_gpu(cupy: StandIn, direct: bool) -> None:
+    """Blocking, started, persistent, with arrays of another package; results are where the arrays are."""
+    cupy.eagerness = 0.05
+    planner = Planner(Topology.parse("3@1GB/s"))
+
+    def body(rank: int, transport: Any) -> None:
+        device = rank % 2
+        with Communicator(transport, planner) as comm, cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True):
+            mine = cupy.asarray(np.arange(12, dtype=np.int32) + rank)
+            total = comm.start_all_reduce(mine)
+            largest = comm.all_reduce(mine, "max")
+            assert largest.device.id == device and largest.tolist() == list(range(2, 14))
+            assert total.result().tolist() == [3 * each + 3 for each in range(12)]
+            assert comm.reduce_scatter(mine).tolist() == [3 * each + 3 for each in range(4 * rank, 4 * rank + 4)]
+            assert comm.all_gather(mine[:2]).tolist() == [[each, each + 1] for each in range(3)]
+            assert comm.all_to_all(mine).tolist() == [4 * rank + i + other for other in range(3) for i in range(4)]
+            moved = mine.copy()
+            assert comm.all_to_all(moved, out=moved).tolist()[:4] == [4 * rank + i for i in range(4)]
+            assert comm.broadcast(mine.copy(), 1).tolist() == list(range(1, 13))
+            reduced = comm.reduce(mine, "sum", 2)
+            assert reduced is None if rank != 2 else reduced.tolist() == [3 * each + 3 for each in range(12)]
+            step = comm.all_reduce_init(mine, out=mine)
+            for _ in range(2):
+                step.start().wait()
+            assert mine.tolist()[0] == 9
+            foreign = comm.all_reduce(Foreign(mine), "max")
+            assert isinstance(foreign, Foreign) and foreign.array.tolist()[0] == 9
+            on_host = comm.all_reduce(np.ones(3))
+            assert on_host.tolist() == [3.0] * 3
+
+    run_reaching(cupy, 3, body) if direct else run_ranks(3, body)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[6], CASES[13]], ids=str)
+def test_a_run_allocates_nothing(case: Case, prepare: Callable[[Case], Prepared]) -> None:
+    made = prepare(case)
+    cupy, job = made.cupy, made.job
+    arrays = []
+    for rank in range(job.plan.n_ranks):
+        with cupy.cuda.Device(rank % 2):
+            arrays.append((cupy.asarray(made.inputs[rank]), cupy.empty(COUNT, stored_dtype(case.dtype))))
+    for turn in range(3):
+        before = cupy.n_allocations
+        job.drive([plan.start(*each) for plan, each in zip(job.plans, arrays, strict=True)], turn)
+        # The first run ties the plan to its arrays.
+        assert not turn or cupy.n_allocations == before
+
+
+def test_short_messages_of_a_turn_are_one_launch(prepare: Callable[[Case], Prepared]) -> None:
+    made = prepare(CASES[10])
+    made.cupy.launches.clear()
+    wrong_in(made, CASES[10], range(10))
+    assert "batch_float32_sum" in made.cupy.launches and "forward_float32_sum" in made.cupy.launches
+
+
+def test_arrays_must_be_where_the_plan_is(prepare: Callable[[Case], Prepared]) -> None:
+    made = prepare(CASES[0])
+    cupy, plan = made.cupy, made.job.plans[0]
+    here = cupy.asarray(made.inputs[0])
+    with cupy.cuda.Device(1):
+        elsewhere = cupy.asarray(made.inputs[0])
+    with pytest.raises(InputError, match="recv: in the host's memory: must be in the memory of GPU 0"):
+        plan.start(here, made.inputs[0])
+    with pytest.raises(InputError, match="send: in the memory of GPU 1: must be in the memory of GPU 0"):
+        plan.start(elsewhere, here)
+    on_host = Job(None, made.job.plan).plans[0]
+    with pytest.raises(InputError, match="send: in the memory of GPU 0: must be in the host's memory"):
+        on_host.start(here, here)
+
+
+def test_the_stream_on_which_a_run_is_waited_for_comes_behind_it(prepare: Callable[[Case], Prepared]) -> None:
+    """And any other by the handle's event."""
+    made = prepare(CASES[0])
+    cupy, job = made.cupy, made.job
+    for seed in range(10):
+        cupy.draw(seed)
+        cupy.eagerness = 0.0
+        handles, outputs = [], []
+        for rank, plan in enumerate(job.plans):
+            with cupy.cuda.Device(rank % 2), cupy.cuda.Stream(non_blocking=True):
+                outputs.append(cupy.empty(COUNT, np.float32))
+                handles.append(plan.start(cupy.asarray(made.inputs[rank]), outputs[-1]))
+        job.drive(handles, seed)
+        for rank, (handle, out) in enumerate(zip(handles, outputs, strict=True)):
+            with cupy.cuda.Device(rank % 2):
+                with cupy.cuda.Stream(non_blocking=True):
+                    assert handle.wait()
+                    assert count_wrong(out.get(), made.wanted[rank], "float32") == 0
+                with cupy.cuda.Stream(non_blocking=True) as third:
+                    third.wait_event(handle.event)
+                    assert count_wrong(out.get(), made.wanted[rank], "float32") == 0
+
+
+def test_after_a_failure_nothing_is_queued_that_touches_the_arrays(prepare: Callable[[Case], Prepared]) -> None:
+    made = prepare(CASES[0])
+    cupy = made.cupy
+    job = Job(cupy, made.job.plan)
+    cupy.draw(0)
+    cupy.eagerness = 0.0
+    handles = []
+    for rank, plan in enumerate(job.plans):
+        with cupy.cuda.Device(rank % 2):
+            handles.append(plan.start(cupy.asarray(made.inputs[rank]), cupy.empty(COUNT, np.float32)))
+    handles[0].test()
+    handles[0].cancel()
+    for plan in job.plans[:1]:
+        streams = plan.engine.streams_of(0)
+        assert streams.is_idle and all(stream.n_done == stream.n_queued for stream in streams.streams)
+
+
+def test_two_loopback_networks_do_not_share_a_stream(cupy: StandIn) -> None:
+    """Each engine has its own three, which the legacy default stream does not wait for."""
+    networks = [LoopbackNetwork(None, 1) for _ in range(2)]
+    for network in networks:
+        comm = Communicator(network.transport(0), ring_planner)
+        streams = comm.whole_engine.streams_of(1)
+        assert all(stream.non_blocking and stream.device_id == 1 for stream in streams.streams)
+        assert comm.whole_engine.streams_of(1) is streams
+    assert len({id(stream) for stream in cupy._streams.values()}) == 2 + 2 * 3
+
+
+class TestStandIn:
+    """What the tests above count on."""
+
+    def test_memory_is_no_memory_of_the_processor(self, cupy: StandIn) -> None:
+        array = cupy.empty(4, np.int32)
+        assert not hasattr(array, "__array_interface__") and array.data.ptr >> 62
+        with pytest.raises(TypeError, match="not allowed"):
+            np.asarray(array)
+        assert cupy.host_bytes(array).tolist() == [POISON] * 16
+
+    def test_work_is_late_and_unordered_between_streams(self) -> None:
+        seen = set()
+        for seed in range(20):
+            cupy = StandIn(seed)
+            cupy.eagerness = 0.0
+            done: list[int] = []
+            for number in range(3):
+                stream = cupy.cuda.Stream(non_blocking=True)
+                stream.launch_host_func(done.append, number)
+            assert not done
+            cupy.run_all()
+            seen.add(tuple(done))
+        assert len(seen) > 3
+
+    def test_the_legacy_stream_waits_for_blocking_streams_alone(self) -> None:
+        for seed in range(20):
+            cupy = StandIn(seed)
+            cupy.eagerness = 0.0
+            done: list[str] = []
+            for non_blocking in (False, True):
+                stream = cupy.cuda.Stream(non_blocking=non_blocking)
+                for _ in range(5):
+                    stream.launch_host_func(done.append, "free" if non_blocking else "before")
+            cupy.cuda.Stream.null.launch_host_func(done.append, "null")
+            cupy.cuda.Stream.null.synchronize()
+            assert done.count("before") == 5 and done[-1] == "null"
+            if done.count("free") < 5:
+                break
+        else:
+            pytest.fail("the non-blocking stream was waited for in every order")
+
+    def test_events_are_as_they_were_recorded_when_they_were_waited_for(self, cupy: StandIn) -> None:
+        cupy.eagerness = 0.0
+        first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        event = cupy.cuda.Event()
+        assert event.done
+        second.wait_event(event)  # never recorded: no wait
+        event.record(first)
+        second.wait_event(event)
+        done: list[int] = []
+        first.launch_host_func(done.append, 1)
+        event.record(first)
+        second.synchronize()
+        assert (first.n_done >= 1 and not event.done) or done == [1]
+
+    def test_freed_memory_is_handed_out_again_while_it_is_in_use(self, cupy: StandIn) -> None:
+        array = cupy.empty(100, np.uint8)
+        address = array.data.ptr
+        with cupy.cuda.Stream(non_blocking=True):
+            assert cupy.empty(100, np.uint8).data.ptr != address
+        del array
+        assert cupy.empty(50, np.uint8).data.ptr == address
+
+    def test_a_kernel_reaches_its_own_device_and_locked_pages(self, cupy: StandIn) -> None:
+        cupy.eagerness = 0.0
+        with cupy.cuda.Device(1):
+            other = cupy.empty(4, np.uint8)
+        runtime, stream = cupy.cuda.runtime, cupy.cuda.Stream(non_blocking=True)
+        mine = cupy.empty(4, np.uint8)
+        runtime.memcpyAsync(mine.data.ptr, other.data.ptr, 4, runtime.memcpyDeviceToDevice, stream.ptr)
+        with pytest.raises(RuntimeError, match="memory of device 1 on device 0"):
+            stream.synchronize()
+        with pytest.raises(RuntimeError, match="not match with the current device"), cupy.cuda.Device(1), stream:
+            pass

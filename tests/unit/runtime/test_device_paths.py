@@ -1,0 +1,113 @@
+"""Which way a GPU's memory takes: what a library says is tried, and staged messages are the answer to every doubt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optcc.errors import DeadlineExceeded
+from optcc.runtime.device_paths import DevicePath, ReachesDevices, choose_path, path_of
+from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
+from tests.unit.stand_in_cupy import StandIn
+
+
+class Library(LoopbackTransport):
+    """A library that says that it reaches the memory of GPUs: `says` why not, `sends` what becomes of the bytes."""
+
+    device_path: DevicePath | None = None
+    cupy: StandIn
+    says: Callable[[int], str] = staticmethod(lambda rank: "")
+    sends: Callable[[Any], Any] = staticmethod(lambda view: view)
+
+    def no_device_memory(self) -> str:
+        return type(self).says(self.rank)
+
+    def post_send(self, channel: int, view: Any) -> None:
+        super().post_send(channel, type(self).sends(self.cupy.host_bytes(view).copy()))
+
+    def post_recv(self, channel: int, view: Any) -> None:
+        super().post_recv(channel, self.cupy.host_bytes(view))
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, seed: int) -> StandIn:
+    """Two GPUs that are not there."""
+    made = StandIn(seed, 2)
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    return made
+
+
+def chosen(cupy: StandIn, kind: type[Library], timeout_s: float = 10.0) -> list[DevicePath]:
+    """What each of three ranks has chosen, and the transport keeps."""
+
+    def body(rank: int, transport: LoopbackTransport) -> DevicePath:
+        library = kind(transport._network, rank)
+        library.cupy = cupy
+        assert isinstance(library, ReachesDevices) and not path_of(library).direct
+        path = choose_path(library, rank % 2, timeout_s=timeout_s)
+        assert path_of(library) == path
+        return path
+
+    return run_ranks(3, body)
+
+
+def test_what_a_library_says_is_believed_when_every_byte_is_right(cupy: StandIn) -> None:
+    assert chosen(cupy, Library) == [(True, "the library says so, and the self-test agrees")] * 3
+    assert str(chosen(cupy, Library)[0]).startswith("direct: the library says so")
+
+
+def test_a_rank_whose_library_does_not_has_all_ranks_stage(cupy: StandIn) -> None:
+    class Partly(Library):
+        says = staticmethod(lambda rank: "built without CUDA" if rank == 1 else "")
+        sends = staticmethod(lambda view: pytest.fail("device memory was sent"))
+
+    assert chosen(cupy, Partly) == [(False, "rank 1: built without CUDA")] * 3
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_wrong_byte_has_all_ranks_stage(cupy: StandIn, place: int) -> None:
+    def damage(view: Any) -> Any:
+        if len(view) > 4097:
+            view[place] ^= 1
+        return view
+
+    class Damaging(Library):
+        sends = staticmethod(damage)
+
+    what = "rank 0: self-test: 1 of 1048707 bytes wrong in a message of 1048579 B from GPU memory"
+    assert chosen(cupy, Damaging) == [(False, what)] * 3
+
+
+def test_a_message_that_does_not_come_is_an_error(cupy: StandIn) -> None:
+    class Silent(Library):
+        def post_send(self, channel: int, view: Any) -> None:
+            if self.rank != 1:
+                super().post_send(channel, view)
+
+    with pytest.raises(DeadlineExceeded, match="self-test of GPU memory: 1 B"):
+        chosen(cupy, Silent, timeout_s=0.2)
+
+
+def test_other_transports_stage(cupy: StandIn) -> None:
+    def body(rank: int, transport: LoopbackTransport) -> DevicePath:
+        assert not isinstance(transport, ReachesDevices)
+        assert choose_path(transport, 0) == path_of(transport)
+        # What the transport cannot reach it cannot read either.
+        with pytest.raises(TypeError):
+            np.copyto(np.zeros(1, np.uint8), cupy.empty(1, np.uint8))
+        return path_of(transport)
+
+    assert run_ranks(2, body) == [(False, "LoopbackTransport reads and writes the host's memory")] * 2
+
+
+def test_one_rank_has_nothing_to_try(cupy: StandIn) -> None:
+    def body(rank: int, transport: LoopbackTransport) -> DevicePath:
+        library = Library(transport._network, rank)
+        library.cupy = cupy
+        return choose_path(library, 0)
+
+    assert run_ranks(1, body) == [(False, "rank 0: a job of one rank sends nothing")]
