@@ -21,9 +21,10 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from optcc.collective import DTYPE_BYTES, ROOTED, Collective, Region
+from optcc.collective import DTYPE_BYTES, ROOTED, Collective
 from optcc.compiler import SLOTS
 from optcc.errors import InputError, OptccError
+from optcc.experiments.bench_messages import CPU, BenchDevice, BenchMessage, device_of_rank, on_device
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
@@ -31,8 +32,8 @@ from optcc.job import differences, measure_nics, tcp_ports
 from optcc.plan import Plan
 from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
-from optcc.runtime.engine import Engine, PersistentPlan
-from optcc.runtime.exact_inputs import expected_output, make_input
+from optcc.runtime.device_actions import DevicePlace
+from optcc.runtime.engine import Engine, Handle, PersistentPlan
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import Replanning
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 MODES = ("out", "in")
-_POISON = 0x7B
 _RUN = struct.Struct("<ddqqqq")
 LOOPBACK_SLOTS = 1
 """Loopback ports share fairly among all posted messages, so a second slot slows down the first: OptCC of 64 MiB on four
@@ -75,8 +75,10 @@ class BenchSettings:
     """What to run: which schedules and peers, on what, over which sizes, how often.
 
     `check` is in how many runs of each mode, the last ones, every element is checked; None: in all. `operations` follow
-    each other in a run, whose time is divided by their number. `average` is one of `AVERAGES`. `variants` are run one
-    after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only those.
+    each other in a run, whose time is divided by their number; unless `blocking`, all are begun before the first is
+    waited for. `device` is where arrays are: see `optcc.experiments.bench_messages`. `average` is one of `AVERAGES`.
+    `variants` are run one after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only
+    those.
     """
 
     schedules: tuple[str, ...]
@@ -105,6 +107,8 @@ class BenchSettings:
     operations: int = 1
     average: str = AVERAGES[3]
     variants: tuple[Variant, ...] = ()
+    blocking: bool = True
+    device: str = CPU
 
     def each(self) -> Iterator[BenchSettings]:
         """The settings of each variant."""
@@ -184,8 +188,16 @@ class Ours:
     `plan` is the one at the start, `plan_changes` counts those that followed it.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, verdict: Verdict, window: int, deadline_s: float) -> None:
-        self.name = plan.name
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        verdict: Verdict,
+        window: int,
+        deadline_s: float,
+        place: DevicePlace | None = None,
+    ) -> None:
+        self.name, self._place = plan.name, place
         self.modes: tuple[str, ...] = MODES
         self.plan, self.plan_changes = plan, 0
         self._engine, self._window, self._deadline_s = engine, window, deadline_s
@@ -193,10 +205,14 @@ class Ours:
 
     def run(self, send: Array | None, recv: Array | None) -> None:
         """See `Contestant`."""
-        self._prepared.start(send, recv).wait()
+        self.start(send, recv).wait()
+
+    def start(self, send: Array | None, recv: Array | None) -> Handle:
+        """Begins what `run` does; several follow each other."""
+        return self._prepared.start(send, recv)
 
     def _prepare(self, plan: Plan, verdict: Verdict) -> PersistentPlan:
-        return self._engine.prepare(plan, verdict, window=self._window, deadline_s=self._deadline_s)
+        return self._engine.prepare(plan, verdict, window=self._window, deadline_s=self._deadline_s, device=self._place)
 
     def close(self) -> None:
         """Returns the channels for reuse; every rank closes the same schedules in the same order."""
@@ -214,17 +230,18 @@ class Replanned(Ours):
         engine: Engine,
         replanning: Replanning,
         planner: Planner,
+        place: DevicePlace | None = None,
     ) -> None:
-        super().__init__(plan, engine, verdict, settings.window, settings.deadline_s)
+        super().__init__(plan, engine, verdict, settings.window, settings.deadline_s, place)
         self.planner = planner
         self._replanning, self._epoch = replanning, 0
 
-    def run(self, send: Array | None, recv: Array | None) -> None:
-        """See `Contestant`."""
+    def start(self, send: Array | None, recv: Array | None) -> Handle:
+        """See `Ours`."""
         self._replanning.begin(self._deadline_s)
         if self._epoch != self._replanning.epoch:
             self._change()
-        super().run(send, recv)
+        return super().start(send, recv)
 
     def _change(self) -> None:
         """The NICs carry something else than the plan is for; where there is no plan for that, this one goes on."""
@@ -267,9 +284,14 @@ def run_on_loopback(
     n_ranks = wired.n_ranks
     runs = 2 * (settings.iterations + settings.warmup) * settings.operations
     timeout_s = settings.deadline_s * settings.n_cases * runs
+
+    def body(rank: int, transport: Transport) -> list[BenchTiming]:
+        device = device_of_rank(settings.device, transport, ("",) * n_ranks)
+        return run_cases(settings, transport, None, cache, progress_of(rank), report_of(rank), device)
+
     return run_ranks(
         n_ranks,
-        lambda rank, transport: run_cases(settings, transport, None, cache, progress_of(rank), report_of(rank)),
+        body,
         topology=wired.with_latency(Fraction(0)),
         deadline_s=max(timeout_s * max(1, len(settings.schedules)), 60.0),
     )[0]
@@ -282,8 +304,9 @@ def run_cases(
     cache: VerdictCache,
     progress: Progress = lambda done, total: None,
     report: Report = lambda rows: None,
+    device: BenchDevice | None = None,
 ) -> list[BenchTiming]:
-    """The rows of every variant, size and case, the same at every rank; peers need `comm`.
+    """The rows of every variant, size and case, the same at every rank; peers need `comm`. Arrays are on `device`.
 
     `progress` is that of `measure`; `report` is called with the rows of each size as soon as they are there.
     """
@@ -307,11 +330,13 @@ def run_cases(
             if collective.name == "alltoall":  # in equal blocks, as nccl-tests
                 size -= size % (transport.n_ranks * DTYPE_BYTES[each.dtype])
             total = message_bytes(collective, size)
-            ours = [_ours(each, name, total, engine, replanning, cache) for name in each.schedules]
+            place = None if device is None else device.place
+            ours = [_ours(each, name, total, engine, replanning, cache, place) for name in each.schedules]
             replanned[:] = [case for case in ours if isinstance(case, Replanned)]
             cases: list[Contestant] = [*ours, *peers]
-            with _no_collection():
-                tallies = measure(transport, cases, collective=collective, progress=progress, **_how(each, total))
+            how = _how(each, total)
+            with _no_collection(), on_device(device):
+                tallies = measure(transport, cases, collective=collective, progress=progress, device=device, **how)
             found = [_row(each, collective, size, case, tally) for case, tally in zip(cases, tallies, strict=True)]
             report(found)
             rows += found
@@ -334,17 +359,24 @@ def _how(settings: BenchSettings, size: int) -> dict[str, Any]:
         "modes": settings.modes,
         "operations": settings.operations,
         "average": settings.average,
+        "blocking": settings.blocking,
     }
 
 
 def _ours(
-    settings: BenchSettings, name: str, size: int, engine: Engine, replanning: Replanning, cache: VerdictCache
+    settings: BenchSettings,
+    name: str,
+    size: int,
+    engine: Engine,
+    replanning: Replanning,
+    cache: VerdictCache,
+    place: DevicePlace | None,
 ) -> Ours:
     """A schedule made ready; its plan changes with the NICs if it is known what they carry."""
     plan = _plan(settings, name, engine.n_ranks, size)
     verdict = prove(plan, cache)
     if settings.wired is None or not settings.replans:
-        return Ours(plan, engine, verdict, settings.window, settings.deadline_s)
+        return Ours(plan, engine, verdict, settings.window, settings.deadline_s, place)
     planner = Planner(
         settings.wired,
         schedules={settings.collective: name},
@@ -353,7 +385,7 @@ def _ours(
         ports=settings.ports,
         by_rail=True,
     )
-    return Replanned(plan, verdict, settings, engine, replanning, planner)
+    return Replanned(plan, verdict, settings, engine, replanning, planner, place)
 
 
 def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
@@ -445,18 +477,21 @@ def measure(
     collective: Collective | None = None,
     operations: int = 1,
     average: str = AVERAGES[3],
+    blocking: bool = True,
+    device: BenchDevice | None = None,
 ) -> list[dict[str, Tally]]:
     """For each case, its tally by mode ("out" of place, "in" place); collective over the transport's ranks.
 
     `progress` is called with (runs done, runs in all); the other arguments see `BenchSettings`.
     """
     collective = collective or Collective("allreduce", transport.n_ranks)
-    message = _Message(collective, transport.rank, count, dtype, reduction, check != 0)
+    message = BenchMessage(collective, transport.rank, count, dtype, reduction, check != 0, device)
     first_checked = 0 if check is None else max(0, warmup + iterations - check)
     tallies = [{mode: Tally() for mode in modes if mode in case.modes} for case in cases]
     turns = [turn for turn in _turns(len(cases), modes, warmup, iterations) if turn[1] in tallies[turn[0]]]
     for position, (number, mode, round_) in enumerate(turns):
-        run = _run(transport, cases[number], mode, message, operations, average, is_checked=round_ >= first_checked)
+        how = operations if blocking else -operations, average
+        run = _run(transport, cases[number], mode, message, *how, is_checked=round_ >= first_checked)
         tally = tallies[number][mode]
         tally.wrong += run.wrong
         tally.resent += run.resent
@@ -489,70 +524,36 @@ class _Run(NamedTuple):
     detours: int
 
 
-class _Message:
-    """A rank's message, where in it are what the rank gives and what it gets, and what that must be.
-
-    What the rank gets of an AllToAll is in many places: it is put together, as the rank gets it.
-    """
-
-    def __init__(self, collective: Collective, rank: int, count: int, dtype: str, reduction: str, check: bool) -> None:
-        given, got = collective.before(rank, count), collective.after(rank, count)
-        self._given, self._got = _span(given), _span(got)
-        self._source = make_input(rank, count, dtype, reduction)
-        expected = expected_output(collective, count, dtype, reduction, rank)[0] if check else None
-        if collective.name == "alltoall":
-            assert self._given is not None
-            self._source = self._source[self._given].copy()
-            self._given, self._got = slice(len(self._source)), slice(sum(stop - start for start, stop, _ in got))
-            if expected is not None:
-                expected = np.concatenate([expected[start:stop] for start, stop, _ in got])
-            self._target = np.zeros(max(self._given.stop, self._got.stop), self._source.dtype)
-        else:
-            self._target = np.zeros_like(self._source)
-        self._wanted = None if expected is None or self._got is None else expected[self._got]
-
-    def arrays(self, mode: str) -> tuple[Array | None, Array | None]:
-        """What the rank gives and gets, made ready for a run."""
-        given, got, target = self._given, self._got, self._target
-        target.view(np.uint8).fill(_POISON)
-        if mode == "in" and given is not None:
-            np.copyto(target[given], self._source[given])
-        send = None if given is None else (target if mode == "in" else self._source)[given]
-        return send, None if got is None else target[got]
-
-    def wrong(self) -> int:
-        """Wrong elements after a run; 0 if nothing is to be checked."""
-        if self._wanted is None or self._got is None:
-            return 0
-        return int(np.count_nonzero(self._target[self._got] != self._wanted))
-
-
-def _span(regions: Sequence[Region]) -> slice | None:
-    """The elements of adjacent regions; None for no region."""
-    return slice(regions[0][0], regions[-1][1]) if regions else None
-
-
 def _run(
     transport: Transport,
     case: Contestant,
     mode: str,
-    message: _Message,
+    message: BenchMessage,
     operations: int,
     average: str,
     *,
     is_checked: bool,
 ) -> _Run:
+    """`operations` of a case, below zero those that are all begun before the first is waited for."""
     send, recv = message.arrays(mode)
+    message.settle()
     stolen, before = stolen_jiffies(), _losses(transport)
     transport.barrier()
     started = time.perf_counter()
-    for _ in range(operations):
-        case.run(send, recv)
+    if operations < 0 and isinstance(case, Ours):
+        for handle in [case.start(send, recv) for _ in range(-operations)]:
+            handle.wait()
+    else:
+        for _ in range(abs(operations)):
+            case.run(send, recv)
+    message.settle()
+    operations = abs(operations)
     own = (time.perf_counter() - started) / operations
     steal = stolen_share(stolen, stolen_jiffies())
     if is_checked and operations > 1 and mode == "in":
         # Each of them has reduced what the one before it left: one more, of what was given.
         case.run(*message.arrays(mode))
+        message.settle()
     wrong = message.wrong() if is_checked else 0
     losses = (now - then for then, now in zip(before, _losses(transport), strict=True))
     row = _RUN.pack(own, steal, wrong, *losses)

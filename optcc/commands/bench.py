@@ -36,6 +36,7 @@ from optcc.experiments.bench import (
     run_cases,
     run_on_loopback,
 )
+from optcc.experiments.bench_messages import CPU, check_device, device_of_rank, devices_on_loopback
 from optcc.experiments.peers import PEERS
 from optcc.experiments.record import BenchTiming
 from optcc.plan import SLOTS_MAX
@@ -63,7 +64,7 @@ TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
 ALL = "all"
 """Every type, every reduction, or every root."""
-_HOST_BYTES = 64
+_HOST_BYTES, _DEVICE_BYTES = 64, 256
 
 
 @click.command("bench", epilog="Example: mpirun -n 4 optcc bench -b 1M -e 64M -f 4 --schedule ring --topology 4@1GB/s")
@@ -86,7 +87,16 @@ _HOST_BYTES = 64
     "-c", "--check", type=click.IntRange(0), help="Check so many runs, the last ones, 0 none.  [default: all]"
 )
 @click.option(
-    "-z", "--blocking", type=click.IntRange(0, 1), default=1, help="1: each run is waited for, as it always is."
+    "-z",
+    "--blocking",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
+    help="0: the -m operations of a run are all begun before the first is waited for.",
+)
+@click.option("-G", "--cudagraph", type=click.IntRange(0), default=0, help="0: a graph cannot hold a collective.")
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where arrays are: cpu, gpu (one a rank) or gpu:N (all on it)."
 )
 @click.option("-t", "--nthreads", type=click.IntRange(1), default=1, help="Ranks of this process, on loopback.")
 @click.option("-g", "--ngpus", type=click.IntRange(1), default=1, help="The same, for each of -t.")
@@ -172,6 +182,8 @@ def command(
     average: int,
     check: int | None,
     blocking: int,
+    cudagraph: int,
+    device: str,
     nthreads: int,
     ngpus: int,
     datatype: str,
@@ -204,8 +216,10 @@ def command(
     process on ports shaped to the topology. Times are medians over the timed runs; sizes are rounded down to whole
     elements. Flags are those of nccl-tests where they have a meaning here.
     """
-    if not blocking:
-        raise InputError("-z 0: must be 1: each run is waited for; -m N has N operations in a run")
+    if cudagraph:
+        raise InputError(f"-G {cudagraph}: must be 0: messages need the host, so that no graph holds a collective")
+    if check_device(device) != CPU and peers:
+        raise InputError(f"--device {device}: must be cpu with --peer {peers[0]}, which reads the host's memory")
     n_local = nthreads * ngpus
     if transport == "loopback":
         topology = _loopback_topology(topology, n_local)
@@ -240,6 +254,8 @@ def command(
         agg_iters,
         AVERAGES[average],
         variants,
+        blocking=bool(blocking),
+        device=device,
     )
     report = BenchReport(settings, output, "json" if as_json else "csv" if as_csv else "table")
     if transport == "loopback":
@@ -247,6 +263,8 @@ def command(
         if peers:
             raise InputError(f"--peer {peers[0]}: needs --transport mpi, tcp or ucx")
         report.begin(topology.n_ranks, (gethostname(),) * topology.n_ranks, settings, topology)
+        if device != CPU:
+            report.devices = devices_on_loopback(device, topology.n_ranks)
         rows = run_on_loopback(settings, _progress, lambda rank: report.add if rank == 0 else _say_nothing)
         return report.end(rows)
     return _under_mpi(settings, report)
@@ -268,7 +286,11 @@ def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
                 entries = transport.nics
             report.begin(mpi.n_ranks, hosts, settings, given, entries)
             say = report.add if mpi.rank == 0 else _say_nothing
-            rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank), say)
+            device = device_of_rank(settings.device, transport, hosts)
+            if device is not None:
+                told = mpi.allgather(str(device).encode()[:_DEVICE_BYTES].ljust(_DEVICE_BYTES))
+                report.devices = tuple(each.decode(errors="replace").rstrip() for each in told)
+            rows = run_cases(settings, transport, mpi.comm, cache, _progress(mpi.rank), say, device)
             nics = nic_traffic(transport) if isinstance(transport, TcpTransport) else ()
     if mpi.rank == 0:
         code = report.end(rows, nics)

@@ -54,6 +54,8 @@ class BenchReport:
         self._settings, self._output, self._form = settings, output, form
         self._head: dict[str, Any] = {}
         self._has_begun = False
+        # By rank, the GPU where its arrays are, and which way messages take from there; empty for the host's memory.
+        self.devices: tuple[str, ...] = ()
 
     def begin(
         self,
@@ -85,7 +87,7 @@ class BenchReport:
             return
         if not self._has_begun:
             self._has_begun = True
-            click.echo(header(self._head, self._settings.topology))
+            click.echo(header(self._head | {"devices": self.devices}, self._settings.topology))
             click.echo(columns())
         for row in rows:
             click.echo(line(row, is_checked=self._settings.check != 0))
@@ -95,14 +97,15 @@ class BenchReport:
         settings = self._settings
         wrong, is_checked = sum(row.wrong for row in rows), settings.check != 0
         if self._output is not None:
-            where = command_line(), settings.bed, float(settings.wire_overhead), this_machine(), these_versions()
+            machine = this_machine() | ({"devices": list(self.devices)} if self.devices else {})
+            where = command_line(), settings.bed, float(settings.wire_overhead), machine, these_versions()
             Record(_TITLES[settings.collective], *where, tuple(rows), tuple(nics)).write(self._output)
         if settings.quiet:
             pass
         elif self._form == "json":
             echo_json(
                 {
-                    "config": self._head | _config(settings),
+                    "config": self._head | {"devices": list(self.devices)} | _config(settings),
                     "results": [json_row(row, is_checked=is_checked) for row in rows],
                     "out_of_bounds": wrong if is_checked else None,
                     "nics": [msgspec.to_builtins(each) for each in nics],
@@ -143,6 +146,10 @@ def header(head: dict[str, Any], topology: Topology | None) -> str:
             f"# NICs of {'each host' if len(by_rates) == 1 else ', '.join(those[:_HOSTS_SHOWN])}: {shown}"
             for shown, those in by_rates.items()
         ]
+    for number, device in enumerate(dict.fromkeys(head.get("devices", ()))):
+        ranks = [str(rank) for rank, each in enumerate(head["devices"]) if each == device]
+        if number < _HOSTS_SHOWN:
+            lines.append(f"# arrays of rank {', '.join(ranks)} on {device}")
     if topology is not None:
         text = repr(topology)[len("Topology('") : -len("')")]
         lines.append(f"# topology {text}, {head['topology_source']}")

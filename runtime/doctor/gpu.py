@@ -13,11 +13,20 @@ runtime = cupy.cuda.runtime
 names = [runtime.getDeviceProperties(number)["name"].decode() for number in range(runtime.getDeviceCount())]
 print(cupy.__version__, "on", ", ".join(names))
 """
+_UCX_CODE = """
+from optcc.runtime.transports.ucx_library import Port
+port = Port("", lambda peer, status: None)
+print(port.memory_types())
+port.close()
+"""
+_CUDA = 1
+"""`UCS_MEMORY_TYPE_CUDA`."""
+_STAGED = "staged, through page-locked memory"
 _CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 
 
 def check_gpu(system: System, _need: Need) -> Iterator[Finding]:
-    """The driver, CuPy on it, and whether MPI takes pointers into its memory."""
+    """The driver, CuPy on it, and which way a GPU's memory takes over each transport, and why."""
     driver = system.read("/proc/driver/nvidia/version") or system.read("/sys/module/nvidia/version")
     package = next((name for name in _CUPY_PACKAGES if system.version(name)), None)
     if driver is None:
@@ -37,9 +46,25 @@ def check_gpu(system: System, _need: Need) -> Iterator[Finding]:
     yield Finding("gpu", "CuPy", f"{last} ({package})", OK if works else WRONG, why, do)
     ran = system.run(system.find("/ompi_info") or "ompi_info", "--parsable", "--all")
     aware = ran is not None and "mpi_built_with_cuda_support:value:true" in ran.text
-    why = (
-        "MPI takes GPU pointers"
-        if aware
-        else "MPI does not take GPU pointers: over `mpi`, data passes through host memory"
-    )
+    why = "MPI says that it takes GPU pointers" if aware else "MPI does not say that it takes GPU pointers"
     yield Finding("gpu", "CUDA-aware MPI", "yes" if aware else "no", OK if aware else NOTE, why, "")
+    yield from _paths(system, aware)
+
+
+def _paths(system: System, is_mpi_aware: bool) -> Iterator[Finding]:
+    """Which way a GPU's memory takes over each transport; see `optcc.runtime.device_paths`."""
+    tries = "choose_path, or optcc bench --device gpu, tries it first"
+    if is_mpi_aware:
+        yield Finding("gpu", "path over mpi", "direct, if the self-test agrees", OK, f"MPI takes GPU pointers: {tries}")
+    else:
+        do = "for direct ones, an Open MPI with CUDA (mpi_built_with_cuda_support:value:true)"
+        yield Finding("gpu", "path over mpi", _STAGED, NOTE, "the library does not say that it takes GPU pointers", do)
+    asked = system.ask(_UCX_CODE)
+    if asked is not None and asked.code == 0 and asked.text.strip().isdecimal():
+        if int(asked.text) >> _CUDA & 1:
+            why = f"UCX's contexts have CUDA memory: {tries}"
+            yield Finding("gpu", "path over ucx", "direct, if the self-test agrees", OK, why)
+        else:
+            do = "for direct ones, a UCX with CUDA, and UCX_TLS without a list or with cuda_copy in it"
+            yield Finding("gpu", "path over ucx", _STAGED, NOTE, "UCX's contexts have no CUDA memory", do)
+    yield Finding("gpu", "path over tcp", _STAGED, OK, "sockets read and write the host's memory")

@@ -168,3 +168,20 @@ def test_long_messages_are_exact(tmp_path: Path, ranks: int, transport: str) -> 
     ragged, whole = grids(tmp_path, ranks, benches, 2**28)
     assert [row["size"] for row in ragged[::2]] == [16777236, 251658540]
     assert {row["size"] for row in whole} == {2**28}
+
+
+@pytest.mark.parametrize("transport", ["mpi", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_arrays_on_a_gpu_are_staged_where_the_library_does_not_reach_them(transport: str, tmp_path: Path) -> None:
+    """On a stand-in for CuPy, whose addresses no library could follow."""
+    root = Path(__file__).parents[2]
+    more = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{root}:{root}/tests/stand_in"}
+    words = ("-b", "40004", "-n", "2", "-o", "avg", "--json", "--transport", transport, "--device", "gpu")
+    done = launch.mpirun("-n", "3", *OPTCC, "bench", *words, "--schedule", "ring", more=more, timeout_s=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["out_of_bounds"] == 0
+    why = {
+        "mpi": "staged: rank 0: the MPI library does not say that it takes a GPU's memory",
+        "tcp": "staged: TcpTransport reads and writes the host's memory",
+    }[transport]
+    assert told["config"]["devices"] == [f"gpu:{number} stand-in, {why}" for number in (0, 1, 0)]

@@ -82,7 +82,7 @@ def test_more_than_there_is_memory_is_one_error(
     def refuse(*_: object) -> None:
         raise MemoryError("Unable to allocate 1000. GiB")
 
-    monkeypatch.setattr("optcc.experiments.bench.make_input", refuse)
+    monkeypatch.setattr("optcc.experiments.bench_messages.make_input", refuse)
     words = ("bench", "--transport", "loopback", "--topology", "2@1GB/s", "-b", "1K")
     assert _refused(capsys, *words) == "optcc: out of memory: Unable to allocate 1000. GiB\n"
 

@@ -452,7 +452,6 @@ def test_gloo_without_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
         (("--schedule", "none"), "schedule 'none'"),
         (("--latency", "5"), "time '5'"),
         (("--ports", "wide"), "--ports 'wide'"),
-        (("-z", "0"), "-z 0: must be 1"),
         (("-r", "first"), "-r 'first': must be a rank, or all"),
         (("-g", "2"), "-t times -g is 2: must be the 3 ranks of --topology"),
         (("--transport", "mpi", "-g", "2"), "-t 1 -g 2: must be 1: one rank a process, so start 2 under mpirun"),

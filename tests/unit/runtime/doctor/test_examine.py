@@ -90,6 +90,7 @@ class Fake:
     )
     mpi: Ran | None = Ran(0, OPEN_MPI)  # noqa: RUF009 - frozen
     ucx: Ran | None = Ran(0, "1.22.0")  # noqa: RUF009
+    ucx_memory: Ran | None = Ran(0, "3")  # noqa: RUF009
     cupy: Ran | None = Ran(0, "13.4.0 on NVIDIA H100")  # noqa: RUF009
     packages: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -129,6 +130,8 @@ class Fake:
         return self.programs.get(words[0])
 
     def ask(self, code: str) -> Ran | None:
+        if "memory_types" in code:
+            return self.ucx_memory
         return self.mpi if "mpi4py" in code else self.ucx if "ucx" in code else self.cupy
 
     def version(self, package: str) -> str | None:
@@ -263,6 +266,7 @@ NOTES: dict[str, tuple[System, str]] = {
     "short frames": (changed(eth0_mtu="1500", eth1_mtu="1500"), "eth0"),
     "frames of two lengths": (changed(eth0_mtu="4200"), "OPTCC_SOCKET_IFNAME"),
     "no CuPy": (without("cupy-cuda12x"), "CuPy"),
+    "a UCX without CUDA": (replace(FINE, ucx_memory=Ran(0, "1")), "path over ucx"),
     "a port that is not active": (changed(ports_1_state="1: DOWN"), "mlx5_0:1"),
     "bbr": (changed(congestion_control="bbr"), "congestion control"),
     "few cores": (replace(FINE, cores=2), "cores"),
@@ -305,6 +309,20 @@ def test_limits_are_those_of_the_job() -> None:
 
 def test_rates_of_other_hosts_do_not_count() -> None:
     assert of(env(OPTCC_NIC_RATES="100Gbit/s,h7.eth9=900Gbit/s"), WRONG) == []
+
+
+def test_it_says_which_way_a_gpus_memory_takes_and_why() -> None:
+    def paths(system: System) -> dict[str, tuple[str, str]]:
+        found = (each for each in examine(system) if each.name.startswith("path over "))
+        return {each.name.split()[-1]: (each.value.partition(",")[0], each.why) for each in found}
+
+    assert {name: way for name, (way, _) in paths(FINE).items()} == {"mpi": "direct", "ucx": "direct", "tcp": "staged"}
+    ran = Ran(0, "mca:mpi:base:param:mpi_built_with_cuda_support:value:false")
+    plain = replace(FINE, ucx_memory=Ran(0, "1"), programs={**FINE.programs, "ompi_info": ran})
+    assert {way for way, _ in paths(plain).values()} == {"staged"}
+    assert "does not say that it takes GPU pointers" in paths(plain)["mpi"][1]
+    assert "no CUDA memory" in paths(plain)["ucx"][1]
+    assert "ucx" not in paths(replace(FINE, ucx_memory=None))
 
 
 def test_without_a_driver_nobody_asks_cupy() -> None:
