@@ -67,7 +67,9 @@ def init(
         measured = measure_nics(transport, environ) if measure else None
         topology = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
-        return Communicator(transport, planner, deadline_s=deadline_s, remeasures=measured is not None)
+        comm = Communicator(transport, planner, deadline_s=deadline_s, remeasures=measured is not None)
+        comm.observe(environ)
+        return comm
     except BaseException:
         transport.close()
         raise

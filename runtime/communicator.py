@@ -17,8 +17,9 @@ overlap, unless they are of the same kind, size, type and reduction: those share
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
@@ -35,6 +36,7 @@ from optcc.runtime.buffers import device_of
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
+from optcc.runtime.observe.observer import Observer, observe
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
@@ -106,6 +108,17 @@ class Communicator:
             self._prepare if is_whole and isinstance(plan_for, Replans) else None,
             Remeasuring(self._mail.engine) if remeasures else None,
         )
+
+    def observe(self, environ: Mapping[str, str] = os.environ, job: str | None = None) -> Observer | None:
+        """Lets `optcc status` and `optcc explain` see this rank (`optcc.runtime.observe`); before the first collective.
+
+        `job` names the job, the same at every rank: unless given that of the transport's, or of the launcher's process.
+        None if OPTCC_STATUS=0. Raises InputError for a name or variable that cannot be. `optcc.init` calls it.
+        """
+        observer = observe(self.whole_engine, environ, job)
+        if observer is not None:
+            observer.epoch_of = self._replanning.describe
+        return observer
 
     @property
     def whole_engine(self) -> Engine:

@@ -29,7 +29,7 @@ from weakref import ref
 import numpy as np
 
 from optcc.collective import check_dtype
-from optcc.errors import Cancelled, DeadlineExceeded, InputError, OptccError, PlanError, RuntimeFault
+from optcc.errors import Cancelled, DeadlineExceeded, InputError, MismatchError, OptccError, PlanError, RuntimeFault
 from optcc.plan import Channel, Plan
 from optcc.runtime.barrier import NEVER, Barrier, Goal
 from optcc.runtime.buffers import (
@@ -51,6 +51,8 @@ from optcc.runtime.device_actions import DeviceActions, DevicePlace
 from optcc.runtime.device_streams import DeviceStreams, Ready
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
+from optcc.runtime.observe.page import IS_DRIVEN
+from optcc.runtime.observe.recorder import MISMATCH, FlightRecorder
 from optcc.runtime.plan_actions import PlanActions
 from optcc.runtime.plan_handshake import Gathers, agree, refuse
 from optcc.runtime.state import WINDOW, Action, Memory, Place, RankMachine, RankProgram
@@ -79,6 +81,30 @@ REMEMBERED_ACTIONS_MAX = 128
 REMEMBERED_BYTES_MAX = 1 << 14
 """Of programs up to this size, with no longer messages, the machine's steps are remembered: to compute at once what has
 come delays what has come behind it by a few us at most."""
+
+
+class Watcher(Protocol):
+    """Who is told of an engine's end, and of what is rare."""
+
+    def note(self, kind: str, text: str, ranks: Sequence[int] = ()) -> None:
+        """Something rare has happened, for which these ranks are at fault."""
+        ...
+
+    def preparing(self, plan: Plan | None) -> None:
+        """The ranks are about to agree on a plan, or have agreed on it."""
+        ...
+
+    def failing(self, error: RuntimeFault) -> None:
+        """The engine is about to give up its runs, which are still as they were; must not raise."""
+        ...
+
+    def failed(self, error: RuntimeFault, cause: str) -> None:
+        """It has given up: what it raises, and what it has told the other ranks; must not raise."""
+        ...
+
+    def closing(self) -> None:
+        """The transport is about to be given back."""
+        ...
 
 
 class Engine:
@@ -110,6 +136,9 @@ class Engine:
         self._aside_s = 0.0
         # Called with what is over, and how long it took, seconds.
         self.finished: Callable[[Handle, float], None] | None = None
+        # What takes note of runs and messages, and who is told of the end, if anybody (`optcc.runtime.observe`).
+        self.recorder: FlightRecorder | None = None
+        self.watcher: Watcher | None = None
         self._settle = transport.defer_reports() if isinstance(transport, Defers) else None
         # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
         self._context = contextvars.copy_context()
@@ -166,7 +195,17 @@ class Engine:
         self.check_alive()
         # An unproved plan is refused only after the exchange, so that the other ranks learn of it and need not wait.
         refusal = refuse(plan, verdict, len(at[1]))
-        agree(ranks, plan, proved=not refusal, group=groups.lowest, timeout_s=deadline_s)
+        watcher = self.watcher
+        if watcher is not None:
+            watcher.preparing(plan)
+        try:
+            agree(ranks, plan, proved=not refusal, group=groups.lowest, timeout_s=deadline_s)
+        except MismatchError as error:
+            if watcher is not None:
+                watcher.note(MISMATCH, str(error), [at[1][rank] for rank in error.culprits])
+            raise
+        if watcher is not None:
+            watcher.preparing(None)
         if refusal:
             raise PlanError(refusal)
         transfers = plan.transfers
@@ -176,6 +215,8 @@ class Engine:
         for channel, handle in enumerate(prepared.handles):
             if handle >= 0:
                 self._routes[handle] = prepared, channel
+        if self.recorder is not None:
+            self.recorder.add_plan(prepared, at[1])
         return prepared
 
     def alone(self, body: Callable[[], T], timeout_s: float) -> T:
@@ -207,12 +248,16 @@ class Engine:
         self._running[handle] = None
         if due_s < self._due_s:
             self._due_s = due_s
+        if self.recorder is not None:
+            self.recorder.begin(handle.plan.observed, handle)
 
     def leave(self, handle: Handle) -> None:
         """It is done."""
         handle.done = True
         # Who keeps the handle keeps its output alone.
         handle.arrays = None
+        if self.recorder is not None:
+            self.recorder.end(handle.plan.observed, handle)
         if self.finished is not None:
             self.finished(handle, self.clock.now_s() - (handle.due_s - handle.deadline_s))
         running = self._running
@@ -252,6 +297,8 @@ class Engine:
         """Gives the transport back; aborts if runs are under way. Ranks should meet at a `barrier` before."""
         if self._running:
             self.abort(f"closed with {len(self._running)} runs under way")
+        if self.watcher is not None:
+            self.watcher.closing()
         self.transport.close()
 
     def check_alive(self) -> None:
@@ -268,17 +315,23 @@ class Engine:
     def _release(self, prepared: PersistentPlan) -> None:
         for handle in prepared.handles:
             self._routes.pop(handle, None)
+        if self.recorder is not None:
+            self.recorder.drop_plan(prepared)
         prepared.groups.give_back(prepared.group)
 
     def _leave_to_parent(self) -> None:
         """In a process that is forked: the runs are the parent's."""
         self.failure = RuntimeFault(FORKED)
+        self.recorder = self.watcher = None
         self._running.clear()
         THREAD_ENGINES.end(self)
         refuse_uses(self, ["check_alive"])
 
     def _give_up(self, error: RuntimeFault, cause: str = "") -> RuntimeFault:
         """Every run is over, here and at the other ranks, which learn the cause; what is to be raised here."""
+        watcher = self.watcher
+        if watcher is not None:
+            watcher.failing(error)
         self.failure = error
         self._running.clear()
         THREAD_ENGINES.end(self)
@@ -288,6 +341,9 @@ class Engine:
         with suppress(OptccError):
             if isinstance(self.transport, Concludes):
                 self.failure = self.transport.conclude(error, cause)
+        if watcher is not None:
+            watcher.failed(self.failure, cause)
+        with suppress(OptccError):
             self.transport.abort(cause)
         # The caller may free its arrays now: nothing may be queued any more that touches them.
         for streams in self._devices.values():
@@ -308,10 +364,16 @@ class Engine:
 
     def _drive(self, goal: Goal, deadline_s: float) -> bool:
         """Goes on with every run until `goal` is done, or until `deadline_s` and nothing more can be done."""
+        words = None if self.recorder is None else self.recorder.words
+        if words is not None:
+            words[IS_DRIVEN] += 1
         try:
             is_over = self._context.run(self._loop, goal, deadline_s)
         except BaseException as error:
             self._fail(error)
+        finally:
+            if words is not None:
+                words[IS_DRIVEN] -= 1
         if self._settle is not None:
             self._settle()
         return is_over
@@ -323,7 +385,7 @@ class Engine:
 
     def _loop(self, goal: Goal, deadline_s: float) -> bool:
         """Computations first, and only when none is left a wait for events."""
-        poll, now, routes = self.transport.poll, self.clock.now_s, self._routes
+        poll, now, routes, recorder = self.transport.poll, self.clock.now_s, self._routes, self.recorder
         computes, devices, of_thread = self._computes, self._devices, THREAD_ENGINES.running
         while not goal.done:
             if computes:
@@ -353,6 +415,8 @@ class Engine:
                     continue
                 wait_s = min(wait_s, self._aside_s - now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
+            if recorder is not None:
+                recorder.waited_s += now() - now_s
             if not events:
                 if now_s >= deadline_s:
                     return goal.done
@@ -382,8 +446,14 @@ class Engine:
             elif kind == SENT:
                 if prepared.on_device is not None:
                     prepared.on_device.take_back(handle)
+                if self.recorder is not None:
+                    message = prepared.machine.n_sent(channel)
+                    self.recorder.sent(prepared.observed, channel, message, prepared.run)
                 prepared.go_on(prepared.machine.sent(channel))
             else:
+                if self.recorder is not None:
+                    message = prepared.machine.n_arrived(channel)
+                    self.recorder.arrived(prepared.observed, channel, message, prepared.run)
                 prepared.go_on(prepared.machine.arrived(channel))
 
     def _miss_deadline(self, now_s: float) -> None:
@@ -403,7 +473,9 @@ class _NoPlan:
 
 
 class Driven(Protocol):
-    """What an engine drives: a plan, or the mail of a rank."""
+    """What an engine drives: a plan, or the mail of a rank; `observed` is its number for the flight recorder."""
+
+    observed: int
 
     @property
     def engine(self) -> Engine:
@@ -426,10 +498,15 @@ class Handle:
     without waiting for the GPU, other streams wait for `event`.
     """
 
-    __slots__ = ("arrays", "deadline_s", "done", "due_s", "mark", "output", "plan", "ready", "stream", "then")
+    __slots__ = (
+        *("arrays", "deadline_s", "done", "due_s", "mark", "number", "output", "plan", "ready", "stream", "then"),
+        "waited_from_s",
+    )
 
     def __init__(self, plan: Driven, arrays: Arrays, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
+        # For the flight recorder.
+        self.number, self.waited_from_s = 0, 0.0
         self.done = False
         self.arrays: Arrays | None = arrays
         self.output = arrays.output
@@ -504,6 +581,7 @@ class PersistentPlan:
             groups.take(),
         )
         rank, ranks = at
+        self.observed, self.ranks = 0, ranks
         self.program = RankProgram(plan, rank)
         self.machine = RankMachine(self.program, window)
         # Where a run stands, if the steps are remembered.
@@ -536,6 +614,8 @@ class PersistentPlan:
         self._arranged: tuple[Any, Any, Any, Arrays] | None = None
         self._calls: list[Callable[[], Any]] = []
         is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and longest <= REMEMBERED_BYTES_MAX
+        if engine.recorder is not None and engine.recorder.in_detail:
+            is_small = False
         if is_small and self.on_device is None:
             self._memory = Memory(self.program, window)
 
@@ -691,24 +771,50 @@ class PersistentPlan:
 
     def report(self) -> str:
         """What the run waits for; see `RankMachine.report`."""
-        return (self.machine if self.place is None else self.place.machine).report()
+        return self.present.report()
+
+    @property
+    def present(self) -> RankMachine:
+        """Where the run stands."""
+        return self.machine if self.place is None else self.place.machine
+
+    @property
+    def run(self) -> int:
+        """The number of the run that is under way."""
+        return self._queue[0].number
 
     def compute(self, entry: BoundAction) -> None:
         """Does a computation that was kept."""
         assert self.actions is not None
-        self.actions.compute(entry)
+        recorder = self.engine.recorder
+        if recorder is None:
+            self.actions.compute(entry)
+        else:
+            self._compute_recorded(self.actions, entry, recorder)
         self.go_on(self.machine.local_done(entry[1]))
 
     def _local_done(self, instruction: int) -> None:
         """A computation on a GPU is done, as far as the next step is concerned."""
         self.go_on(self.machine.local_done(instruction))
 
+    def _compute_recorded(self, actions: PlanActions, entry: BoundAction, recorder: FlightRecorder) -> None:
+        check, transfers = recorder.check, self.plan.transfers
+        wanted = None if check is None else check.begin(entry, transfers.dtype, transfers.reduction)
+        since_s = self.engine.clock.now_s()
+        actions.compute(entry)
+        recorder.computed(self.observed, entry[1], self.run, since_s)
+        if check is not None and wanted is not None:
+            check.end(entry, wanted, f"plan {self.plan.name} in run {self.run}")
+
     def go_on(self, actions: list[Action]) -> None:
         """Posts what is to be posted, keeps what is to be computed, ends the run when nothing is left."""
         bound, transport, on_device = self._bound, self.engine.transport, self.on_device
+        recorder = self.engine.recorder
         for action in actions:
             code, where, view, instruction = entry = bound[action.index]
             if code == SEND:
+                if recorder is not None:
+                    recorder.posted(self.observed, action.index, self.run)
                 if on_device is None:
                     transport.post_send(where, view)
                 else:

@@ -125,8 +125,19 @@ def agree(
     terms = [Terms.unpack(record) for record in records]
     disagreement = explain(terms)
     if disagreement:
-        raise MismatchError(disagreement)
+        raise MismatchError(disagreement, culprits=differing(terms))
     return terms
+
+
+def differing(terms: Sequence[Terms]) -> list[int]:
+    """The ranks that differ from the majority in the first field in which any do."""
+    for field in Terms.__slots__:
+        values = [getattr(each, field) for each in terms]
+        norm = Counter(values).most_common(1)[0][0]
+        found = [rank for rank, value in enumerate(values) if value != norm]
+        if found:
+            return found
+    return []
 
 
 def explain(terms: Sequence[Terms]) -> str:

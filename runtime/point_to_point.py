@@ -56,6 +56,8 @@ class Mail:
     All its calls are local: only the two ranks of a message take part.
     """
 
+    observed = 0
+
     def __init__(self, engine: Engine, ranks: Sequence[int], rank: int, number: int) -> None:
         self.engine, self.ranks, self.rank, self.number = engine, ranks, rank, number
         self._outbound: dict[int, _Outbound] = {}
@@ -93,6 +95,11 @@ class Mail:
         waiting = [f"a message from rank {src}" for src, box in self._inbound.items() if box.is_waiting]
         waiting += [f"rank {dst} to receive" for dst, box in self._outbound.items() if box.is_waiting]
         return f"rank {self.rank} waits for {', '.join(waiting) or 'nothing'}"
+
+    def awaited(self) -> list[tuple[int, bool]]:
+        """Whom messages wait for: (rank of the transport, whether it is to send)."""
+        found = [(self.ranks[src], True) for src, box in self._inbound.items() if box.is_waiting]
+        return found + [(self.ranks[dst], False) for dst, box in self._outbound.items() if box.is_waiting]
 
     def _enter(self, view: Bytes, deadline_s: float) -> Handle:
         self.engine.check_alive()
@@ -237,4 +244,7 @@ class _Inbound:
     def _check(self, wanted: WaitingReceive, n_bytes: int) -> None:
         if n_bytes != wanted.view.nbytes:
             what = f"message with tag {wanted.tag} from rank {self._src}"
-            raise MismatchError(f"{what}: {n_bytes} B: must be the {wanted.view.nbytes} B that are received")
+            raise MismatchError(
+                f"{what}: {n_bytes} B: must be the {wanted.view.nbytes} B that are received",
+                culprits=(self._src, self._engine.rank),
+            )

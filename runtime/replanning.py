@@ -77,6 +77,10 @@ class Replanning:
         """What the NICs carry in the epoch of the collective that began last, which is not epoch 0."""
         return self._shares[self.epoch]
 
+    def describe(self) -> tuple[int, str]:
+        """The number of the present epoch, and what the NICs carry in it, in words."""
+        return self.epoch, show_shares(self._shares[self.epoch]) if self.epoch in self._shares else ""
+
     def begin(self, timeout_s: float) -> bool:
         """A collective begins; waits, if other ranks have yet to agree on its epoch. True if that is a new one.
 

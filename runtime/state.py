@@ -371,6 +371,26 @@ class RankMachine:
             if not missing[j] and lane_of[j] != lane:
                 self._issue(lane_of[j], actions)
 
+    def n_sent(self, channel: int) -> int:
+        """Messages of an out-channel that are reported as sent."""
+        return self._sent[channel]
+
+    def n_arrived(self, channel: int) -> int:
+        """Messages of an in-channel that have arrived."""
+        return self._arrived[channel]
+
+    def awaited(self) -> list[tuple[int, bool]]:
+        """The channels whose next message the issued instructions wait for: (channel, whether it is to arrive)."""
+        program = self.program
+        found: dict[tuple[int, bool], None] = {}
+        for lane, instructions in enumerate(program.lanes):
+            for i in instructions[: self._lane_next[lane]]:
+                if self._state[i] == _ISSUED:
+                    found[program.recv_channel[i], True] = None
+                elif self._state[i] == _SENDING:
+                    found[program.send_channel[i], False] = None
+        return list(found)
+
     def report(self) -> str:
         """What the run waits for, an instruction a line: the text of a deadline error."""
         program, plan = self.program, self.program.plan

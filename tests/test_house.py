@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 WINGS = ("schedules", "verify", "runtime", "experiments", "paper_figures")
 HEAVY = ("cupy", "highspy", "matplotlib", "mpi4py", "networkx", "numba", "numpy", "pulp", "rich", "scipy", "z3")
 UNSAFE_MODULES = frozenset(("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"))
+PICKLE_WRITERS = {"runtime/observe/torch_dump.py": "torchfrtrace reads nothing else"}
+"""Files that write pickles for programs of others, and why; none may read one."""
 OBJECT_CALLS = re.compile(
     r"\bcomm\.(bcast|gather|allgather|scatter|alltoall|reduce|allreduce|send|isend|recv|irecv|sendrecv)\("
     r"|\btorch\.load\("
@@ -77,7 +79,12 @@ def test_wrong_imports_are_recognised() -> None:
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_of_a_file(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert wrong_imports(ast.parse(text)) == []
+    wrong = wrong_imports(ast.parse(text))
+    if str(path.relative_to(ROOT)) in PICKLE_WRITERS:
+        assert [each.partition(": ")[2] for each in wrong] == ["import pickle: its files can run code"]
+        assert set(re.findall(r"\bpickle\.(\w+)", text)) == {"dumps"}
+        wrong = []
+    assert wrong == []
     assert OBJECT_CALLS.search(text) is None, "objects travel pickled: use the upper-case calls, on buffers"
 
 

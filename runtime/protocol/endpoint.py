@@ -535,6 +535,7 @@ class Endpoint(LocalRank):
     def nic_changed(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down or come back."""
         self.nic_up[nic] = is_up
+        self.note("NIC up" if is_up else "NIC down", "the kernel says so", nic=nic)
         for outbound in list(self.outbounds.values()):
             if is_up:
                 outbound.dial_now(mine=nic)

@@ -400,6 +400,7 @@ class Inbound:
             return
         self.connections[connection.rail] = None
         local.counts.damaged += error.is_damage
+        local.note("left" if self.peer in local.left else "lost", str(error), self.peer, connection.nic)
         self.update_avoided()
         for channel in list(self._channels.values()):
             for number in [number for number, each in channel.arriving.items() if each is connection]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from optcc.errors import RuntimeFault
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
@@ -16,10 +18,21 @@ from optcc.runtime.protocol.striping import Striping
 from optcc.runtime.transport import Event
 
 NEVER_S = float("inf")
+_NOTES_MAX = 256
 _QUEUE_BYTES = 1 << 20
 """What a full socket's buffers hold."""
 
 Established = SendConnection | RecvConnection
+
+
+class ProtocolNote(NamedTuple):
+    """Something rare that happened: of which kind, in words, and to which peer and NIC of this rank, -1 for none."""
+
+    at_s: float
+    kind: str
+    text: str
+    peer: int
+    nic: int
 
 
 class LocalRank:
@@ -28,7 +41,8 @@ class LocalRank:
     `book` has every rank's NICs, by rank; `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
     `events` are those of the transport that have not been polled, `n_awaited` counts the posts without one. `up` has
     the connections that are established. `left` has the ranks that said bye, and whether because of a failure;
-    `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs.
+    `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs. `notes` are
+    the last rare events, for whoever observes the job.
     """
 
     # More attributes than instances of one class share the names of: without slots each is a search.
@@ -64,6 +78,7 @@ class LocalRank:
         self.failure: RuntimeFault | None = None
         self.is_leaving = False
         self.nic_up = [True] * len(self.own_nics)
+        self.notes: deque[ProtocolNote] = deque(maxlen=_NOTES_MAX)
         self.eager_bytes = min(EAGER_BYTES, settings.chunk_bytes)
         self.to_dial: list[Dialing] = []
         self.to_close: list[Connection] = []
@@ -78,6 +93,10 @@ class LocalRank:
         """Ends every wait of this rank; the first failure counts. One that is found while it leaves is not its own."""
         if self.failure is None and not self.is_leaving:
             self.failure = failure
+
+    def note(self, kind: str, text: str, peer: int = -1, nic: int = -1) -> None:
+        """Keeps a rare event, the last ones of which can be read in `notes`."""
+        self.notes.append(ProtocolNote(self.now_s, kind, text, peer, nic))
 
     def tell_news(self, event: Event) -> None:
         """Reports an event that is none of a post."""

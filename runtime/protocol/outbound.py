@@ -449,6 +449,7 @@ class Outbound:
         rail.connection = None
         local.counts.damaged += error.is_damage
         local.rail_counts[rail.mine].failures += self.peer not in local.left and rail is not self._detour
+        local.note("left" if self.peer in local.left else "lost", str(error), self.peer, rail.mine)
         self._dial_later(rail, refused=False)
         self.update_avoided()
         for channel in list(self._channels.values()):
@@ -538,6 +539,7 @@ class Outbound:
         self.was_joined = True
         self._hold_little(connection)
         local.counts.detours += rail is self._detour
+        local.note("up", "detour" if rail is self._detour else "", self.peer, rail.mine)
         for channel in list(self._channels.values()):
             # Also remaps a channel all of whose virtual rails stand for others that are lost.
             self._tell(channel, dialing.rail, UP)

@@ -85,6 +85,8 @@ class Suspicion:
         One such frame may overtake another on a faster connection, hence the count, odd while there is suspicion.
         """
         connection.doubts_said += 1
+        kind = "suspected" if connection.suspect else "trusted"
+        self._local.note(kind, "", connection.peer, connection.nic)
         connection.doubt = connection.doubt & ~DOUBTED_HERE | (DOUBTED_HERE if connection.suspect else 0)
         self._local.say(connection.peer, DOUBT_FRAME, connection.doubts_said << 32 | connection.session)
 

@@ -42,6 +42,11 @@ class EndpointTransport(ABC):
         return len(self._endpoint.book)
 
     @property
+    def endpoint(self) -> Endpoint:
+        """The protocol of this rank, for whoever observes it."""
+        return self._endpoint
+
+    @property
     def rails(self) -> tuple[RailCount, ...]:
         """The traffic of each NIC of this rank so far, in the order in which they were given."""
         return tuple(replace(rail) for rail in self._endpoint.rail_counts)
