@@ -53,6 +53,7 @@ COMMANDS = {
     "replay": "check a certificate in exact arithmetic, without a solver",
     "show": "print a schedule's timetable, or draw what every port does when",
     "simulate": "predict how long a plan takes",
+    "status": "show a running job of this host: its ranks, its NICs, and who waits for whom",
     "study": "draw failures from published rates, and say what they cost",
     "verify": "prove a plan right, or show why it is wrong",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 import tempfile
 import time
@@ -41,10 +42,10 @@ def pages_folder(environ: Mapping[str, str]) -> Path | None:
 
 def page_path(folder: Path, job: str, rank: int) -> Path:
     """Where a rank of a job keeps its page."""
-    path = folder / f"{job}.{rank}.page"
-    if not _NAME.fullmatch(path.name):
+    name = f"{job}.{rank}.page"
+    if not _NAME.fullmatch(name):
         raise InputError(f"job {job!r}: must be 1 to 64 letters, digits, - and _")
-    return path
+    return folder / name
 
 
 def remove_stale(folder: Path) -> None:
@@ -111,6 +112,14 @@ def process_state(pid: int, started_s: float) -> str:
     if fields[0] in "ZX" or abs(_ticks_s(fields[19]) - started_s) > 1:
         return GONE
     return STOPPED if fields[0] in "Tt" else ALIVE
+
+
+def boot_id() -> str:
+    """Which run of the kernel this is: processes with the same one share a monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def own_start_s() -> float:

@@ -36,7 +36,7 @@ from optcc.runtime.forks import call_in_child
 from optcc.runtime.observe import log
 from optcc.runtime.observe.checks import ReductionCheck
 from optcc.runtime.observe.dump import FlightDump, write_dump
-from optcc.runtime.observe.jobs import own_start_s, page_path, pages_folder, read_rank, remove_stale
+from optcc.runtime.observe.jobs import boot_id, own_start_s, page_path, pages_folder, read_rank, remove_stale
 from optcc.runtime.observe.page import EVENTS, STATUS_BYTES_MAX, PageWriter
 from optcc.runtime.observe.recorder import FlightRecorder, plan_text
 from optcc.runtime.observe.status import (
@@ -91,7 +91,7 @@ class Observer:
         transport = engine.transport
         self._rails = RailReader(transport.endpoint) if isinstance(transport, HasEndpoint) else None
         self.identity = RankIdentity(
-            *(job, engine.rank, engine.n_ranks, socket.gethostname(), os.getpid(), own_start_s(), _boot()),
+            *(job, engine.rank, engine.n_ranks, socket.gethostname(), os.getpid(), own_start_s(), boot_id()),
             *(self._clock.now_s(), time.time(), _version(), type(transport).__name__),
         )
         self._page = self._make_page(job, folder, n_events)
@@ -341,14 +341,6 @@ class _harmless:  # noqa: N801 - reads as a statement
             return False
         logger.warning("optcc: observation: %s: %s", type(error).__name__, error)
         return True
-
-
-def _boot() -> str:
-    """Which run of the kernel this is: processes with the same one share a monotonic clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _version() -> str:

@@ -42,6 +42,8 @@ def wait_edges(dumps: Sequence[FlightDump], stuck_s: float = STUCK_S) -> list[Wa
     """The waits of runs that have not gone on for `stuck_s`, by rank."""
     found: dict[tuple[int, int], WaitEdge] = {}
     for dump in dumps:
+        if dump.process in (GONE, STOPPED):
+            continue
         for run in dump.status.running:
             if dump.status.now_s - run.moved_s < stuck_s:
                 continue

@@ -7,8 +7,10 @@ import random
 import msgspec
 import numpy as np
 
+from optcc.runtime.communicator import Communicator
 from optcc.runtime.observe.clocks import HappenedBefore, align
 from optcc.runtime.observe.merged import MergedDumps
+from optcc.runtime.transports.sim import SimTransport
 from tests.unit.runtime.observe.observed_ranks import fly
 
 
@@ -45,7 +47,12 @@ def test_what_is_not_known_is_said() -> None:
 
 def test_dumps_of_hosts_with_other_clocks_are_merged() -> None:
     """Simulated ranks share one clock: what is added to those of two of them is found again."""
-    dumps = fly(lambda comm, _: [comm.all_reduce(np.ones(50_000, np.float32)) for _ in range(3)] and None)
+
+    def program(comm: Communicator, transport: SimTransport) -> None:
+        for _ in range(3):
+            comm.all_reduce(np.ones(50_000, np.float32))
+
+    dumps = fly(program)
     wrong = {0: 0.0, 1: 100.0, 2: -7.5, 3: 0.25}
     changed = []
     for dump in dumps:
