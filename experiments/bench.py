@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -34,6 +35,9 @@ from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import Engine, Handle, PersistentPlan
+from optcc.runtime.observe.observer import Observer
+from optcc.runtime.observe.trace import gather_dumps, measured_run, write_trace
+from optcc.runtime.observe.tracing import EVENTS
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import Replanning
@@ -78,7 +82,7 @@ class BenchSettings:
     each other in a run, whose time is divided by their number; unless `blocking`, all are begun before the first is
     waited for. `device` is where arrays are: see `optcc.experiments.bench_messages`. `average` is one of `AVERAGES`.
     `variants` are run one after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only
-    those.
+    those. `trace` is where the timeline of the last run is written, of one schedule and size.
     """
 
     schedules: tuple[str, ...]
@@ -109,6 +113,7 @@ class BenchSettings:
     variants: tuple[Variant, ...] = ()
     blocking: bool = True
     device: str = CPU
+    trace: Path | None = None
 
     def each(self) -> Iterator[BenchSettings]:
         """The settings of each variant."""
@@ -213,6 +218,11 @@ class Ours:
 
     def _prepare(self, plan: Plan, verdict: Verdict) -> PersistentPlan:
         return self._engine.prepare(plan, verdict, window=self._window, deadline_s=self._deadline_s, device=self._place)
+
+    @property
+    def present_plan(self) -> Plan:
+        """The plan that ran last."""
+        return self._prepared.plan
 
     def close(self) -> None:
         """Returns the channels for reuse; every rank closes the same schedules in the same order."""
@@ -319,6 +329,7 @@ def run_cases(
 
     remeasuring = Remeasuring(engine) if settings.replans and settings.probe else None
     replanning = Replanning(engine, prepare if settings.replans else None, remeasuring)
+    traced = settings.trace and Observer(engine, "bench", None, n_events=EVENTS, in_detail=True)
     for each in settings.each():
         collective = Collective(each.collective, transport.n_ranks, each.root)
         peers: list[Peer] = []
@@ -340,6 +351,10 @@ def run_cases(
             found = [_row(each, collective, size, case, tally) for case, tally in zip(cases, tallies, strict=True)]
             report(found)
             rows += found
+            if settings.trace and traced:
+                run = measured_run(ours[0].present_plan, gather_dumps(engine, traced.contents()))
+                if not transport.rank:
+                    write_trace(run, settings.trace)
             for case in ours:
                 case.close()
         for peer in peers:

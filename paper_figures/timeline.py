@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MEASURED = "measured"
+"""The model of times that were not predicted."""
 FORMATS = (".svg", ".png", ".pdf")
 """Endings of a picture's file."""
 BARS_MAX = 4000
@@ -372,7 +374,10 @@ def _caption(shown: Timeline, rows: _Rows, intervals: PortIntervals, as_bars: bo
     topology = shown.topology
     where = style.label(topology.text or endpoint_text(topology.out, topology.in_), _WHERE_LENGTH_MAX)
     latency = f"latency {show_time(float(topology.latency_s))}" if topology.latency_s else "no latency"
-    said = [f"Predicted on {where}: {shown.timing.model} ports, {latency}, {shown._counts()}."]
+    how = f"Predicted on {where}: {shown.timing.model} ports, {latency}"
+    if shown.timing.model == MEASURED:
+        how = f"Measured, against the rates of {where}"
+    said = [f"{how}, {shown._counts()}."]
     if len(rows.ports) < len(shown.timing.port_names):
         said.append(f"{len(rows.ports)} of {len(shown.timing.port_names)} ports, those of the busiest servers.")
     if topology.pods:

@@ -21,6 +21,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
 from weakref import WeakSet
@@ -37,6 +38,7 @@ from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.observe.observer import Observer, observe
+from optcc.runtime.observe.tracing import Tracing
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
@@ -119,6 +121,25 @@ class Communicator:
         if observer is not None:
             observer.epoch_of = self._replanning.describe
         return observer
+
+    def trace(self, path: Path | str) -> Tracing:
+        """`with comm.trace("run.json"): ...` writes the measured timeline of the last collective within it; collective.
+
+        Rank 0 writes the file, which `optcc show --measured` draws. Raises InputError, at the end of the block, if no
+        collective of this communicator ran within it, or none that is small enough to be recorded whole.
+        """
+        return Tracing(self, path)
+
+    @property
+    def last_plan(self) -> PersistentPlan | None:
+        """That of the last blocking or started collective, if its plan is kept."""
+        return next(reversed(self._plans.values()), None)
+
+    def drop_plans(self) -> None:
+        """Closes the plans that are kept; collective."""
+        for plan in self._plans.values():
+            plan.close()
+        self._plans.clear()
 
     @property
     def whole_engine(self) -> Engine:
@@ -477,9 +498,7 @@ class Communicator:
             # Where there is no plan for what is left, that of before goes on.
             with suppress(OptccError):
                 self._plan_for = self._base.under(self._replanning.shares)
-            for plan in self._plans.values():
-                plan.close()
-            self._plans.clear()
+            self.drop_plans()
 
     def _prepare(self, shares: Shares) -> Callable[[], bool]:
         """Begins to make the plans that are in use, for NICs that carry these shares."""

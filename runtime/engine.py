@@ -204,8 +204,6 @@ class Engine:
             if watcher is not None:
                 watcher.note(MISMATCH, str(error), [at[1][rank] for rank in error.culprits])
             raise
-        if watcher is not None:
-            watcher.preparing(None)
         if refusal:
             raise PlanError(refusal)
         transfers = plan.transfers
@@ -217,6 +215,8 @@ class Engine:
                 self._routes[handle] = prepared, channel
         if self.recorder is not None:
             self.recorder.add_plan(prepared, at[1])
+        if watcher is not None:
+            watcher.preparing(None)
         return prepared
 
     def alone(self, body: Callable[[], T], timeout_s: float) -> T:

@@ -169,6 +169,12 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
     help="Seconds a single run may take.",
 )
 @click.option("-J", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a record to this file.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the last run's measured timeline, for optcc show --measured; its recording is part of the times.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, percentiles included.")
 @json_option
 def command(
@@ -206,6 +212,7 @@ def command(
     quiet: bool,
     deadline: float,
     output: Path | None,
+    trace: Path | None,
     as_csv: bool,
     as_json: bool,
 ) -> int:
@@ -256,7 +263,10 @@ def command(
         variants,
         blocking=bool(blocking),
         device=device,
+        trace=trace,
     )
+    if trace is not None and (len(settings.schedules), settings.n_cases) != (1, 1):
+        raise InputError("--trace: must be with one schedule, of one size, type and root")
     report = BenchReport(settings, output, "json" if as_json else "csv" if as_csv else "table")
     if transport == "loopback":
         assert topology is not None

@@ -21,15 +21,19 @@ from optcc.cli import (
 from optcc.commands.judged import say_unless_proved
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
+from optcc.export.perfetto import write_perfetto
+from optcc.files import replace_file
+from optcc.paper_figures.measured_timeline import timeline_pair
 from optcc.paper_figures.style import require_matplotlib
 from optcc.paper_figures.timeline import picture_ending, timeline
 from optcc.planner import build_plan
+from optcc.runtime.observe.trace import read_trace
 from optcc.timing import MODELS, Model
 from optcc.topology import Topology
 
 
 @click.command("show", epilog="Example: optcc show optcc --topology 4@50MB/s,3=25MB/s --segments 8 -o optcc.svg")
-@click.argument("name", type=ScheduleType())
+@click.argument("name", type=ScheduleType(), required=False)
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Bytes of the message.")
 @latency_option
@@ -49,9 +53,22 @@ from optcc.topology import Topology
     metavar="FILE",
     help="Draw the timeline of every port: FILE.svg, FILE.png or FILE.pdf.",
 )
+@click.option(
+    "--measured",
+    "trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRACE",
+    help="In the place of NAME: a run that was measured (bench --trace), beside what is predicted of its plan.",
+)
+@click.option(
+    "--perfetto",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the timeline, measured or predicted, for ui.perfetto.dev.",
+)
 @json_option
 def command(
-    name: str,
+    name: str | None,
     topology: Topology,
     size: int,
     latency: str | None,
@@ -63,14 +80,26 @@ def command(
     ports: Model | None,
     rows: int,
     output: Path | None,
+    trace: Path | None,
+    perfetto: Path | None,
     as_json: bool,
 ) -> None:
-    """Show how the schedule NAME (of the library, FILE.py:FUNCTION, or FILE.xml for MSCCL) is predicted to run."""
+    """Show how the schedule NAME (of the library, FILE.py:FUNCTION, or FILE.xml for MSCCL) is predicted to run.
+
+    With --measured the plan and its size are those of the trace; a picture of the prediction is drawn beside that of
+    the run.
+    """
+    if (name is None) == (trace is None):
+        raise InputError("NAME: must be given, or --measured in its place")
     if output is not None:
         picture_ending(output)
         require_matplotlib()
     used: Model = model or ports or "fifo"
     topology = with_latency(topology, latency)
+    if trace is not None:
+        _show_measured(trace, topology, used, rows, output, perfetto, as_json)
+        return
+    assert name is not None
     if is_foreign(name):
         if slots is not None or ports is not None:
             raise InputError(f"show {name}: --slots and --ports: must be left out, the file has its own order")
@@ -90,6 +119,8 @@ def command(
     shown = timeline(plan, topology, used)
     if output is not None:
         shown.save(output)
+    if perfetto is not None:
+        replace_file(perfetto, write_perfetto(plan, topology, shown.timing))
     if as_json:
         echo_json(shown.as_json() | {"verdict": verdict})
         return
@@ -99,3 +130,26 @@ def command(
         echo_card(shown.transfer_card(rows))
     if output is not None:
         click.echo(f"\ntimeline drawn in {output}")
+
+
+def _show_measured(
+    trace: Path, topology: Topology, model: Model, rows: int, output: Path | None, perfetto: Path | None, as_json: bool
+) -> None:
+    """A measured run, and what is predicted of its plan."""
+    measured = read_trace(trace)
+    pair = timeline_pair(measured, topology, model)
+    beside = None if output is None else output.with_stem(f"{output.stem}-predicted")
+    if output is not None and beside is not None:
+        pair.measured.save(output)
+        pair.predicted.save(beside)
+    if perfetto is not None:
+        replace_file(perfetto, write_perfetto(measured.plan, topology, pair.measured.timing))
+    if as_json:
+        echo_json(pair.as_json() | {"run": measured.run})
+        return
+    echo_card(pair.stage_card())
+    if rows:
+        click.echo()
+        echo_card(pair.measured.transfer_card(rows))
+    if output is not None:
+        click.echo(f"\ntimeline drawn in {output}, that of the prediction in {beside}")

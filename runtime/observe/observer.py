@@ -250,7 +250,9 @@ class Observer:
             self._page.close(keep=self._state == FAILED)
 
     def contents(self) -> FlightDump:
-        """What a reader of the page would see now."""
+        """What a reader of the page would see, with the status as it is now."""
+        if self._state == RUNNING:
+            self.refresh()
         return FlightDump.of(self._page.contents())
 
     def dump(self, folder: Path | None = None) -> Path:
