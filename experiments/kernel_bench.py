@@ -395,14 +395,23 @@ def check_moves(device: Device, dtype: str, count: int, offsets: tuple[int, int]
     return given.wrong([values, values])
 
 
-def check(device: Device, seed: int, say: Callable[[str], None] = lambda line: None) -> int:
-    """Wrong elements over every dtype x reduction x size x alignment; the last size is of three turns of a GPU."""
+def check(
+    device: Device,
+    seed: int,
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    dtypes: Sequence[str] | None = None,
+    counts: Sequence[int] | None = None,
+) -> int:
+    """Wrong elements over every dtype x reduction x size x alignment, all of them unless given; the last size is of
+    three turns of a GPU."""
     rng, wrong = np.random.default_rng(seed), 0
-    for dtype in DTYPE_BYTES:
+    counts = COUNTS if counts is None else counts
+    for dtype in DTYPE_BYTES if dtypes is None else dtypes:
         large = 5 * device.busy_bytes // 2 // check_dtype(dtype) + 3
         for reduction in (*reductions_of(dtype), _COPY):
             here = 0
-            for count in (*COUNTS, large) if device.busy_bytes else COUNTS:
+            for count in (*counts, large) if device.busy_bytes else counts:
                 for offsets in OFFSETS if count != large else OFFSETS[1:3]:
                     if reduction == _COPY:
                         here += check_moves(device, dtype, count, offsets, rng)

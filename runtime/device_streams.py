@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from optcc.runtime.cupy_kernels import load_cupy
 
 COMPUTE, INTO, OUT = range(3)
+_NOT_READY = 600
+"""`cudaErrorNotReady`: what was queued before an event is not done."""
 
 
 class Collects(Protocol):
@@ -58,7 +60,7 @@ class DeviceStreams:
         self.device_id, self.device = device_id, cupy.cuda.Device(device_id)
         self._event = cupy.cuda.Event
         runtime = cupy.cuda.runtime
-        self._memcpy = runtime.memcpyAsync
+        self._memcpy, self._query = runtime.memcpyAsync, runtime.eventQuery
         self._to_device, self._to_host = runtime.memcpyHostToDevice, runtime.memcpyDeviceToHost
         with self.device:
             self.streams = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(3))
@@ -177,7 +179,7 @@ class DeviceStreams:
                     event.record(stream)
                 flights.append((event, self._queued[number], pending[:]))
                 pending.clear()
-            while flights and flights[0][0].done:
+            while flights and self._is_done(flights[0][0]):
                 event, queued, waiting = flights.popleft()
                 self._spare.append(event)
                 self._reached[number] = max(self._reached[number], queued)
@@ -185,6 +187,13 @@ class DeviceStreams:
                 for go_on in waiting:
                     go_on()
         return went_on
+
+    def _is_done(self, event: Any) -> bool:
+        """Whether the GPU has passed an event; raises CuPy's error if it has failed: `Event.done` is False for ever."""
+        status = self._query(event.ptr)
+        if status not in (0, _NOT_READY):
+            event.synchronize()
+        return bool(status == 0)
 
     def _take_event(self) -> Any:
         return self._spare.pop() if self._spare else self._event(disable_timing=True)

@@ -15,6 +15,7 @@ It is written from what CUDA and CuPy document, and is as unkind as that permits
   run runs next, and how much has run when the host looks, is drawn from the seed: some streams are starved for long.
 - An event that was never recorded is done, and to wait for it is to wait for nothing. `wait_event` takes the event as
   it was last recorded when it is called.
+- An error of a kernel stays: later calls raise it, and what is looked at is never done (`Event.done` is False).
 - Streams belong to a device, and can be entered only while that is the current one. What is current is the thread's.
 
 Kernels are those of `kernels.cu`: in NumPy's arithmetic, or in that of the text itself (`tests.unit.device_code`).
@@ -30,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -150,6 +152,9 @@ class Event:
         self.cupy = cupy
         self.place: tuple[Stream, int] | None = None
         self.ms = 0.0
+        # Its address, for `runtime.eventQuery`.
+        self.ptr = id(self)
+        cupy._events[self.ptr] = self
 
     def record(self, stream: Any = None) -> None:
         stream = self.cupy._resolve(stream)
@@ -336,6 +341,8 @@ class StandIn(ModuleType):
         self._pinned_starts: list[int] = []
         self._pinned: dict[int, int] = {}
         self._kept: list[Any] = []
+        self._events: WeakValueDictionary[int, Event] = WeakValueDictionary()
+        self.error: CUDARuntimeError | None = None
         self.cuda = self._make_cuda()
 
     def draw(self, seed: int) -> None:
@@ -424,6 +431,7 @@ class StandIn(ModuleType):
 
         runtime = SimpleNamespace(
             memcpyAsync=self._memcpy_async,
+            eventQuery=self._query,
             memcpyHostToDevice=_HOST_TO_DEVICE,
             memcpyDeviceToHost=_DEVICE_TO_HOST,
             memcpyDeviceToDevice=_DEVICE_TO_DEVICE,
@@ -446,6 +454,10 @@ class StandIn(ModuleType):
             alloc_pinned_memory=self._allocate_pinned,
             runtime=runtime,
         )
+
+    def _query(self, event: int) -> int:
+        is_done = self._events[event].done
+        return 0 if is_done else 600 if self.error is None else 700
 
     def _new_stream(self, non_blocking: bool) -> Stream:
         with self._lock:
@@ -588,6 +600,8 @@ class StandIn(ModuleType):
     def _queue(self, stream: Any, work: Callable[[], None], after: Sequence[tuple[Stream, int]] = ()) -> None:
         stream = self._resolve(stream)
         with self._lock:
+            if self.error is not None:
+                raise self.error
             waits: list[tuple[Stream, int]] = []
             if stream.ptr == LEGACY:
                 for each in self._streams.values():
@@ -609,7 +623,7 @@ class StandIn(ModuleType):
     def _step(self) -> bool:
         """One of the works that may run."""
         ready = list(self._ready())
-        if not ready:
+        if not ready or self.error is not None:
             return False
         if self.rng.random() < 0.05:
             # Other streams are starved from now on.
@@ -621,8 +635,12 @@ class StandIn(ModuleType):
         chosen = self.rng.choices(ready, [weights[each.device_id, each.ptr] for each in ready])[0]
         _, work = chosen.queue.popleft()
         self.ms += 0.001
-        work()
-        chosen.n_done += 1
+        try:
+            work()
+        except CUDARuntimeError as error:
+            self.error = error
+        if self.error is None:
+            chosen.n_done += 1
         return True
 
     def _look(self, stream: Stream, count: int) -> bool:
@@ -635,7 +653,10 @@ class StandIn(ModuleType):
     def _run_until(self, stream: Stream, count: int) -> None:
         with self._lock:
             while stream.n_done < count:
-                assert self._step(), "the GPU waits for itself"
+                went_on = self._step()
+                if self.error is not None:
+                    raise self.error
+                assert went_on, "the GPU waits for itself"
 
     def run_all(self) -> None:
         """Everything that was queued is done."""

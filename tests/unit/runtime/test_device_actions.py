@@ -7,6 +7,7 @@ each thing that keeps the order there is a test that takes it away and sees wron
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from optcc.plan import Plan
 from optcc.planner import Planner
 from optcc.runtime import device_actions
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.cupy_kernels import CupyKernels
 from optcc.runtime.device_actions import DeviceActions
 from optcc.runtime.device_paths import DevicePath
 from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams, Ready
@@ -30,7 +32,7 @@ from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
 from tests.unit.device_ranks import Job
-from tests.unit.stand_in_cupy import POISON, StandIn
+from tests.unit.stand_in_cupy import DEVICE_BYTES, POISON, StandIn
 
 COUNT = 301
 SHORT, LONG = 1 << 18, 64
@@ -462,6 +464,25 @@ def test_after_a_failure_nothing_is_queued_that_touches_the_arrays(prepare: Call
     for plan in job.plans[:1]:
         streams = plan.engine.streams_of(0)
         assert streams.is_idle and all(stream.n_done == stream.n_queued for stream in streams.streams)
+
+
+def test_an_error_of_the_gpu_ends_the_run_by_its_name(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's `Event.done` is False for ever then: nobody waits until the deadline."""
+    forward = CupyKernels.forward
+
+    def astray(kernels: CupyKernels, dst: int, src: int, out: int, count: int) -> None:
+        forward(kernels, dst + DEVICE_BYTES // 2, src, out, count)
+
+    monkeypatch.setattr(CupyKernels, "forward", astray)
+
+    def body(rank: int, transport: Any) -> None:
+        with cupy.cuda.Device(rank % 2), Communicator(transport, ring_planner, deadline_s=60) as comm:
+            comm.all_reduce(cupy.asarray(np.ones(500)))
+
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+        run_ranks(3, body)
+    assert time.monotonic() - started < 20
 
 
 def test_two_loopback_networks_do_not_share_a_stream(cupy: StandIn) -> None:
