@@ -35,6 +35,7 @@ from optcc.runtime import arguments
 from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import device_of
 from optcc.runtime.device_actions import DevicePlace
+from optcc.runtime.device_messages import IncomingMessage, take_message
 from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.observe.observer import Observer, observe
@@ -223,7 +224,7 @@ class Communicator:
         """Sends `array` to rank `dest`, which must receive as many bytes with the same tag.
 
         Returns once that rank has begun to receive it. Only the two ranks take part, so that it need not stand in the
-        order of the collectives. Arrays are in the host's memory. Raises InputError for a rank, tag or array that
+        order of the collectives. Raises InputError for a rank, tag or array that
         cannot be, and what `Handle.wait` raises.
         """
         self.start_send(array, dest, tag).wait()
@@ -292,19 +293,22 @@ class Communicator:
         """Begins `send`; the array must not change until it is done."""
         view = arguments.message("array", array)
         self._check_peer("dest", dest, tag)
-        return self._mail.send(view, dest, tag, self.deadline_s)
+        taken = take_message(self.whole_engine, view, arguments.stream_of(array, view))
+        return self._mail.send(taken, dest, tag, self.deadline_s)
 
     def start_recv(self, out: Any, source: int, tag: int = 0) -> Handle:
         """Begins `recv`."""
         view = arguments.message("out", out, is_output=True)
         self._check_peer("source", source, tag)
-        handle = self._mail.receive(view, source, tag, self.deadline_s)
+        incoming = IncomingMessage(self.whole_engine, view, arguments.stream_of(out, view))
+        handle = self._mail.receive(incoming.host, source, tag, self.deadline_s)
         handle.output = out
-        return handle
+        return incoming.follow(handle)
 
     def start_recv_any(self, out: Any, tag: int = 0) -> AnyReceive:
-        """Begins to receive the next message with this tag from whichever rank sends one; see `recv`."""
-        view = arguments.message("out", out, is_output=True)
+        """Begins to receive the next message with this tag from whichever rank sends one, into the host's memory; see
+        `recv`."""
+        view = arguments.message("out", out, is_output=True, on_host=True)
         self._check_peer("source", 0, tag)
         return self._mail.receive_any(view, tag, self.deadline_s)
 
@@ -314,8 +318,8 @@ class Communicator:
         For blocks whose lengths only their two ranks know, and that change from call to call. All ranks call it in the
         same order; an empty block is no message.
         """
-        sends = [arguments.message("blocks", each) for each in blocks]
-        takes = [arguments.message("out", each, is_output=True) for each in out]
+        sends = [arguments.message("blocks", each, on_host=True) for each in blocks]
+        takes = [arguments.message("out", each, is_output=True, on_host=True) for each in out]
         if not len(sends) == len(takes) == self.n_ranks:
             raise InputError(f"{len(sends)} blocks, {len(takes)} in out: must be {self.n_ranks} of each")
         mail, tag, limit_s = self._mail, BLOCK_TAG, self.deadline_s

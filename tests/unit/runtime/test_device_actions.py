@@ -6,10 +6,12 @@ each thing that keeps the order there is a test that takes it away and sees wron
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +34,7 @@ from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
 from tests.unit.device_ranks import Job
-from tests.unit.stand_in_cupy import DEVICE_BYTES, POISON, StandIn
+from tests.unit.stand_in_cupy import DEVICE_BYTES, POISON, DeviceArray, Event, StandIn, Stream
 
 COUNT = 301
 SHORT, LONG = 1 << 18, 64
@@ -386,6 +388,61 @@ def test_every_collective_on_a_gpu(cupy: StandIn, direct: bool) -> None:
     run_reaching(cupy, 3, body) if direct else run_ranks(3, body)
 
 
+def test_messages_between_gpus_and_hosts(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent behind what the caller has queued, received before what it queues then; also to itself, and kept ones."""
+    cupy.eagerness = 0.0
+    stream_waits = Ready.order
+
+    def body(rank: int, transport: Any) -> list[Any]:
+        gpu = cupy.cuda.Device(rank % 2)
+        with gpu:
+            stream = cupy.cuda.Stream(non_blocking=True)
+        with Communicator(transport, ring_planner) as comm, gpu, stream:
+            mine = cupy.empty(700, np.int32)
+            mine.fill(rank + 1)
+            got = cupy.empty(700, np.int32)
+            sent = comm.start_send(mine, (rank + 1) % 3)
+            mine.fill(99)  # it has been taken
+            comm.start_send(mine, (rank + 1) % 3, tag=5)
+            handle = comm.start_recv(got, (rank - 1) % 3)
+            handle.wait()
+            first = got.copy()
+            sent.wait()
+            on_host = comm.recv(np.zeros(700, np.int32), (rank - 1) % 3, tag=5)
+            assert set(on_host.tolist()) == {99}
+            comm.start_send(np.array([1.0, 2.0, 3.0]), rank, 7)
+            assert comm.recv(cupy.empty(3, np.float64), rank, 7).tolist() == [1.0, 2.0, 3.0]
+            return sorted(set(first.tolist()))
+
+    assert run_ranks(3, body) == [[3], [1], [2]]
+    # And without the order of the streams it would not be so in every order.
+    wrong = 0
+    for seed in range(10):
+        cupy.draw(seed)
+        cupy.eagerness = 0.0
+        monkeypatch.setattr(Ready, "order", lambda ready, stream: None)
+        wrong += run_ranks(3, body_of_one_message(cupy)) != [2] * 3
+        monkeypatch.setattr(Ready, "order", stream_waits)
+        assert run_ranks(3, body_of_one_message(cupy)) == [2] * 3
+    assert wrong
+
+
+def body_of_one_message(cupy: StandIn) -> Callable[[int, Any], int]:
+    """A message to itself, looked at on a stream that does not wait for the host."""
+
+    def body(rank: int, transport: Any) -> int:
+        gpu = cupy.cuda.Device(rank % 2)
+        with gpu:
+            stream = cupy.cuda.Stream(non_blocking=True)
+        with Communicator(transport, ring_planner) as comm, gpu, stream:
+            got = cupy.empty(50, np.uint8)
+            comm.start_send(np.full(50, 2, np.uint8), rank)
+            comm.start_recv(got, rank).wait()
+            return int(got.copy().get()[0])
+
+    return body
+
+
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -559,6 +616,22 @@ class TestStandIn:
             assert cupy.empty(100, np.uint8).data.ptr != address
         del array
         assert cupy.empty(50, np.uint8).data.ptr == address
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(find_spec("cupy") is None, reason="no CuPy: pip install 'optcc[gpu]'")
+    def test_it_has_nothing_that_cupy_lacks(self) -> None:
+        """In another process, which needs no GPU."""
+        cupy = StandIn()
+        names = [f"cupy.{name}" for name in vars(StandIn) if not name.startswith("_")]
+        names += [f"cupy.cuda.{name}" for name in vars(cupy.cuda)]
+        names += [f"cupy.cuda.runtime.{name}" for name in vars(cupy.cuda.runtime)]
+        for kind, where in ((DeviceArray, "ndarray"), (Stream, "cuda.Stream"), (Event, "cuda.Event")):
+            names += [f"cupy.{where}.{name}" for name in vars(kind) if not name.startswith("__")]
+        ours = {"draw", "run_all", "host_address", "host_bytes", "cupy"}
+        names = [name for name in names if name.rpartition(".")[2] not in ours]
+        code = f"import operator, cupy\nfor name in {names!r}: operator.attrgetter(name[5:])(cupy)"
+        ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0 and len(names) > 40, ran.stderr
 
     def test_a_kernel_reaches_its_own_device_and_locked_pages(self, cupy: StandIn) -> None:
         cupy.eagerness = 0.0
