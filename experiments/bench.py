@@ -29,7 +29,7 @@ from optcc.experiments.bench_messages import CPU, BenchDevice, BenchMessage, dev
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
-from optcc.job import differences, measure_nics, tcp_ports
+from optcc.job import differences, measure_nics, tcp_ports, with_insides
 from optcc.plan import Plan
 from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
@@ -164,6 +164,7 @@ def measured(settings: BenchSettings, transport: TcpTransport, environ: Mapping[
             return replace(settings, topology=replace(declared, overhead_s=found.overhead_s))
         if transport.rank == 0:
             click.echo(f"optcc: --topology: {'; '.join(wrong)}: plans and bounds are for what was measured", err=True)
+        found = with_insides(found, wired)
     return replace(settings, topology=found, wire_overhead=Fraction(1))
 
 

@@ -31,7 +31,7 @@ from optcc.experiments.peers import Peer, make_peer
 from optcc.plan import Plan
 from optcc.planner import build_plan, prove, verdict_cache
 from optcc.runtime.engine import Engine
-from optcc.runtime.nics import nics_of
+from optcc.runtime.nics import inside_of, nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.mpi import MpiTransport
@@ -84,7 +84,8 @@ class Rank:
         if carrier not in self._engines:
             transport: Transport = self.mpi
             if carrier != "mpi":
-                transport = self._tcp = TcpTransport(over_mpi(self.mpi.comm), nics_of(os.environ))
+                nics = nics_of(os.environ)
+                transport = self._tcp = TcpTransport(over_mpi(self.mpi.comm), nics, inside=inside_of(nics, os.environ))
             self._engines[carrier] = Engine(transport)
         return self._engines[carrier]
 

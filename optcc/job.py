@@ -20,7 +20,7 @@ from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.engine import DEADLINE_S
 from optcc.runtime.launchers import find_launch, meet_of
-from optcc.runtime.nics import RATES_VARIABLE, nics_of
+from optcc.runtime.nics import RATES_VARIABLE, inside_of, nics_of
 from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.rendezvous import Meet
 from optcc.runtime.transports.tcp import TcpTransport
@@ -59,13 +59,15 @@ def init(
         topology = Topology.parse(topology)
     if meet is None:
         meet = meet_of(find_launch(environ), environ, next(_numbers))
-    transport = TcpTransport(meet, nics_of(environ))
+    nics = nics_of(environ)
+    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ))
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:
             raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the job has")
         measured = measure_nics(transport, environ) if measure else None
         topology = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
+        keep_to_own_nics(transport, topology)
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
         comm = Communicator(transport, planner, deadline_s=deadline_s, remeasures=measured is not None)
         comm.observe(environ)
@@ -78,8 +80,9 @@ def init(
 def measure_nics(transport: TcpTransport, environ: Mapping[str, str]) -> Topology | None:
     """Measures the NICs and what a message costs, and stripes messages by it; collective. What was found, or None.
 
-    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if no NIC is between the ranks. Where
-    ranks share NICs nothing is returned: most schedules are for one rank a host.
+    Nothing is measured if the rates of NICs are declared (OPTCC_NIC_RATES), or if no NIC is between the ranks. Ranks of
+    one host share its NICs; nothing is returned unless they follow one another. What they exchange inside is not
+    measured.
     """
     n_hosts = len(set(hosts_of(transport.nics)))
     is_local = n_hosts == 1 or all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
@@ -87,13 +90,19 @@ def measure_nics(transport: TcpTransport, environ: Mapping[str, str]) -> Topolog
         return None
     measured = probe(transport)
     transport.set_rates(measured.usable)
-    return measured.topology() if n_hosts == transport.n_ranks else None
+    return measured.topology() if list(measured.hosts) == sorted(measured.hosts) else None
+
+
+def keep_to_own_nics(transport: TcpTransport, topology: Topology | None) -> None:
+    """Lanes go over the NICs of their GPUs, where they belong to GPUs in the topology that plans are made for."""
+    if topology is not None and topology.wired is not None and topology.graph is None:
+        transport.keep_to_own_nics()
 
 
 def agreed_topology(declared: Topology | None, measured: Topology | None, rank: int = 0) -> Topology | None:
     """What plans are made for: the declared topology if the hosts carry that, with the cost of a message as measured.
 
-    If they carry something else, rank 0 warns.
+    If they carry something else, rank 0 warns. What a declared host exchanges inside is believed.
 
     >>> declared, measured = Topology.parse("2@50MB/s"), Topology.parse("2@49MB/s")
     >>> agreed_topology(declared, measured) == declared, agreed_topology(None, measured) is measured
@@ -106,7 +115,21 @@ def agreed_topology(declared: Topology | None, measured: Topology | None, rank: 
         return replace(declared, overhead_s=measured.overhead_s)
     if rank == 0:
         logger.warning("optcc: topology: %s: plans are for what was measured", "; ".join(wrong))
-    return measured
+    return with_insides(measured, declared)
+
+
+def with_insides(measured: Topology, declared: Topology) -> Topology:
+    """The measured hosts with the fabrics that are declared, if any are, and if those hosts have as many ranks each.
+
+    >>> declared = Topology.parse("2x2@50MB/s+1GB/s")
+    >>> float(with_insides(Topology.parse("2x2@20MB/s"), declared).servers[0].fabric)
+    1000000000.0
+    """
+    pairs = list(zip(measured.servers, declared.servers, strict=False))
+    if any(new.gpus != old.gpus for new, old in pairs) or all(old.fabric in (None, new.fabric) for new, old in pairs):
+        return measured
+    servers = tuple(replace(new, fabric=old.fabric or new.fabric) for new, old in pairs)
+    return replace(measured, servers=servers, text="")
 
 
 def differences(declared: Topology, measured: Topology, share: float = WRONG_SHARE) -> list[str]:

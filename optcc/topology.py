@@ -40,7 +40,15 @@ from optcc.units import parse_rate, show_rate, show_time
 if TYPE_CHECKING:
     import networkx as nx
 
+_NicShares = Sequence[tuple[float, float]]
+"""Out and in of each NIC, as shares of what is declared."""
+
 __all__ = ["RANKS_MAX", "Nic", "Pod", "Server", "Topology", "endpoint_text"]
+
+
+INSIDE = 16
+"""Times the rate of a server's NICs that its GPUs exchange with each other, where nothing else is known: a plan that
+counts on more gains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,7 @@ class Topology(Shown):
 
     def under(self, shares: Sequence[Sequence[tuple[float, float]]]) -> Topology:
         """The cluster when the NICs carry these shares, out and in, of what it says; by server and NIC. A NIC without
-        one of the two has failed.
+        one of the two has failed. Shares may be by rank: then a NIC carries the least that a rank of its server says.
 
         Where a server's NICs are not those of `shares`, such as one pooled NIC for all, the NICs in `shares` count as
         equal. Raises TopologyError if a server is cut off, or for another number of servers.
@@ -204,6 +212,8 @@ class Topology(Shown):
         >>> cluster.under([[(1.0, 1.0), (0.0, 0.0)], [(1.0, 0.5), (1.0, 1.0)]])
         Topology('2@50MB/s,1=100MB/s:75MB/s')
         """
+        if len(shares) == self.n_ranks:
+            shares = [_least(nics) for nics in _by_server(shares, self.rank_server)]
         if len(shares) != len(self.servers):
             raise TopologyError(f"shares of {len(shares)} servers: must be of {len(self.servers)}")
         if self.graph is not None:
@@ -213,6 +223,27 @@ class Topology(Shown):
             for server, nics in zip(self.servers, shares, strict=True)
         )
         return replace(self, servers=servers, text="")
+
+    def with_own_nics(self) -> Topology:
+        """The same cluster where a server's NICs belong to its GPUs in equal parts, in order, and reach only those of
+        their own rail. A fabric that is not given has `INSIDE` times the rate of the best server's NICs.
+
+        >>> owned = Topology.parse("2x2@50MB/s").with_own_nics()
+        >>> [nic.gpu for nic in owned.servers[0].nics], owned.rail_only, int(owned.servers[0].fabric)
+        ([0, 1], True, 1600000000)
+        """
+        fabric = INSIDE * max(*self.out, *self.in_)
+        servers = tuple(
+            replace(
+                server,
+                nics=tuple(
+                    replace(nic, gpu=number * server.gpus // len(server.nics)) for number, nic in enumerate(server.nics)
+                ),
+                fabric=server.fabric or fabric,
+            )
+            for server in self.servers
+        )
+        return replace(self, servers=servers, rail_only=True, text="")
 
     def of_ranks(self, ranks: Sequence[int]) -> Topology:
         """The cluster as some of its ranks have it to themselves, counted from 0 in the order given.
@@ -439,6 +470,22 @@ def _capacity(where: str, data: Mapping[str, Any]) -> Fraction:
     if not isinstance(given, int | float | Fraction) or isinstance(given, bool) or not 0 < given < inf:
         raise InputError(f"{where}: {given!r}: must be a rate above zero, in bytes/s or as a text such as '50GB/s'")
     return Fraction(given)
+
+
+def _by_server(shares: Sequence[_NicShares], rank_server: Sequence[int]) -> list[list[_NicShares]]:
+    """The shares of each server's ranks."""
+    of: dict[int, list[_NicShares]] = {}
+    for server, nics in zip(rank_server, shares, strict=True):
+        of.setdefault(server, []).append(nics)
+    return list(of.values())
+
+
+def _least(ranks: Sequence[_NicShares]) -> _NicShares:
+    """By NIC, the least out and in that any of a server's ranks says; of NICs that not all of them have, those of the
+    first."""
+    if len({len(nics) for nics in ranks}) > 1:
+        return ranks[0]
+    return [(min(out for out, _ in same), min(in_ for _, in_ in same)) for same in zip(*ranks, strict=True)]
 
 
 def _fit(shares: Sequence[tuple[float, float]], n_nics: int) -> list[tuple[float, float]]:

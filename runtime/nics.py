@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from optcc.units import parse_rate
 
 IFNAME_VARIABLE = "OPTCC_SOCKET_IFNAME"
 RATES_VARIABLE = "OPTCC_NIC_RATES"
+INSIDE_VARIABLE = "OPTCC_INSIDE_IFNAME"
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID")
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _IFREQ_BYTES = 40
@@ -153,3 +156,34 @@ def _rate_pair(text: str) -> tuple[int, int]:
     """Rate out and rate in, whole bytes/s."""
     out, colon, in_ = text.partition(":")
     return int(parse_rate(out)), int(parse_rate(in_ if colon else out))
+
+
+def inside_of(nics: Sequence[HostNic], environment: Mapping[str, str]) -> HostNic | None:
+    """What this rank listens at for other ranks of its host: loopback, or the interface that OPTCC_INSIDE_IFNAME names.
+
+    That is a prefix, behind which comes the rank's number on its host. The name is the host's: two ranks have the same
+    one if they run on one kernel, in one network namespace, and use the same NICs. None if all NICs are loopback, as
+    where ranks of one machine play hosts. Raises InputError for an interface that is not there.
+    """
+    if all(nic.address.startswith("127.") for nic in nics):
+        return None
+    name, prefix = f"inside {_host_id(nics)}", environment.get(INSIDE_VARIABLE, "")
+    if not prefix:
+        return HostNic(name, "127.0.0.1")
+    number = next((environment[variable] for variable in _LOCAL_RANKS if variable in environment), "0")
+    found = {each.name: each.address for each in interfaces()}
+    if prefix + number not in found:
+        here = ", ".join(found) or "none"
+        raise InputError(f"{INSIDE_VARIABLE} {prefix!r}: must leave {prefix}{number}, which is up; there is {here}")
+    return HostNic(name, found[prefix + number])
+
+
+def _host_id(nics: Sequence[HostNic]) -> str:
+    """The same for ranks of one kernel and network namespace that use the same NICs."""
+    parts = [nic.address for nic in nics]
+    try:
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+        parts.append(str(Path("/proc/self/ns/net").stat().st_ino))
+    except OSError:
+        parts.append(socket.gethostname())
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]

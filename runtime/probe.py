@@ -129,6 +129,9 @@ class MeasuredNics:
     def topology(self, names: Sequence[str] = ()) -> Topology:
         """The hosts as a topology, in the order of their first ranks; `names` are theirs, h0, h1, ... unless given.
 
+        Where hosts have several ranks their NICs belong to these in equal parts, and reach those of their own rail
+        (`Topology.with_own_nics`).
+
         Raises InputError if the ranks of a host do not follow one another, TopologyError if a host is cut off.
         """
         if list(self.hosts) != sorted(self.hosts):
@@ -145,7 +148,8 @@ class MeasuredNics:
             )
             for number, rank in enumerate(self.firsts)
         )
-        return Topology(servers, overhead_s=Fraction(round(self.overhead_s * 1e9), 10**9))
+        topology = Topology(servers, overhead_s=Fraction(round(self.overhead_s * 1e9), 10**9))
+        return topology.with_own_nics() if len(self.firsts) < len(self.hosts) else topology
 
 
 def _nic(rail: int, out: int, in_: int) -> Nic:

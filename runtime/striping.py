@@ -34,12 +34,14 @@ def divide(
     joined: Mapping[Pair, Sequence[tuple[int, int]]],
     rates: Sequence[Sequence[tuple[int, int]]],
     paths: Mapping[tuple[int, int, int, int], float] | None = None,
+    hosts: Sequence[int] = (),
 ) -> dict[Pair, tuple[int, ...]]:
     """The share of each rail in what a pair carries, in parts of `PARTS`, so that the busiest NIC is soon done.
 
     `carried` is bytes from a rank to a rank, `joined` the NICs at both ends of each rail that joins them, `rates` what
     each NIC of each rank sends and receives, `paths` what a rail carries whose path is slower than the NICs at both
-    ends, by source, destination and their NICs.
+    ends, by source, destination and their NICs. `hosts` is for each rank the first one of its host, whose NICs they
+    share; every rank has a host of its own if it is left out.
 
     The least possible time of the busiest NIC is a linear program; this comes
     within two per cent of it (`tests/unit/test_striping.py`) without a solver: it makes the sum over all NICs of the
@@ -64,6 +66,7 @@ def divide(
             tuple(tuple(map(tuple, joined[pair])) for pair in pairs),
             tuple(tuple(map(tuple, nics)) for nics in rates),
             tuple((paths or {}).items()),
+            tuple(hosts) or tuple(range(len(rates))),
         )
     )
 
@@ -75,8 +78,9 @@ def _divide(
     joined: Sequence[Sequence[tuple[int, int]]],
     rates: Sequence[Sequence[tuple[int, int]]],
     slow_paths: Sequence[tuple[tuple[int, int, int, int], float]],
+    hosts: Sequence[int],
 ) -> Mapping[Pair, tuple[int, ...]]:
-    first = np.cumsum([0, *(len(nics) for nics in rates)])
+    first = np.cumsum([0, *(len(nics) for nics in rates)])[list(hosts)]
     rails = [(number, *pairs[number], *rail) for number, each in enumerate(joined) for rail in each]
     pair, src, dst, mine, theirs = np.array(rails, dtype=np.int64).T
     out, in_ = first[src] + mine, first[dst] + theirs
@@ -99,6 +103,7 @@ def divide_plan(
     carried: Mapping[Pair, int],
     joined: Mapping[Pair, Sequence[tuple[int, int]]],
     rates: Sequence[Sequence[tuple[int, int]]],
+    hosts: Sequence[int] = (),
 ) -> dict[Pair, tuple[int, ...]]:
     """`divide` for what a plan carries, no part being 0; nothing where each pair may divide by its own rates: where all
     NICs are equal, for pairs with one rail, and if it is not known what is carried.
@@ -110,8 +115,21 @@ def divide_plan(
     """
     if not carried or all(each == [rates[0][0]] * len(rates[0]) for each in rates):
         return {}
-    parts = divide(carried, joined, rates)
+    parts = divide(carried, joined, rates, hosts=hosts)
     return {pair: tuple(max(1, part) for part in each) for pair, each in parts.items() if len(each) > 1}
+
+
+def least_of_hosts(rates: Sequence[Sequence[tuple[int, int]]], hosts: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """By rank and NIC, the least that the ranks of its host say of a NIC, which they share.
+
+    >>> least_of_hosts([[(4, 4)], [(2, 3)], [(9, 9)]], [0, 0, 2])
+    [[(2, 3)], [(2, 3)], [(9, 9)]]
+    """
+    of_host: dict[int, list[tuple[int, int]]] = {}
+    for host, nics in zip(hosts, rates, strict=True):
+        before = of_host.setdefault(host, list(nics))
+        of_host[host] = [(min(a, c), min(b, d)) for (a, b), (c, d) in zip(before, nics, strict=True)]
+    return [of_host[host] for host in hosts]
 
 
 def _settle(

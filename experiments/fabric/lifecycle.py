@@ -51,6 +51,7 @@ from optcc.experiments.fabric.scripts import (
     core_shapers,
     host_batch,
     host_shapers,
+    inside_settings,
     namespace_settings,
     namespaces_of,
     no_blackhole_rules,
@@ -252,22 +253,25 @@ class Fabric:
         mpirun: str | None = None,
         arguments: Callable[..., list[str]] | None = None,
     ) -> RunResult:
-        """`mpirun` of `argv`, rank i on host i, for the first `n_ranks` hosts (all), launched from h0.
+        """`mpirun` of `argv`, launched from h0: the hosts' ranks in their order, for the first `n_ranks` (all).
 
         The ranks get PATH, PYTHONPATH, VIRTUAL_ENV, LD_LIBRARY_PATH, OMPI_* and OPTCC_* of the caller, then `env`, and
-        OPTCC_TOPOLOGY: these hosts as they are now; OPTCC_SOCKET_IFNAME leaves out the control network, unless the
-        caller has said otherwise. Unless captured, stdout and stderr pass through live. However it
-        ends, no process of the run and no file of it is left. `mpirun` may be another launcher; `arguments` then makes
-        its arguments, of what `mpirun_arguments` is given.
+        OPTCC_TOPOLOGY: these hosts as they are now; OPTCC_SOCKET_IFNAME leaves out the control network, and
+        OPTCC_INSIDE_IFNAME names what is shaped inside, unless the caller has said otherwise. Unless captured, stdout
+        and stderr pass through live. However it ends, no process of the run and no file of it is left. `mpirun` may be
+        another launcher; `arguments` then makes its arguments, of what `mpirun_arguments` is given.
 
         Raises DeadlineExceeded after `timeout_s`; InputError for a bad count or a host without a NIC;
         EnvironmentMissing without Open MPI 5.
         """
         require_right()
         state = self.state()
-        ranks = state.spec.hosts if n_ranks is None else n_ranks
-        if not 1 <= ranks <= state.spec.hosts:
-            raise InputError(f"{ranks} ranks: one a host, and fabric {self.name} has {state.spec.hosts} hosts")
+        spec = state.spec
+        ranks = spec.hosts * spec.ranks if n_ranks is None else n_ranks
+        if not 1 <= ranks <= spec.hosts * spec.ranks or ranks % spec.ranks:
+            a_host = "one a host" if spec.ranks == 1 else f"{spec.ranks} a host"
+            raise InputError(f"{ranks} ranks: {a_host}, and fabric {self.name} has {spec.hosts} hosts")
+        hosts = ranks // spec.ranks
         if not argv:
             raise InputError("no command: write it after --, for example `-- python train.py`")
         if timeout_s <= 0:
@@ -277,14 +281,17 @@ class Fabric:
         given = {"OPTCC_FABRIC": self.name, **(env or {})}
         if "OPTCC_SOCKET_IFNAME" not in os.environ:
             given.setdefault("OPTCC_SOCKET_IFNAME", "eth")
-        if "OPTCC_TOPOLOGY" not in given:
-            given["OPTCC_TOPOLOGY"] = state.topology_text(ranks)
+        if spec.inside is not None and "OPTCC_INSIDE_IFNAME" not in os.environ:
+            given.setdefault("OPTCC_INSIDE_IFNAME", "in")
+        state.topology_text(hosts)  # raises if a host has no NIC left
         with termination_raises(), self._run_folder() as folder:
+            if "OPTCC_TOPOLOGY" not in given:
+                given["OPTCC_TOPOLOGY"] = self._topology_for(state, hosts, folder)
             environment = launch_environment(os.environ, given)
             environment |= {RUN_VARIABLE: f"{self.name}/{folder.name}", "TMPDIR": str(folder / "tmp")}
             (folder / "tmp").mkdir(mode=0o700)
             write_file(folder / "agent", launch_agent(self.name), 0o700)
-            hostfile = "".join(f"{control_address(host)} slots=1\n" for host in range(ranks))
+            hostfile = "".join(f"{control_address(host)} slots={spec.ranks}\n" for host in range(hosts))
             write_file(folder / "hosts", hostfile)
             words = (arguments or mpirun_arguments)(
                 agent=str(folder / "agent"),
@@ -294,10 +301,21 @@ class Fabric:
                 exported=sorted({*exported_variables(environment), *given}),
                 extra=mpi_args,
             )
+            if spec.ranks > 1 and "self,tcp" in words:  # ranks of a host over shared memory
+                words[words.index("self,tcp")] = "self,sm,tcp"
             # If this process is killed, the kernel sends SIGTERM to mpirun, which ends its ranks.
             tied = [program_path("setpriv", "util-linux"), "--pdeathsig", "TERM", "--"]
             command = self.host_command(0, [program, *words, *argv])
             return launch([*tied, *command], environment, timeout_s, capture)
+
+    @staticmethod
+    def _topology_for(state: FabricState, hosts: int, folder: Path) -> str:
+        """What OPTCC_TOPOLOGY says of the first `hosts` hosts: a text, or a file for hosts of several ranks."""
+        if state.spec.ranks == 1:
+            return state.topology_text(hosts)
+        path = folder / "topology.toml"
+        write_file(path, state.topology(hosts).to_toml())
+        return str(path)
 
     # ---- inside: files
 
@@ -419,7 +437,9 @@ class Fabric:
             call(["ip", "netns", "exec", namespace, "/bin/sh", "-c", script], label=f"settings of {namespace}")
         call(["ip", "-n", core, "-batch", "-"], core_batch(spec))
         call(["tc", "-n", core, "-batch", "-"], core_shapers(spec))
+        more = settings_script(inside_settings(spec))
         for host, namespace in enumerate(hosts):
+            call(["ip", "netns", "exec", namespace, "/bin/sh", "-c", more], label=f"settings of {namespace}")
             call(["tc", "-n", namespace, "-batch", "-"], host_shapers(spec, host))
             call(["ip", "-n", namespace, "-batch", "-"], host_batch(spec, host))
         self._save(FabricState.fresh(spec, "up", os.getpid()))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from optcc.experiments.fabric.spec import FabricSpec, control_address, core_namespace, host_namespace, nic_address
+from optcc.experiments.fabric.spec import (
+    FabricSpec,
+    control_address,
+    core_namespace,
+    host_namespace,
+    inside_address,
+    nic_address,
+)
 
 MTU_BYTES: Final = 9000
 WIRE_OVERHEAD: Final = f"{MTU_BYTES + 14}/{MTU_BYTES - 52}"
@@ -25,6 +32,15 @@ def core_port(host: int, nic: int) -> str:
     return f"h{host}e{nic}"
 
 
+def inside_port(host: int, rank: int) -> str:
+    """The fabric's end of what joins a rank to the others of its host.
+
+    >>> inside_port(3, 1)
+    'h3r1'
+    """
+    return f"h{host}r{rank}"
+
+
 def namespaces_of(spec: FabricSpec) -> tuple[str, ...]:
     """All namespaces of a fabric, the core first."""
     return (core_namespace(spec.name), *(host_namespace(spec.name, host) for host in range(spec.hosts)))
@@ -42,6 +58,15 @@ def core_batch(spec: FabricSpec) -> str:
             peer = f"peer name {far} mtu {MTU_BYTES} netns {host_namespace(spec.name, host)}"
             lines.append(f"link add name {port} mtu {MTU_BYTES} type veth {peer}")
             lines.append(f"link set {port} master {master} up")
+        if spec.inside is not None:
+            lines.append(f"link add name h{host}in mtu {MTU_BYTES} {bridge}")
+            for rank in range(spec.ranks):
+                port, peer = inside_port(host, rank), f"peer name in{rank} mtu {MTU_BYTES}"
+                lines.append(
+                    f"link add name {port} mtu {MTU_BYTES} type veth {peer} netns {host_namespace(spec.name, host)}"
+                )
+                lines.append(f"link set {port} master h{host}in up")
+            lines.append(f"link set h{host}in up")
     lines += [f"link set {name} up" for name in bridges]
     return "\n".join(lines) + "\n"
 
@@ -53,7 +78,36 @@ def host_batch(spec: FabricSpec, host: int) -> str:
         lines += [f"address add {nic_address(host, nic)}/24 dev eth{nic}", f"link set eth{nic} up"]
         # Ask for a neighbour ten times a second, for 3 s in all as ever: a healed NIC is found again at once.
         lines.append(f"ntable change name arp_cache dev eth{nic} retrans 100 mcast_probes 30 ucast_probes 30")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_inside_lines(spec, host)]) + "\n"
+
+
+def _inside_lines(spec: FabricSpec, host: int) -> list[str]:
+    """`ip -batch` lines that join the ranks of a host over shaped cables: what one of them sends to another leaves by
+    its own and comes back by the other's, though both addresses are of one namespace. To that end the table of local
+    addresses comes after the routes by source, but for what has arrived."""
+    if spec.inside is None:
+        return []
+    lines = []
+    for rank in range(spec.ranks):
+        name, address = f"in{rank}", inside_address(host, rank)
+        network = inside_address(host, -1) + "/24"
+        lines += [f"address add {address}/24 dev {name}", f"link set {name} up"]
+        lines.append(f"route add {network} dev {name} table {100 + rank}")
+        lines.append(f"rule add iif {name} lookup local pref 1")
+        lines.append(f"rule add from {address} to {network} lookup {100 + rank} pref 10")
+    return [*lines, "rule add lookup local pref 20", "rule delete pref 0"]
+
+
+def inside_settings(spec: FabricSpec) -> dict[str, str]:
+    """Kernel settings of a host whose inside is shaped: packets from its own addresses may arrive, each address is
+    found at its own cable."""
+    if spec.inside is None:
+        return {}
+    settings = {"net/ipv4/conf/all/rp_filter": "0"}
+    for rank in range(spec.ranks):
+        own = {"accept_local": "1", "rp_filter": "0", "arp_ignore": "1", "arp_announce": "2"}
+        settings |= {f"net/ipv4/conf/in{rank}/{name}": value for name, value in own.items()}
+    return settings
 
 
 def shaper_line(interface: str, bits_per_s: int) -> str:
@@ -69,13 +123,20 @@ def shaper_line(interface: str, bits_per_s: int) -> str:
 
 def host_shapers(spec: FabricSpec, host: int) -> str:
     """`tc -batch` text for one host: what its NICs may send."""
-    return "".join(f"{shaper_line(f'eth{nic}', rates.bits_out)}\n" for nic, rates in enumerate(spec.rates[host]))
+    lines = [shaper_line(f"eth{nic}", rates.bits_out) for nic, rates in enumerate(spec.rates[host])]
+    if spec.inside is not None:
+        lines += [shaper_line(f"in{rank}", spec.inside.bits_out) for rank in range(spec.ranks)]
+    return "\n".join(lines) + "\n"
 
 
 def core_shapers(spec: FabricSpec) -> str:
     """`tc -batch` text for the core: what every NIC may receive."""
     ports = ((host, nic) for host in range(spec.hosts) for nic in range(spec.nics))
-    return "".join(f"{shaper_line(core_port(host, nic), spec.rates[host][nic].bits_in)}\n" for host, nic in ports)
+    lines = [shaper_line(core_port(host, nic), spec.rates[host][nic].bits_in) for host, nic in ports]
+    if spec.inside is not None:
+        insides = [inside_port(host, rank) for host in range(spec.hosts) for rank in range(spec.ranks)]
+        lines += [shaper_line(port, spec.inside.bits_in) for port in insides]
+    return "\n".join(lines) + "\n"
 
 
 def blackhole_rules(host: int, nic: int, how: str) -> str:

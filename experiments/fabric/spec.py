@@ -18,10 +18,11 @@ RATE_BITS_PER_S_MIN: Final = 10**5
 RATE_BITS_PER_S_MAX: Final = 2 * 10**10
 HOSTS_MAX: Final = 64
 NICS_MAX: Final = 16
+RANKS_MAX: Final = 16
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
 _NAMESPACE = re.compile(r"optcc-(.+)-(?:h\d+|core)")
 _TARGET = re.compile(r"h?(\d{1,3})(?:\.eth(\d{1,3}))?")
-_SPEC = re.compile(r"(\d{1,4})(?:x(\d{1,4}))?@([^,]+)((?:,[^,]+)*)")
+_SPEC = re.compile(r"(\d{1,4})(?:x(\d{1,4}))?@([^,+]+?)(?:/(\d{1,4})ranks(?:\+([^,+]+))?)?((?:,[^,]+)*)")
 
 
 def check_name(name: str) -> str:
@@ -103,6 +104,15 @@ def exact_rate(rate: Fraction) -> str:
     thousandths = rate * 1000
     assert thousandths.denominator == 1, f"{rate} is not a whole number of bit/s"
     return f"{thousandths.numerator // 1000}.{thousandths.numerator % 1000:03d}B/s"
+
+
+def inside_address(host: int, rank: int) -> str:
+    """The address of a rank for others of its host, where the inside is shaped.
+
+    >>> inside_address(3, 1)
+    '10.98.3.2'
+    """
+    return f"10.98.{host}.{rank + 1}"
 
 
 @dataclass(frozen=True)
@@ -195,11 +205,15 @@ class NicTarget:
 class FabricSpec:
     """What a fabric is declared to be: `rates[i][j]` are those of NIC j of host i while nothing is degraded.
 
+    Every host has so many `ranks`, each of which sends and receives `inside` within its host; None: no limit.
+
     Raises InputError if the name, a count or the shape of `rates` breaks a rule.
     """
 
     name: str
     rates: tuple[tuple[NicRates, ...], ...]
+    ranks: int = 1
+    inside: NicRates | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -207,6 +221,10 @@ class FabricSpec:
             raise InputError(f"{self.hosts} hosts: a fabric has 1 to {HOSTS_MAX}")
         if not 1 <= self.nics <= NICS_MAX:
             raise InputError(f"{self.nics} NICs a host: a fabric has 1 to {NICS_MAX}")
+        if not 1 <= self.ranks <= RANKS_MAX:
+            raise InputError(f"{self.ranks} ranks a host: a fabric has 1 to {RANKS_MAX}")
+        if self.inside is not None and (self.ranks == 1 or self.inside.rate_out != self.inside.rate_in):
+            raise InputError(f"+{self.inside.text}: must be one rate, for hosts of several ranks")
         for host, row in enumerate(self.rates):
             if len(row) != self.nics:
                 raise InputError(f"h{host} has {len(row)} NICs: every host of a fabric has as many as h0 ({self.nics})")
@@ -238,10 +256,13 @@ class FabricSpec:
     def parse(cls, text: str, *, name: str = "default", overrides: Sequence[str] = ()) -> FabricSpec:
         """The fabric of `HOSTSxNICS@RATE` or `HOSTS@RATE` (rate a NIC), then `,TARGET=RATE` for what differs.
 
+        `/Rranks` after the rate: R ranks a host; `+RATE` after that: what each exchanges with others of its host.
         `overrides` are further `TARGET=RATE`; the last one that names a NIC holds.
 
         >>> FabricSpec.parse("4x2@200Mbit/s,3=100Mbit/s,h0.eth1=25MB/s:5MB/s").text
         '4x2@25MB/s,h0.eth1=25MB/s:5MB/s,h3=12.5MB/s'
+        >>> FabricSpec.parse("4x2@200Mbit/s/2ranks+1Gbit/s,3=100Mbit/s").text
+        '4x2@25MB/s/2ranks+125MB/s,h3=12.5MB/s'
 
         Raises InputError that names the part and its rule.
         """
@@ -249,7 +270,9 @@ class FabricSpec:
         if match is None:
             raise InputError(f"fabric {text!r}: write HOSTSxNICS@RATE, for example 4x2@200Mbit/s, then ,3=100Mbit/s")
         spec = cls.uniform(int(match[1]), int(match[2] or 1), NicRates.parse(match[3]), name=name)
-        for override in [*match[4].split(",")[1:], *overrides]:
+        inside = None if match[5] is None else NicRates.parse(match[5])
+        spec = dataclasses.replace(spec, ranks=int(match[4] or 1), inside=inside)
+        for override in [*match[6].split(",")[1:], *overrides]:
             target, equals, rates = override.partition("=")
             if not equals:
                 raise InputError(f"{override!r}: write HOST=RATE, for example 3=100Mbit/s or h3.eth1=100Mbit/s")
@@ -269,7 +292,9 @@ class FabricSpec:
     def text(self) -> str:
         """The fabric as `parse` reads it."""
         usual = Counter(rates for row in self.rates for rates in row).most_common(1)[0][0]
-        parts = [f"{self.hosts}x{self.nics}@{usual.text}"]
+        ranks = f"/{self.ranks}ranks" if self.ranks > 1 else ""
+        inside = f"+{self.inside.text}" if self.inside is not None else ""
+        parts = [f"{self.hosts}x{self.nics}@{usual.text}{ranks}{inside}"]
         for host, row in enumerate(self.rates):
             if len(set(row)) == 1:
                 parts += [f"h{host}={row[0].text}"] if row[0] != usual else []

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from optcc.errors import InputError
 from optcc.experiments.fabric.spec import FabricSpec, NicRates, _pair, exact_rate
+from optcc.topology import Nic, Server, Topology
 
-STATE_FORMAT: Final = "optcc-fabric/1"
+STATE_FORMAT: Final = "optcc-fabric/2"
 FAILURES: Final = ("down", "carrier", "blackhole", "blackhole-out", "blackhole-in")
 
 
@@ -71,11 +72,39 @@ class FabricState:
         others = [f"{host}={_pair(*end)}" for host, end in enumerate(ends) if end != usual]
         return ",".join([f"{len(ends)}@{exact_rate(usual[0])}", *others])
 
+    def topology(self, hosts: int | None = None) -> Topology:
+        """The first `hosts` hosts (all) as a topology: their ranks, to which the NICs belong if a host has several.
+
+        >>> state = FabricState.fresh(FabricSpec.parse("2x2@200Mbit/s/2ranks+1Gbit/s"), "up", 1)
+        >>> down = state.with_nics({(1, 1): NicState(state.nics[1][1].rates, "down")}).topology()
+        >>> down.n_ranks, [int(rate) for rate in down.out], int(down.servers[0].fabric)
+        (4, [50000000, 25000000], 125000000)
+        """
+        spec = self.spec
+        inside = None if spec.inside is None else spec.inside.rate_out
+        topology = Topology(
+            tuple(
+                Server(
+                    f"h{host}",
+                    spec.ranks,
+                    tuple(
+                        Nic(number, nic.rates.rate_out, nic.rates.rate_in, nic.failure is not None)
+                        for number, nic in enumerate(self.nics[host])
+                    ),
+                    inside,
+                )
+                for host in range(spec.hosts if hosts is None else hosts)
+            )
+        )
+        return topology.with_own_nics() if spec.ranks > 1 else topology
+
     def to_json(self) -> str:
         """The text of the state file; rates in bits per second."""
         declared = [[[rates.bits_out, rates.bits_in] for rates in row] for row in self.spec.rates]
         now = [[[nic.rates.bits_out, nic.rates.bits_in, nic.failure] for nic in row] for row in self.nics]
         record = {"format": STATE_FORMAT, "name": self.spec.name, "phase": self.phase, "pid": self.pid}
+        inside = self.spec.inside
+        record |= {"ranks": self.spec.ranks, "inside": None if inside is None else [inside.bits_out, inside.bits_in]}
         return json.dumps({**record, "declared": declared, "now": now}) + "\n"
 
     @classmethod
@@ -94,7 +123,11 @@ class FabricState:
                 for row in _row(record.get("now"))
             )
             demand([len(row) for row in declared] == [len(row) for row in now], "declared and now differ in shape")
-            return cls(FabricSpec(name, declared), now, record["phase"], record["pid"])
+            ranks, inside = record.get("ranks"), record.get("inside")
+            demand(type(ranks) is int, f"ranks is {ranks!r}")
+            demand(inside is None or (isinstance(inside, list) and len(inside) == 2), f"inside is {inside!r:.40}")
+            spec = FabricSpec(name, declared, ranks, None if inside is None else _rates(inside))
+            return cls(spec, now, record["phase"], record["pid"])
         except (ValueError, RecursionError) as error:
             reason = str(error)
         except InputError as error:

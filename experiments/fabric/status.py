@@ -11,7 +11,7 @@ from typing import Final
 
 from optcc.errors import RuntimeFault
 from optcc.experiments.fabric.programs import call, program_path, which
-from optcc.experiments.fabric.scripts import core_port
+from optcc.experiments.fabric.scripts import core_port, inside_port
 from optcc.experiments.fabric.spec import NicRates, NicTarget, core_namespace, host_namespace
 from optcc.experiments.fabric.state import FabricState
 
@@ -143,6 +143,12 @@ def differences_of(
         control = links.get("ctl")
         if control is None or not control.carrier or _master(core, f"h{host}c") != "ctl":
             found.append(f"h{host}.ctl is not connected")
+        if state.spec.inside is not None:
+            for rank in range(state.spec.ranks):
+                ends = links.get(f"in{rank}"), core.get(inside_port(host, rank))
+                rates = [int(state.spec.inside.rate_out)] * 2
+                if [None if end is None else end.rate_bytes_per_s for end in ends] != rates:
+                    found.append(f"h{host}.in{rank} is not shaped to {state.spec.inside.text}")
         for nic, now in enumerate(row):
             where, port = NicTarget(host, nic).text, core_port(host, nic)
             near, far = links.get(f"eth{nic}"), core.get(port)

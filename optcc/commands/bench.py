@@ -39,6 +39,7 @@ from optcc.experiments.bench import (
 from optcc.experiments.bench_messages import CPU, check_device, device_of_rank, devices_on_loopback
 from optcc.experiments.peers import PEERS
 from optcc.experiments.record import BenchTiming
+from optcc.job import keep_to_own_nics
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
 from optcc.runtime.launchers import find_launch
@@ -293,6 +294,7 @@ def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
             entries: NicEntries = ()
             if isinstance(transport, TcpTransport):
                 settings = measured(settings, transport, os.environ)
+                keep_to_own_nics(transport, settings.topology)
                 entries = transport.nics
             report.begin(mpi.n_ranks, hosts, settings, given, entries)
             say = report.add if mpi.rank == 0 else _say_nothing

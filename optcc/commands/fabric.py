@@ -55,7 +55,7 @@ def command() -> None:
 @click.option("--replace", is_flag=True, help="Take down what stands under this name first.")
 @_common
 def up(spec: str, overrides: tuple[str, ...], replace: bool, name: str, as_json: bool) -> None:
-    """Make the fabric SPEC: HOSTSxNICS@RATE, the rate one NIC's, each way.
+    """Make the fabric SPEC: HOSTSxNICS@RATE, the rate one NIC's, each way; /Rranks: hosts of R ranks.
 
     Does nothing where the same fabric stands already, and builds it anew where it does not stand as declared.
 
@@ -63,6 +63,7 @@ def up(spec: str, overrides: tuple[str, ...], replace: bool, name: str, as_json:
     Example:
       optcc fabric up 4x2@200Mbit/s --host 3=100Mbit/s
       optcc fabric up 8@400Mbit/s,h2=100Mbit/s:400Mbit/s --name asymmetric
+      optcc fabric up 4x2@200Mbit/s/2ranks+1Gbit/s --name servers
     """
     fabric = Fabric.up(FabricSpec.parse(spec, name=name, overrides=overrides), replace=replace)
     state = fabric.state()
@@ -120,7 +121,7 @@ def heal(target: str, name: str, as_json: bool) -> None:
 
 
 @command.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "n_ranks", type=int, metavar="P", help="Ranks, one a host from h0 on; all hosts if left out.")
+@click.option("-n", "n_ranks", type=int, metavar="P", help="Ranks, from h0 on; those of all hosts if left out.")
 @click.option("--timeout", "timeout_s", type=SecondsType(), default=RUN_TIMEOUT_S, show_default=True, help="Seconds.")
 @click.option("--mpi-arg", "mpi_args", multiple=True, metavar="ARG", help="One more argument for mpirun; repeatable.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -133,7 +134,7 @@ def run(
     name: str,
     as_json: bool,
 ) -> None:
-    """Run COMMAND under Open MPI's mpirun across the hosts, one rank a host, data over the shaped NICs.
+    """Run COMMAND under Open MPI's mpirun across the hosts, as many ranks a host as SPEC says, over the shaped NICs.
 
     The ranks get OPTCC_TOPOLOGY, the hosts as they are now. Exits with the command's exit code. With --json the
     command's output is in the object.

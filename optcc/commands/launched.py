@@ -12,7 +12,7 @@ import click
 from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, InputError, MismatchError, OptccError, RuntimeFault
 from optcc.runtime.launchers import check_count, find_launch
 from optcc.runtime.mpi_library import load_mpi, wait_for
-from optcc.runtime.nics import nics_of
+from optcc.runtime.nics import inside_of, nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import MonotonicClock, Transport
 from optcc.runtime.transports.mpi import MpiTransport
@@ -57,8 +57,12 @@ def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> I
     if carrier == "mpi":
         yield mpi
         return
-    make = TcpTransport if carrier == "tcp" else UcxTransport
-    transport = make(over_mpi(mpi.comm), nics_of(environ))
+    meet, nics = over_mpi(mpi.comm), nics_of(environ)
+    transport: TcpTransport | UcxTransport
+    if carrier == "tcp":
+        transport = TcpTransport(meet, nics, inside=inside_of(nics, environ))
+    else:
+        transport = UcxTransport(meet, nics)
     try:
         yield transport
     finally:

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from optcc.errors import InputError
-from optcc.job import agreed_topology, measure_nics, tcp_ports
+from optcc.job import agreed_topology, keep_to_own_nics, measure_nics, tcp_ports
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.nics import nics_of
+from optcc.runtime.nics import inside_of, nics_of
 from optcc.runtime.probe import Rates
 from optcc.runtime.rendezvous import Meet, over_store
 from optcc.runtime.transports.tcp import TcpTransport
@@ -77,7 +77,8 @@ def connect(
     """A communicator of `ranks` of the job, and what is known of its network: `network`, if that is known, else what is
     measured now; collective. Raises as `optcc.init`."""
     topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
-    transport = TcpTransport(meet, nics_of(environ))
+    nics = nics_of(environ)
+    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ))
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:
@@ -89,6 +90,7 @@ def connect(
             measured = None if network.topology is None else network.topology.of_ranks(ranks)
             transport.set_rates([network.rates[rank] for rank in ranks])
         found = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
+        keep_to_own_nics(transport, found)
         planner = Planner(found, schedules=options.schedules, ports=tcp_ports(found), by_rail=True)
         # Plans change where a `Planner` can be asked for others; a function of its type is asked for the first alone.
         plans = planner if options.replan else planner.__call__

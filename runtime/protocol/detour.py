@@ -51,8 +51,7 @@ class Detours:
             return None
         tried.update(pairwise((*via, peer)))
         mine, theirs = first[via[0]]
-        _, address, port, *_ = local.book[via[0]][theirs]
-        return Detour(mine, (address, port), via)
+        return Detour(mine, local.entry(via[0], theirs)[1:3], via)
 
     def may_come(self, peer: int) -> bool:
         """See `PathFinder`."""

@@ -90,8 +90,17 @@ class Endpoint(LocalRank):
         draw: Callable[[int], bytes],
         checksum: Checksum | None = None,
         now_s: float = 0.0,
+        insides: Sequence[NicEntry] = (),
     ) -> None:
-        super().__init__(settings, rank, book, job=job, secret=secret, draw=draw, checksum=checksum, now_s=now_s)
+        super().__init__(
+            *(settings, rank, book),
+            job=job,
+            secret=secret,
+            draw=draw,
+            checksum=checksum,
+            now_s=now_s,
+            insides=insides,
+        )
         self.outbounds: dict[int, Outbound] = {}
         self.inbounds: dict[int, Inbound] = {}
         self.reports = Reports(self, self.inbounds)
@@ -108,6 +117,8 @@ class Endpoint(LocalRank):
         # The channels that start here, and those that end here, by handle.
         self._sends: dict[int, tuple[Outbound, SendChannel]] = {}
         self._receives: dict[int, tuple[Inbound, RecvChannel]] = {}
+        # Whether ranks that share NICs send over those alone that belong to them.
+        self.keeps_to_own = False
         # Whether the program says when it may not call again for long.
         self._is_settled = False
         self.leaving_s = 0.0
@@ -611,9 +622,16 @@ class Endpoint(LocalRank):
         """The stripings for a plan in which pairs carry so many bytes; pairs that keep their own are left out."""
         self.rates.carried = dict(carried)
         self.rates.divide_anew()
+        if self.keeps_to_own:
+            return {
+                pair: Striping.among(self.own_parts(*pair), self.first_turn(*pair))
+                for pair in carried
+                if not self.is_inside(*pair)
+            }
         parts = divide_plan(
             carried,
-            {pair: self.pairs(*pair) for pair in carried},
+            {pair: self.pairs(*pair) for pair in carried if not self.is_inside(*pair)},
             [[(out, in_) for *_, out, in_ in nics] for nics in self.book],
+            self.hosts,
         )
         return {pair: Striping.of(each, self.first_turn(*pair)) for pair, each in parts.items()}

@@ -109,7 +109,7 @@ class Epochs:
 
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""
-        used = {connection.nic for connection in self._local.up}
+        used = {connection.nic for connection in self._local.up} & set(range(len(self._was_joined)))
         if used == self._used:
             return
         self._used = used

@@ -38,7 +38,9 @@ class ProtocolNote(NamedTuple):
 class LocalRank:
     """One rank of a job: who it is, its connections, and what is to be done.
 
-    `book` has every rank's NICs, by rank; `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
+    `book` has every rank's NICs, by rank, and `insides` what each listens at for ranks of its own host, if that is
+    known: ranks with the same name there are on one host, and are joined by nothing else. Behind the numbers of a
+    rank's NICs there is one more for it. `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
     `events` are those of the transport that have not been polled, `n_awaited` counts the posts without one. `up` has
     the connections that are established. `left` has the ranks that said bye, and whether because of a failure;
     `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs. `notes` are
@@ -47,9 +49,10 @@ class LocalRank:
 
     # More attributes than instances of one class share the names of: without slots each is a search.
     __slots__ = (
-        *("__dict__", "__weakref__", "book", "checksum", "counts", "draw", "eager_bytes", "events", "failure"),
-        *("is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank", "secret"),
-        *("settings", "to_close", "to_dial", "to_limit", "to_report", "to_resume", "to_send", "up", "watch_s"),
+        *("__dict__", "__weakref__", "book", "checksum", "counts", "draw", "eager_bytes", "events", "failure", "hosts"),
+        *("insides", "is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank"),
+        *("secret", "settings", "to_close", "to_dial", "to_limit", "to_report", "to_resume", "to_send", "up"),
+        "watch_s",
     )
 
     def __init__(
@@ -63,13 +66,17 @@ class LocalRank:
         draw: Callable[[int], bytes],
         checksum: Checksum | None = None,
         now_s: float = 0.0,
+        insides: Sequence[NicEntry] = (),
     ) -> None:
-        self.settings, self.rank, self.book = settings, rank, book
+        self.settings, self.rank, self.book, self.insides = settings, rank, book, tuple(insides)
+        names = [inside[0] for inside in insides]
+        self.hosts = tuple(names.index(name) for name in names) if names else tuple(range(len(book)))
         self.job, self.secret, self.draw, self.checksum = job, secret, draw, checksum
         self.now_s = now_s
         self.own_nics = book[rank]
         self.counts = Counts()
-        self.rail_counts = [RailCount(nic[0]) for nic in self.own_nics]
+        own = [*self.own_nics, *self.insides[rank : rank + 1]]
+        self.rail_counts = [RailCount(nic[0]) for nic in own]
         self.events: list[Event] = []
         self.n_awaited = 0
         self.up: dict[Established, None] = {}
@@ -77,7 +84,7 @@ class LocalRank:
         self.awaited: set[int] = set()
         self.failure: RuntimeFault | None = None
         self.is_leaving = False
-        self.nic_up = [True] * len(self.own_nics)
+        self.nic_up = [True] * len(own)
         self.notes: deque[ProtocolNote] = deque(maxlen=_NOTES_MAX)
         self.eager_bytes = min(EAGER_BYTES, settings.chunk_bytes)
         self.to_dial: list[Dialing] = []
@@ -168,21 +175,43 @@ class LocalRank:
     # --- pairs of ranks
 
     def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
-        """The NICs of `src` and `dst`, by number, that are joined by a rail: those of one name, or in their order."""
+        """The NICs of `src` and `dst`, by number, that are joined by a rail: those of one name, or in their order. Two
+        ranks of one host are joined inside it."""
+        if self.is_inside(src, dst):
+            return [(len(self.book[src]), len(self.book[dst]))]
         names = {nic[0]: number for number, nic in enumerate(self.book[dst])}
         pairs = [(number, names[nic[0]]) for number, nic in enumerate(self.book[src]) if nic[0] in names]
         if not pairs:
             pairs = [(number, number) for number in range(min(len(self.book[src]), len(self.book[dst])))]
         return sorted(pairs, key=lambda pair: self.book[min(src, dst)][pair[src > dst]][0])
 
+    def is_inside(self, src: int, dst: int) -> bool:
+        """True if two ranks are known to be on one host."""
+        return self.hosts[src] == self.hosts[dst]
+
+    def own_parts(self, src: int, dst: int) -> list[int]:
+        """For each rail of two ranks of different hosts what it carries, bytes/s, 0 unless its NIC belongs to `src`:
+        the NICs of a host are its ranks' in equal parts, in order. All rails if no NIC there belongs to it."""
+        ranks = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[src]]
+        place, count = ranks.index(src), len(self.book[src])
+        rates = [
+            (mine, min(self.book[src][mine][3], self.book[dst][theirs][4])) for mine, theirs in self.pairs(src, dst)
+        ]
+        own = [rate if mine * len(ranks) // count == place else 0 for mine, rate in rates]
+        return own if any(own) else [rate for _, rate in rates]
+
+    def entry(self, rank: int, nic: int) -> NicEntry:
+        """The NIC of this number, or what the rank listens at for those of its own host."""
+        return self.book[rank][nic] if nic < len(self.book[rank]) else self.insides[rank]
+
     def queue_s(self, mine: int, peer: int, theirs: int) -> float:
         """Seconds that a full socket's bytes take between a NIC of this rank and a peer's; 0 if rates are unknown."""
-        rate = min(min(self.book[rank][nic][3:]) for rank, nic in ((self.rank, mine), (peer, theirs)))
+        rate = min(min(self.entry(rank, nic)[3:]) for rank, nic in ((self.rank, mine), (peer, theirs)))
         return _QUEUE_BYTES / rate if rate >= RATE_MIN else 0.0
 
     def striping(self, src: int, dst: int) -> Striping:
         """How messages from `src` to `dst` are striped: by what the NICs of each rail send and receive at most."""
-        parts = [min(self.book[src][mine][3], self.book[dst][theirs][4]) for mine, theirs in self.pairs(src, dst)]
+        parts = [min(self.entry(src, mine)[3], self.entry(dst, theirs)[4]) for mine, theirs in self.pairs(src, dst)]
         return Striping.of(parts, self.first_turn(src, dst))
 
     def first_turn(self, src: int, dst: int) -> int:

@@ -243,11 +243,11 @@ class Membership:
             return AllRailsFailed(f"{me}{what}", culprits=culprits, nics=nics)
         joined = [(src, dst, local.pairs(src, dst)) for src, dst in verdict.pairs]
         what = "; ".join(
-            f"no rail between rank {src} and rank {dst} ({', '.join(local.book[src][nic][0] for nic, _ in rails)})"
+            f"no rail between rank {src} and rank {dst} ({', '.join(local.entry(src, nic)[0] for nic, _ in rails)})"
             for src, dst, rails in joined
         )
         ends = {(rank, pair[i]) for src, dst, rails in joined for pair in rails for i, rank in enumerate((src, dst))}
-        return AllRailsFailed(f"{me}{what}", nics=[(rank, local.book[rank][nic][0]) for rank, nic in sorted(ends)])
+        return AllRailsFailed(f"{me}{what}", nics=[(rank, local.entry(rank, nic)[0]) for rank, nic in sorted(ends)])
 
 
 def find_failures(

@@ -73,13 +73,12 @@ class Outbound:
     ) -> None:
         self._local, self.peer = local, peer
         self._reports, self._suspicion, self._opposites, self._detours = reports, suspicion, opposites, detours
-        me, book = local.rank, local.book
         self.direct = [
-            Rail(book[me][mine][0], mine, theirs, (book[peer][theirs][1], book[peer][theirs][2]))
-            for mine, theirs in local.pairs(me, peer)
+            Rail(local.entry(local.rank, mine)[0], mine, theirs, local.entry(peer, theirs)[1:3])
+            for mine, theirs in local.pairs(local.rank, peer)
         ]
         self._detour = Rail(_DETOUR, -1, -1, ("", 0))
-        self.rails = [*self.direct, self._detour] if len(book) > 2 else self.direct
+        self.rails = [*self.direct, self._detour] if len(local.book) > 2 else self.direct
         # For how long no direct rail has been up; whether the next path through other ranks is the first since.
         self._apart_s, self._is_first_detour = 0.0, True
         # The parts of the rails by measured rates; None: as declared, and as the messages are cut.

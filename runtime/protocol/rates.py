@@ -16,7 +16,7 @@ from optcc.runtime.protocol.nic_meter import CHANGE, LOADED_BYTES, LOOKS_MIN, WI
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rail import Rail as OutboundRail
 from optcc.runtime.protocol.trials import Rail, Trials
-from optcc.runtime.striping import divide
+from optcc.runtime.striping import divide, least_of_hosts
 
 _AS_FAST = 0.85
 _FAST, _FASTER, _FASTER_BYTES = 0.75, 1.3, 1 << 17
@@ -34,6 +34,8 @@ class Rates:
     def __init__(self, local: LocalRank, outbounds: Mapping[int, Outbound]) -> None:
         self._local, self._outbounds = local, outbounds
         self.is_on = local.settings.learn_rates and len(local.own_nics) > 1
+        # What a rank gets of a NIC that others of its host use too says little of the NIC.
+        self._is_alone = local.hosts.count(local.hosts[local.rank]) == 1
         self.carried: dict[tuple[int, int], int] = {}
         self._meters = [NicMeter() for _ in local.own_nics]
         self._unsure = [False] * len(self._meters)
@@ -76,10 +78,12 @@ class Rates:
         return self._shares.get((self._local.rank, nic), (1.0, 1.0))
 
     def look(self, now_s: float) -> None:
-        """Samples whether each NIC is backlogged, and judges the NICs at the end of a window."""
+        """Samples whether each NIC is backlogged, and judges the NICs at the end of a window, unless shared."""
+        if not self._is_alone:
+            return
         n_nics = len(self._meters)
         loaded, busy = [False] * n_nics, [False] * n_nics
-        for out in self._outbounds.values():
+        for out in self._between_hosts():
             for rail in out.direct:
                 connection = rail.connection
                 if connection is not None and connection.awaits:
@@ -96,6 +100,11 @@ class Rates:
             self._close(now_s - self._began_s)
             self._began_s = now_s
 
+    def _between_hosts(self) -> list[Outbound]:
+        """The directions that go over NICs."""
+        local = self._local
+        return [out for out in self._outbounds.values() if not local.is_inside(local.rank, out.peer)]
+
     def _is_slower(self, peer: int, rail: OutboundRail) -> bool:
         """True if the destination NIC is known to be slower than the source NIC: then the traffic says nothing of the
         latter."""
@@ -106,7 +115,7 @@ class Rates:
     def _close(self, took_s: float) -> None:
         """Ends a window, which says nothing of a NIC one of whose connections was suspected."""
         carried = [Carried() for _ in self._meters]
-        for out in self._outbounds.values():
+        for out in self._between_hosts():
             for rail in out.direct:
                 if rail.connection is not None:
                     n_bytes, busy_s, open_s = rail.connection.take_carried()
@@ -186,7 +195,7 @@ class Rates:
         """The connections that are up from this rank."""
         return {
             (rail.mine, out.peer, rail.theirs): rail.connection
-            for out in self._outbounds.values()
+            for out in self._between_hosts()
             for rail in out.direct
             if rail.connection is not None
         }
@@ -294,25 +303,27 @@ class Rates:
 
     def divide_anew(self) -> None:
         """Divides what this rank has still to send by the rates that are known now."""
-        local = self._local
+        local, outs = self._local, self._between_hosts()
         is_declared = not self.down and all(shares == (1, 1) for shares in self._shares.values())
         if not self.is_on or (is_declared and not self._paths):
-            for out in self._outbounds.values():
+            for out in outs:
                 out.take_parts(None)
             return
         rates = [[self._rates(rank, nic) for nic in range(len(nics))] for rank, nics in enumerate(local.book)]
+        rates = least_of_hosts(rates, local.hosts)
         paths: dict[tuple[int, int, int, int], float] = {}
         for (mine, peer, theirs), share in self._paths.items():
             paths[local.rank, peer, mine, theirs] = share * min(rates[local.rank][mine][0], rates[peer][theirs][1])
-        parts = divide(self.carried, {pair: local.pairs(*pair) for pair in self.carried}, rates, paths)
-        for peer, out in self._outbounds.items():
+        joined = {pair: local.pairs(*pair) for pair in self.carried if not local.is_inside(*pair)}
+        parts = divide(self.carried, joined, rates, paths, local.hosts)
+        for out in outs:
             alone = [
-                min(rates[local.rank][rail.mine][0], rates[peer][rail.theirs][1])
-                * self.path((rail.mine, peer, rail.theirs))
+                min(rates[local.rank][rail.mine][0], rates[out.peer][rail.theirs][1])
+                * self.path((rail.mine, out.peer, rail.theirs))
                 for rail in out.direct
             ]
             if len(alone) > 1:
-                out.take_parts([max(1, part) for part in parts.get((local.rank, peer), alone)])
+                out.take_parts([max(1, part) for part in parts.get((local.rank, out.peer), alone)])
 
     def _rates(self, rank: int, nic: int) -> tuple[int, int]:
         """What a NIC sends and receives, in parts of what is declared; next to nothing if it is down."""

@@ -68,7 +68,6 @@ class Relays:
     def open(self, accepting: Accepting, hello: Hello) -> Leg | None:
         """A caller wants this `hello` of its to be passed on; None if there is no way."""
         local = self._local
-        book = local.book[hello.dst]
         pairs = [pair for pair in local.pairs(local.rank, hello.dst) if local.nic_up[pair[0]]]
         if not pairs or len(self.legs) >= 2 * _RELAYS_PER_RANK * len(local.book):
             return None
@@ -77,7 +76,7 @@ class Relays:
         pairs.sort(
             key=lambda pair: (pair[0] not in up, not self._detours.may_be_up(local.rank, pair[0], hello.dst, pair[1]))
         )
-        rails = [(mine, (book[theirs][1], book[theirs][2])) for mine, theirs in pairs]
+        rails = [(mine, local.entry(hello.dst, theirs)[1:3]) for mine, theirs in pairs]
         leg = Leg(self, accepting.nic, local.rail_counts[accepting.nic])
         leg.wire = accepting.wire
         self.legs[leg] = None

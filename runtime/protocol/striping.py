@@ -72,9 +72,23 @@ class Striping:
         parts = tuple(int(number == rail) for number in range(n_rails))
         return cls(parts, (rail,) * (1 if n_rails == 1 else RAILS_MAX))
 
+    @classmethod
+    def among(cls, parts: Sequence[int], first: int = 0) -> Striping:
+        """Striping in this proportion, over the rails alone that have a part above 0, as long as they are up.
+
+        >>> Striping.among([0, 2, 1]).turns[:4], Striping.among([0, 2, 1]).is_fixed
+        ((1, 2, 1, 1), True)
+        """
+        rails = [rail for rail, part in enumerate(parts) if part]
+        chosen = cls.of([parts[rail] for rail in rails], first)
+        if len(rails) == len(parts):
+            return chosen
+        turns = tuple(rails[turn] for turn in chosen.turns)
+        return cls(tuple(parts), turns * (RAILS_MAX // len(turns)))
+
     @property
     def is_fixed(self) -> bool:
-        """True if it is over one rail alone of several, whatever the rates."""
+        """True if it is over some rails alone, whatever the rates."""
         return 0 in self.parts
 
     @property

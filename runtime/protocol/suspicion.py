@@ -45,8 +45,8 @@ class Suspicion:
 
     def __init__(self, local: LocalRank) -> None:
         self._local = local
-        self._until_s = [0.0] * len(local.own_nics)
-        self._round_trip_s = [0.0] * len(local.own_nics)
+        self._until_s = [0.0] * len(local.nic_up)
+        self._round_trip_s = [0.0] * len(local.nic_up)
 
     def is_silent(self, connection: Connection, elapsed_s: float, nic: int) -> bool:
         """True if a connection over `nic` is to be given up; probes the others there while it may have to be."""

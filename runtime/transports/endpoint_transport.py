@@ -49,7 +49,19 @@ class EndpointTransport(ABC):
     @property
     def rails(self) -> tuple[RailCount, ...]:
         """The traffic of each NIC of this rank so far, in the order in which they were given."""
-        return tuple(replace(rail) for rail in self._endpoint.rail_counts)
+        counts = self._endpoint.rail_counts[: len(self._endpoint.own_nics)]
+        return tuple(replace(rail) for rail in counts)
+
+    @property
+    def inside(self) -> RailCount | None:
+        """The traffic of this rank inside its host; None if it is not known which ranks are there, or it is alone."""
+        endpoint = self._endpoint
+        return replace(endpoint.rail_counts[-1]) if endpoint.insides else None
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """For each rank the first one of its host; itself if it is not known which ranks are on one."""
+        return self._endpoint.hosts
 
     @property
     def counts(self) -> Counts:
@@ -60,6 +72,11 @@ class EndpointTransport(ABC):
     def nics(self) -> tuple[tuple[NicEntry, ...], ...]:
         """The NICs of every rank, by rank, in the order in which they were given."""
         return tuple(tuple(nics) for nics in self._endpoint.book)
+
+    def keep_to_own_nics(self) -> None:
+        """What plans that are opened from now on carry goes over NICs of the sender alone, as long as one is up, where
+        ranks of one host share its NICs: NIC j of k belongs to rank j r / k of r. Every rank calls this, or none."""
+        self._endpoint.keeps_to_own = True
 
     def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
         """The rails that join two ranks: the numbers of their NICs at both ends."""

@@ -61,6 +61,7 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: int
     crc: bool
     nics: tuple[NicEntry, ...]
+    inside: NicEntry | None = None
 
 
 class _File(Protocol):
@@ -95,11 +96,12 @@ class TcpTransport(EndpointTransport):
     `meet` brings the ranks together once (`optcc.runtime.rendezvous`); `nics` are this rank's NICs, one of each plane:
     two ranks are joined over the NICs that have the same name, or in order if none have. Chunks are of about
     `chunk_bytes`, at most `window` are out at once on a channel, with `crc` each has a checksum: these must be the same
-    at every rank. With `replan`, the sender changes to the next epoch after each failure that it learns of. With
-    `learn_rates`, NICs that are measured to be slower than others of their host, relative to what is declared, get
-    less. `buffer_bytes` sizes the sockets' buffers, 0 leaves them to the system. A connection on which nothing is
-    acknowledged for `silent_s` is given up; a rank that no rail reaches for `stall_s` is AllRailsFailed; `hello_s` is
-    the time that a handshake may take.
+    at every rank. Ranks whose `inside` has the same name are on one host (`optcc.runtime.nics.inside_of`), and are
+    joined over that instead of NICs. With `replan`, the sender changes to the next epoch after each failure that it
+    learns of. With `learn_rates`, NICs that are measured to be slower than others of their host, relative to what is
+    declared, get less. `buffer_bytes` sizes the sockets' buffers, 0 leaves them to the system. A connection on which
+    nothing is acknowledged for `silent_s` is given up; a rank that no rail reaches for `stall_s` is AllRailsFailed;
+    `hello_s` is the time that a handshake may take.
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
     """
@@ -119,6 +121,7 @@ class TcpTransport(EndpointTransport):
         stall_s: float = STALL_S,
         hello_s: float = HELLO_S,
         clock: Clock | None = None,
+        inside: HostNic | None = None,
     ) -> None:
         if not nics or len({nic.name for nic in nics}) < len(nics):
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")
@@ -136,15 +139,17 @@ class TcpTransport(EndpointTransport):
         self._wires: dict[Connection, Wire] = {}
         call_in_child(self, TcpTransport._leave_to_parent)
         try:
-            for nic in nics:
-                self._listeners.append(_listen_on(nic, buffer_bytes))
-            ports = [listener.getsockname()[1] for listener in self._listeners]
-            own = tuple(
-                (nic.name, nic.address, port, nic.out_rate, nic.in_rate) for nic, port in zip(nics, ports, strict=True)
-            )
-            terms = _Terms(VERSION, chunk_bytes, window, crc, own)
+            own = [self._listen(nic) for nic in nics]
+            within = None if inside is None else self._listen(inside)
+            terms = _Terms(VERSION, chunk_bytes, window, crc, tuple(own), within)
             self._meeting = meet(msgspec.json.encode(terms))
             everyone = _read_book(self._meeting, terms)
+            insides = _read_insides(everyone)
+            if insides:
+                assert inside is not None
+                self._nics += (inside,)
+            elif inside is not None:
+                self._listeners.pop().close()
             self._endpoint = Endpoint(
                 *(settings, self._meeting.rank, [each.nics for each in everyone]),
                 job=self._meeting.job,
@@ -152,6 +157,7 @@ class TcpTransport(EndpointTransport):
                 draw=os.urandom,
                 checksum=crc32 if crc else None,
                 now_s=self._clock.now_s(),
+                insides=insides,
             )
             self._nic_log = NicLog(self._endpoint.rank, [nic.name for nic in nics])
             self._watch_nics()
@@ -160,6 +166,11 @@ class TcpTransport(EndpointTransport):
         except BaseException:
             self._give_back()
             raise
+
+    def _listen(self, nic: HostNic) -> NicEntry:
+        """Listens at a NIC; how others find it."""
+        self._listeners.append(_listen_on(nic, self._buffer_bytes))
+        return nic.name, nic.address, self._listeners[-1].getsockname()[1], nic.out_rate, nic.in_rate
 
     def wake_by(self, file: int) -> None:
         """`poll` returns an event of `WOKEN` when the eventfd `file` is set, which it sets back."""
@@ -257,8 +268,10 @@ class TcpTransport(EndpointTransport):
             endpoint.tick()
             endpoint.ticked(self._clock.now_s() - now_s)
             self._flush()
-            shares = [count.out_share for count in endpoint.rail_counts]
-            self._nic_log.look(now_s, endpoint.nic_up, tuple(endpoint.up), shares)
+            n_nics = len(endpoint.own_nics)
+            shares = [count.out_share for count in endpoint.rail_counts[:n_nics]]
+            between_hosts = tuple(each for each in endpoint.up if each.nic < n_nics)
+            self._nic_log.look(now_s, endpoint.nic_up[:n_nics], between_hosts, shares)
             self._nic_log.note_detours({peer for peer, out in endpoint.outbounds.items() if out.is_detoured})
 
     def _flush(self) -> None:
@@ -468,8 +481,9 @@ class TcpTransport(EndpointTransport):
     def _watch_nics(self) -> None:
         """Has the kernel report changes of this rank's NICs, where it can."""
         with contextlib.suppress(OSError):
-            self._watch = NicWatch([nic.address for nic in self._nics])
-            self._endpoint.nic_up = list(self._watch.is_up)
+            endpoint = self._endpoint
+            self._watch = NicWatch([nic[1] for nic in endpoint.own_nics])
+            endpoint.nic_up[: len(endpoint.own_nics)] = self._watch.is_up
             self._register(self._watch, EPOLLIN, self._nics_changed, self._watch)
 
     def _nics_changed(self, watch: NicWatch, _: int) -> None:
@@ -496,6 +510,12 @@ def _send_last(sock: socket.socket, frame: bytes) -> None:
                 return
     except OSError:
         return
+
+
+def _read_insides(everyone: Sequence[_Terms]) -> list[NicEntry]:
+    """What each rank listens at for those of its host; none unless all say it, and two are on one host."""
+    insides = [terms.inside for terms in everyone if terms.inside is not None]
+    return insides if len({inside[0] for inside in insides}) < len(insides) == len(everyone) else []
 
 
 def _read_book(meeting: Meeting, own: _Terms) -> list[_Terms]:

@@ -424,3 +424,43 @@ def test_commands_print_json(name: str, capsys: pytest.CaptureFixture[str]) -> N
     assert call("down")["removed"] != {name: []}
     assert call("down")["removed"] == {name: []}
     assert call("status")["phase"] == "absent"
+
+
+EXCHANGE = """
+import socket, sys, threading, time
+server = socket.create_server(("10.98.0.2", 0))
+def take():
+    peer, _ = server.accept()
+    left = int(sys.argv[1])
+    while left:
+        left -= len(peer.recv(min(left, 1 << 18)))
+    peer.sendall(b"!")
+threading.Thread(target=take).start()
+with socket.create_connection(server.getsockname(), timeout=10, source_address=("10.98.0.1", 0)) as peer:
+    begin = time.monotonic()
+    peer.sendall(bytes(int(sys.argv[1])))
+    peer.recv(1)
+    print(time.monotonic() - begin)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.usefixtures("open_mpi")
+def test_ranks_of_a_host_exchange_what_is_declared_and_share_its_nics(name: str) -> None:
+    with Fabric.up(FabricSpec.parse("2x2@200Mbit/s/2ranks+100Mbit/s", name=name)) as fabric:
+        assert fabric.status().differences == ()
+        size = 4 << 20
+        argv = [sys.executable, "-c", EXCHANGE, str(size)]
+        exchanged = subprocess.run(fabric.host_command(0, argv), capture_output=True, text=True, timeout=30, check=True)
+        assert float(exchanged.stdout) == pytest.approx(1.0074 * size / 12.5e6, rel=0.2)
+        bench = [sys.executable, "-P", "-m", "optcc", "bench", "--transport", "tcp", "--schedule", "auto", "--json"]
+        given = ["-b", "4M", "-n", "1", "--mode", "out"]
+        done = fabric.run([*bench, *given], timeout_s=120, capture=True)
+        assert done.exit_code == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said["out_of_bounds"] == 0
+        assert said["results"][0]["schedule"] in ("equal-trees", "packed", "nic-trees")  # those for NICs of ranks
+        call = ["tc", "-n", host_namespace(name, 0), "-p", "qdisc", "del", "dev", "in1", "root"]
+        subprocess.run(call, check=True, timeout=10)
+        assert fabric.status().differences == ("h0.in1 is not shaped to 12.5MB/s",)

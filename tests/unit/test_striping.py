@@ -108,3 +108,15 @@ def test_what_a_plan_carries_decides_how_bytes_fall_on_the_nics(is_known: bool, 
 def test_what_carries_nothing_has_no_share() -> None:
     assert divide({(0, 1): 0}, {(0, 1): [(0, 0), (1, 1)]}, [[(1, 1), (1, 1)]] * 2) == {}
     assert divide({}, {}, [[(1, 1)]]) == {}
+
+
+def test_ranks_of_a_host_share_its_nics() -> None:
+    """Two ranks of host 0 send to one rank of a host of its own, whose first NIC is slow, and one of them sends to
+    another rank as well: what both give to a NIC of their host counts there together."""
+    rates = [[(10, 10), (10, 10)]] * 2 + [[(10, 10), (10, 10)], [(10, 10), (1, 1)]]
+    joined = {(0, 2): [(0, 0), (1, 1)], (1, 3): [(0, 0)]}
+    carried = {(0, 2): 10, (1, 3): 10}
+    apart = divide(carried, joined, rates)
+    shared = divide(carried, joined, rates, hosts=[0, 0, 2, 3])
+    assert [round(part / PARTS, 1) for part in apart[0, 2]] == [0.5, 0.5]
+    assert shared[0, 2][1] > 0.95 * PARTS

@@ -219,3 +219,12 @@ def test_a_file_that_was_written_is_read_as_the_same_topology(text: str, tmp_pat
 def test_an_overhead_below_zero_is_refused() -> None:
     with pytest.raises(TopologyError, match="overhead -1: must not be negative"):
         replace(Topology.parse("2@1GB/s"), overhead_s=Fraction(-1))
+
+
+def test_shares_by_rank_are_the_least_that_a_server_s_ranks_say() -> None:
+    cluster = Topology.parse("2x2@100MB/s").with_own_nics()
+    by_rank = [[(1.0, 1.0), (0.5, 1.0)], [(1.0, 0.25), (1.0, 1.0)], [(1.0, 1.0)] * 2, [(0.0, 0.0), (1.0, 1.0)]]
+    under = cluster.under(by_rank)
+    assert [[float(nic.out) for nic in server.nics] for server in under.servers] == [[1e8, 5e7], [1e8, 1e8]]
+    assert [float(nic.in_) for nic in under.servers[0].nics] == [2.5e7, 1e8]
+    assert [nic.failed for nic in under.servers[1].nics] == [True, False]

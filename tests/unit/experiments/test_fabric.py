@@ -55,6 +55,9 @@ SPEC = FabricSpec.parse("4x2@200Mbit/s", name="t")
         ("4x2@200Mbit/s,h3.eth1=100Mbit/s:50Mbit/s", "4x2@25MB/s,h3.eth1=12.5MB/s:6.25MB/s"),
         ("2@200Mbit/s:100Mbit/s", "2x1@25MB/s:12.5MB/s"),
         ("2@200Mbit/s,0=1Mbit/s,0=200Mbit/s", "2x1@25MB/s"),
+        ("4x2@200Mbit/s/2ranks", "4x2@25MB/s/2ranks"),
+        ("4x2@200Mbit/s/2ranks+1Gbit/s,3=100Mbit/s", "4x2@25MB/s/2ranks+125MB/s,h3=12.5MB/s"),
+        ("4x2@200Mbit/s:100Mbit/s/1ranks", "4x2@25MB/s:12.5MB/s"),
     ],
 )
 def test_spec_is_read_and_shown(text: str, shown: str) -> None:
@@ -73,6 +76,10 @@ def test_spec_is_read_and_shown(text: str, shown: str) -> None:
         ("0x2@1Gbit/s", "0 hosts: a fabric has 1 to 64"),
         ("65@1Gbit/s", "65 hosts"),
         ("4x17@1Gbit/s", "17 NICs a host"),
+        ("4x2@1Gbit/s/0ranks", "0 ranks a host: a fabric has 1 to 16"),
+        ("4x2@1Gbit/s/1ranks+1Gbit/s", "+125MB/s: must be one rate, for hosts of several ranks"),
+        ("4x2@1Gbit/s/2ranks+1Gbit/s:2Gbit/s", "must be one rate"),
+        ("4x2@1Gbit/s+1Gbit/s", "write HOSTSxNICS@RATE"),
         ("4x0@1Gbit/s", "0 NICs a host"),
         ("4@1kbit/s", "an emulated NIC has 100kbit/s to 20Gbit/s"),
         ("4@400Gbit/s", "an emulated NIC has 100kbit/s to 20Gbit/s"),
@@ -159,6 +166,26 @@ def test_host_batch_gives_addresses() -> None:
     assert "address add 10.101.0.4/24 dev eth1" in lines
 
 
+def test_the_inside_of_a_host_leaves_by_one_cable_and_comes_back_by_another() -> None:
+    spec = FabricSpec.parse("4x2@200Mbit/s/2ranks+1Gbit/s", name="t")
+    core, host = core_batch(spec).splitlines(), host_batch(spec, 3).splitlines()
+    assert "link add name h3r1 mtu 9000 type veth peer name in1 mtu 9000 netns optcc-t-h3" in core
+    assert core.index("link set h3r1 master h3in up") > core.index(
+        "link add name h3in mtu 9000 type bridge forward_delay 0 stp_state 0 mcast_snooping 0"
+    )
+    assert "rule add from 10.98.3.2 to 10.98.3.0/24 lookup 101 pref 10" in host
+    assert host.index("rule add lookup local pref 20") < host.index("rule delete pref 0")
+    assert shaper_line("in1", 10**9) in host_shapers(spec, 3).splitlines()
+    assert shaper_line("h3r1", 10**9) in core_shapers(spec).splitlines()
+    assert "rule" not in host_batch(SPEC, 3)
+
+
+def test_ranks_of_a_host_have_its_nics_in_equal_parts() -> None:
+    topology = FabricState.fresh(FabricSpec.parse("2x4@200Mbit/s/2ranks"), "up", 1).topology()
+    assert [nic.gpu for nic in topology.servers[1].nics] == [0, 0, 1, 1]
+    assert topology.rail_only and topology.n_ranks == 4
+
+
 def test_shapers_send_at_the_host_and_receive_at_the_core() -> None:
     spec = SPEC.with_rates(NicTarget(3, 1), NicRates.parse("100Mbit/s:50Mbit/s"))
     assert host_shapers(spec, 3).splitlines()[1] == shaper_line("eth1", 100_000_000)
@@ -231,6 +258,8 @@ def test_state_survives_its_file() -> None:
     state = FabricState.fresh(SPEC.with_rates(NicTarget(1), NicRates.parse("1Mbit/s:2Mbit/s")), "up", 7)
     failed = state.with_nics({(2, 1): NicState(state.nics[2][1].rates, "blackhole-in")})
     assert FabricState.from_json(failed.to_json(), "t") == failed
+    several = FabricState.fresh(FabricSpec.parse("4x2@200Mbit/s/2ranks+1Gbit/s", name="t"), "up", 7)
+    assert FabricState.from_json(several.to_json(), "t") == several
 
 
 def _broken(**changes: object) -> str:
@@ -248,6 +277,10 @@ def _broken(**changes: object) -> str:
         (_broken(format="other/1"), "format is not"),
         (_broken(name="u"), "name is 'u'"),
         (_broken(phase="happy"), "phase is"),
+        (_broken(ranks=None), "ranks is None"),
+        (_broken(ranks=17), "17 ranks a host"),
+        (_broken(inside=[10**9]), "inside is [1000000000]"),
+        (_broken(ranks=2, inside=[10**9, "1"]), "not a whole number"),
         (_broken(pid="1"), "pid is"),
         (_broken(pid=True), "pid is"),
         (_broken(declared=None), "not a list"),

@@ -18,7 +18,7 @@ from tests.unit.runtime.protocol.network import Network
 RATE = 25_000_000
 
 
-def looked(waiting: tuple[int, int], theirs: int = RATE) -> list[tuple[int, int]]:
+def looked(waiting: tuple[int, int], theirs: int = RATE, hosts: tuple[int, ...] = (0, 1)) -> list[tuple[int, int]]:
     """(loaded, alone) of both NICs after a look at which so much waits on them; the peer's first NIC takes `theirs`."""
     connections = [SimpleNamespace(awaits=True, suspect=False, waiting_bytes=n) for n in waiting]
     rails = [SimpleNamespace(mine=nic, theirs=nic, connection=each) for nic, each in enumerate(connections)]
@@ -28,6 +28,8 @@ def looked(waiting: tuple[int, int], theirs: int = RATE) -> list[tuple[int, int]
         own_nics=book[0],
         book=book,
         settings=SimpleNamespace(learn_rates=True),
+        is_inside=lambda src, dst: src == dst,
+        hosts=hosts,
     )
     outbounds: Any = {1: SimpleNamespace(peer=1, direct=rails)}
     rates = Rates(local, outbounds)
@@ -39,6 +41,10 @@ def looked(waiting: tuple[int, int], theirs: int = RATE) -> list[tuple[int, int]
 def test_a_nic_is_alone_only_while_nothing_much_waits_on_the_other(other_bytes: int) -> None:
     wanted = [(1, 1), (0, 0)] if other_bytes == 0 else [(1, 0), (1, 0)]
     assert looked((LOADED_BYTES, other_bytes)) == wanted
+
+
+def test_nics_that_others_of_the_host_use_too_are_not_judged() -> None:
+    assert looked((LOADED_BYTES, 0), hosts=(0, 1, 0)) == [(0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(("theirs", "is_loaded"), [(RATE, True), (RATE * 9 // 10, True), (RATE // 2, False)])
