@@ -108,6 +108,8 @@ class FlightRecorder:
         self.waited_s = 0.0
         self.plans: dict[int, KnownPlan] = {}
         self._routes: dict[int, _Routes] = {}
+        # The bytes of the plans of all ranks.
+        self._whole: dict[int, int] = {}
         # Called on each run that begins or ends, if anybody wants to know: (is it the end, plan, run).
         self.tell: Callable[[bool, int, int], None] | None = None
         # Whether the messages of short plans are recorded too, whose steps are not remembered then.
@@ -126,6 +128,8 @@ class FlightRecorder:
             prepared.program.n_instructions,
             () if len(ranks) == self._n_ranks else tuple(ranks),
         )
+        if not self.plans[number].ranks:
+            self._whole[number] = t.size_bytes
         peers = [ranks[each.dst if each.src == rank else each.src] for each in plan.channels]
         actions: list[tuple[int, int, int, int] | None] = [None] * len(prepared.program.actions)
         sends = prepared.program.sends
@@ -142,23 +146,25 @@ class FlightRecorder:
 
     def begin(self, plan: int, run: RecordedRun) -> None:
         """A run begins, just now: `due_s` was computed from the present."""
-        known = self.plans.get(plan)
-        if known is not None and not known.ranks:
-            self._n_begun = run.number = self.words[BEGUN] = self._n_begun + 1
+        n_bytes = self._whole.get(plan)
+        if n_bytes is not None:
+            self._n_begun = number = self._n_begun + 1
+            self.words[BEGUN] = number
         else:
-            self._n_others = run.number = self._n_others - 1
-        run.waited_from_s = self.waited_s
-        at_s = run.due_s - run.deadline_s
-        self._write(at_s, BEGIN, plan, 0, 0, 0, run.number, 0 if known is None else known.n_bytes)
+            self._n_others = number = self._n_others - 1
+            n_bytes = 0
+        run.number, run.waited_from_s = number, self.waited_s
+        self._write(run.due_s - run.deadline_s, BEGIN, plan, 0, 0, 0, number, n_bytes)
         if self.tell is not None:
             self.tell(False, plan, run.number)
 
     def end(self, plan: int, run: RecordedRun) -> None:
         """A run is over."""
-        if run.number > 0:
-            self._n_done = self.words[DONE] = self._n_done + 1
-        waited_ns = int((self.waited_s - run.waited_from_s) * _NS)
-        self._write(self._now_s(), END, plan, 0, 0, 0, run.number, waited_ns)
+        number = run.number
+        if number > 0:
+            self._n_done = done = self._n_done + 1
+            self.words[DONE] = done
+        self._write(self._now_s(), END, plan, 0, 0, 0, number, int((self.waited_s - run.waited_from_s) * _NS))
         if self.tell is not None:
             self.tell(True, plan, run.number)
 
