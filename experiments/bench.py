@@ -345,6 +345,8 @@ def run_cases(
             place = None if device is None else device.place
             ours = [_ours(each, name, total, engine, replanning, cache, place) for name in each.schedules]
             replanned[:] = [case for case in ours if isinstance(case, Replanned)]
+            for changing in replanned:
+                changing.planner.get_ready()
             cases: list[Contestant] = [*ours, *peers]
             how = _how(each, total)
             with _no_collection(), on_device(device):

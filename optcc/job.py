@@ -23,6 +23,7 @@ from optcc.runtime.launchers import find_launch, meet_of
 from optcc.runtime.nics import RATES_VARIABLE, inside_of, nics_of
 from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.rendezvous import Meet
+from optcc.runtime.slices import SLICE_S
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.timing import Model
 from optcc.topology import Topology
@@ -42,6 +43,7 @@ def init(
     measure: bool = True,
     schedules: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
+    slice_s: float = SLICE_S,
     environ: Mapping[str, str] = os.environ,
 ) -> Communicator:
     """A communicator over TCP and all NICs that OPTCC_SOCKET_IFNAME leaves; collective.
@@ -49,7 +51,7 @@ def init(
     The ranks meet as their launcher lets them, or by `meet` (`optcc.runtime.rendezvous`). The NICs are measured, unless
     `measure` is False or OPTCC_NIC_RATES declares their rates: messages are striped, and plans made, for what they
     carry. A `topology`, or its text, counts unless that is something else. `schedules` see `optcc.planner.Planner`; a
-    collective that takes longer than `deadline_s` seconds fails.
+    collective that takes longer than `deadline_s` seconds fails. `slice_s` see `optcc.Communicator`.
 
     Raises InputError for variables of launchers that contradict each other or the number of ranks that MPI has started,
     or a topology of another number of ranks, EnvironmentMissing without a NIC or what the launcher needs,
@@ -69,7 +71,8 @@ def init(
         topology = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
         keep_to_own_nics(transport, topology)
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
-        comm = Communicator(transport, planner, deadline_s=deadline_s, remeasures=measured is not None)
+        remeasures = measured is not None
+        comm = Communicator(transport, planner, deadline_s=deadline_s, remeasures=remeasures, slice_s=slice_s)
         comm.observe(environ)
         return comm
     except BaseException:

@@ -83,10 +83,19 @@ class PlanStore:
         The lock's file is that of many keys, and stays: one that is removed may be locked by who has opened it before,
         while others lock a new one.
         """
-        name = self._path(key, "").name[0]
-        try:
-            descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
+        with self._locked(self._path(key, "").name[0]):
+            yield
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Nobody else has a process make plans meanwhile: waits for whoever does."""
+        with self._locked("turn"):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        descriptor = self._open_lock(name)
+        if descriptor is None:
             yield
             return
         try:
@@ -94,6 +103,24 @@ class PlanStore:
             yield
         finally:
             os.close(descriptor)
+
+    def take_for_good(self, name: str) -> bool:
+        """True if this process has the lock of that name from now on until it ends, and did not have it before."""
+        descriptor = self._open_lock(name)
+        if descriptor is None:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        return True
+
+    def _open_lock(self, name: str) -> int | None:
+        try:
+            return os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
 
     def _seal(self, key: str, data: bytes | memoryview) -> bytes:
         """The seal of a plan's digest and columns; raises InputError if this user has no secret."""

@@ -1,9 +1,9 @@
 """Makes plans in a process of its own: planning takes a processor for up to half a second, and in the process of a
 rank the data path would wait for the interpreter meanwhile.
 
-`PlanWorker` starts `python -m optcc.plan_process` when it is first needed, and keeps it: what it has loaded it need not
-load again. The process reads lines of JSON, says when what a line asks for is in the cache directory, and ends with its
-parent.
+`PlanWorker` starts `python -m optcc.plan_process` when it is first needed, or before, and keeps it: what it has loaded
+it need not load again. The process reads lines of JSON, says when what a line asks for is in the cache directory, and
+ends with its parent.
 """
 
 from __future__ import annotations
@@ -23,6 +23,17 @@ class PlanWorker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the process before it is needed, and has it load what planning needs."""
+        with self._lock, suppress(OSError):
+            if self._process is None:
+                self._process = _start("warm")
+
+    @property
+    def is_there(self) -> bool:
+        """True if the process has been started."""
+        return self._process is not None
 
     def make(self, work: bytes) -> bool:
         """Has the process do what a line of JSON asks for; False if it could not."""
@@ -48,9 +59,9 @@ class PlanWorker:
             process.communicate()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(*options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "optcc.plan_process"],
+        [sys.executable, "-m", "optcc.plan_process", *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -81,6 +81,7 @@ SCHEDULE_OF: Mapping[str, str] = dict.fromkeys((*COLLECTIVES, "alltoallv"), AUTO
 
 WORTH_STORING_S = 0.05
 """Plans that take longer are stored: for other ranks on this machine, and for the next job."""
+_YIELD_S = 0.05
 WORKER = PlanWorker()
 
 
@@ -182,6 +183,21 @@ class Planner:
             by_rail=options.by_rail,
         ).plan
 
+    def least_s(self, request: PlanRequest) -> float:
+        """A lower bound on how long an AllReduce, Broadcast or Reduce takes, seconds: servers pool their NICs.
+
+        >>> asked = PlanRequest(Collective("broadcast", 4, root=3), 10**9, "float32", "sum")
+        >>> planner = Planner(Topology.parse("4@1GB/s,3=500MB/s:1GB/s"))
+        >>> planner.least_s(asked), planner.least_s(asked._replace(collective=Collective("reduce", 4, root=3)))
+        (2.0, 1.0)
+        """
+        topology, root = self.topology, request.collective.root
+        if request.collective.name == "allreduce":
+            return pooled_bound_s(topology, request.size_bytes)
+        ports = (topology.out, topology.in_) if request.collective.name == "broadcast" else (topology.in_, topology.out)
+        others = [rate for rank, rate in enumerate(ports[1]) if rank != root]
+        return request.size_bytes / float(min(ports[0][root], *others))
+
     # --- other rates
 
     def under(self, shares: Shares) -> Planner:
@@ -207,6 +223,11 @@ class Planner:
         thread.start()
         return lambda: not thread.is_alive()
 
+    def get_ready(self) -> None:
+        """Starts the process that makes plans in the background, unless one of this machine has started it."""
+        if self._store is not None and not WORKER.is_there and self._store.take_for_good("process"):
+            WORKER.start()
+
     def _make_ready(self, requests: Sequence[PlanRequest]) -> None:
         """Has a process make the plans that are not in the store, and reads them."""
         store = self._store
@@ -214,9 +235,14 @@ class Planner:
             return
         with suppress(OSError, OptccError):
             stored = {request: store.get(self._key(request), request) for request in requests}
-            missing = [request for request, plan in stored.items() if plan is None]
-            if missing:
-                WORKER.make(self._work(missing))
+            if None in stored.values():
+                if not WORKER.is_there:
+                    # Another rank of this machine may have a process that has loaded everything.
+                    time.sleep(_YIELD_S)
+                with store.turn():
+                    stored |= {request: store.get(self._key(request), request) for request in _missing(stored)}
+                    if missing := _missing(stored):
+                        WORKER.make(self._work(missing))
                 stored |= {request: store.get(self._key(request), request) for request in missing}
             for request, plan in stored.items():
                 if plan is not None:
@@ -231,6 +257,10 @@ class Planner:
         schedule = self._schedule_of(request)
         options = msgspec.structs.replace(self._options, schedules={request.collective.name: schedule})
         return repr((_source_version(), options, astuple(self.topology), tuple(request)))
+
+
+def _missing(plans: Mapping[PlanRequest, Plan | None]) -> list[PlanRequest]:
+    return [request for request, plan in plans.items() if plan is None]
 
 
 class _Work(msgspec.Struct, forbid_unknown_fields=True):

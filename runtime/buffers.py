@@ -125,7 +125,7 @@ class PlanBuffers:
         work = self._take_work()
         before = None if source is None else (work[slice(*given)], source)
         after = None if target is None else (target, work[slice(*wanted)])
-        return Arrays(work, _address(work), before, after, recv)
+        return Arrays(work, address_of(work), before, after, recv)
 
     def _arrange_pieces(
         self, layout: MemoryLayout, source: Any, at: int, target: Any, address: int, output: Any
@@ -150,7 +150,7 @@ class PlanBuffers:
         homes = {OUTPUT: target, INPUT: source, WORK: self._work}
         copies = [(homes[home][at : at + n], source[mine : mine + n]) for home, at, mine, n in layout.before]
         after = [(target[mine : mine + n], homes[home][at : at + n]) for home, at, mine, n in layout.after]
-        source_address = 0 if source is None else _address(source)
+        source_address = 0 if source is None else address_of(source)
         return Arrays(target, address, None, None, output, source, source_address, (*before, *copies), tuple(after))
 
     def check_buffer(self, buffer: Any) -> int:
@@ -163,7 +163,7 @@ class PlanBuffers:
             raise InputError(f"buffer: {buffer.nbytes} B: must be the plan's {self._plan.buffer_bytes} B")
         if not (buffer.flags.c_contiguous and getattr(buffer.flags, "writeable", True)):
             raise InputError("buffer: must be contiguous and writable")
-        address = _address(buffer)
+        address = address_of(buffer)
         if buffer.nbytes and address % self._itemsize:
             raise InputError(f"buffer: at {address:#x}: must be aligned to {self._plan.transfers.dtype}")
         return address
@@ -181,7 +181,7 @@ class PlanBuffers:
             raise InputError(f"{name}: {array.dtype}: must be the plan's {dtype}")
         if array.nbytes != n_bytes:
             raise InputError(f"{name}: {array.nbytes} B: must be the plan's {n_bytes} B")
-        address = _address(array)
+        address = address_of(array)
         if not array.flags.c_contiguous or (n_bytes and address % self._itemsize):
             raise InputError(f"{name}: must be contiguous (C order) and aligned")
         return array.reshape(-1).view(np.uint8), address
@@ -321,7 +321,7 @@ def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> l
 def aligned(n_bytes: int) -> Bytes:
     """`n_bytes` that start at a multiple of the cache line."""
     raw = np.empty(n_bytes + ALIGNMENT, dtype=np.uint8)
-    at = -_address(raw) % ALIGNMENT
+    at = -address_of(raw) % ALIGNMENT
     return raw[at : at + n_bytes]
 
 
@@ -340,7 +340,7 @@ def nature_of(send: Array, recv: Array) -> tuple[Any, ...]:
     return send.nbytes, send.dtype, send.flags.num, recv.nbytes, recv.dtype, recv.flags.num
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
     """Where the bytes of an array stand, in the memory of the processor or of a GPU."""
     if type(array) is np.ndarray:
         try:

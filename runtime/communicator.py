@@ -21,6 +21,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
@@ -28,7 +29,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from optcc.collective import Collective, check_reduction_of
+from optcc.collective import Collective, check_dtype, check_reduction_of
 from optcc.errors import InputError, OptccError
 from optcc.plan import PlanRequest
 from optcc.runtime import arguments
@@ -43,7 +44,8 @@ from optcc.runtime.observe.tracing import Tracing
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
-from optcc.runtime.replanning import PlanFor, Replanning, Replans
+from optcc.runtime.replanning import GetsReady, PlanFor, Replanning, Replans
+from optcc.runtime.slices import ELEMENTWISE, SLICE_S, Estimates, SlicedRun, may_cut, slicing
 from optcc.runtime.state import WINDOW
 from optcc.runtime.teams import RankTeam
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
@@ -80,6 +82,8 @@ class Communicator:
     `Handle`.
     With `remeasures` the ranks measure their NICs again when the traffic shows that rates have
     changed, before the next collective: the transport must be over NICs (`optcc.runtime.remeasuring`).
+    Where plans change with the NICs, an AllReduce, Broadcast or Reduce that takes twice `slice_s` seconds or more runs
+    in slices of about that (`optcc.runtime.slices`), so that plans change within it too; infinity: never.
     """
 
     def __init__(
@@ -91,7 +95,10 @@ class Communicator:
         deadline_s: float = DEADLINE_S,
         clock: Clock | None = None,
         remeasures: bool = False,
+        slice_s: float = SLICE_S,
     ) -> None:
+        if not slice_s > 0:
+            raise InputError(f"slice_s {slice_s}: must be above zero")
         self.engine = transport if isinstance(transport, RankTeam) else Engine(transport, clock=clock)
         self.rank, self.n_ranks = self.engine.rank, self.engine.n_ranks
         if isinstance(self.engine, RankTeam):
@@ -111,6 +118,7 @@ class Communicator:
             self._prepare if is_whole and isinstance(plan_for, Replans) else None,
             Remeasuring(self._mail.engine) if remeasures else None,
         )
+        self._slice_s = slice_s if self._replanning.is_on else inf
 
     def observe(self, environ: Mapping[str, str] = os.environ, job: str | None = None) -> Observer | None:
         """Lets `optcc status` and `optcc explain` see this rank (`optcc.runtime.observe`); before the first collective.
@@ -471,7 +479,18 @@ class Communicator:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> Handle:
-        """Begins a collective under the plan that is kept for it, or a new one."""
+        """Begins a collective."""
+        self.finish_beginning()
+        slices = self.slices(call)
+        if len(slices) == 1:
+            return self._begin_one(call, self.deadline_s)
+        return SlicedRun(
+            *(self.whole_engine, lambda number, limit_s: self._begin_one(slices[number], limit_s), len(slices)),
+            *(self.deadline_s, call.result),
+        )
+
+    def _begin_one(self, call: Call, deadline_s: float) -> Handle:
+        """Begins a collective, or a slice of one, under the plan that is kept for it, or a new one."""
         self.change_epoch()
         key = call.request, device_of(call.example)
         plan = self._plans.pop(key, None)
@@ -481,9 +500,23 @@ class Communicator:
             plan = self.make(call.request, call.example)
         self._plans[key] = plan
         stream = None if plan.on_device is None else arguments.stream_of(call.given, call.example)
-        handle = plan.start(call.send, call.recv, deadline_s=self.deadline_s, stream=stream)
+        handle = plan.start(call.send, call.recv, deadline_s=deadline_s, stream=stream)
         handle.output = call.result
         return handle
+
+    def finish_beginning(self) -> None:
+        """Begins the slices of a collective that are left, as another one is about to begin."""
+        in_slices = self.whole_engine.in_slices
+        if in_slices is not None:
+            in_slices.begin_rest()
+
+    def slices(self, call: Call) -> list[Call]:
+        """The slices in which a collective runs, or the collective itself."""
+        request = call.request
+        if self._slice_s == inf or not isinstance(self._base, Estimates) or request.collective.name not in ELEMENTWISE:
+            return [call]
+        found = slicing(request, check_dtype(request.dtype), self._base.least_s(request), self._slice_s)
+        return [call] if found is None or not may_cut(call) else found.cut(call)
 
     def _persist(self, call: Call) -> PersistentCollective:
         made = PersistentCollective(self, call)
@@ -512,7 +545,9 @@ class Communicator:
     def _wanted(self) -> list[PlanRequest]:
         """What plans are in use for, those of persistent collectives first, then as they were used last."""
         kept = [request for request, _ in reversed(self._plans)]
-        return list(dict.fromkeys([each.request for each in self._persistent] + kept))[:WANTED_MAX]
+        return list(dict.fromkeys([request for each in self._persistent for request in each.requests] + kept))[
+            :WANTED_MAX
+        ]
 
     def make(self, request: PlanRequest, array: Any) -> PersistentPlan:
         """A new plan of this epoch for arrays like this one; collective."""
@@ -520,6 +555,8 @@ class Communicator:
         plan, verdict = self._plan_for(*request)
         if plan.request != request:
             raise InputError(f"plan {plan.name}: {plan.request}: must be {request}")
+        if self._replanning.is_on and isinstance(self._base, GetsReady):
+            self._base.get_ready()
         number = device_of(array)
         device = None if number < 0 else DevicePlace(number, path_of(self.whole_engine.transport).direct)
         return self.engine.prepare(plan, verdict, window=self._window, deadline_s=self.deadline_s, device=device)
@@ -528,37 +565,50 @@ class Communicator:
 class PersistentCollective:
     """A collective on the same arrays again and again, made ready; see `Communicator.all_reduce_init`."""
 
-    __slots__ = ("__weakref__", "_arrays", "_call", "_comm", "_epoch", "_plan")
+    __slots__ = ("__weakref__", "_arrays", "_call", "_comm", "_epoch", "_plans", "_slices")
 
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm, self._call = comm, call
+        comm.finish_beginning()
+        self._slices = comm.slices(call)
         self._prepare()
 
     @property
-    def request(self) -> PlanRequest:
-        """What its plan is for."""
-        return self._call.request
+    def requests(self) -> list[PlanRequest]:
+        """What its plans are for."""
+        return list(dict.fromkeys(each.request for each in self._slices))
 
     def _prepare(self) -> None:
-        self._epoch, self._plan = self._comm.epoch, self._comm.make(self._call.request, self._call.example)
-        self._arrays = self._plan.arrange(self._call.send, self._call.recv)
+        comm = self._comm
+        self._epoch = comm.epoch
+        self._plans = {request: comm.make(request, self._call.example) for request in self.requests}
+        self._arrays = [self._plans[each.request].arrange(each.send, each.recv) for each in self._slices]
 
     def start(self) -> Handle:
         """Begins with what the array holds now; if a former start is not done, when it is. All ranks start what they
         have in the same order."""
-        self._comm.change_epoch()
-        if self._epoch != self._comm.epoch:
-            self._plan.close()
-            self._prepare()
-        call = self._call
-        stream = None if self._plan.on_device is None else arguments.stream_of(call.given, call.example)
-        handle = self._plan.start_with(self._arrays, deadline_s=self._comm.deadline_s, stream=stream)
+        comm = self._comm
+        comm.finish_beginning()
+        if len(self._slices) > 1:
+            n_slices, limit_s = len(self._slices), comm.deadline_s
+            return SlicedRun(comm.whole_engine, self._start_one, n_slices, limit_s, self._call.result)
+        handle = self._start_one(0, comm.deadline_s)
         handle.output = self._call.result
         return handle
 
+    def _start_one(self, number: int, deadline_s: float) -> Handle:
+        self._comm.change_epoch()
+        if self._epoch != self._comm.epoch:
+            self.close()
+            self._prepare()
+        plan, call = self._plans[self._slices[number].request], self._call
+        stream = None if plan.on_device is None else arguments.stream_of(call.given, call.example)
+        return plan.start_with(self._arrays[number], deadline_s=deadline_s, stream=stream)
+
     def close(self) -> None:
         """Waits for what was started and gives the channels back; collective."""
-        self._plan.close()
+        for plan in self._plans.values():
+            plan.close()
 
 
 class PersistentMessage:

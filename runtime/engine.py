@@ -134,6 +134,8 @@ class Engine:
         # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
         self.look_aside: Callable[[], float] | None = None
         self._aside_s = 0.0
+        # A collective some slices of which are not begun: they are, before anything else is waited for.
+        self.in_slices: InSlices | None = None
         # Called with what is over, and how long it took, seconds.
         self.finished: Callable[[Handle, float], None] | None = None
         # What takes note of runs and messages, and who is told of the end, if anybody (`optcc.runtime.observe`).
@@ -364,6 +366,8 @@ class Engine:
 
     def _drive(self, goal: Goal, deadline_s: float) -> bool:
         """Goes on with every run until `goal` is done, or until `deadline_s` and nothing more can be done."""
+        if self.in_slices is not None and goal is not self.in_slices.current:
+            self.in_slices.begin_rest()
         words = None if self.recorder is None else self.recorder.words
         if words is not None:
             words[IS_DRIVEN] += 1
@@ -472,6 +476,16 @@ class _NoPlan:
         return not any(isinstance(handle.plan, PersistentPlan) for handle in self._running)
 
 
+class InSlices(Protocol):
+    """A collective in slices; see `optcc.runtime.slices`."""
+
+    current: Handle | None
+
+    def begin_rest(self) -> None:
+        """Begins all slices that are left."""
+        ...
+
+
 class Driven(Protocol):
     """What an engine drives: a plan, or the mail of a rank; `observed` is its number for the flight recorder."""
 
@@ -503,13 +517,13 @@ class Handle:
         "waited_from_s",
     )
 
-    def __init__(self, plan: Driven, arrays: Arrays, deadline_s: float) -> None:
+    def __init__(self, plan: Driven, arrays: Arrays | None, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
         # For the flight recorder.
         self.number, self.waited_from_s = 0, 0.0
         self.done = False
-        self.arrays: Arrays | None = arrays
-        self.output = arrays.output
+        self.arrays = arrays
+        self.output: Any = None if arrays is None else arrays.output
         self.then: Callable[[], None] | None = None
         # Where arrays are on a GPU: the caller's stream, what was queued there when the run was started, and its end.
         self.stream: Any = None

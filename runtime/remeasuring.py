@@ -57,11 +57,16 @@ class Remeasuring:
 
         Raises DeadlineExceeded after `timeout_s` seconds, and what a run raises.
         """
-        if self.is_due(agreed):
+        is_due = self.is_due(agreed)
+        if is_due:
             self._known = agreed = self._engine.alone(self._measure, timeout_s)
         self._last = agreed
-        shares = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
-        return tuple(tuple(next(shares) for _ in nics) for nics in agreed)
+        found = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
+        shares = tuple(tuple(next(found) for _ in nics) for nics in agreed)
+        transport = self._engine.transport
+        if not is_due and isinstance(transport, KnowsRates):
+            transport.trust_shares(shares)
+        return shares
 
     def is_due(self, agreed: Shares) -> bool:
         """Whether `shares_of` measures."""

@@ -44,6 +44,15 @@ class Replans(Protocol):
         ...
 
 
+@runtime_checkable
+class GetsReady(Protocol):
+    """A planner that can have at hand what makes plans in the background."""
+
+    def get_ready(self) -> None:
+        """It is called once the first plans have been made; returns at once."""
+        ...
+
+
 class Replanning:
     """The epochs of the collectives that `engine` runs.
 
@@ -71,6 +80,11 @@ class Replanning:
             engine.look_aside = self._look
             if remeasuring is not None:
                 remeasuring.watch()
+
+    @property
+    def is_on(self) -> bool:
+        """True if plans change at all."""
+        return self._transport is not None
 
     @property
     def shares(self) -> Shares:

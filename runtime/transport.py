@@ -204,6 +204,11 @@ class KnowsRates(Protocol):
         before the same collective."""
         ...
 
+    def trust_shares(self, shares: Shares) -> None:
+        """Plans are now for NICs that carry these shares, all of which but the lost ones were measured before: what the
+        traffic has said since, while others waited for what a lost NIC had carried, is over."""
+        ...
+
     def note_slow_runs(self, count: int) -> None:
         """At rank 0: so many of its last runs, without a break, took longer than usual, for which NICs may be the
         cause."""

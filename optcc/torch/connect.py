@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,9 @@ def connect(
         planner = Planner(found, schedules=options.schedules, ports=tcp_ports(found), by_rail=True)
         # Plans change where a `Planner` can be asked for others; a function of its type is asked for the first alone.
         plans = planner if options.replan else planner.__call__
-        return Communicator(transport, plans, remeasures=measured is not None and options.replan), network
+        remeasures = measured is not None and options.replan
+        # Collectives go on while the thread waits for other ones, so that no slice would be begun after the last.
+        return Communicator(transport, plans, remeasures=remeasures, slice_s=math.inf), network
     except BaseException:
         transport.close()
         raise

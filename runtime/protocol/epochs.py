@@ -56,6 +56,8 @@ class Epochs:
         self._pause_s, self._paused_to_s = PAUSE_S, 0.0
         self._down: set[tuple[int, int]] = set()
         self._calm_s = 0.0
+        # The last epoch of whose rates this rank knows what was made: until then they are those of before.
+        self._settled = 0
         # How many of the last runs were slow, as far as known.
         self._n_slow = 1
         self._seen: Shares = self.agreement.epoch.shares
@@ -158,7 +160,13 @@ class Epochs:
         self._pause_s = PAUSE_S if is_news else min(PAUSE_S_MAX, 2 * self._pause_s)
         self._paused_to_s = self._local.now_s + self._pause_s
         self._measured = shares
+        self._settled = self.agreement.epoch.number
         self.agreement.correct(shares)
+
+    def trust_rates(self) -> None:
+        """What the traffic has said of rates is over; see `Rates.take_measured`."""
+        self._coming.clear()
+        self._settled = self.agreement.epoch.number
 
     def note_slow_runs(self, count: int) -> None:
         """So many of this rank's last runs took longer than they did. After some of them, or after long with a NIC that
@@ -169,10 +177,14 @@ class Epochs:
         is_degraded = any(0 < share < 1 for share, _ in rate_pairs(self._measured, self._measured))
         may_be_back = is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
         is_due = now_s >= self._paused_to_s and (count >= SLOW_RUNS or may_be_back)
-        if is_due and self.is_on and agreement.may_propose and agreement.has_begun:
+        if is_due and self.is_on and agreement.may_propose and self._is_settled():
             agreement.propose(agreement.epoch.shares)
             self._local.tell_news((RECEIVED, EPOCH_NEWS))
             self.spread()
+
+    def _is_settled(self) -> bool:
+        """True if the last epoch has begun, and the NICs were measured then if they were to be."""
+        return self.agreement.has_begun and self._settled == self.agreement.epoch.number
 
     def _propose(self) -> None:
         """Proposes what is known, once that has been the same for long enough."""
@@ -189,8 +201,7 @@ class Epochs:
         # A host that cannot be reached ends the job: there is no plan for the others.
         if not self.agreement.may_propose or not all(any(min(share) > 0 for share in nics) for nics in self._seen):
             return
-        if self.measures and not self.agreement.has_begun:
-            # What is measured then is not known yet.
+        if self.measures and not self._is_settled():
             return
         is_worse = any(is_change(new, old) and new < old for new, old in pairs)
         settle_s = SETTLE_S if is_worse else self._patience_s

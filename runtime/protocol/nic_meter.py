@@ -118,10 +118,13 @@ class NicMeter:
         return min(list(self._least)[-2:]) if len(self._least) > 1 else 0.0
 
 
-def weigh(meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[float]) -> list[float]:
+def weigh(
+    meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[float], measured: Sequence[bool] = ()
+) -> list[float]:
     """For each NIC of a host the share of its declared rate that it has; `known` is what was found before.
 
-    The measure is the NIC that comes closest to what is declared; what differs little from `known` stays as it is.
+    The measure is the NIC that comes closest to what is declared; what differs little from `known` stays as it is. A
+    NIC of which `known` was `measured` is as fast only as it has shown: the others may have little to send.
 
     >>> def meter_of(n_bytes: int) -> NicMeter:
     ...     meter = NicMeter()
@@ -134,6 +137,10 @@ def weigh(meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[f
     [1.0, 0.25]
     >>> weigh([meter_of(10**6), meter_of(10**6 // 4)], [4, 1], [1.0, 1.0])
     [1.0, 1.0]
+    >>> idle, half = meter_of(4 * 10**5), meter_of(5 * 10**5)
+    >>> full = [16 * 10**6] * 2
+    >>> weigh([idle, half], full, [1.0, 0.5]), weigh([idle, half], full, [1.0, 0.5], [True, True])
+    ([1.0, 1.0], [1.0, 0.5])
     """
     able = [meter.at_least or 0.0 for meter in meters]
     best = max(each / rate for each, rate in zip(able, declared, strict=True))
@@ -142,15 +149,16 @@ def weigh(meters: Sequence[NicMeter], declared: Sequence[int], known: Sequence[f
         best = min(1.0, best)
     if not best:
         return list(known)
-    return [_share(*each, best) for each in zip(meters, declared, known, strict=True)]
+    proofs = [1.0 if each else best for each in measured or [False] * len(meters)]
+    return [_share(*each, best) for each in zip(meters, declared, known, proofs, strict=True)]
 
 
-def _share(meter: NicMeter, declared: int, known: float, best: float) -> float:
+def _share(meter: NicMeter, declared: int, known: float, proof: float, best: float) -> float:
     at_most, share = meter.at_most, known
     if at_most is not None and at_most / declared < _SLOW * best:
         share = at_most / declared / best
     elif known < 1:
-        share = max(known, meter.lately / declared / best)
+        share = max(known, meter.lately / declared / proof)
     if share >= _FAST:
         return 1.0
     return known if known / CHANGE < share < known * CHANGE else share

@@ -147,7 +147,7 @@ class Rates:
         for nic in range(len(self._meters)):
             paths = [share for rail, share in self._paths.items() if rail[0] == nic]
             before.append(self._own(nic)[0] * min(paths, default=1.0))
-        outs = weigh(self._meters, [nic[3] for nic in local.own_nics], before)
+        outs = weigh(self._meters, [nic[3] for nic in local.own_nics], before, self._was_measured)
         for nic, (out, known) in enumerate(zip(outs, before, strict=True)):
             if out != known:
                 self._note_out(nic, out)

@@ -102,6 +102,12 @@ class EndpointTransport(ABC):
         self._endpoint.know_shares(shares)
         self._flush()
 
+    def trust_shares(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.trust_shares(shares)
+        self._flush()
+
     def note_slow_runs(self, count: int) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()

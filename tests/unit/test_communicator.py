@@ -287,7 +287,7 @@ class TestPersistent:
                 comm.reduce_init(array, "sum", root),
                 comm.broadcast_init(whole, root),
             ]
-            assert len({each.request.collective.name for each in made}) == 5
+            assert len({each.requests[0].collective.name for each in made}) == 5
             for seed in range(3):
                 array[:] = make_input(me, count, "float64", "sum", seed=seed)
                 whole[:] = array

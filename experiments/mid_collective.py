@@ -1,0 +1,230 @@
+"""How much a NIC costs that is lost, or becomes slow, in the middle of one long AllReduce, as a record.
+
+    python -m optcc.experiments.mid_collective           (about ten minutes, on a quiet machine)
+
+A job on emulated hosts, whose NICs it measures itself, reduces 256 MiB again and again; somewhere in a run one NIC
+goes down, falls to half of its rate, or to a hundredth. Afterwards it is healed, and runs go on until they are as fast
+as before. Least is what no schedule can beat: the time until then, and T* with what is left of the NICs for the share
+of the bytes that was not done, at the pace of a healthy run. In one arm the AllReduce runs in slices, as it does unless
+asked otherwise (`optcc.runtime.slices`); in the other it is one run, whose plan stays what it was. The record is a file
+of its own format, `optcc-mid-collective/1`. Needs root, for the hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import click
+import msgspec
+
+from optcc.errors import RuntimeFault
+from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
+from optcc.experiments.rank_lines import RankLines
+from optcc.experiments.record import RECORDS, Check
+from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.untold import bound_of
+from optcc.show import Card
+from optcc.units import show_size
+
+HOSTS, SIZE_BYTES, NIC = "4x2@400Mbit/s", 256 << 20, "h1.eth1"
+STATES = {"NIC down": "down", "NIC at half": "200Mbit/s", "NIC at 1 %": "4Mbit/s"}
+ARMS = ("slices", "whole")
+TRIALS, SEED = 3, 1
+_WARM_UP, _HEALTHY, _RECOVERING_MAX, _RECOVERED = 2, 3, 12, 1.08
+_START_S, _RUN_S = 120.0, 120.0
+
+
+class LossTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run in which a NIC failed after `at_s`: how long it took, least, and the epoch in which it ended."""
+
+    at_s: float
+    seconds: float
+    least_s: float
+    epochs: int
+    wrong: int
+
+    @property
+    def ratio(self) -> float:
+        """The time over the least."""
+        return self.seconds / self.least_s
+
+
+class MidCollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The runs of a state in an arm; healthy ones take `healthy_s`, the median."""
+
+    state: str
+    arm: str
+    bound_s: float
+    bound_left_s: float
+    healthy_s: float
+    trials: tuple[LossTrial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MidCollective(Measured):
+    """The rows, the machine and the versions."""
+
+    format: ClassVar[str] = "optcc-mid-collective/1"
+    own_path: ClassVar = RECORDS / "mid-collective.json"
+    docs_page: ClassVar[str] = "failover.md"
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    hosts: str
+    size_bytes: int
+    rows: tuple[MidCollectiveRow, ...]
+
+    def check_fields(self, check: Check) -> None:
+        for number, row in enumerate(self.rows):
+            check_times(check, f"rows[{number}].trials.seconds", [each.seconds for each in row.trials])
+            check_times(check, f"rows[{number}].trials.least_s", [each.least_s for each in row.trials])
+            check(f"rows[{number}].arm", row.arm, row.arm in ARMS, f"be one of {', '.join(ARMS)}")
+
+    def card(self) -> Card:
+        rows = tuple(
+            (
+                row.state,
+                {"slices": "in slices", "whole": "one run"}[row.arm],
+                f"{row.healthy_s / row.bound_s:.3f}",
+                f"{row.bound_left_s / row.bound_s:.2f}",
+                f"{median(each.ratio for each in row.trials):.2f}",
+                f"{min(each.ratio for each in row.trials):.2f}-{max(each.ratio for each in row.trials):.2f}",
+                str(sum(each.wrong for each in row.trials)),
+            )
+            for row in self.rows
+        )
+        heads = (
+            "in the middle",
+            "AllReduce",
+            "healthy / T*",
+            "T* left / T*",
+            "time / least",
+            "range",
+            "wrong elements",
+        )
+        return Card(f"A NIC of {self.hosts} in the middle of {show_size(self.size_bytes)}", heads, rows)
+
+
+class _Job:
+    """The ranks, of which rank 0 takes lines over a socket."""
+
+    def __init__(self, fabric: Fabric, arm: str, size_bytes: int) -> None:
+        self._stack = contextlib.ExitStack()
+        self._lines = RankLines()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="optcc-mid-"))
+        path = Path(folder, "rank0")
+        server = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(path))
+        server.listen()
+        server.settimeout(_START_S)
+        words = ["-m", "optcc.experiments.mid_collective_rank", str(path), str(size_bytes), arm]
+        command = ["env", "-u", "OPTCC_TOPOLOGY", "-u", "OPTCC_NIC_RATES", sys.executable, *words]
+        self._thread = threading.Thread(
+            target=fabric.run, args=(command,), kwargs={"capture": True, "timeout_s": 900.0}
+        )
+        self._thread.start()
+        wire, _ = server.accept()
+        self._lines.add(wire)
+
+    def begin(self) -> None:
+        """Has the ranks begin a run."""
+        self._lines.tell({"run": True})
+
+    def end_of_run(self) -> dict[str, Any]:
+        """What rank 0 says of it."""
+        return self._lines.hear(_RUN_S)[0]
+
+    def run(self) -> float:
+        """A run; its time in seconds."""
+        self.begin()
+        told = self.end_of_run()
+        if told["wrong"]:
+            raise RuntimeFault(f"{told['wrong']} wrong elements")
+        return float(told["seconds"])
+
+    def close(self) -> None:
+        """The ranks end."""
+        with contextlib.suppress(OSError):
+            self._lines.tell({"run": False})
+        self._thread.join()
+        self._lines.close()
+        self._stack.close()
+
+
+def befall(fabric: Fabric, what: str) -> None:
+    """The NIC goes down, or gets a rate."""
+    if what == "down":
+        fabric.fail(NIC)
+    else:
+        fabric.set_rate(NIC, NicRates.parse(what))
+
+
+def heal(fabric: Fabric, what: str) -> None:
+    """It is as it was."""
+    if what == "down":
+        fabric.heal(NIC)
+    else:
+        fabric.set_rate(NIC, NicRates.parse(HOSTS.partition("@")[2]))
+
+
+def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollectiveRow:
+    """One row. Raises RuntimeFault if a rank fails or is wrong while nothing befalls it."""
+    what, rng = STATES[state], random.Random(SEED)
+    with Fabric.up(FabricSpec.parse(HOSTS, name=f"mid-{os.getpid()}")) as fabric:
+        bound_s = bound_of(fabric.state(), size_bytes)
+        befall(fabric, what)
+        left_s = bound_of(fabric.state(), size_bytes)
+        heal(fabric, what)
+        job = _Job(fabric, arm, size_bytes)
+        try:
+            warm = [job.run() for _ in range(_WARM_UP + _HEALTHY)]
+            healthy_s = median(warm[_WARM_UP:])
+            found: list[LossTrial] = []
+            for _ in range(trials):
+                began_s = time.monotonic()
+                job.begin()
+                time.sleep(rng.uniform(0.15, 0.5) * healthy_s)
+                asked_s = time.monotonic()
+                befall(fabric, what)
+                at_s = (asked_s + time.monotonic()) / 2 - began_s
+                told = job.end_of_run()
+                heal(fabric, what)
+                least_s = at_s + (1 - at_s / healthy_s) * left_s
+                found.append(LossTrial(at_s, told["seconds"], least_s, told["epochs"], told["wrong"]))
+                for _ in range(_RECOVERING_MAX):
+                    if job.run() < _RECOVERED * healthy_s:
+                        break
+        finally:
+            job.close()
+    return MidCollectiveRow(state, arm, bound_s, left_s, healthy_s, tuple(found))
+
+
+@record_command(MidCollective)
+@click.option("--quick", is_flag=True, help="One state, one trial, a quarter of the size.")
+@click.option("--trials", type=click.IntRange(min=1), default=TRIALS, show_default=True)
+def command(quick: bool, trials: int) -> Iterator[MidCollective]:
+    """Time a long AllReduce in the middle of which a NIC fails."""
+    size_bytes = SIZE_BYTES // 4 if quick else SIZE_BYTES
+    made, rows = head(), list[MidCollectiveRow]()
+    for state in list(STATES)[:1] if quick else STATES:
+        for arm in ARMS:
+            rows.append(measure_row(state, arm, 1 if quick else trials, size_bytes))
+            ratios = " ".join(f"{each.ratio:.2f}" for each in rows[-1].trials)
+            click.echo(f"{state}, {arm}: {ratios} of the least", err=True)
+            yield MidCollective(**made, hosts=HOSTS, size_bytes=size_bytes, rows=tuple(rows))
+
+
+if __name__ == "__main__":
+    run_command(command)
