@@ -11,6 +11,7 @@ those before, or a few such runs. If nothing new is found, that counts less and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from optcc.runtime.engine import Engine, Handle, PersistentPlan
 from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
 from optcc.runtime.protocol.agreement import Share, Shares, rounded
 from optcc.runtime.protocol.epochs import is_change, rate_pairs
+from optcc.runtime.protocol.rates import DOUBTED_SHARE, usable
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
 
 LEAST_S = 5e-3
@@ -53,16 +55,17 @@ class Remeasuring:
         """What the NICs carry in an epoch of which all ranks know that they carry about `agreed`; collective.
 
         They are measured if some rate is another one than when they were measured last, or if nothing is known to have
-        changed, in which case runs have become slow. A NIC that is lost, or back, is known to be without.
+        changed, in which case runs have become slow. A NIC that is lost, or back, is known to be without, unless it was
+        silent. One that is worth nothing (`LEAST_SHARE`) counts as nothing.
 
         Raises DeadlineExceeded after `timeout_s` seconds, and what a run raises.
         """
         is_due = self.is_due(agreed)
         if is_due:
-            self._known = agreed = self._engine.alone(self._measure, timeout_s)
+            self._known = agreed = self._engine.alone(partial(self._measure, agreed), timeout_s)
         self._last = agreed
         found = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
-        shares = tuple(tuple(next(found) for _ in nics) for nics in agreed)
+        shares = tuple(usable([next(found) for _ in nics]) for nics in agreed)
         transport = self._engine.transport
         if not is_due and isinstance(transport, KnowsRates):
             transport.trust_shares(shares)
@@ -86,7 +89,7 @@ class Remeasuring:
         alike = all(abs(now - before) <= ALIKE * max(now, before) for now, before in pairs)
         return self._known if alike else shares
 
-    def _measure(self) -> Shares:
+    def _measure(self, agreed: Shares) -> Shares:
         engine = self._engine
         transport = engine.transport
         assert isinstance(transport, ProbedTransport) and isinstance(transport, KnowsRates)
@@ -96,9 +99,21 @@ class Remeasuring:
             tuple(rounded(_share(*pair)) for pair in zip(*both, strict=True))
             for both in zip(measured.rates, declared, strict=True)
         )
-        shares = self._as_before(shares)
+        shares = self._as_before(self._without_lost(shares, agreed))
         transport.know_shares(shares)
         return shares
+
+    def _without_lost(self, shares: Shares, agreed: Shares) -> Shares:
+        """What was measured, unless a NIC fell silent meanwhile: what it had to carry was then sent by others, of which
+        nothing new is known therefore. It is one that carries next to nothing."""
+        known = self._known or _all_whole(agreed)
+        beside = [list(zip(*each, strict=True)) for each in zip(shares, agreed, known, strict=True)]
+        if all(min(new) > 0 or min(share) <= 0 for nics in beside for new, share, _ in nics):
+            return shares
+        return tuple(
+            tuple((DOUBTED_SHARE,) * 2 if min(new) <= 0 < min(share) else before for new, share, before in nics)
+            for nics in beside
+        )
 
 
 class RunTimes:

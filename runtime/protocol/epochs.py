@@ -46,6 +46,8 @@ class Epochs:
         self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
         self.is_on = self.measures = False
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
+        # Of silent NICs, whether their links were up all the time.
+        self._was_linked = [True] * len(local.own_nics)
         # The NICs of this rank with connections at the last look.
         self._used: set[int] = set()
         # Of NICs whose rate is another one than plans are for: which, and since when; in which epoch.
@@ -112,6 +114,8 @@ class Epochs:
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""
         used = {connection.nic for connection in self._local.up} & set(range(len(self._was_joined)))
+        for nic, is_up in enumerate(self._local.nic_up[: len(self._was_linked)]):
+            self._was_linked[nic] &= is_up
         if used == self._used:
             return
         self._used = used
@@ -120,6 +124,10 @@ class Epochs:
             is_silent = self._was_joined[nic] and nic not in used and bool(used)
             if is_silent != self._is_silent[nic]:
                 self._is_silent[nic] = is_silent
+                if is_silent:
+                    self._was_linked[nic] = self._local.nic_up[nic]
+                elif self.measures and self._was_linked[nic]:
+                    self._rates.doubt(nic)
                 self._rates.note_nic(nic, self._local.nic_up[nic] and not is_silent)
 
     def _known(self, now_s: float) -> Shares:

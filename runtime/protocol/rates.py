@@ -18,10 +18,24 @@ from optcc.runtime.protocol.rail import Rail as OutboundRail
 from optcc.runtime.protocol.trials import Rail, Trials
 from optcc.runtime.striping import divide, least_of_hosts
 
+LEAST_SHARE = 1 / 12
+"""A NIC that carries a smaller share of its rate than the best one of its host by this factor carries nothing: a chunk
+that it had would hold up more than it saves."""
+DOUBTED_SHARE = 1 / 64
 _AS_FAST = 0.85
 _FAST, _FASTER, _FASTER_BYTES = 0.75, 1.3, 1 << 17
 _WAITED_S = 0.5
 _RATE_UNIT = 1 << 12
+
+
+def usable(nics: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The shares of the NICs of a host, without those that are worth nothing.
+
+    >>> usable([(1.0, 0.9), (0.02, 1.0), (0.5, 0.4)])
+    ((1.0, 0.9), (0.0, 0.0), (0.5, 0.4))
+    """
+    least = LEAST_SHARE * max(map(min, nics))
+    return tuple(share if min(share) >= least else (0.0, 0.0) for share in nics)
 
 
 class Rates:
@@ -254,6 +268,11 @@ class Rates:
         self.version += 1
         self.divide_anew()
 
+    def doubt(self, nic: int) -> None:
+        """A NIC of this rank that was silent is heard again: until it has been measured, next to nothing goes there."""
+        self._meters[nic] = NicMeter()
+        self._shares[self._local.rank, nic] = DOUBTED_SHARE, DOUBTED_SHARE
+
     def note_nic(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down, or is back."""
         (self.down.discard if is_up else self.down.add)((self._local.rank, nic))
@@ -309,8 +328,7 @@ class Rates:
             for out in outs:
                 out.take_parts(None)
             return
-        rates = [[self._rates(rank, nic) for nic in range(len(nics))] for rank, nics in enumerate(local.book)]
-        rates = least_of_hosts(rates, local.hosts)
+        rates = least_of_hosts([self._rates(rank) for rank in range(len(local.book))], local.hosts)
         paths: dict[tuple[int, int, int, int], float] = {}
         for (mine, peer, theirs), share in self._paths.items():
             paths[local.rank, peer, mine, theirs] = share * min(rates[local.rank][mine][0], rates[peer][theirs][1])
@@ -325,10 +343,11 @@ class Rates:
             if len(alone) > 1:
                 out.take_parts([max(1, part) for part in parts.get((local.rank, out.peer), alone)])
 
-    def _rates(self, rank: int, nic: int) -> tuple[int, int]:
-        """What a NIC sends and receives, in parts of what is declared; next to nothing if it is down."""
-        out, in_ = (
-            round(_RATE_UNIT * rate * share)
-            for rate, share in zip(self._local.book[rank][nic][3:], self.known(rank, nic), strict=True)
-        )
-        return max(1, out), max(1, in_)
+    def _rates(self, rank: int) -> list[tuple[int, int]]:
+        """What the NICs of a rank send and receive, in parts of what is declared; next to nothing if one is down."""
+        declared = self._local.book[rank]
+        shares = usable([self.known(rank, nic) for nic in range(len(declared))])
+        return [
+            (max(1, round(_RATE_UNIT * nic[3] * out)), max(1, round(_RATE_UNIT * nic[4] * in_)))
+            for nic, (out, in_) in zip(declared, shares, strict=True)
+        ]

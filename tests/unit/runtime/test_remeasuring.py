@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -28,13 +29,22 @@ Change = tuple[float, int, int, float, float]
 
 
 class Job:
-    """AllReduces in a row, some time apart, while rates change; and a message that is waited for all the time.
+    """AllReduces in a row, some time apart, while rates change; and a message that is waited for all the time. NIC 1 of
+    rank 1 goes down at `down_s`, and is silent between the two times `silent_s`.
 
     By run: when it began, how long it took, and what plans were for; by rank, its epochs.
     """
 
     def __init__(
-        self, changes: list[Change], n_runs: int, *, n_hosts: int = 3, pause_s: float = 0.0, message_bytes: int = 0
+        self,
+        changes: list[Change],
+        n_runs: int,
+        *,
+        n_hosts: int = 3,
+        pause_s: float = 0.0,
+        message_bytes: int = 0,
+        down_s: float | None = None,
+        silent_s: tuple[float, float] | None = None,
     ) -> None:
         self.n_hosts, self.n_runs, self.pause_s, self.message_bytes = n_hosts, n_runs, pause_s, message_bytes
         nics = tuple(Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(2))
@@ -48,6 +58,11 @@ class Job:
         self.network = SimNetwork(self.planner.topology)
         for at_s, rank, nic, out, in_ in changes:
             self.network.network.clock.after(at_s, self._change(rank, nic, out, in_))
+        network = self.network.network
+        for at_s, is_open in zip(silent_s or (), (False, True), strict=False):
+            network.clock.after(at_s, partial(network.set_open, network.nics[1, 1], out=is_open, in_=is_open))
+        if down_s is not None:
+            network.clock.after(down_s, lambda: network.set_link(network.nics[1, 1], False))
         self.began_s: list[float] = []
         self.took_s: list[float] = []
         self.shares: list[Shares | None] = []
@@ -118,6 +133,27 @@ def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
 def test_messages_that_arrive_while_nics_are_measured_are_not_lost() -> None:
     job = Job([(0.45, 1, 1, 0.5, 0.5)], 26, message_bytes=1 << 19)
     assert job.epochs[0][-1] >= 1
+
+
+@pytest.mark.slow
+def test_a_nic_that_collapses_costs_no_more_than_one_that_is_down() -> None:
+    """It is silent, heard again, measured, and left alone."""
+    collapsed, down = Job([(0.45, 1, 1, 0.01, 0.01)], 60), Job([(0.45, 1, 1, 0.01, 0.01)], 60, down_s=0.45)
+    assert all(epochs == collapsed.epochs[0] for epochs in collapsed.epochs)
+    whole = ((1.0, 1.0),) * 2
+    assert collapsed.shares[-1] == down.shares[-1] == (whole, ((1.0, 1.0), (0.0, 0.0)), whole)
+    assert median(collapsed.took_s[-30:]) < 1.05 * median(down.took_s[-30:])
+    # One measurement, in which everything waits for that NIC.
+    assert sum(sorted(collapsed.took_s)[:-1]) < 1.1 * sum(sorted(down.took_s)[:-1])
+
+
+@pytest.mark.slow
+def test_a_nic_that_was_silent_is_measured_before_it_is_used_again() -> None:
+    job = Job([], 90, pause_s=0.02, silent_s=(0.45, 1.6))
+    silent = [shares is not None and shares[1][1] == (0.0, 0.0) for shares in job.shares]
+    assert any(silent) and not silent[-1]
+    assert job.shares[-1] == (((1.0, 1.0),) * 2,) * 3
+    assert median(job.took_s[-8:]) < 1.05 * median(job.took_s[1:6])
 
 
 @pytest.mark.slow
