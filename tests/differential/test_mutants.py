@@ -44,23 +44,24 @@ def judged(seeds: range, states_max: int = STATES_MAX) -> Tally:
 
 @pytest.fixture(scope="module")
 def some() -> Tally:
-    """Six hundred mutants, judged."""
-    return judged(range(720))
+    """Three hundred mutants, judged."""
+    return judged(range(300))
 
 
 @pytest.mark.battery(36)
 def test_mutants_get_the_naive_verdict(some: Tally) -> None:
     """The same verdict, for the same reason and at the same place, as trying every interleaving."""
     for outcome in ("matching", "deadlock", "races", "result", STILL_RIGHT):
-        assert some.total(outcome) >= 10, outcome
-    assert some.judged >= 480
-    assert some.total(TOO_LARGE) <= 5
+        assert some.total(outcome) >= 5, outcome
+    assert some.judged >= 200
+    assert some.total(TOO_LARGE) <= 3
 
 
-def test_every_schedule_and_every_mistake_is_drawn(some: Tally) -> None:
+@pytest.mark.slow
+def test_every_schedule_and_every_mistake_is_drawn() -> None:
     """All schedules, two to four ranks, fused and not, one to three slots, all orders of ports; and all mistakes."""
     seen: dict[str, set[str]] = {}
-    for heading, name, _ in some.counts:
+    for heading, name, _ in judged(range(720)).counts:
         seen.setdefault(heading, set()).add(name)
     assert seen["schedule"] >= set(SCHEDULES)
     assert seen["ranks"] == {"2", "3", "4"}

@@ -193,6 +193,7 @@ def test_the_families_of_a_sequence() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SEQUENCE_FAMILIES)
 def test_each_family_of_a_sequence_is_missed(family: str) -> None:
     assert sequence_disagreements(without=[family]) > 0
@@ -440,6 +441,7 @@ def test_the_families_of_a_question_in_steps(memory: Memory) -> None:
     assert set(steps_query(even(3, 2), 2, memory, agreement=True).families) == families | more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "family"), STEP_FAMILIES)
 def test_each_family_of_a_question_in_steps_is_missed(memory: Memory, family: str) -> None:
     if family in TWO_AT_ONCE:

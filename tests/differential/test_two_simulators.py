@@ -444,7 +444,7 @@ def servers_with(n_nics: int, n_ranks: int = 4) -> Topology:
     return Topology(tuple(Server(f"h{index}", 1, nics) for index in range(n_ranks)))
 
 
-@pytest.mark.parametrize("n_nics", [2, 3, 4])
+@pytest.mark.parametrize("n_nics", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))])
 @pytest.mark.parametrize(
     ("name", "model", "tolerance"),
     [("ring", "fifo", 0.05), ("ring", "fair", 0.05), ("optimal", "fifo", 0.06), ("optcc", "fair", 0.06)],
