@@ -56,5 +56,13 @@ class ThreadEngines(threading.local):
         finally:
             self._is_driving = False
 
+    def call(self, body: Callable[[], None]) -> None:
+        """Calls what may wait, while another engine drives this one or not: meanwhile all are driven."""
+        was_driving, self._is_driving = self._is_driving, False
+        try:
+            body()
+        finally:
+            self._is_driving = was_driving
+
 
 THREAD_ENGINES = ThreadEngines()

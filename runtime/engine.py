@@ -145,6 +145,7 @@ class Engine:
         # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
         self._context = contextvars.copy_context()
         self._context.run(np.seterr, all="ignore")
+        self._is_within = False
         call_in_child(self, Engine._leave_to_parent)
 
     def prepare(
@@ -236,7 +237,17 @@ class Engine:
 
     def take(self, events: list[Event]) -> None:
         """What follows from events that `body` of `alone` has met with, and that are not its own."""
-        self._context.run(self._follow, events)
+        self.within(self._follow, events)
+
+    def within(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function of a run in the context of the runs, also while another one waits in it."""
+        if self._is_within:
+            return function(*args)
+        self._is_within = True
+        try:
+            return self._context.run(function, *args)
+        finally:
+            self._is_within = False
 
     def listen(self, channel: int, take: Callable[[Event], None]) -> None:
         """`take` is called with the events of a channel of no plan."""
@@ -367,12 +378,12 @@ class Engine:
     def _drive(self, goal: Goal, deadline_s: float) -> bool:
         """Goes on with every run until `goal` is done, or until `deadline_s` and nothing more can be done."""
         if self.in_slices is not None and goal is not self.in_slices.current:
-            self.in_slices.begin_rest()
+            THREAD_ENGINES.call(self.in_slices.begin_rest)
         words = None if self.recorder is None else self.recorder.words
         if words is not None:
             words[IS_DRIVEN] += 1
         try:
-            is_over = self._context.run(self._loop, goal, deadline_s)
+            is_over = self.within(self._loop, goal, deadline_s)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -690,7 +701,7 @@ class PersistentPlan:
         self._queue.append(handle)
         if len(self._queue) == 1:
             try:
-                engine._context.run(self._begin)
+                engine.within(self._begin)
             except BaseException as error:
                 engine._fail(error)
         return handle

@@ -15,6 +15,8 @@ from optcc.errors import Cancelled, DeadlineExceeded, InputError
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.slices import SlicedRun
+from optcc.runtime.transports.loopback import LoopbackNetwork
+from optcc.runtime.transports.rank_threads import run_threads
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
 from tests.unit.runtime.sim.fault_trial import Plans
@@ -210,3 +212,29 @@ def test_arrays_that_do_not_fit_are_refused_as_ever() -> None:
 def test_slices_of_no_time_are_refused() -> None:
     with pytest.raises(InputError, match=r"slice_s 0: must be above zero"):
         Job(lambda comm: None, slice_s=0)
+
+
+def test_two_communicators_may_be_waited_for_in_opposite_orders() -> None:
+    """Slices of one are begun while the other is waited for, those that need a plan of their own included."""
+    count = 100_003
+    topology = Topology.parse(f"{N_RANKS}@1GB/s")
+    planner = Planner(topology, segments=4, schedules={"allreduce": "shares"})
+    with LoopbackNetwork(None, N_RANKS) as one, LoopbackNetwork(None, N_RANKS) as other:
+
+        def body(rank: int) -> None:
+            comms = [Communicator(network.transport(rank), planner, deadline_s=20.0) for network in (one, other)]
+            for comm in comms:
+                # Here plans never change, so that nothing would run in slices.
+                comm._slice_s = 2 * count * 4 / 1e9 / 6
+            handles = [comm.start_all_reduce(given(rank, count)) for comm in comms]
+            assert all(isinstance(each, SlicedRun) for each in handles)
+            for each in handles if rank else handles[::-1]:
+                assert np.array_equal(each.result(), total(count))
+            for comm in comms:
+                comm.barrier()
+
+        def abort(rank: int, cause: str) -> None:
+            for network in (one, other):
+                network.abort(rank, cause)
+
+        run_threads(N_RANKS, body, abort)
