@@ -15,6 +15,7 @@ from functools import partial
 from statistics import median
 from weakref import WeakKeyDictionary
 
+from optcc.errors import InputError
 from optcc.runtime.engine import Engine, Handle, PersistentPlan
 from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
 from optcc.runtime.protocol.agreement import Share, Shares, rounded
@@ -29,9 +30,15 @@ USUAL_RUNS, SLOWER = 5, 1.15
 
 
 class Remeasuring:
-    """What the NICs of a job were last measured to carry; `engine` is that of all its ranks."""
+    """What the NICs of a job were last measured to carry; `engine` is that of all its ranks.
+
+    Raises InputError if its transport is not over NICs.
+    """
 
     def __init__(self, engine: Engine) -> None:
+        transport = engine.transport
+        if not (isinstance(transport, ProbedTransport) and isinstance(transport, KnowsRates)):
+            raise InputError(f"remeasures: {type(transport).__name__}: must be a transport over NICs")
         self._engine = engine
         self._known: Shares | None = None
         # The shares of the last epoch.

@@ -11,12 +11,13 @@ from statistics import median
 import numpy as np
 import pytest
 
-from optcc.errors import RankLost
+from optcc.errors import InputError, RankLost
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.epochs import PAUSE_S
 from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
 from tests.unit.runtime.sim.fault_trial import Plans
@@ -204,3 +205,9 @@ class LostWhileMeasuring(Job):
         if rank == 2:
             look()
         super()._body(rank, transport)
+
+
+def test_what_has_no_nics_cannot_be_measured() -> None:
+    planner = Planner(Topology.parse("2@1GB/s"))
+    with LoopbackNetwork(None, 2) as network, pytest.raises(InputError, match="remeasures: LoopbackTransport"):
+        Communicator(network.transport(0), planner, remeasures=True)
