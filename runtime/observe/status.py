@@ -159,7 +159,8 @@ class RailReader:
         elapsed_s = now_s - self._read_s
         self._read_s = now_s
         found = []
-        for nic, ((name, *_, out, in_), count) in enumerate(zip(endpoint.own_nics, endpoint.rail_counts, strict=True)):
+        counts = endpoint.rail_counts[:n_nics]
+        for nic, ((name, *_, out, in_), count) in enumerate(zip(endpoint.own_nics, counts, strict=True)):
             self._had_any[nic] |= n_up[nic] > 0
             if not endpoint.nic_up[nic]:
                 state = DOWN

@@ -102,8 +102,8 @@ class LocalRank:
             self.failure = failure
 
     def note(self, kind: str, text: str, peer: int = -1, nic: int = -1) -> None:
-        """Keeps a rare event, the last ones of which can be read in `notes`."""
-        self.notes.append(ProtocolNote(self.now_s, kind, text, peer, nic))
+        """Keeps a rare event, the last of which can be read in `notes`. What happens inside a host is of no NIC."""
+        self.notes.append(ProtocolNote(self.now_s, kind, text, peer, nic if nic < len(self.own_nics) else -1))
 
     def tell_news(self, event: Event) -> None:
         """Reports an event that is none of a post."""

@@ -12,6 +12,7 @@ from optcc.errors import InputError
 from optcc.plan import Channel
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.nics import HostNic, Interface, inside_of
+from optcc.runtime.observe.status import LOST, RailReader
 from optcc.runtime.transport import RECEIVED, SENT
 from optcc.runtime.transports.tcp import TcpTransport
 from tests.unit.rank_threads import Room, run_threads
@@ -110,6 +111,17 @@ def test_nobody_is_joined_inside_unless_all_say_where_they_are() -> None:
         return transport.inside is None and transport.hosts == (0, 1, 2, 3)
 
     assert all(on_two_hosts(body, but=3))
+
+
+def test_its_status_has_the_nics_and_names_none_for_what_happens_inside() -> None:
+    def body(_: int, transport: TcpTransport) -> tuple[list[str], int]:
+        send_along(transport, PAIRS)
+        endpoint = transport.endpoint
+        endpoint.note(LOST, "a test", 1, len(endpoint.own_nics))
+        reader = RailReader(endpoint)
+        return [rail.name for rail in reader.read(1.0)], reader.take_notes()[-1].nic
+
+    assert on_two_hosts(body) == [(["r0", "r1"], -1)] * 4
 
 
 def test_a_rank_is_found_by_its_kernel_namespace_and_nics(monkeypatch: pytest.MonkeyPatch) -> None:
