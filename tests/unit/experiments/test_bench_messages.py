@@ -25,7 +25,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, seed: int) -> StandIn:
     return made
 
 
-@pytest.mark.parametrize("fused_bytes", [1 << 18, 64])
+@pytest.mark.parametrize("fused_bytes", [1 << 18, pytest.param(64, marks=pytest.mark.slow)])
 def test_every_collective_is_right_on_a_gpu(
     fused_bytes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cupy: StandIn
 ) -> None:
