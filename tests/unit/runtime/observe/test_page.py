@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,33 +49,38 @@ def test_what_is_half_written_is_not_read() -> None:
     assert contents.status == b""
 
 
+WRITER = """
+import sys
+from pathlib import Path
+from optcc.runtime.observe.page import PageWriter
+page = PageWriter(Path(sys.argv[1]), b"", n_events=64)
+write, number = page.recorder(), 0
+while True:
+    number += 1
+    page.publish(bytes([number % 256]) * (50_000 + number % 50_000))
+    for _ in range(16):
+        write(float(number), 1, number, number, number, number, number, number)
+    if number == 10:
+        print("begun", flush=True)
+"""
+
+
 def test_a_reader_never_sees_half_a_status(tmp_path: Path) -> None:
-    page = PageWriter(tmp_path / "page", b"", n_events=64)
-    write = page.recorder()
-    page.publish(b"\0" * 4096)
-    is_over = threading.Event()
-
-    def rewrite() -> None:
-        number = 0
-        while not is_over.is_set():
-            number += 1
-            page.publish(bytes([number % 256]) * (1024 + number % 4096))
-            for _ in range(16):
-                write(float(number), 1, number, number, number, number, number, number)
-
-    thread = threading.Thread(target=rewrite)
-    thread.start()
-    try:
-        n_read = 0
-        for _ in range(300):
-            contents = read_page(tmp_path / "page")
-            n_read += bool(contents.status)
-            assert len(set(contents.status)) <= 1
-            for each in contents.records:
-                assert {each.a, each.b, each.c, each.d, each.x, each.y} == {int(each.at_s)}
-    finally:
-        is_over.set()
-        thread.join()
+    """Of a process that rewrites it without a break."""
+    page = tmp_path / "page"
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(page)], stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "begun\n"
+            n_read = 0
+            for _ in range(500):
+                contents = read_page(page)
+                n_read += bool(contents.status)
+                assert len(set(contents.status)) <= 1
+                for each in contents.records:
+                    assert {each.a, each.b, each.c, each.d, each.x, each.y} == {int(each.at_s)}
+        finally:
+            writer.kill()
     assert n_read > 30
 
 
