@@ -59,7 +59,7 @@ def test_a_process_prints_what_its_part_has_found(cupy: StandIn) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_that_dies_is_a_line_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_dies_is_a_line_of_the_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Here each process finds no GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = run_part("overlap", True, 60.0).line
@@ -67,6 +67,10 @@ def test_a_part_that_dies_is_a_line_of_the_record(monkeypatch: pytest.MonkeyPatc
     record = GpuBattery({"name": "stand-in"}, {}, {}, True, (line,), (), ())
     assert record.exit_code == 1
     assert record.remarks()[-1] == "# Parts that have not ended: overlap FAILED"
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(slow))
     assert run_part("overlap", True, 0.0).line.error == "not done after 1 s"
 
 
