@@ -21,6 +21,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +46,7 @@ from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import GetsReady, PlanFor, Replanning, Replans
-from optcc.runtime.slices import ELEMENTWISE, SLICE_S, Estimates, SlicedRun, may_cut, slicing
+from optcc.runtime.slices import ELEMENTWISE, SLICE_S, Estimates, SlicedRun, Slicing, may_cut, slicing
 from optcc.runtime.state import WINDOW
 from optcc.runtime.teams import RankTeam
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
@@ -119,6 +120,8 @@ class Communicator:
             Remeasuring(self._mail.engine) if remeasures else None,
         )
         self._slice_s = slice_s if self._replanning.is_on else inf
+        # To add up the rates of all NICs takes as long as much of a short collective.
+        self._slicing_of = lru_cache(PLANS_MAX)(self._find_slicing)
 
     def observe(self, environ: Mapping[str, str] = os.environ, job: str | None = None) -> Observer | None:
         """Lets `optcc status` and `optcc explain` see this rank (`optcc.runtime.observe`); before the first collective.
@@ -512,11 +515,13 @@ class Communicator:
 
     def slices(self, call: Call) -> list[Call]:
         """The slices in which a collective runs, or the collective itself."""
-        request = call.request
-        if self._slice_s == inf or not isinstance(self._base, Estimates) or request.collective.name not in ELEMENTWISE:
-            return [call]
-        found = slicing(request, check_dtype(request.dtype), self._base.least_s(request), self._slice_s)
+        found = None if self._slice_s == inf else self._slicing_of(call.request)
         return [call] if found is None or not may_cut(call) else found.cut(call)
+
+    def _find_slicing(self, request: PlanRequest) -> Slicing | None:
+        if not isinstance(self._base, Estimates) or request.collective.name not in ELEMENTWISE:
+            return None
+        return slicing(request, check_dtype(request.dtype), self._base.least_s(request), self._slice_s)
 
     def _persist(self, call: Call) -> PersistentCollective:
         made = PersistentCollective(self, call)

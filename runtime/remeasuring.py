@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from optcc.errors import InputError
@@ -29,6 +30,11 @@ USUAL_RUNS, SLOWER = 5, 1.15
 """See `RunTimes.take`."""
 
 
+@runtime_checkable
+class RemeasuredTransport(ProbedTransport, KnowsRates, Protocol):
+    """A transport whose NICs can be measured, and that stripes by what they carry."""
+
+
 class Remeasuring:
     """What the NICs of a job were last measured to carry; `engine` is that of all its ranks.
 
@@ -37,9 +43,9 @@ class Remeasuring:
 
     def __init__(self, engine: Engine) -> None:
         transport = engine.transport
-        if not (isinstance(transport, ProbedTransport) and isinstance(transport, KnowsRates)):
+        if not isinstance(transport, RemeasuredTransport):
             raise InputError(f"remeasures: {type(transport).__name__}: must be a transport over NICs")
-        self._engine = engine
+        self._engine, self._transport = engine, transport
         self._known: Shares | None = None
         # The shares of the last epoch.
         self._last: Shares | None = None
@@ -48,9 +54,8 @@ class Remeasuring:
 
     def watch(self) -> None:
         """From now on rank 0 looks whether runs take longer than they did."""
-        transport = self._engine.transport
-        if not self._engine.rank and isinstance(transport, KnowsRates):
-            self._note = transport.note_slow_runs
+        if not self._engine.rank:
+            self._note = self._transport.note_slow_runs
             self._engine.finished = self._note_run
 
     def _note_run(self, handle: Handle, seconds: float) -> None:
@@ -73,9 +78,8 @@ class Remeasuring:
         self._last = agreed
         found = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
         shares = tuple(usable([next(found) for _ in nics]) for nics in agreed)
-        transport = self._engine.transport
-        if not is_due and isinstance(transport, KnowsRates):
-            transport.trust_shares(shares)
+        if not is_due:
+            self._transport.trust_shares(shares)
         return shares
 
     def is_due(self, agreed: Shares) -> bool:
@@ -97,9 +101,7 @@ class Remeasuring:
         return self._known if alike else shares
 
     def _measure(self, agreed: Shares) -> Shares:
-        engine = self._engine
-        transport = engine.transport
-        assert isinstance(transport, ProbedTransport) and isinstance(transport, KnowsRates)
+        engine, transport = self._engine, self._transport
         declared: Rates = tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics)
         measured = probe(transport, clock=engine.clock, beside=engine.take)
         shares = tuple(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from optcc.errors import Cancelled, DeadlineExceeded, InputError
+from optcc.plan import PlanRequest
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.slices import SlicedRun
@@ -238,3 +239,21 @@ def test_two_communicators_may_be_waited_for_in_opposite_orders() -> None:
                 network.abort(rank, cause)
 
         run_threads(N_RANKS, body, abort)
+
+
+def test_a_planner_estimates_the_same_collective_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PlanRequest] = []
+    estimate = Plans.least_s
+
+    def least_s(plans: Plans, request: PlanRequest) -> float:
+        asked.append(request)
+        return estimate(plans, request)
+
+    monkeypatch.setattr(Plans, "least_s", least_s)
+
+    def body(comm: Communicator) -> None:
+        for _ in range(3):
+            comm.all_reduce(given(comm.rank, 1 << 12))
+
+    Job(body)
+    assert len(asked) == N_RANKS
