@@ -148,7 +148,7 @@ class Program:
     _sink: Sink | None = None
     _n_transfers: int = 0
     _groups: list[RankGroup] = field(default_factory=list)
-    _order: tuple[int, ...] = ()
+    _orders: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def n_ranks(self) -> int:
@@ -224,16 +224,16 @@ class Program:
             yield from zip(segments, found, strict=True)
 
     @property
-    def order_made(self) -> tuple[int, ...]:
-        """The last order that `in_order` returned; empty if none."""
-        return self._order
+    def orders_made(self) -> tuple[tuple[int, ...], ...]:
+        """The orders that `in_order` returned."""
+        return tuple(self._orders)
 
     def in_order(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """`ranks`, if it names every rank once; raises ScheduleError otherwise."""
         order = tuple(ranks)
         if sorted(order) != list(self.ranks):
             raise self._error(f"order {order}: must name every rank from 0 to {self.n_ranks - 1} once")
-        self._order = order
+        self._orders.append(order)
         return order
 
     def edges(self, trees: Sequence[Tree], edges: Iterable[Edge]) -> TreeEdges:

@@ -29,7 +29,7 @@ from optcc.schedules.server_trees import (
     numbers_of_trees,
     server_trees,
 )
-from optcc.schedules.tree_turns import in_proportion
+from optcc.schedules.tree_turns import along_pairs
 from optcc.topology import Topology
 from optcc.trees import Tree
 
@@ -92,13 +92,7 @@ def equal_trees(program: Program, pairs: Sequence[TreePair]) -> None:
     >>> whole.stages[:2], len(whole)
     (('reduce along tree 0', 'broadcast along tree 0'), 32)
     """
-    for reducing, broadcasting in in_proportion(program, pairs):
-        for number, segment, up in reducing:
-            with program.stage(f"reduce along tree {number}"):
-                segment[0].reduce_along(up)
-        for number, segment, down in broadcasting:
-            with program.stage(f"broadcast along tree {number}"):
-                segment[0].broadcast_along(down)
+    along_pairs(program, pairs)
 
 
 class _Inside:

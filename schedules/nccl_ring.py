@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from optcc.dsl import Program, Segment, schedule
-from optcc.errors import TopologyError
+from optcc.dsl import Chunk, Program, Segment, schedule
+from optcc.errors import ScheduleError, TopologyError
 from optcc.topology import Nic, Server, Topology
 
 
@@ -27,6 +27,10 @@ class Ring(NamedTuple):
 
     ranks: tuple[int, ...]
     through: tuple[int, ...]
+
+
+RingTurn = tuple[tuple[int, Segment, Ring], ...]
+"""For each ring its number, a segment, and the ring."""
 
 
 def channels(topology: Topology) -> Mapping[str, Any]:
@@ -118,8 +122,8 @@ def nccl_ring(program: Program, rings: Sequence[Ring]) -> None:
     0->1 s0 c0 reduce [reduce-scatter of channel 0] 1->0 s0 c3 copy [reduce-scatter of channel 0] \
 0->2 s0 c3 reduce [reduce-scatter of channel 0]
     """
-    for segments in zip(*pipelines_of(program, rings, Fraction(1)), strict=True):
-        along_rings(program, rings, segments)
+    for turn in around(program, rings):
+        along_rings(program, turn)
 
 
 def pipelines_of(program: Program, rings: Sequence[Ring], share: Fraction) -> list[Iterator[Segment]]:
@@ -128,28 +132,56 @@ def pipelines_of(program: Program, rings: Sequence[Ring], share: Fraction) -> li
     return [program.pipeline(sections=len(ring.ranks), share=share / len(rings), scratch=scratch) for ring in rings]
 
 
-def along_rings(program: Program, rings: Sequence[Ring], segments: Sequence[Segment], called: str = "channel") -> None:
+def around(program: Program, rings: Sequence[Ring]) -> Iterator[RingTurn]:
+    """A turn is a segment of every ring; the rings have equal parts of the message.
+
+    A proof for all ranks need not read how rings are found, nor what goes through other ranks
+    (`optcc.verify.all_ranks`): a ring has every rank once, else this raises ScheduleError, and `reduce_next` and
+    `copy_next` write into no chunk but the next rank's and scratch space, which nothing else here reads.
+    """
+    for ring in rings:
+        program.in_order(ring.ranks)
+        if len(ring.through) != len(ring.ranks):
+            raise ScheduleError(f"{len(ring.through)} ranks to go through: must be {len(ring.ranks)}, -1 for none")
+    for segments in zip(*pipelines_of(program, rings, Fraction(1)), strict=True):
+        yield numbered(segments, rings)
+
+
+def numbered(segments: Sequence[Segment], rings: Sequence[Ring]) -> RingTurn:
+    """A turn of these segments."""
+    return tuple((number, segment, rings[number]) for number, segment in enumerate(segments))
+
+
+def along_rings(program: Program, turn: RingTurn, called: str = "channel") -> None:
     """A segment of each ring, reduce-scatter and all-gather, in stages that have this name."""
-    for number, (segment, ring) in enumerate(zip(segments, rings, strict=True)):
+    for number, segment, ring in turn:
         with program.stage(f"reduce-scatter of {called} {number}"):
             for step in range(len(ring.ranks) - 1):
-                _step(segment, ring, -step, reduces=True)
-    for number, (segment, ring) in enumerate(zip(segments, rings, strict=True)):
+                for place in range(len(ring.ranks)):
+                    reduce_next(segment, ring, place, (place - step) % len(ring.ranks))
+    for number, segment, ring in turn:
         with program.stage(f"all-gather of {called} {number}"):
             for step in range(len(ring.ranks) - 1):
-                _step(segment, ring, 1 - step, reduces=False)
+                for place in range(len(ring.ranks)):
+                    copy_next(segment, ring, place, (place + 1 - step) % len(ring.ranks))
 
 
-def _step(segment: Segment, ring: Ring, ahead: int, *, reduces: bool) -> None:
-    """Each rank passes section `ahead` places further than its own to the next one."""
-    p = len(ring.ranks)
-    for place, (src, through) in enumerate(zip(ring.ranks, ring.through, strict=True)):
-        section, dst = (place + ahead) % p, ring.ranks[(place + 1) % p]
-        chunk = segment[section]
-        if through >= 0:
-            chunk.copy(src=src, dst=through, into=segment.scratch(section))
-            chunk, src = segment.scratch(section), through
-        if reduces:
-            chunk.reduce(src=src, dst=dst, into=segment[section])
-        else:
-            chunk.copy(src=src, dst=dst, into=segment[section])
+def reduce_next(segment: Segment, ring: Ring, place: int, section: int) -> None:
+    """The rank at this place passes a section to the next one, perhaps through another rank, which adds it up."""
+    chunk, src, dst = _through(segment, ring, place, section)
+    chunk.reduce(src=src, dst=dst, into=segment[section])
+
+
+def copy_next(segment: Segment, ring: Ring, place: int, section: int) -> None:
+    """`reduce_next`, but the next rank stores it in place of its own."""
+    chunk, src, dst = _through(segment, ring, place, section)
+    chunk.copy(src=src, dst=dst, into=segment[section])
+
+
+def _through(segment: Segment, ring: Ring, place: int, section: int) -> tuple[Chunk, int, int]:
+    """The chunk that goes to the next rank, the rank that sends it, and the next one."""
+    src, through, dst = ring.ranks[place], ring.through[place], ring.ranks[(place + 1) % len(ring.ranks)]
+    if through < 0:
+        return segment[section], src, dst
+    segment[section].copy(src=src, dst=through, into=segment.scratch(section))
+    return segment.scratch(section), through, dst

@@ -17,7 +17,7 @@ from optcc.schedules.double_tree import two_trees
 from optcc.schedules.equal_trees import pairs_of
 from optcc.schedules.nccl_ring import heads_of_channels
 from optcc.schedules.packed import TreePair
-from optcc.schedules.tree_turns import in_proportion
+from optcc.schedules.tree_turns import along_pairs
 from optcc.topology import Topology
 from optcc.trees import Tree
 
@@ -59,10 +59,4 @@ def nccl_tree(program: Program, pairs: Sequence[TreePair]) -> None:
     1->0 s0 c0 reduce [reduce along tree 0] 0->1 s0 c0 copy [broadcast along tree 0] \
 0->1 s1 c0 reduce [reduce along tree 1] 1->0 s1 c0 copy [broadcast along tree 1]
     """
-    for reducing, broadcasting in in_proportion(program, pairs):
-        for number, segment, up in reducing:
-            with program.stage(f"reduce along tree {number}"):
-                segment[0].reduce_along(up)
-        for number, segment, down in broadcasting:
-            with program.stage(f"broadcast along tree {number}"):
-                segment[0].broadcast_along(down)
+    along_pairs(program, pairs)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from optcc.dsl import Program, schedule
 from optcc.errors import TopologyError
-from optcc.schedules.tree_turns import in_proportion, segments_in_proportion
+from optcc.schedules.tree_turns import along_pairs, in_trees
 from optcc.topology import Topology
 from optcc.trees import Tree
 
@@ -50,13 +50,7 @@ def packed(program: Program, pairs: Sequence[TreePair]) -> None:
     >>> whole.stages, len(whole)
     (('reduce along tree 0', 'broadcast along tree 0'), 16)
     """
-    for reducing, broadcasting in in_proportion(program, pairs):
-        for number, segment, up in reducing:
-            with program.stage(f"reduce along tree {number}"):
-                segment[0].reduce_along(up)
-        for number, segment, down in broadcasting:
-            with program.stage(f"broadcast along tree {number}"):
-                segment[0].broadcast_along(down)
+    along_pairs(program, pairs)
 
 
 class RootedTree(NamedTuple):
@@ -84,7 +78,9 @@ def packed_all_gather(program: Program, find: FindTrees) -> None:
     >>> print(*packed_all_gather(n_ranks=2, find=lambda root: trees))
     0->1 s0 c0 copy [broadcast along tree 0] 1->0 s1 c0 copy [broadcast along tree 1]
     """
-    _broadcast(program, find)
+    for number, segment, tree in in_trees(program, find):
+        with program.stage(f"broadcast along tree {number}"):
+            segment[0].broadcast_along(tree)
 
 
 @schedule(name="packed-broadcast", collective="broadcast", **_OF_TREES)
@@ -94,7 +90,9 @@ def packed_broadcast(program: Program, find: FindTrees) -> None:
     >>> print(*packed_broadcast(n_ranks=3, root=2, find=lambda root: [RootedTree(Fraction(1), Tree.chain([2, 1, 0]))]))
     2->1 s0 c0 copy [broadcast along tree 0] 1->0 s0 c0 copy [broadcast along tree 0]
     """
-    _broadcast(program, find)
+    for number, segment, tree in in_trees(program, find):
+        with program.stage(f"broadcast along tree {number}"):
+            segment[0].broadcast_along(tree)
 
 
 @schedule(name="packed-reduce-scatter", collective="reducescatter", **_OF_TREES)
@@ -105,7 +103,9 @@ def packed_reduce_scatter(program: Program, find: FindTrees) -> None:
     >>> print(*packed_reduce_scatter(n_ranks=2, find=lambda root: trees))
     1->0 s0 c0 reduce [reduce along tree 0] 0->1 s1 c0 reduce [reduce along tree 1]
     """
-    _reduce(program, find)
+    for number, segment, tree in in_trees(program, find):
+        with program.stage(f"reduce along tree {number}"):
+            segment[0].reduce_along(tree)
 
 
 @schedule(name="packed-reduce", collective="reduce", **_OF_TREES)
@@ -115,18 +115,6 @@ def packed_reduce(program: Program, find: FindTrees) -> None:
     >>> print(*packed_reduce(n_ranks=3, root=2, find=lambda root: [RootedTree(Fraction(1), Tree.chain([2, 1, 0]))]))
     0->1 s0 c0 reduce [reduce along tree 0] 1->2 s0 c0 reduce [reduce along tree 0]
     """
-    _reduce(program, find)
-
-
-def _broadcast(program: Program, find: FindTrees) -> None:
-    trees = find(program.collective.root)
-    for number, segment in segments_in_proportion(program, [each.share for each in trees]):
-        with program.stage(f"broadcast along tree {number}"):
-            segment[0].broadcast_along(trees[number].tree)
-
-
-def _reduce(program: Program, find: FindTrees) -> None:
-    trees = find(program.collective.root)
-    for number, segment in segments_in_proportion(program, [each.share for each in trees]):
+    for number, segment, tree in in_trees(program, find):
         with program.stage(f"reduce along tree {number}"):
-            segment[0].reduce_along(trees[number].tree)
+            segment[0].reduce_along(tree)

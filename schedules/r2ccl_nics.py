@@ -17,7 +17,17 @@ from typing import Any
 
 from optcc.dsl import Program, schedule
 from optcc.errors import TopologyError
-from optcc.schedules.nccl_ring import Ring, along_rings, channels, owners_by_rail, owners_of_nics, pipelines_of, ring_of
+from optcc.schedules.nccl_ring import (
+    Ring,
+    along_rings,
+    around,
+    channels,
+    numbered,
+    owners_by_rail,
+    owners_of_nics,
+    pipelines_of,
+    ring_of,
+)
 from optcc.schedules.r2ccl import server_order
 from optcc.topology import Topology
 
@@ -58,8 +68,8 @@ def r2ccl_rails(program: Program, rings: Sequence[Ring]) -> None:
     >>> len(r2ccl_rails(n_ranks=4, rings=[ring]))
     24
     """
-    for segments in zip(*pipelines_of(program, rings, Fraction(1)), strict=True):
-        along_rings(program, rings, segments)
+    for turn in around(program, rings):
+        along_rings(program, turn)
 
 
 def one_degraded(topology: Topology) -> Mapping[str, Any]:
@@ -134,8 +144,8 @@ def r2ccl_nics(
             for segment, section, begin, _, chain in sections:
                 for src, dst in pairwise((*chain, begin)):
                     segment[section].reduce(src=src, dst=dst)
-        along_rings(program, rings, segments)
-        along_rings(program, inner, inner_segments, "healthy channel")
+        along_rings(program, numbered(segments, rings))
+        along_rings(program, numbered(inner_segments, inner), "healthy channel")
         with program.stage("deliver"):
             for segment, section, _, end, chain in sections:
                 for src, dst in pairwise((end, *chain[::-1])):

@@ -2,13 +2,13 @@
 
 Whatever the trees are, a segment is in one turn, its two trees are over all ranks and have one root, and it is
 broadcast in its own turn or in a later one. Other trees are refused here, so a proof for all ranks need not read how
-trees are found (`optcc.verify.all_ranks`).
+trees are found (`optcc.verify.all_ranks`). `in_trees` is for the collectives in which a segment has one tree.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -82,6 +82,43 @@ def in_proportion(program: Program, pairs: Sequence[tuple[Fraction, Tree, Tree]]
         yield TreeTurn(((number, segment, pairs[number][1]),), ((number, segment, pairs[number][2]),))
 
 
+def along_pairs(program: Program, pairs: Sequence[tuple[Fraction, Tree, Tree]]) -> None:
+    """Reduces and broadcasts each segment of `in_proportion`; every tree is a stage of its own, so that a chunk that
+    waits for its data in one tree holds up no other one."""
+    for reducing, broadcasting in in_proportion(program, pairs):
+        for number, segment, up in reducing:
+            with program.stage(f"reduce along tree {number}"):
+                segment[0].reduce_along(up)
+        for number, segment, down in broadcasting:
+            with program.stage(f"broadcast along tree {number}"):
+                segment[0].broadcast_along(down)
+
+
+def in_trees(program: Program, find: Callable[[int], Sequence[tuple[Fraction, Tree]]]) -> Iterator[Along]:
+    """A turn is one segment with its tree; pipelines take turns in proportion to their shares.
+
+    `find` gives a share and a tree for each pipeline, for the root of the collective. The tree's root is that of the
+    collective, or for ReduceScatter and AllGather the rank to which this part of the message belongs.
+
+    Raises ScheduleError for trees over other ranks, or with another root.
+    """
+    trees = [(Fraction(share), tree) for share, tree in find(program.collective.root)]
+    p, before = program.n_ranks, Fraction(0)
+    for share, tree in trees:
+        _check_ranks(program, tree)
+        if program.collective.name in ("reducescatter", "allgather"):
+            if not tree.root <= before * p <= (before + share) * p <= tree.root + 1:
+                raise ScheduleError(
+                    f"tree with root {tree.root} for {before}..{before + share} of the message: must be within "
+                    f"{Fraction(tree.root, p)}..{Fraction(tree.root + 1, p)}, the root's part"
+                )
+        elif tree.root != program.collective.root:
+            raise ScheduleError(f"tree with root {tree.root}: must be the collective's, {program.collective.root}")
+        before += share
+    for number, segment in segments_in_proportion(program, [share for share, _ in trees]):
+        yield number, segment, trees[number][1]
+
+
 def segments_in_proportion(program: Program, shares: Sequence[Fraction]) -> Iterator[tuple[int, Segment]]:
     """The segments of a pipeline for each share, in proportion to it: `program.segments` each on average."""
     chunks = program.segments * len(shares)
@@ -96,7 +133,11 @@ def segments_in_proportion(program: Program, shares: Sequence[Fraction]) -> Iter
 
 def _check(program: Program, up: Tree, down: Tree) -> None:
     for tree in (up, down):
-        if len(tree) != program.n_ranks:
-            raise ScheduleError(f"{tree}: must be over {program.n_ranks} ranks")
+        _check_ranks(program, tree)
     if up.root != down.root:
         raise ScheduleError(f"trees with roots {up.root} and {down.root}: must have one root")
+
+
+def _check_ranks(program: Program, tree: Tree) -> None:
+    if len(tree) != program.n_ranks:
+        raise ScheduleError(f"{tree}: must be over {program.n_ranks} ranks")

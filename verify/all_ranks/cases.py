@@ -21,6 +21,12 @@ from optcc.verify.all_ranks.symbolic_terms import Term, power
 from optcc.verify.all_ranks.symbolic_values import AnyOrder, Opaque
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_ARBITRARY = frozenset({"rates", "order", "lost", "straggler", "pairs", "rails", "rings", "find"})
+_FOUND = frozenset({"pairs", "find", "rings"})
+"""Trees and rings, which a search finds for a topology: it may take seconds for many ranks."""
+_FOUND_VARIED_MAX = 8
+_FOUND_EACH_MAX = 16
+_FOUND_ABOVE = (24, 32, 48, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +87,8 @@ def _cases(names: set[str], domain: Domain) -> tuple[Covered, ...]:
     if "stragglers" in names:
         return _straggler_cases("gpus" in names)
     sizes, p, words, size_of = _of_domain(domain)
-    if names & {"rates", "order", "lost", "straggler", "pairs", "rails"}:
-        given = sorted(names & {"rates", "order", "gpus", "server", "straggler", "lost", "pairs", "rails"})
+    if names & _ARBITRARY:
+        given = sorted(names & (_ARBITRARY | {"gpus", "server"}))
         opaque = tuple((name, AnyOrder() if name == "order" else Opaque(name)) for name in given)
         what = " and ".join(name for name, _ in opaque)
         return (Covered(ParameterCase(f"{words}, any {what}", sizes, p, opaque), lambda ranks, given: size_of(ranks)),)
@@ -168,10 +174,10 @@ def _straggler_sizes(
 
 def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
     """Representative concrete schedules over p ranks: each server, or a sample, as the straggler; each number of GPUs
-    that divides p; the first and the last rank as root."""
-    if p not in definition.domain:
-        return ()
+    that divides p; the first and the last rank as root. None for most p above 16 where trees or rings must be found."""
     names = set(list(inspect.signature(definition.function).parameters)[1:])
+    if p not in definition.domain or (names & _FOUND and p > _FOUND_EACH_MAX and p not in _FOUND_ABOVE):
+        return ()
     texts = [f"{p}@4GB/s"]
     some = range(p) if p <= 6 else sorted({0, p // 2, p - 1})
     if names & {"stragglers", "straggler", "rates", "order"}:
@@ -183,11 +189,15 @@ def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
             texts.append(f"{p // gpus}x{gpus}@4GB/s")
             if "stragglers" in names and p // gpus > 1:
                 texts += [f"{p // gpus}x{gpus}@4GB/s,{slow}=2GB/s" for slow in {0, p // gpus - 1}]
-    if "rails" in names:
+    if names & {"find", "pairs"}:
+        texts.append(f"{p}@4GB/s,{p - 1}=2GB/s")
+    if names & {"rails", "rings", "pairs"}:
         for gpus in (each for each in range(2, p) if p % each == 0):
             texts += [f"{p // gpus}x{gpus}@4GB/s+40GB/s{lost}" for lost in ("", f",0=1/{gpus}", "/rails")]
     found: dict[str, Instance] = {}
     for text in texts:
+        if found and names & _FOUND and p > _FOUND_VARIED_MAX:
+            break
         try:
             parameters = definition.configure(Topology.parse(text))
         except TopologyError:

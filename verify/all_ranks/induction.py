@@ -45,7 +45,7 @@ from optcc.verify.all_ranks.chunk_program import (
 )
 from optcc.verify.all_ranks.encoding import Encoder
 from optcc.verify.all_ranks.invariants import SEED, SIZES_FIRST, Invariant, Runner, learn, places_to_run
-from optcc.verify.all_ranks.symbolic import Along, Move, Reading
+from optcc.verify.all_ranks.symbolic import OWNER, Along, Move, Reading
 from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Formula, Term, both, choose, either, eq, le, lt, no, put
 from optcc.verify.all_ranks.symbolic_values import digits
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown
@@ -476,7 +476,7 @@ def check_along(reading: Reading, collective: str) -> str:
                 _check_chunk([node for node in of_family if node.section.constant == section], collective, shape.line)
     return (
         "each segment is reduced along a tree"
-        if collective != "broadcast"
+        if collective not in ("broadcast", "allgather")
         else "each segment is broadcast along a tree"
     )
 
@@ -487,5 +487,8 @@ def _check_chunk(nodes: Sequence[Along], collective: str, line: int) -> None:
     if done == ("allreduce", REDUCE, COPY):
         if len(roots) != 1:
             raise ProofStops(f"line {nodes[1].line}: the trees may have different roots")
-    elif done not in (("reduce", REDUCE), ("broadcast", COPY)) or roots != {Term.var("root")}:
-        raise ProofStops(f"line {line}: no {collective} along trees from the collective's root")
+    elif done in (("reduce", REDUCE), ("broadcast", COPY)):
+        if roots != {Term.var("root")}:
+            raise ProofStops(f"line {line}: no {collective} along trees from the collective's root")
+    elif done not in (("reducescatter", REDUCE), ("allgather", COPY)) or roots != {OWNER}:
+        raise ProofStops(f"line {line}: no {collective} along trees from the rank to which a segment belongs")

@@ -29,16 +29,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import floor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from optcc.compiler import compile_schedule
-from optcc.domain import ANY_NUMBER
+from optcc.domain import ANY_NUMBER, Domain
 from optcc.dsl import Definition
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, ScheduleError, SolverError
-from optcc.schedule import REDUCE, Schedule
+from optcc.schedule import COPY, DATA, REDUCE, Schedule
 from optcc.show import Card, Shown
 from optcc.verdict import PROVED, REFUTED, UNKNOWN, Counterexample
 from optcc.verify.all_ranks.cases import Covered, Instance, cases_of, instances_of
@@ -46,7 +47,7 @@ from optcc.verify.all_ranks.chunk_program import ProofStops, chunk_of
 from optcc.verify.all_ranks.induction import InductionLemma, ask, check_along, prove_chunk, prove_moves, prove_tree, why
 from optcc.verify.all_ranks.round_invariants import prove_rounds
 from optcc.verify.all_ranks.rounds import EXCHANGES, uses_rounds
-from optcc.verify.all_ranks.symbolic import SPREAD, Along, Move, OutsideSubset, Reading, transfers_of
+from optcc.verify.all_ranks.symbolic import OWNER, SPREAD, Along, Move, OutsideSubset, Reading, transfers_of
 from optcc.verify.all_ranks.symbolic_interpreter import read
 from optcc.verify.all_ranks.symbolic_terms import FALSE, Term, holds
 from optcc.verify.plan import verify_plan
@@ -194,7 +195,7 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
 
     try:
         first = min(P_FIRST, p_checked)
-        last = _check_up_to(definition, range(2, first + 1), SEGMENTS_FIRST, started + 0.4 * budget_s)
+        checked, all_first = _check_each(definition, range(2, first + 1), SEGMENTS_FIRST, started + 0.4 * budget_s)
         try:
             for covered in cases_of(definition):
                 proved, assumed = _prove_case(definition, covered, p_checked, stop_at)
@@ -206,8 +207,8 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
             reached = f"line {outside.line} is outside of what is read: {outside.construct}"
         except ProofStops as stops:
             reached = f"no proof: {stops}"
-        if last == first:
-            last = _check_up_to(definition, range(first + 1, p_checked + 1), 1, stop_at) or last
+        if all_first:
+            checked += _check_each(definition, range(first + 1, p_checked + 1), 1, stop_at)[0]
     except _Refuted as refuted:
         contradiction = f"{definition.name}: proved for every number of ranks, refuted for {refuted.p}"
         if all_proved:
@@ -216,30 +217,44 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
         cases.clear()
         assumptions.clear()
         return ended(REFUTED, "", counterexample=refuted.counterexample, smallest_p=refuted.p)
-    among = "" if definition.domain == ANY_NUMBER else f", of {definition.domain}"
-    checked = f"plans compiled as written, p = 2..{last}{among}" if last else ""
-    if not reached and last is None:
+    words = f"plans compiled as written, p = {_ranges(checked, definition.domain)}" if checked else ""
+    if not reached and not checked:
         reached = "no concrete number of ranks could be checked in time"
     if reached:
-        return ended(UNKNOWN, checked, reached=reached + (f"; {checked} are proved" if checked else ""))
-    return ended(PROVED, checked)
+        return ended(UNKNOWN, words, reached=reached + (f"; {words} are proved" if words else ""))
+    return ended(PROVED, words)
 
 
-def _check_up_to(definition: Definition, ps: Sequence[int], segments: int, stop_at: float) -> int | None:
-    """The largest p up to which all plans are right; None if there was no time for the first.
+def _ranges(ps: Sequence[int], domain: Domain) -> str:
+    """Numbers of ranks in words: 2..16, 24, 32; for a domain from the first to the last."""
+    if domain != ANY_NUMBER:
+        return f"2..{ps[-1]}, of {domain}"
+    runs: list[list[int]] = []
+    for p in ps:
+        if runs and p == runs[-1][-1] + 1:
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    return ", ".join(f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _check_each(
+    definition: Definition, ps: Sequence[int], segments: int, stop_at: float
+) -> tuple[tuple[int, ...], bool]:
+    """The numbers of ranks for which there are plans, all of them right, and whether there was time for all.
 
     Raises _Refuted for the smallest p with a wrong plan.
     """
-    last = None
+    right: list[int] = []
     for p in ps:
+        if time.monotonic() > stop_at:
+            return tuple(right), False
         instances = instances_of(definition, p)
         for instance in instances:
-            if time.monotonic() > stop_at:
-                return last
-            if not _check(definition, instance, segments):
-                return last
-        last = p if instances else last
-    return last
+            if time.monotonic() > stop_at or not _check(definition, instance, segments):
+                return tuple(right), False
+        right += [p] if instances else []
+    return tuple(right), True
 
 
 def _build(definition: Definition, instance: Instance, segments: int) -> Schedule:
@@ -355,6 +370,9 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
             if reading.case.members is not None:
                 count, largest = count + _compare_groups(definition, reading, instance, sizes, segments), p
                 continue
+            if reading.in_rings:
+                count, largest = count + _compare_rings(definition, reading, instance, sizes, segments), p
+                continue
             schedule = _build(definition, instance, segments)
             if any(isinstance(node, Along) for node in reading.nodes()):
                 _compare_trees(reading, schedule)
@@ -389,8 +407,61 @@ def _compared(definition: Definition, covered: Covered, reading: Reading, p_max:
 
 
 def _order_of(definition: Definition, instance: Instance) -> tuple[int, ...]:
-    """The order of ranks that the function has checked; empty if none."""
-    return definition.write(instance.n_ranks, root=instance.root, **instance.parameters).order_made
+    """The last order of ranks that the function has checked; empty if none."""
+    made = definition.write(instance.n_ranks, root=instance.root, **instance.parameters).orders_made
+    return made[-1] if made else ()
+
+
+def _compare_rings(
+    definition: Definition, reading: Reading, instance: Instance, sizes: Mapping[str, int], segments: int
+) -> int:
+    """The number of transfers compared: for each ring those of its segments, by its order; what goes through another
+    rank counts as one.
+
+    Raises ProofStops unless each ring's segments are what was read.
+    """
+    program = definition.write(instance.n_ranks, segments, root=instance.root, **instance.parameters)
+    schedule = program.finish()
+    columns = (schedule.src, schedule.dst, schedule.op, schedule.section, schedule.src_slot, schedule.dst_slot)
+    written = np.stack(columns, axis=1)
+    rows = transfers_of(reading, sizes, segments)
+    compared = 0
+    for number, order in enumerate(program.orders_made):
+        for segment in range(segments):
+            found = [(order[src], order[dst], op, section) for src, dst, op, at, section in rows if at == segment]
+            chosen = written[schedule.segment == number * segments + segment].tolist()
+            compared += len(chosen)
+            if found != _direct(chosen):
+                raise ProofStops(f"read wrongly for {instance}, {segments} segments, ring {number}")
+    if compared != len(schedule):
+        raise ProofStops(f"read wrongly for {instance}, {segments} segments: transfers of no ring")
+    return compared
+
+
+def _direct(rows: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Transfers (src, dst, op, section, src_slot, dst_slot) without scratch space: one that is copied into it and goes
+    on at once, as the next of its segment, is one transfer.
+
+    Raises ProofStops if what is in scratch space is used otherwise.
+    """
+    found: list[tuple[int, ...]] = []
+    waiting: Sequence[int] | None = None
+    for row in rows:
+        src, dst, op, section, src_slot, dst_slot = row
+        if waiting is not None:
+            if [src, section, src_slot] != [waiting[1], waiting[3], waiting[5]] or dst_slot != DATA:
+                raise ProofStops(f"transfer {row}: not what was copied into scratch space before it")
+            found.append((waiting[0], dst, op, section))
+            waiting = None
+        elif src_slot != DATA or (dst_slot != DATA and op != COPY):
+            raise ProofStops(f"transfer {row}: scratch space that was not copied into before it")
+        elif dst_slot != DATA:
+            waiting = row
+        else:
+            found.append((src, dst, op, section))
+    if waiting is not None:
+        raise ProofStops(f"transfer {waiting}: into scratch space, and not on")
+    return found
 
 
 def _compare_groups(
@@ -448,7 +519,8 @@ def _compare_trees(reading: Reading, schedule: Schedule) -> None:
     nodes = [node for walk in reading.walks for node in walk.bodies[0] if isinstance(node, Along)]
     compare(len(schedule) == len(schedule.segments) * len(nodes) * (p - 1))
     for segment in range(len(schedule.segments)):
-        roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root}
+        begins = sum((shape.share for shape in schedule.segments[:segment]), Fraction(0))
+        roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root, OWNER: floor(begins * p)}
         done: dict[int, int] = {}
         for node in nodes:
             section = node.section.constant or 0

@@ -34,6 +34,8 @@ from optcc.verify.all_ranks.symbolic_terms import (
 
 SPREAD = 2
 """The operation of a `Move` that stands for copies of a section from two ranks, `src` and `dst`, to all others."""
+OWNER = "the rank to which this part of the message belongs"
+"""The root of a tree over all ranks for a segment of a ReduceScatter or AllGather."""
 SEGMENT_TURN = "segment_turn"
 """The variable that numbers the segments of one residue class."""
 
@@ -209,8 +211,9 @@ class ReadingLemma:
 class Reading:
     """The symbolic program of a schedule function in one case; `assumed` is what the reading rests on, in words.
 
-    If `relabelled`, ranks are places in a list that has every rank once. If `unordered`, transfers of different chunks
-    may be in another order than in the program.
+    If `relabelled`, ranks are places in a list that has every rank once; if `in_rings`, each segment has such a list,
+    and a transfer may go through a third rank's scratch space. If `unordered`, transfers of different chunks may be in
+    another order than in the program.
     """
 
     case: ParameterCase
@@ -220,6 +223,7 @@ class Reading:
     relabelled: bool = False
     unordered: bool = False
     lemmas: tuple[ReadingLemma, ...] = ()
+    in_rings: bool = False
 
     @property
     def has_cells(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from optcc.dsl import Definition
 from optcc.verify.all_ranks.symbolic import (
+    OWNER,
     Family,
     Move,
     Touch,
@@ -28,14 +29,17 @@ from optcc.verify.all_ranks.symbolic_values import (
     Pipelines,
     RanksInOrder,
     Reversed,
+    RingTurns,
     SegmentList,
     Set,
     Span,
     SymbolicChunk,
     SymbolicEdges,
+    SymbolicRing,
     SymbolicRounds,
     SymbolicSegment,
     SymbolicTree,
+    TreeSegments,
     TreeTurns,
     Zipped,
     root_key,
@@ -51,6 +55,7 @@ class Calls(Expressions):
     numbered: bool = False
     listed: SegmentList | None = None
     edges: SymbolicEdges | None = None
+    in_rings: bool = False
 
     def _cells(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> Cells:
         """The segments of the cells of an exchange."""
@@ -85,8 +90,8 @@ class Calls(Expressions):
         self.families.append(Family(Term.of(1), Term.var("m"), Fraction(1), self.line))
         return Groups(0)
 
-    def _tree_turns(self, node: ast.Call, scope: dict[str, Any]) -> TreeTurns:
-        """`together` or `in_proportion`, of trees that are not read."""
+    def _unread_pipelines(self, node: ast.Call, scope: dict[str, Any], sections: Term) -> int:
+        """The family that stands for the pipelines that a function of the library makes of what is not read."""
         program, *others = node.args
         if self._value(program, scope) is not PROGRAM or not others or node.keywords or self.case.inner is not None:
             raise self._outside(ast.unparse(node))
@@ -94,12 +99,57 @@ class Calls(Expressions):
             raise self._outside(f"{ast.unparse(node)}: beside other pipelines, or in a loop or a condition")
         for each in others:
             self._check_pure(each, scope)
+        self.families.append(Family(Term.of(1), sections, Fraction(1), self.line))
+        return 0
+
+    def _tree_turns(self, node: ast.Call, scope: dict[str, Any]) -> TreeTurns:
+        """`together` or `in_proportion`, of trees that are not read."""
+        family = self._unread_pipelines(node, scope, Term.of(1))
         self.assumed.append(
             f"line {self.line}: the two trees of a segment are over all ranks and have one root, and each segment has "
             f"one turn (else `{ast.unparse(node.func)}` refuses them)"
         )
-        self.families.append(Family(Term.of(1), Term.of(1), Fraction(1), self.line))
-        return TreeTurns(0, f"the root of a segment's trees (line {self.line}, call {self._number()})")
+        return TreeTurns(family, f"the root of a segment's trees (line {self.line}, call {self._number()})")
+
+    def _tree_segments(self, node: ast.Call, scope: dict[str, Any]) -> TreeSegments:
+        """`in_trees`, of trees that are not read."""
+        family = self._unread_pipelines(node, scope, Term.of(1))
+        of_parts = self.definition.collective in ("reducescatter", "allgather")
+        if not of_parts and self.definition.collective not in ("reduce", "broadcast"):
+            raise self._outside(f"{ast.unparse(node)}: one tree for a segment of {self.definition.collective}")
+        whose = OWNER if of_parts else "the collective's"
+        self.assumed.append(
+            f"line {self.line}: the tree of a segment is over all ranks, its root is {whose}, and each segment has one "
+            f"turn (else `{ast.unparse(node.func)}` refuses it)"
+        )
+        return TreeSegments(family, OWNER if of_parts else Term.var("root"))
+
+    def _ring_turns(self, node: ast.Call, scope: dict[str, Any]) -> RingTurns:
+        """`around`, of rings that are not read."""
+        family = self._unread_pipelines(node, scope, self.case.ranks)
+        self.in_rings = self.relabelled = True
+        self.assumed.append(
+            f"line {self.line}: a ring has every rank once (else `{ast.unparse(node.func)}` refuses it)"
+        )
+        return RingTurns(family)
+
+    def _hop(self, op: int, node: ast.Call, scope: dict[str, Any]) -> None:
+        """`reduce_next` or `copy_next`: a section goes from a place of a ring to the next one.
+
+        Through another rank it is copied into scratch space that is read by the next transfer, and by nothing else: the
+        family has none that an author could name. So the chunk sees one transfer.
+        """
+        if len(node.args) != 4 or node.keywords or not self.in_segment:
+            raise self._outside(ast.unparse(node))
+        segment, ring, place, section = (self._value(each, scope) for each in node.args)
+        known = isinstance(segment, SymbolicSegment) and isinstance(ring, SymbolicRing)
+        if not known or not isinstance(place, Term) or not isinstance(section, Term):
+            raise self._outside(ast.unparse(node))
+        p = self.case.ranks
+        self._require(place, p)
+        chunk = self._item(segment, section)
+        line = self.names.first_line + node.lineno - 1
+        self.nodes.append(Move(op, place, self._mod(place + 1, p), chunk.family, chunk.pipeline, chunk.section, line))
 
     def _pairs(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> EveryPair:
         """What `Program.pairs` makes of a list that is not read."""

@@ -63,6 +63,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicChunk,
     SymbolicEdges,
     SymbolicOwner,
+    SymbolicRing,
     SymbolicSegment,
     SymbolicTree,
     Thing,
@@ -293,6 +294,8 @@ class Expressions(Loops):
             return Method(of, name)
         if isinstance(of, Term) and name == "bit_length":
             return Method(of, name)
+        if isinstance(of, SymbolicRing) and name == "ranks":
+            return RanksInOrder(of.ranks)
         if isinstance(of, SymbolicEdges) and name == "depth":
             return of.depth
         if isinstance(of, SymbolicTree) and name == "root":

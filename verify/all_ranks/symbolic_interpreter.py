@@ -56,6 +56,8 @@ from optcc.verify.all_ranks.symbolic_values import (
     Product,
     RanksInOrder,
     Relabelled,
+    RingTurn,
+    RingTurns,
     SegmentList,
     Slices,
     Span,
@@ -63,6 +65,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicOwner,
     SymbolicSegment,
     SymbolicTree,
+    TreeSegments,
     TreeTurns,
     TurnPart,
     Zipped,
@@ -136,7 +139,14 @@ def read(definition: Definition, case: ParameterCase) -> Reading:
     ]
     assumed = tuple(dict.fromkeys(one.assumed))
     return Reading(
-        one.case, tuple(one.families), tuple(walks), assumed, one.relabelled, one.unordered, tuple(one.lemmas)
+        one.case,
+        tuple(one.families),
+        tuple(walks),
+        assumed,
+        one.relabelled,
+        one.unordered,
+        tuple(one.lemmas),
+        one.in_rings,
     )
 
 
@@ -287,7 +297,8 @@ class _Reader(Calls):
 
     def _for(self, loop: ast.For, over: Any, scope: dict[str, Any]) -> None:
         target, body = loop.target, loop.body
-        if isinstance(over, Pipelines | Zipped | Groups | TreeTurns) or (isinstance(over, Cells) and not over.walked):
+        walked = isinstance(over, Pipelines | Zipped | Groups | TreeTurns | TreeSegments | RingTurns)
+        if walked or (isinstance(over, Cells) and not over.walked):
             self._walk(loop, over, scope)
             return
         self._refuse_rebinding(loop)
@@ -377,6 +388,11 @@ class _Reader(Calls):
             value, families = self._segment(over), (over.family,)
         elif isinstance(over, TreeTurns):
             value, families = (TurnPart(over, False), TurnPart(over, True)), (over.family,)
+        elif isinstance(over, TreeSegments):
+            number, tree = Opaque("the number of a pipeline"), SymbolicTree(over.root)
+            value, families = (number, SymbolicSegment(over.family, Term(())), tree), (over.family,)
+        elif isinstance(over, RingTurns):
+            value, families = RingTurn(over.family), (over.family,)
         else:
             parts, found = [], []
             for part in over.parts:
@@ -415,6 +431,14 @@ class _Reader(Calls):
             return self._rounds(node, scope)
         if any(_is_in_library(called, f"optcc.schedules.tree_turns.{name}") for name in ("together", "in_proportion")):
             return self._tree_turns(node, scope)
+        if _is_in_library(called, "optcc.schedules.tree_turns.in_trees"):
+            return self._tree_segments(node, scope)
+        if _is_in_library(called, "optcc.schedules.nccl_ring.around"):
+            return self._ring_turns(node, scope)
+        for name, op in (("reduce_next", REDUCE), ("copy_next", COPY)):
+            if _is_in_library(called, f"optcc.schedules.nccl_ring.{name}"):
+                self._hop(op, node, scope)
+                return None
         taken = _taken(called)
         if taken:
             for each in (*node.args, *(keyword.value for keyword in node.keywords)):

@@ -43,11 +43,13 @@ from optcc.verify.all_ranks.symbolic_values import (
     Opaque,
     Product,
     Reversed,
+    RingTurn,
     Skipping,
     Span,
     SymbolicCopies,
     SymbolicEdges,
     SymbolicOwner,
+    SymbolicRing,
     SymbolicRounds,
     SymbolicSegment,
     SymbolicTree,
@@ -221,6 +223,8 @@ class Loops(Arithmetic):
                 self._each_copy(body)
             case TurnPart():
                 self._each_of_turn(over, body)
+            case RingTurn():
+                self._each_ring(over, body)
             case Enumerated(listed):
 
                 def counted(value: Any, index: Term | None) -> None:
@@ -285,6 +289,15 @@ class Loops(Arithmetic):
         self.in_turn = True
         number = Opaque("the number of a pipeline")
         body((number, SymbolicSegment(part.turns.family, Term(())), SymbolicTree(part.turns.root)), None)
+        self.in_turn = False
+
+    def _each_ring(self, turn: RingTurn, body: Callable[[Any, Term | None], None]) -> None:
+        """The segments of a turn, each with its ring: what is done with one of them."""
+        if self.in_turn:
+            raise self._outside("segments of a turn inside of a loop over segments of a turn")
+        self.in_turn = True
+        number = Opaque("the number of a ring")
+        body((number, SymbolicSegment(turn.family, Term(())), SymbolicRing(self.case.ranks)), None)
         self.in_turn = False
 
     def _each_copy(self, body: Callable[[Any, Term | None], None]) -> None:

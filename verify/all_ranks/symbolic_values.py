@@ -189,6 +189,35 @@ class TurnPart:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeSegments:
+    """Segments with a tree each, whose root is `root`: one segment stands for all."""
+
+    family: int
+    root: Term | str
+
+
+@dataclass(frozen=True, slots=True)
+class RingTurns:
+    """Turns of a segment for every ring, each of all ranks."""
+
+    family: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingTurn:
+    """The segments of a turn, each with its ring: one of them stands for all."""
+
+    family: int
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicRing:
+    """A ring: every rank once, in an order that is not known, and ranks to go through."""
+
+    ranks: Term
+
+
+@dataclass(frozen=True, slots=True)
 class EveryPair:
     """Every pair of different ranks whose cell has a share, once, in an order that is not known."""
 

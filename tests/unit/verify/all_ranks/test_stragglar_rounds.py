@@ -143,7 +143,7 @@ def in_some_order(program: Program, order: tuple[int, ...]) -> None:
 
 
 def test_an_order_names_every_rank_once() -> None:
-    assert in_some_order.write(3, order=(2, 0, 1)).order_made == (2, 0, 1)
+    assert in_some_order.write(3, order=(2, 0, 1)).orders_made == ((2, 0, 1),)
     for wrong in ((0, 1), (0, 1, 1), (0, 1, 3), ()):
         with pytest.raises(ScheduleError, match="must name every rank from 0 to 2 once"):
             in_some_order(3, order=wrong)

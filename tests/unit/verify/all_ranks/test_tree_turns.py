@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from optcc.dsl import Program, pure, schedule
 from optcc.errors import ScheduleError
 from optcc.planner import find_schedule
-from optcc.schedules.tree_turns import Trees, TreeTurn, in_proportion, together
+from optcc.schedules.tree_turns import Trees, TreeTurn, in_proportion, in_trees, together
+from optcc.topology import Topology
 from optcc.trees import Tree
 from optcc.verdict import PROVED, REFUTED, UNKNOWN
 from optcc.verify.all_ranks.proof import AllRanks, prove_all_ranks
 
+FindTrees = Callable[[int], Sequence[tuple[Fraction, Tree]]]
 HALVES = (Fraction(1, 3), Fraction(2, 3))
 
 
@@ -35,7 +38,7 @@ def proved(write: Callable[..., None], collective: str = "allreduce") -> AllRank
     )
 
 
-@pytest.mark.parametrize("name", ["shares", "packed", "nic-trees"])
+@pytest.mark.parametrize("name", ["shares", "packed", "nic-trees", "equal-trees", "nccl-tree"])
 def test_trees_in_turns_are_proved_for_every_number_of_ranks(name: str) -> None:
     found = prove_all_ranks(find_schedule(name), p_checked=5)
     assert found.verdict == PROVED, found.reached
@@ -165,6 +168,89 @@ def test_turns_of_trees_are_proved_for_what_they_are() -> None:
 )
 def test_what_is_done_otherwise_in_turns_is_never_proved(write: Callable[..., None]) -> None:
     assert proved(write).verdict in (REFUTED, UNKNOWN)
+
+
+@pytest.mark.parametrize("name", ["packed-broadcast", "packed-reduce", "packed-reduce-scatter", "packed-all-gather"])
+def test_one_tree_for_a_segment_is_proved_for_every_number_of_ranks(name: str) -> None:
+    found = prove_all_ranks(find_schedule(name), p_checked=4)
+    assert found.verdict == PROVED, found.reached
+    assert sum("each segment has one turn (else `in_trees` refuses it)" in each for each in found.assumptions) == 1
+
+
+def only_reduced(program: Program, find: FindTrees) -> None:
+    for _, segment, tree in in_trees(program, find):
+        segment[0].reduce_along(tree)
+
+
+def only_broadcast(program: Program, find: FindTrees) -> None:
+    for _, segment, tree in in_trees(program, find):
+        segment[0].broadcast_along(tree)
+
+
+def reduced_and_broadcast(program: Program, find: FindTrees) -> None:
+    for _, segment, tree in in_trees(program, find):
+        segment[0].reduce_along(tree)
+        segment[0].broadcast_along(tree)
+
+
+def another_tree(program: Program, find: FindTrees) -> None:
+    for _, segment, _tree in in_trees(program, find):
+        segment[0].reduce_along(Tree.chain(program.ranks))
+
+
+def but_for_many_ranks(program: Program, find: FindTrees) -> None:
+    for _, segment, tree in in_trees(program, find):
+        if program.n_ranks < 71:
+            segment[0].reduce_along(tree)
+
+
+def but_for_one_pipeline(program: Program, find: FindTrees) -> None:
+    for number, segment, tree in in_trees(program, find):
+        if number != 70:
+            segment[0].reduce_along(tree)
+
+
+@pytest.mark.parametrize(
+    ("write", "collective"),
+    [
+        *((only_broadcast, collective) for collective in ("reduce", "reducescatter")),
+        *((only_reduced, collective) for collective in ("broadcast", "allgather", "allreduce")),
+        *((reduced_and_broadcast, collective) for collective in ("reduce", "reducescatter", "allgather")),
+        *((another_tree, collective) for collective in ("reduce", "reducescatter")),
+        *((but_for_many_ranks, collective) for collective in ("reduce", "reducescatter")),
+        *((but_for_one_pipeline, collective) for collective in ("reduce", "reducescatter")),
+    ],
+)
+def test_what_is_done_otherwise_in_trees_is_never_proved(write: Callable[..., None], collective: str) -> None:
+    def configure(topology: Topology) -> Mapping[str, Any]:
+        p = topology.n_ranks
+        if collective in ("reduce", "broadcast"):
+            return {"find": lambda root: [(Fraction(1), star(p, root))]}
+        return {"find": lambda root: [(Fraction(1, p), star(p, owner)) for owner in range(p)]}
+
+    judged = prove_all_ranks(schedule(collective=collective, configure=configure)(write), p_checked=4)
+    assert judged.verdict in (REFUTED, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("collective", "trees", "rule"),
+    [
+        ("reduce", [(Fraction(1), star(3, 1))], "tree with root 1: must be the collective's, 0"),
+        ("reduce", [(Fraction(1), star(4, 0))], "must be over 3 ranks"),
+        (
+            "reducescatter",
+            [(Fraction(1), star(3, 0))],
+            "root 0 for 0..1 of the message: must be within 0..1/3",
+        ),
+        ("allgather", [(Fraction(1, 3), star(3, 0)), (Fraction(2, 3), star(3, 1))], "root 1 for 1/3..1 of"),
+        ("allgather", [(Fraction(1, 3), star(3, 1))], "root 1 for 0..1/3 of the message: must be within 1/3..2/3"),
+        ("allgather", [(Fraction(1, 4), star(3, 0)), (Fraction(1, 3), star(3, 1))], "root 1 for 1/4..7/12"),
+    ],
+)
+def test_in_trees_refuses_other_trees_and_roots(collective: str, trees: list[tuple[Fraction, Tree]], rule: str) -> None:
+    write = schedule(collective=collective)(only_reduced if collective.startswith("reduce") else only_broadcast)
+    with pytest.raises(ScheduleError, match=rule):
+        write(3, find=lambda root: trees)
 
 
 def test_the_language_refuses_other_trees_and_turns() -> None:
