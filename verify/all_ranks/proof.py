@@ -159,7 +159,7 @@ class _Refuted(Exception):
         self.p, self.counterexample = p, counterexample
 
 
-def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: float = 60) -> AllRanks:
+def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: float = 50) -> AllRanks:
     """The verdict on `definition` for every number of ranks from 2 up, and of segments.
 
     The plan verifier judges plans for p = 2..16, then the proof for all p is tried, then the plan verifier continues up
