@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
 from optcc.collective import Collective
 from optcc.dsl import Chunk, Program, pure, schedule
@@ -209,6 +208,9 @@ def _rounds(shares: Matrix, server: Sequence[int], out: Matrix, in_: Matrix) -> 
     for pairs in waiting.values():  # the largest at the end, from where they are taken
         pairs.reverse()
         pairs.sort(key=lambda pair: shares[pair])
+    # Every process imports this module, and SciPy's optimizers take longer to import than all of optcc.
+    from scipy.optimize import linear_sum_assignment
+
     weight = np.zeros((n, n))
     while any(pairs for (a, b), pairs in waiting.items() if a != b):
         weight[:] = 0.0

@@ -136,6 +136,12 @@ def test_import_loads_nothing_heavy() -> None:
     assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
 
 
+def test_a_job_begins_with_numpy_alone() -> None:
+    """Each rank of a job pays for what is imported; solvers, compilers and SciPy are imported by what needs them."""
+    loaded = _loaded_by("import optcc; optcc.init")
+    assert loaded & set(HEAVY) == {"numpy"}
+
+
 def test_heavy_packages_would_be_seen() -> None:
     assert "numpy" in _loaded_by("import optcc.plan")
 

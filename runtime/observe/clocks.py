@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import NegativeCycleError, bellman_ford
 
 
 class HappenedBefore(NamedTuple):
@@ -42,6 +40,10 @@ def align(ranks: Iterable[int], orders: Iterable[HappenedBefore], hosts: Mapping
     >>> align([0, 1], orders, {0: "a", 1: "b"})[1]
     ClockOffset(offset_s=-15.0, within_s=0.5)
     """
+    # Every process imports this module, and few align clocks: SciPy takes as long to import as all of optcc.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import NegativeCycleError, bellman_ford
+
     order = list(dict.fromkeys(hosts[rank] for rank in ranks))
     index = {host: number for number, host in enumerate(order)}
     n = len(order)

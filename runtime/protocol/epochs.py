@@ -113,13 +113,14 @@ class Epochs:
 
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""
-        used = {connection.nic for connection in self._local.up} & set(range(len(self._was_joined)))
+        n_nics = len(self._was_joined)
+        used = {connection.nic for connection in self._local.up if 0 <= connection.nic < n_nics}
         for nic, is_up in enumerate(self._local.nic_up[: len(self._was_linked)]):
             self._was_linked[nic] &= is_up
         if used == self._used:
             return
         self._used = used
-        for nic in range(len(self._was_joined)):
+        for nic in range(n_nics):
             self._was_joined[nic] |= nic in used
             is_silent = self._was_joined[nic] and nic not in used and bool(used)
             if is_silent != self._is_silent[nic]:

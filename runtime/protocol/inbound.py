@@ -107,7 +107,7 @@ class Inbound:
 
     def is_joined(self) -> bool:
         """True if a connection is up."""
-        return any(connection is not None for connection in self.connections)
+        return any(self.connections)
 
     # --- messages
 

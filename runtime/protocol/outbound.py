@@ -240,7 +240,8 @@ class Outbound:
     def _offer(self, channel: SendChannel) -> None:
         """Offers the table the chunks that have slots, and a few eager ones ahead of their slots."""
         while True:
-            offered, acked = channel.sender.offered, channel.sender.acked
+            sender = channel.sender
+            offered, acked = sender.offered, sender.acked
             if offered >= channel.posted:
                 return
             if offered >= channel.slots:
@@ -280,9 +281,10 @@ class Outbound:
         """Takes a step of the table and carries out its actions."""
         local = self._local
         # The retransmission timer runs from when something goes out, or is acknowledged.
-        restarts = not channel.sender.out
-        channel.sender, actions = step(SENDER_ROWS, self._link, channel.sender, event)
-        sender = channel.sender
+        before = channel.sender
+        restarts = not before.out
+        sender, actions = step(SENDER_ROWS, self._link, before, event)
+        channel.sender = sender
         for action in actions:
             if action.kind == FREE:
                 restarts = True
@@ -626,7 +628,7 @@ class Outbound:
         """Chunks that have waited long for their acknowledgement go out again."""
         now_s = self._local.now_s
         for channel in self._channels.values():
-            if (channel.sender.out or channel.sender.changing) and now_s - channel.since_s >= channel.timeout_s:
+            if now_s - channel.since_s >= channel.timeout_s and (channel.sender.out or channel.sender.changing):
                 channel.since_s = now_s
                 # A chunk that still waits for a full socket is not lost, and must not be queued twice.
                 if not any(connection.holds(channel) for connection in self.connections):

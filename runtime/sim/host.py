@@ -152,8 +152,10 @@ class SimulatedHost:
         self.wakes()
         if not self.is_stopped:
             reports = endpoint.reports
+            waits = bool(reports.deferred)
             reports.release_late(now_s)
-            self.flush()
+            if waits:
+                self.flush()
             tick_s, hold_s = endpoint.next_tick_s, reports.hold_to_s
             self._wake_at(tick_s if tick_s < hold_s else hold_s)
 

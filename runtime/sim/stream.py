@@ -99,7 +99,7 @@ class Flow:
         for view in views:
             if room <= 0:
                 break
-            part = view[:room]
+            part = view if len(view) <= room else view[:room]
             self.data += part
             room -= len(part)
             n_bytes += len(part)
@@ -146,9 +146,6 @@ class Flow:
     def _push(self) -> None:
         """Sends segments as far as the window goes."""
         if self.is_dead or self.partner.is_gone:
-            return
-        if self.acked == self.written and not self.fin:
-            # Nothing waits, which is so after most acknowledgements.
             return
         network = self._network
         while self.sent < self.written:
@@ -219,7 +216,9 @@ class Flow:
         if self._closed_since_s >= 0:
             self._closed_s += self._network.clock.now_s - self._closed_since_s
             self._closed_since_s = -1.0
-        self._push()
+        # Nothing waits after most acknowledgements.
+        if acked < self.written or self.fin:
+            self._push()
 
     # --- the receiver's kernel
 
@@ -261,20 +260,22 @@ class Flow:
     def take(self, into: Sequence[memoryview]) -> int:
         """Reads into some views; how many bytes."""
         was_full = self._window() < self._network.segment_bytes
-        n_bytes = 0
+        inbox, n_bytes = self.inbox, 0
         for view in into:
-            at = 0
-            while at < len(view) and self.inbox:
-                part = self.inbox[0]
-                n_part = min(len(part), len(view) - at)
-                view[at : at + n_part] = part[:n_part]
-                at += n_part
-                if n_part == len(part):
-                    self.inbox.popleft()
+            at, room = 0, len(view)
+            while at < room and inbox:
+                part = inbox[0]
+                n_part = len(part)
+                if n_part <= room - at:
+                    view[at : at + n_part] = part
+                    inbox.popleft()
                 else:
-                    self.inbox[0] = part[n_part:]
+                    n_part = room - at
+                    view[at:] = part[:n_part]
+                    inbox[0] = part[n_part:]
+                at += n_part
             n_bytes += at
-            if at < len(view):
+            if at < room:
                 break
         self.read += n_bytes
         if was_full and n_bytes:

@@ -32,7 +32,7 @@ from optcc.runtime.sim.swarm_program import SwarmProgram, Violation
 
 GRACE_S = 4.0
 _PATHS_S = 4.0
-_CHECK_S = 0.1
+_CHECK_S = 0.25
 _HALF_OPEN_S = 0.6
 _CORRUPT_S = 2.0
 """Bits flip for so long at most. A chunk of 140 segments, 4 % of which are damaged, comes whole once in 300 times."""
@@ -281,21 +281,24 @@ class Outcome:
 
 def run_seed(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
     """Runs the scenario of a seed; raises Violation, with the seed, if a promise is broken. `log` is told the story."""
-    scenario = make_scenario(seed)
-    swarm = Swarm(scenario, log)
     # A run is short and drops little before its end: an eighth of its time would go into looking for garbage.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        if log is None:
-            swarm.run()
-        else:
-            log(scenario.describe())
-            with Recorder(lambda rank, what: swarm.note(f"rank {rank} {what}")):
-                swarm.run()
+        return _run(make_scenario(seed), log)
     except Violation as violation:
         raise Violation(f"seed {seed}: {violation}") from None
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _run(scenario: Scenario, log: Callable[[str], None] | None) -> Outcome:
+    swarm = Swarm(scenario, log)
+    if log is None:
+        swarm.run()
+    else:
+        log(scenario.describe())
+        with Recorder(lambda rank, what: swarm.note(f"rank {rank} {what}")):
+            swarm.run()
     return swarm.outcome()
