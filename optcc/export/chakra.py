@@ -8,8 +8,8 @@ numbers of the schema `et_def.proto`:
     Node             1 id (uint64)   2 name (string)   3 type (enum)   5 data_deps (uint64s of the same file)   10 attr
     AttributeProto   1 name (string), and one of   7 int32   9 int64   27 bool   29 string
 
-Types are COMP 4, SEND 5, RECV 6. The attributes of a SEND or RECV are comm_src, comm_dst, comm_tag (int32) and
-comm_size (int64, bytes); all nodes have is_cpu_op = false.
+Types are COMP 4, SEND 5, RECV 6, COMM_COLL 7. The attributes of a SEND or RECV are comm_src, comm_dst, comm_tag (int32)
+and comm_size (int64, bytes); all nodes have is_cpu_op = false.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from optcc.plan import Plan
 from optcc.schedule import OPS
 
 VERSION = "0.0.4"
-COMP, SEND, RECV = 4, 5, 6
+COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
 TAGS = 2**31
 _VARINT, _BYTES = 0, 2
 
@@ -49,6 +49,18 @@ def write_chakra(plan: Plan) -> tuple[bytes, ...]:
     for rank, node in _nodes(plan):
         traces[rank].append(_delimited(node))
     return tuple(b"".join(trace) for trace in traces)
+
+
+def all_reduce_workload(size_bytes: int) -> bytes:
+    """The trace of a rank whose workload is one AllReduce of so many bytes, which ASTRA-sim performs as its system
+    says: the same for all ranks.
+
+    >>> len(all_reduce_workload(2**20))
+    72
+    """
+    kind, size = (_text(1, name) + _key(9, _VARINT) for name in ("comm_type", "comm_size"))
+    node = _node(0, "allreduce", COLLECTIVE, [], _attribute(kind, 0) + _attribute(size, size_bytes))
+    return _delimited(_text(1, VERSION)) + _delimited(node)
 
 
 def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:

@@ -18,6 +18,18 @@ from typing import Any
 
 import pytest
 
+from optcc.experiments.simulator_exports import (
+    ASTRA_SIM,
+    CHAKRA_SCHEDULES,
+    CHAKRA_SLOTS,
+    GOAL_SCHEDULES,
+    GOAL_SLOTS,
+    LOGGOPSIM,
+    RATE,
+    SHAPES,
+    SimulatorExports,
+    plans,
+)
 from optcc.export import chakra, write_chakra, write_goal
 from optcc.plan import Plan
 from optcc.planner import build
@@ -26,14 +38,11 @@ from optcc.topology import Topology
 from tests.golden.readers import read_chakra, read_goal
 
 WITHIN = 0.02
+TIES = {("optcc", 2, 16, 4), ("optimal", 2, 8, 8)}
+"""Schedule, slots, ranks, segments, where LogGOPSim serves two messages that come at one time in another order."""
 Node = tuple[int, str]
 """A rank, and the name of what it does."""
 BYTES = 240_000
-SHAPES = ((4, 1), (4, 4), (8, 2), (8, 8), (16, 4))
-"""Ranks and segments."""
-ONE_SLOT = ("ring", "bidirectional-ring", "recursive-doubling", "double-binary-tree", "optcc", "optimal")
-MANY_SLOTS = ("ring", "bidirectional-ring", "recursive-doubling", "rabenseifner", "direct", "shares")
-"""Schedules that more slots than they ask for do not change: Chakra has no slots."""
 
 
 class Network:
@@ -129,8 +138,9 @@ def time_goal(text: str) -> float:
     return now
 
 
-def time_chakra(files: tuple[bytes, ...]) -> float:
-    """Bytes at the rate of a port until ASTRA-sim would be done."""
+def time_chakra(files: tuple[bytes, ...], *, stores: bool = False) -> float:
+    """Bytes at the rate of a port until ASTRA-sim would be done; `stores`: on its `Switch`, which has a message whole
+    before it forwards it."""
     nodes = {(rank, str(each["id"])): each for rank, data in enumerate(files) for each in read_chakra(data)[1]}
     waiting = Dependencies({key: [(key[0], str(each)) for each in node["data_deps"]] for key, node in nodes.items()})
     receiver = {node["comm_tag"][1]: key for key, node in nodes.items() if node["type"] == chakra.RECV}
@@ -156,7 +166,8 @@ def time_chakra(files: tuple[bytes, ...]) -> float:
         ends: list[Node] = []
         if what == "issue" and node["type"] == chakra.SEND:
             size = node["comm_size"][1]
-            push(network.send(key[0], node["comm_dst"][1], 0, size, now)[1], "at port", key)
+            left, first_byte = network.send(key[0], node["comm_dst"][1], 0, size, now)
+            push(left if stores else first_byte, "at port", key)
         elif what == "issue":
             issued.add(key)
             if node["type"] == chakra.COMP or key in arrived:
@@ -189,14 +200,14 @@ def cases(names: tuple[str, ...]) -> list[Any]:
     return [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] * each[2] > 16)) for each in found]
 
 
-@pytest.mark.parametrize(("name", "n_ranks", "segments"), cases(ONE_SLOT))
+@pytest.mark.parametrize(("name", "n_ranks", "segments"), cases(GOAL_SCHEDULES))
 def test_goal_takes_what_simulate_says_with_one_slot(name: str, n_ranks: int, segments: int) -> None:
     plan, topology, wanted = made(name, n_ranks, segments, 1)
     assert time_goal(write_goal(plan, topology).decode()) == pytest.approx(wanted, rel=WITHIN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MANY_SLOTS)
+@pytest.mark.parametrize("name", CHAKRA_SCHEDULES)
 @pytest.mark.parametrize("slots", [2, 3])
 def test_goal_takes_what_simulate_says_with_more_slots(name: str, slots: int) -> None:
     """Where the order of a port does not matter: which of several messages that wait goes first is not in the file."""
@@ -205,10 +216,34 @@ def test_goal_takes_what_simulate_says_with_more_slots(name: str, slots: int) ->
         assert time_goal(write_goal(plan, topology).decode()) == pytest.approx(wanted, rel=WITHIN), (n_ranks, segments)
 
 
-@pytest.mark.parametrize(("name", "n_ranks", "segments"), cases(MANY_SLOTS))
+@pytest.mark.parametrize(("name", "n_ranks", "segments"), cases(CHAKRA_SCHEDULES))
 def test_chakra_takes_what_simulate_says_where_slots_do_not_bind(name: str, n_ranks: int, segments: int) -> None:
     plan, _, wanted = made(name, n_ranks, segments, 64)
     assert time_chakra(write_chakra(plan)) == pytest.approx(wanted, rel=WITHIN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", [LOGGOPSIM, ASTRA_SIM])
+def test_the_simulators_themselves_take_what_their_interpreters_say(tool: str) -> None:
+    """Of the record: the rows whose plans are still compiled alike, which must be most."""
+    record = SimulatorExports.read()
+    recorded = {(row.schedule, row.slots, row.ranks, row.segments): row for row in record.rows if row.tool == tool}
+    slots, names = (GOAL_SLOTS, GOAL_SCHEDULES) if tool == LOGGOPSIM else ((CHAKRA_SLOTS,), CHAKRA_SCHEDULES)
+    alike, apart = 0, []
+    for count in slots:
+        for name, ranks, segments, plan, topology, _ in plans(names, count):
+            row = recorded.pop((name, count, ranks, segments))
+            if row.digest != plan.digest:
+                continue
+            alike += 1
+            if tool == LOGGOPSIM:
+                wanted = time_goal(write_goal(plan, topology).decode()) / RATE
+            else:
+                wanted = time_chakra(write_chakra(plan), stores=True) / RATE
+            if row.took_s != pytest.approx(wanted, rel=1e-3):
+                apart.append((name, count, ranks, segments))
+    assert not recorded and alike >= 20
+    assert set(apart) <= (TIES if tool == LOGGOPSIM else set()), apart
 
 
 def test_goal_without_what_tells_of_slots_takes_another_time() -> None:
