@@ -47,6 +47,7 @@ from optcc.schedule import Schedule
 from optcc.schedules.auto import Choice, choose, pooled_bound_s
 from optcc.schedules.auto_collectives import choose_for
 from optcc.schedules.equal_trees import equal_trees
+from optcc.schedules.hierarchical_nics import hierarchical_nics
 from optcc.schedules.nccl_ring import nccl_ring
 from optcc.schedules.nccl_tree import nccl_tree
 from optcc.schedules.nic_trees import nic_trees
@@ -66,7 +67,7 @@ from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
 
-FOR_NICS = (nccl_ring, nccl_tree, r2ccl_rails, r2ccl_nics, optcc_nics, equal_trees, nic_trees)
+FOR_NICS = (nccl_ring, nccl_tree, hierarchical_nics, r2ccl_rails, r2ccl_nics, optcc_nics, equal_trees, nic_trees)
 LIBRARY: Mapping[str, Definition] = {
     **SCHEDULES,
     **{each.name: each for each in (*FOR_NICS, PACKED, *PACKED_OF.values())},
@@ -418,6 +419,7 @@ def _where_its_model_ends(definition: Definition, topology: Topology) -> Definit
 ON_NICS: Mapping[str, Definition] = {
     "ring": nccl_ring,
     "double-binary-tree": nccl_tree,
+    "hierarchical": hierarchical_nics,
     "r2ccl-balance": r2ccl_rails,
     "r2ccl-allreduce": r2ccl_nics,
     "optcc": optcc_nics,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.failure_study import FailureStudy
+from optcc.experiments.lost_nics import LostNicsRecord
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
@@ -21,6 +22,7 @@ from optcc.paper_figures import (
     allreduce_bars,
     bound_curves,
     failure_curves,
+    lost_nics_curves,
     numbers,
     peer_dots,
     schedule_curves,
@@ -57,6 +59,7 @@ FIGURES = (
     _single(bound_curves, BoundCurves),
     _single(schedule_curves, ScheduleRatios),
     _single(failure_curves, FailureStudy),
+    _single(lost_nics_curves, LostNicsRecord),
     _single(training_curves, TrainingFailures),
     FigureKind(peer_dots.NAME, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
 )

@@ -28,7 +28,11 @@ TWO_AND_ONE = Topology(
 RING, FOUR = Topology.parse("torus:3@2GB/s:1GB/s"), Topology.parse("2x2@5GB/s+9GB/s,1=1/2")
 PLANS = (
     *(("packed", topology) for topology in (TWO_AND_ONE, TWO_AND_ONE, RING, RING, FOUR)),
-    *(("nic-trees", topology) for topology in (TWO_AND_ONE, TWO_AND_ONE)),
+    *(
+        (name, topology)
+        for name in ("nic-trees", "equal-trees", "nccl-tree")
+        for topology in (TWO_AND_ONE, TWO_AND_ONE)
+    ),
 )
 
 
