@@ -1,6 +1,7 @@
 """`MscclppFile`: an execution plan of MSCCL++ in JSON, read strictly, with the line of every operation.
 
-The format is that of 0.8 and 0.9, in which remote buffers are objects of their own. Read, but not judged, are channels
+The format is that of 0.8 and 0.9, in which remote buffers are objects of their own; plans of 0.7, where channels have
+them, are refused by name. Read, but not judged, are channels
 of type `port` (to other servers) and the operations `pipeline`, `pws`, `pwsf` and `flush`, whose effect depends on the
 size of the call or on a proxy: they are refused by name.
 """
@@ -23,6 +24,9 @@ BYTES_MAX = 2**26
 CELLS_MAX = 2**19
 BLOCKS_MAX = 1024
 _GPUS_MAX = 256
+_OF_07 = re.compile(rb'"gpus"\s*:\s*\[\s*\{[^{}[\]]*"inputChunks"\s*:')
+"""What only a plan of 0.7 or older has in its first GPU: there offsets are of groups of chunks, and channels have the
+buffers at both ends."""
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}\n,]', re.DOTALL)
 
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**15)]
@@ -208,7 +212,12 @@ class MscclppFile:
         """Reads a file; raises CodecError, with the path to the field, for what is not such a plan or not judged."""
         if len(data) > BYTES_MAX:
             raise CodecError(f"{len(data)} B: must be at most {BYTES_MAX} B")
-        plan = decode(data, _decoder())
+        try:
+            plan = decode(data, _decoder())
+        except CodecError:
+            if _OF_07.search(data) is not None:
+                raise CodecError("$.gpus[0].inputChunks: a plan of MSCCL++ 0.7 or older: is not judged") from None
+            raise
         check_no_key_twice(data, _Plan, "$")
         for number, gpu in enumerate(plan.gpus):
             path = f"$.gpus[{number}]"
