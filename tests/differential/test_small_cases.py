@@ -421,6 +421,7 @@ def step_disagreements(memory: Memory, without: Iterable[str] = ()) -> int:
     return sum(isinstance(query.ask(without=without), Sat) != expected for query, expected in step_questions(memory))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["any memory", "in place"])
 def test_the_encoding_agrees_with_the_rule_on_pinned_sends(memory: Memory) -> None:
     assert step_disagreements(memory) == 0

@@ -139,8 +139,15 @@ def test_calm_rails_carry_each_chunk_once_and_one_ack_may_be_for_several(name: s
     assert (counts.lost, counts.corrupt, counts.suppressed) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["ring", "optcc"])
-@pytest.mark.parametrize("replan", [False, True], ids=["same plan", "replan"])
+@pytest.mark.parametrize(
+    ("name", "replan"),
+    [
+        ("optcc", False),
+        ("ring", True),
+        pytest.param("optcc", True, marks=pytest.mark.slow),
+        pytest.param("ring", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rail_may_fail_at_every_packet(name: str, replan: bool) -> None:
     n_packets = with_faults(name, ()).arrived
     n_lost = 0

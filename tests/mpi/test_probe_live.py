@@ -88,7 +88,7 @@ def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fab
 
 def test_a_nic_that_goes_down_in_the_bench_is_told_and_recorded(fabric: Fabric, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "4M", "-n", "24", "--mode", "out"]
+    words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "4M", "-n", "12", "--mode", "out"]
 
     def carried() -> int:
         return fabric.status().hosts[0].nics[1].tx_bytes

@@ -392,7 +392,7 @@ def allreduces(sizes: Callable[[int], int], segments: int = 2) -> Iterator[Plan]
             yield plan
 
 
-@both_sizes
+@pytest.mark.parametrize("sizes", [even, pytest.param(ragged, marks=pytest.mark.slow)])
 def test_msccl_files_reduce_right_in_any_order(sizes: Callable[[int], int], seed: int) -> None:
     """With as few messages in a connection as Simple has, with as many as LL has, each of one chunk or of a step."""
     reasons = []
@@ -598,7 +598,7 @@ def test_msccl_splits_an_instruction_whose_peers_fall_to_two_thread_blocks() -> 
 # MSCCL++
 
 
-@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("segments", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_mscclpp_files_reduce_right_in_any_order_and_twice(segments: int, seed: int) -> None:
     """A second call follows the first at once, on ranks that others are still behind."""
     reasons = []

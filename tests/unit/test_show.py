@@ -370,7 +370,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("bars_max", [0, BARS_MAX])
+@pytest.mark.parametrize("bars_max", [pytest.param(0, marks=pytest.mark.slow), BARS_MAX])
 def test_the_same_timeline_gives_the_same_bytes(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, ending: str, bars_max: int
 ) -> None:

@@ -139,10 +139,14 @@ def test_every_collective_is_exact_and_counted_as_nccl_tests_do(
     ("words", "cases"),
     [
         (("-d", "all", "-o", "max"), [(dtype, "max", -1) for dtype in DTYPE_BYTES]),
-        (("-d", "all", "-o", "bor"), [(dtype, "bor", -1) for dtype in DTYPE_BYTES if dtype not in FLOATS]),
+        pytest.param(
+            ("-d", "all", "-o", "bor"),
+            [(dtype, "bor", -1) for dtype in DTYPE_BYTES if dtype not in FLOATS],
+            marks=pytest.mark.slow,
+        ),
         (("-o", "all"), [("float32", op, -1) for op in ("sum", "prod", "min", "max", "avg")]),
         (("-r", "all", "-o", "all", "--collective", "broadcast_perf"), [("float32", "sum", root) for root in range(3)]),
-        (("-r", "all"), [("float32", "sum", -1)]),
+        pytest.param(("-r", "all"), [("float32", "sum", -1)], marks=pytest.mark.slow),
     ],
 )
 def test_all_is_every_type_reduction_and_root(
