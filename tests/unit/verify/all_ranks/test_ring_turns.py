@@ -142,6 +142,46 @@ def test_what_is_done_otherwise_around_rings_is_never_proved(write: Callable[...
     assert judged(write).verdict in (REFUTED, UNKNOWN)
 
 
+def right_for_one_ring(program: Program, rings: Sequence[Ring]) -> None:
+    for turn in around(program, rings):
+        for _, segment, _ring in turn:
+            for _, _segment, ring in turn:
+                for step in range(len(ring.ranks) - 1):
+                    for place in range(len(ring.ranks)):
+                        reduce_next(segment, ring, place, (place - step) % len(ring.ranks))
+                for step in range(len(ring.ranks) - 1):
+                    for place in range(len(ring.ranks)):
+                        copy_next(segment, ring, place, (place + 1 - step) % len(ring.ranks))
+
+
+def test_that_there_is_one_ring_for_few_ranks_proves_nothing() -> None:
+    def one(topology: Topology) -> Mapping[str, Any]:
+        return {"rings": rings_of(topology)["rings"][:1]}
+
+    found = prove_all_ranks(schedule(configure=one)(right_for_one_ring), p_checked=5)
+    assert found.verdict == UNKNOWN and "inside of a loop over segments of a turn" in found.reached
+
+
+def test_another_ring_that_is_right_is_not_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def back(segment: Segment, ring: Ring, place: int, section: int) -> tuple[Any, Any]:
+        p = len(ring.ranks)
+        return segment[-section % p], {"src": ring.ranks[-place % p], "dst": ring.ranks[(-place - 1) % p]}
+
+    def reduce_back(*given: Any) -> None:
+        chunk, ends = back(*given)
+        chunk.reduce(**ends)
+
+    def copy_back(*given: Any) -> None:
+        chunk, ends = back(*given)
+        chunk.copy(**ends)
+
+    found = schedule(configure=rings_of)(right)
+    monkeypatch.setattr(nccl_ring, "reduce_next", reduce_back)
+    monkeypatch.setattr(nccl_ring, "copy_next", copy_back)
+    judged = prove_all_ranks(found, p_checked=5)
+    assert judged.verdict == UNKNOWN and "read wrongly for p = 3" in judged.reached
+
+
 def _goes_elsewhere(segment: Segment, ring: Ring, place: int, section: int) -> tuple[Any, int, int]:
     """Through the next rank but one, which keeps what it got."""
     src, dst = ring.ranks[place], ring.ranks[(place + 1) % len(ring.ranks)]

@@ -11,13 +11,19 @@ import pytest
 from optcc.dsl import Program, pure, schedule
 from optcc.errors import ScheduleError
 from optcc.planner import find_schedule
+from optcc.schedule import COPY, REDUCE
 from optcc.schedules.tree_turns import Trees, TreeTurn, in_proportion, in_trees, together
 from optcc.topology import Topology
 from optcc.trees import Tree
 from optcc.verdict import PROVED, REFUTED, UNKNOWN
+from optcc.verify.all_ranks.chunk_program import ProofStops
+from optcc.verify.all_ranks.induction import _check_chunk
 from optcc.verify.all_ranks.proof import AllRanks, prove_all_ranks
+from optcc.verify.all_ranks.symbolic import OWNER, Along
+from optcc.verify.all_ranks.symbolic_terms import Term
 
 FindTrees = Callable[[int], Sequence[tuple[Fraction, Tree]]]
+ROOT = Term.var("root")
 HALVES = (Fraction(1, 3), Fraction(2, 3))
 
 
@@ -75,6 +81,16 @@ def nested(program: Program, lost: object) -> None:
         for _, segment, _up in reducing:
             for _, _other, down in broadcasting:
                 segment[0].reduce_along(down)
+        for _, segment, down in broadcasting:
+            segment[0].broadcast_along(down)
+
+
+def right_for_one_pipeline(program: Program, lost: object) -> None:
+    turns = chains_and_stars(program.n_ranks, lost)
+    for reducing, broadcasting in together(program, (Fraction(1),), ((pair,) for pair, _ in turns)):
+        for _, segment, up in reducing:
+            for _, _other, _down in broadcasting:
+                segment[0].reduce_along(up)
         for _, segment, down in broadcasting:
             segment[0].broadcast_along(down)
 
@@ -162,7 +178,15 @@ def test_turns_of_trees_are_proved_for_what_they_are() -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        *(nested, nested_in_a_list, broadcast_first, reduced_twice, never_broadcast, late_in_a_condition),
+        *(
+            nested,
+            right_for_one_pipeline,
+            nested_in_a_list,
+            broadcast_first,
+            reduced_twice,
+            never_broadcast,
+            late_in_a_condition,
+        ),
         *(the_last_tree_again, beside_another, numbered),
     ],
 )
@@ -251,6 +275,25 @@ def test_in_trees_refuses_other_trees_and_roots(collective: str, trees: list[tup
     write = schedule(collective=collective)(only_reduced if collective.startswith("reduce") else only_broadcast)
     with pytest.raises(ScheduleError, match=rule):
         write(3, find=lambda root: trees)
+
+
+@pytest.mark.parametrize(
+    ("collective", "op", "root"),
+    [
+        *(("reducescatter", op, root) for op, root in ((REDUCE, ROOT), (COPY, OWNER), (REDUCE, Term.of(0)))),
+        *(("allgather", op, root) for op, root in ((COPY, ROOT), (REDUCE, OWNER), (COPY, "another root"))),
+        *(("reduce", op, root) for op, root in ((REDUCE, OWNER), (COPY, ROOT))),
+        *(("broadcast", op, root) for op, root in ((COPY, OWNER), (REDUCE, ROOT))),
+    ],
+)
+def test_a_segment_along_another_tree_is_another_collective(collective: str, op: int, root: Term | str) -> None:
+    right = (
+        REDUCE if collective.startswith("reduce") else COPY,
+        OWNER if collective in ("reducescatter", "allgather") else ROOT,
+    )
+    _check_chunk([Along(right[0], right[1], 0, Term(()), Term(()), 1)], collective, 1)
+    with pytest.raises(ProofStops, match=f"no {collective} along trees"):
+        _check_chunk([Along(op, root, 0, Term(()), Term(()), 1)], collective, 1)
 
 
 def test_the_language_refuses_other_trees_and_turns() -> None:
