@@ -32,6 +32,7 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
+from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command, run_command
@@ -195,6 +196,16 @@ def measure(case: LostNics, name: str, transfers_max: int = TRANSFERS_MAX) -> Lo
     """The row of a schedule; None if it does not accept these servers."""
     topology = case.topology
     definition = find_schedule(ON_ONE_GPU.get(name, name) if case.gpus == 1 else name).under(PORTS)
+    runs = simulate_segments(definition, topology, transfers_max)
+    if not runs:
+        return None
+    best = min(runs, key=lambda each: runs[each][0])
+    seconds, transfers = runs[best]
+    return LostNicsRow(case, name, tuple(runs), best, transfers, seconds, *_references(case))
+
+
+def simulate_segments(definition: Definition, topology: Topology, transfers_max: int) -> dict[int, tuple[float, int]]:
+    """Seconds and transfers for 1, 2, 4, ... segments, until it gets slower; nothing if the servers are refused."""
     runs: dict[int, tuple[float, int]] = {}
     segments, each = 1, 0
     with suppress(TopologyError):
@@ -205,11 +216,7 @@ def measure(case: LostNics, name: str, transfers_max: int = TRANSFERS_MAX) -> Lo
             if runs[segments][0] > min(seconds for seconds, _ in runs.values()):
                 break
             each, segments = len(plan.transfers) // segments, 2 * segments
-    if not runs:
-        return None
-    best = min(runs, key=lambda each: runs[each][0])
-    seconds, transfers = runs[best]
-    return LostNicsRow(case, name, tuple(runs), best, transfers, seconds, *_references(case))
+    return runs
 
 
 @cache

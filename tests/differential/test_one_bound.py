@@ -1,5 +1,5 @@
-"""One bound for one topology: what `optcc bound` certifies is what `simulate` and `verify` compare with, and what the
-linear program over cuts finds, on random clusters with fabrics, rails and pods."""
+"""One bound for one topology: what `optcc bound` certifies is what `simulate`, `verify`, `bench` and its figure compare
+with, and what the linear program over cuts finds, on random clusters with fabrics, rails and pods."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import random
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from optcc.codec import write_plan
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
+from optcc.experiments import bench
+from optcc.experiments.record import BenchTiming, Record
+from optcc.paper_figures import allreduce_bars
 from optcc.schedules.direct import direct
 from optcc.topology import Nic, Pod, Server, Topology
 from optcc.verify.bounds.certified import is_closed, least_seconds
@@ -56,6 +60,23 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def benched(topology: Topology, wanted: Collective) -> BenchTiming:
+    """What `optcc bench` would write for a peer that took a second."""
+    peer: Any = SimpleNamespace(name="mpi")
+    settings: Any = SimpleNamespace(
+        wired=topology,
+        topology=topology,
+        transport="tcp",
+        ports="fifo",
+        bed="healthy",
+        dtype="float32",
+        reduction="sum",
+        collective=wanted.name,
+        root=wanted.root,
+    )
+    return bench._row(settings, wanted, SIZE, peer, {"in": bench.Tally([1.0], [0.0])})
+
+
 @pytest.mark.parametrize("seed", CASES)
 def test_every_command_has_the_same_bound(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     topology = drawn(seed)
@@ -67,6 +88,10 @@ def test_every_command_has_the_same_bound(seed: int, tmp_path: Path, capsys: pyt
     told = printed(capsys, "bound", str(file), "--size", f"{SIZE}B", "--collective", wanted.name)
     assert Fraction(told["seconds_exact"]) == best
     everyone = Collective("allreduce", topology.n_ranks)
+    row = benched(topology, wanted)
+    assert row.bound_s == float(best)
+    drawn_at = allreduce_bars.data([Record("", (), "", 1.0, {}, {}, (row,))])
+    assert [group.bound_s for group in drawn_at.groups] == [float(best)]
     least = least_seconds(topology, SIZE, everyone)
     plan = compile_schedule(direct(n_ranks=topology.n_ranks, segments=2), size_bytes=SIZE, topology=topology)
     filed = tmp_path / "plan.json"
