@@ -8,6 +8,7 @@ of them is exact, so a single wrong element is found.
 from __future__ import annotations
 
 import gc
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import Engine, Handle, PersistentPlan
-from optcc.runtime.observe.observer import Observer
+from optcc.runtime.observe.observer import VARIABLE, Observer, observe
 from optcc.runtime.observe.trace import gather_dumps, measured_run, write_trace
 from optcc.runtime.observe.tracing import EVENTS
 from optcc.runtime.protocol.agreement import Shares
@@ -330,6 +331,9 @@ def run_cases(
 
     remeasuring = Remeasuring(engine) if settings.replans and settings.probe else None
     replanning = Replanning(engine, prepare if settings.replans else None, remeasuring)
+    if os.environ.get(VARIABLE) and not settings.trace:
+        # Times are of what is not observed, unless that is asked for.
+        observe(engine, os.environ)
     traced = settings.trace and Observer(engine, "bench", None, n_events=EVENTS, in_detail=True)
     for each in settings.each():
         collective = Collective(each.collective, transport.n_ranks, each.root)

@@ -49,6 +49,7 @@ COMMANDS = {
     "fabric": "emulate multi-NIC hosts as network namespaces",
     "figures": "draw every figure from the records",
     "list": "list the schedule library",
+    "observe": "take chunks of the collectives of a running job, and write them to files",
     "probe": "measure what every NIC of every host sends and receives",
     "replay": "check a certificate in exact arithmetic, without a solver",
     "show": "print a schedule's timetable, or draw what every port does when",

@@ -153,6 +153,24 @@ class PlanBuffers:
         source_address = 0 if source is None else address_of(source)
         return Arrays(target, address, None, None, output, source, source_address, (*before, *copies), tuple(after))
 
+    def input_in(self, arrays: Arrays) -> Any:
+        """The bytes of this rank's input once a run has begun; None if it has none."""
+        start, stop = self.input_bytes
+        if start == stop:
+            return None
+        if arrays.source is not None:
+            return arrays.source
+        return arrays.before[1] if arrays.before is not None else arrays.buffer[start:stop]
+
+    def output_in(self, arrays: Arrays) -> Any:
+        """The bytes of this rank's output once a run is over; None if it has none."""
+        start, stop = self.output_bytes
+        if start == stop:
+            return None
+        if arrays.after is not None:
+            return arrays.after[0]
+        return arrays.buffer if arrays.buffer.nbytes == stop - start else arrays.buffer[start:stop]
+
     def check_buffer(self, buffer: Any) -> int:
         """The address of a buffer that a plan can run in."""
         if self._layout is not None:

@@ -16,10 +16,12 @@ class ChannelGroups:
     [1, 2, None, 1]
     """
 
-    __slots__ = ("_free", "_next")
+    __slots__ = ("_free", "_next", "n_taken")
 
     def __init__(self, first: int) -> None:
         self._next = first
+        # How many were taken so far: numbers the plans of these ranks.
+        self.n_taken = 0
         self._free: list[int] = []
 
     @property
@@ -29,6 +31,7 @@ class ChannelGroups:
 
     def take(self) -> int:
         """The lowest that is free."""
+        self.n_taken += 1
         if self._free:
             return heappop(self._free)
         self._next += 1

@@ -40,7 +40,8 @@ from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.device_messages import IncomingMessage, take_message
 from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
-from optcc.runtime.observe.observer import Observer, observe
+from optcc.runtime.observe.jobs import pages_folder
+from optcc.runtime.observe.observer import Observer, job_name, observe
 from optcc.runtime.observe.tracing import Tracing
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
@@ -48,6 +49,9 @@ from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import GetsReady, PlanFor, Replanning, Replans
 from optcc.runtime.slices import ELEMENTWISE, SLICE_S, Estimates, SlicedRun, Slicing, may_cut, slicing
 from optcc.runtime.state import WINDOW
+from optcc.runtime.taps.attached import TapSet
+from optcc.runtime.taps.control import RING_BYTES, attach_taps
+from optcc.runtime.taps.policy import Tap
 from optcc.runtime.teams import RankTeam
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
 
@@ -133,6 +137,22 @@ class Communicator:
         if observer is not None:
             observer.epoch_of = self._replanning.describe
         return observer
+
+    def tap(
+        self,
+        *taps: Tap,
+        ring_bytes: int = RING_BYTES,
+        environ: Mapping[str, str] = os.environ,
+        job: str | None = None,
+    ) -> TapSet:
+        """Takes chunks of the collectives that begin from now on, in the place of what was taken so far (`Tap`).
+
+        They lie in shared memory of `ring_bytes`, unless there is some already, until another process drains them
+        (`optcc observe`); `job` see `observe`. Every rank may have taps of its own. Raises InputError for taps, a ring
+        or a name that cannot be.
+        """
+        engine = self.whole_engine
+        return attach_taps(engine, job or job_name(engine), pages_folder(environ), taps, ring_bytes)
 
     def trace(self, path: Path | str) -> Tracing:
         """`with comm.trace("run.json"): ...` writes the measured timeline of the last collective within it; collective.

@@ -107,6 +107,50 @@ class Watcher(Protocol):
         ...
 
 
+class RunTaps(Protocol):
+    """What takes chunks of one run (`optcc.runtime.taps`)."""
+
+    def begins(self, given: Any) -> None:
+        """The input of the rank is there."""
+        ...
+
+    def ends(self, output: Any, number: int) -> None:
+        """The run is over."""
+        ...
+
+    def sending(self, entry: BoundAction) -> None:
+        """A message is about to be handed to the transport."""
+        ...
+
+    def computing(self, entry: BoundAction) -> None:
+        """What has arrived is about to be reduced or copied."""
+        ...
+
+    def computed(self, entry: BoundAction) -> None:
+        """It has been."""
+        ...
+
+    def wrapped(self, calls: list[Callable[[], Any]], bound: list[BoundAction]) -> list[Callable[[], Any]]:
+        """The calls of a plan whose steps are remembered, with what is taken around them."""
+        ...
+
+
+class Taps(Protocol):
+    """Who is asked at the start of each run."""
+
+    def open(self, prepared: PersistentPlan, drive: Callable[[float], None] | None) -> RunTaps | None:
+        """What takes chunks of this run, if anything does; `drive` goes on with all runs for so many seconds."""
+        ...
+
+    def unseen(self) -> None:
+        """A run on a device begins."""
+        ...
+
+    def close(self) -> None:
+        """No run follows."""
+        ...
+
+
 class Engine:
     """One rank's runs over `transport`, which is the engine's from now on; used by one thread."""
 
@@ -141,6 +185,7 @@ class Engine:
         # What takes note of runs and messages, and who is told of the end, if anybody (`optcc.runtime.observe`).
         self.recorder: FlightRecorder | None = None
         self.watcher: Watcher | None = None
+        self.taps: Taps | None = None
         self._settle = transport.defer_reports() if isinstance(transport, Defers) else None
         # Overflows and divisions by zero are the user's; entering a context is cheaper than `np.errstate` each time.
         self._context = contextvars.copy_context()
@@ -312,6 +357,8 @@ class Engine:
             self.abort(f"closed with {len(self._running)} runs under way")
         if self.watcher is not None:
             self.watcher.closing()
+        if self.taps is not None:
+            self.taps.close()
         self.transport.close()
 
     def check_alive(self) -> None:
@@ -335,7 +382,7 @@ class Engine:
     def _leave_to_parent(self) -> None:
         """In a process that is forked: the runs are the parent's."""
         self.failure = RuntimeFault(FORKED)
-        self.recorder = self.watcher = None
+        self.recorder = self.watcher = self.taps = None
         self._running.clear()
         THREAD_ENGINES.end(self)
         refuse_uses(self, ["check_alive"])
@@ -476,6 +523,11 @@ class Engine:
         raise DeadlineExceeded(f"not done after {handle.deadline_s:g} s: {handle.plan.report()}")
 
 
+def _turn(engine: Engine, for_s: float) -> None:
+    """Goes on with every run for so long, whatever comes."""
+    engine._drive(NEVER, engine.clock.now_s() + for_s)
+
+
 class _NoPlan:
     """The goal that no plan runs; messages may wait for a rank that comes later."""
 
@@ -524,14 +576,15 @@ class Handle:
     """
 
     __slots__ = (
-        *("arrays", "deadline_s", "done", "due_s", "mark", "number", "output", "plan", "ready", "stream", "then"),
-        "waited_from_s",
+        *("arrays", "deadline_s", "done", "due_s", "mark", "number", "output", "plan", "ready", "stream", "taps"),
+        *("then", "waited_from_s"),
     )
 
     def __init__(self, plan: Driven, arrays: Arrays | None, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
         # For the flight recorder.
         self.number, self.waited_from_s = 0, 0.0
+        self.taps: RunTaps | None = None
         self.done = False
         self.arrays = arrays
         self.output: Any = None if arrays is None else arrays.output
@@ -607,6 +660,8 @@ class PersistentPlan:
         )
         rank, ranks = at
         self.observed, self.ranks = 0, ranks
+        # Its number among the plans of these ranks, and how often it was started: for taps, the same at all of them.
+        self.serial, self.n_runs = groups.n_taken, 0
         self.program = RankProgram(plan, rank)
         self.machine = RankMachine(self.program, window)
         # Where a run stands, if the steps are remembered.
@@ -638,6 +693,7 @@ class PersistentPlan:
         # The arrays of the last run, if they are copied: what they were, and how they are.
         self._arranged: tuple[Any, Any, Any, Arrays] | None = None
         self._calls: list[Callable[[], Any]] = []
+        self._plain_calls = self._calls
         is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and longest <= REMEMBERED_BYTES_MAX
         if engine.recorder is not None and engine.recorder.in_detail:
             is_small = False
@@ -698,6 +754,9 @@ class PersistentPlan:
         handle = Handle(self, arrays, deadline_s)
         if self.on_device is not None:
             handle.stream, handle.mark = self.on_device.mark_stream(stream)
+        self.n_runs += 1
+        if engine.taps is not None:
+            self._tap(engine.taps, handle)
         self._queue.append(handle)
         if len(self._queue) == 1:
             try:
@@ -705,6 +764,14 @@ class PersistentPlan:
             except BaseException as error:
                 engine._fail(error)
         return handle
+
+    def _tap(self, taps: Taps, handle: Handle) -> None:
+        """Reserves the room for what taps take of a run."""
+        if self.on_device is not None:
+            taps.unseen()
+            return
+        engine = self.engine
+        handle.taps = taps.open(self, None if engine._is_within else lambda for_s: _turn(engine, for_s))
 
     def close(self) -> None:
         """Waits for the runs of this plan, then gives its channels to a later one; every rank closes the same plans in
@@ -737,7 +804,12 @@ class PersistentPlan:
                 self._bound = on_device.bind(self._bound)
             elif memory is not None:
                 assert self.actions is not None
-                self._calls = [self.actions.as_call(entry) for entry in self._bound]
+                self._calls = self._plain_calls = [self.actions.as_call(entry) for entry in self._bound]
+        if handle.taps is not None:
+            handle.taps.begins(buffers.input_in(arrays))
+        if memory is not None and (handle.taps is not None or self._calls is not self._plain_calls):
+            plain = self._plain_calls
+            self._calls = plain if handle.taps is None else handle.taps.wrapped(plain, self._bound)
         self.engine.enter(handle)
         if memory is not None:
             self._take_step(*memory.start)
@@ -756,6 +828,8 @@ class PersistentPlan:
                 self._kernels.finish(data, count)
             for into, source in (*arrays.pieces_after, *((arrays.after,) if arrays.after is not None else ())):
                 into[...] = source
+            if handle.taps is not None:
+                handle.taps.ends(self._buffers.output_in(arrays), handle.number)
         self._be_over()
 
     def _be_over(self) -> None:
@@ -811,11 +885,15 @@ class PersistentPlan:
     def compute(self, entry: BoundAction) -> None:
         """Does a computation that was kept."""
         assert self.actions is not None
-        recorder = self.engine.recorder
+        recorder, taps = self.engine.recorder, self._queue[0].taps
+        if taps is not None:
+            taps.computing(entry)
         if recorder is None:
             self.actions.compute(entry)
         else:
             self._compute_recorded(self.actions, entry, recorder)
+        if taps is not None:
+            taps.computed(entry)
         self.go_on(self.machine.local_done(entry[1]))
 
     def _local_done(self, instruction: int) -> None:
@@ -834,10 +912,12 @@ class PersistentPlan:
     def go_on(self, actions: list[Action]) -> None:
         """Posts what is to be posted, keeps what is to be computed, ends the run when nothing is left."""
         bound, transport, on_device = self._bound, self.engine.transport, self.on_device
-        recorder = self.engine.recorder
+        recorder, taps = self.engine.recorder, self._queue[0].taps
         for action in actions:
             code, where, view, instruction = entry = bound[action.index]
             if code == SEND:
+                if taps is not None:
+                    taps.sending(entry)
                 if recorder is not None:
                     recorder.posted(self.observed, action.index, self.run)
                 if on_device is None:

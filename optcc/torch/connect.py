@@ -97,7 +97,10 @@ def connect(
         plans = planner if options.replan else planner.__call__
         remeasures = measured is not None and options.replan
         # Collectives go on while the thread waits for other ones, so that no slice would be begun after the last.
-        return Communicator(transport, plans, remeasures=remeasures, slice_s=math.inf), network
+        comm = Communicator(transport, plans, remeasures=remeasures, slice_s=math.inf)
+        # Each group is a job of its own to `optcc status`.
+        comm.observe(environ)
+        return comm, network
     except BaseException:
         transport.close()
         raise

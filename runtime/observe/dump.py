@@ -17,6 +17,7 @@ from optcc.files import read_file, replace_file
 from optcc.runtime.observe.page import BEGUN, DONE, IS_DRIVEN, EventRecord, PageContents
 from optcc.runtime.observe.recorder import KINDS
 from optcc.runtime.observe.status import RankIdentity, RankStatus
+from optcc.strict_json import decode
 
 FORMAT = "optcc-flight/1"
 ALIVE, STOPPED, GONE, UNKNOWN = "alive", "stopped", "gone", "unknown"
@@ -90,6 +91,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     events: tuple[_Event, ...]
 
 
+_DECODER = msgspec.json.Decoder(_File)
+
+
 def write_dump(dump: FlightDump, folder: Path) -> Path:
     """Writes `flight-JOB-rankR.json` into a folder, which is made; raises InputError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,11 +104,7 @@ def write_dump(dump: FlightDump, folder: Path) -> Path:
 
 def read_dump(path: Path) -> FlightDump:
     """The dump in a file. Raises CodecError, naming the file, if it is none, InputError if it cannot be read."""
-    data = read_file(path, _DUMP_BYTES_MAX)
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CodecError(f"file {str(path)!r}: {error}: must be a dump of the flight recorder") from None
+    file = decode(read_file(path, _DUMP_BYTES_MAX), _DECODER, f"file {str(path)!r}: $")
     if file.format != FORMAT:
         raise CodecError(f"file {str(path)!r}: format {file.format!r}: must be {FORMAT!r}")
     if not 0 <= file.identity.rank < file.identity.n_ranks:

@@ -54,6 +54,7 @@ from optcc.runtime.observe.status import (
     WaitedFor,
 )
 from optcc.runtime.point_to_point import Mail
+from optcc.runtime.taps.control import TapControl
 
 VARIABLE, EVENTS_VARIABLE = "OPTCC_STATUS", "OPTCC_EVENTS"
 DUMP_VARIABLE, SIGNAL_VARIABLE, CHECK_VARIABLE = "OPTCC_DUMP", "OPTCC_DUMP_SIGNAL", "OPTCC_CHECK"
@@ -281,9 +282,7 @@ def observe(engine: Engine, environ: Mapping[str, str], job: str | None = None) 
         with suppress(OSError):
             remove_stale(folder)
     dumps = environ.get(DUMP_VARIABLE)
-    transport = engine.transport
-    if job is None:
-        job = transport.endpoint.job.hex()[:8] if isinstance(transport, HasEndpoint) else f"pid{os.getppid()}"
+    job = job or job_name(engine)
     check = environ.get(CHECK_VARIABLE, "0")
     if not check.isdecimal():
         raise InputError(f"{CHECK_VARIABLE}={check!r}: must be a number: one of so many reductions is checked")
@@ -295,7 +294,15 @@ def observe(engine: Engine, environ: Mapping[str, str], job: str | None = None) 
     )
     if environ.get(SIGNAL_VARIABLE):
         dump_on(environ[SIGNAL_VARIABLE], observer)
+    if folder is not None:
+        TapControl(engine, job, folder).watch()
     return observer
+
+
+def job_name(engine: Engine) -> str:
+    """What the job of an engine is called, the same at every rank: by its transport, else by the launcher's process."""
+    transport = engine.transport
+    return transport.endpoint.job.hex()[:8] if isinstance(transport, HasEndpoint) else f"pid{os.getppid()}"
 
 
 # --- dumps on a signal

@@ -27,6 +27,7 @@ from optcc.runtime.observe.dump import FlightDump
 from optcc.runtime.observe.merged import MergedDumps
 from optcc.runtime.observe.recorder import ARRIVED, COMPUTED, POSTED, SENT
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
+from optcc.strict_json import decode
 
 FORMAT = "optcc-trace/1"
 _TRACE_BYTES_MAX = 1 << 30
@@ -61,6 +62,9 @@ class _TraceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sent_s: list[float]
     arrived_s: list[float]
     done_s: list[float]
+
+
+_DECODER = msgspec.json.Decoder(_TraceFile)
 
 
 class GathersDumps(Protocol):
@@ -145,11 +149,7 @@ def write_trace(measured: MeasuredRun, path: Path) -> None:
 def read_trace(path: Path) -> MeasuredRun:
     """The run in an `optcc-trace/1` file. Raises CodecError, naming the file, if it is none, InputError if it cannot be
     read."""
-    data = read_file(path, _TRACE_BYTES_MAX)
-    try:
-        file = msgspec.json.decode(data, type=_TraceFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CodecError(f"file {str(path)!r}: {error}: must be a trace") from None
+    file = decode(read_file(path, _TRACE_BYTES_MAX), _DECODER, f"file {str(path)!r}: $")
     if file.format != FORMAT:
         raise CodecError(f"file {str(path)!r}: format {file.format!r}: must be {FORMAT!r}")
     plan = read_plan(bytes(file.plan) + b"\n")
