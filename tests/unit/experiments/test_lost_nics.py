@@ -33,7 +33,7 @@ def test_ours_beats_two_halves_of_equal_shards_by_what_the_bound_allows() -> Non
     assert half.forestcoll_s / half.seconds > 1.48
 
 
-@pytest.mark.parametrize("name", ["nccl-tree", "equal-trees"])
+@pytest.mark.parametrize("name", [pytest.param("nccl-tree", marks=pytest.mark.slow), "equal-trees"])
 def test_a_case_gives_what_the_record_says(name: str) -> None:
     case = LostNics(4, GPUS, 7)
     said = LostNicsRecord.read().of(case)[name]
