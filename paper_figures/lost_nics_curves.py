@@ -104,7 +104,7 @@ def _draw(table: LostNicsTable) -> Figure:
     said = (
         f"{show_size(SIZE_BYTES)}, NICs of 50 GB/s, fabric 450 GB/s a GPU, {PORTS} ports, PXN charged; each with its "
     )
-    put(4 + 8 * style.LINE, f"{said}best number of segments.", size=style.SMALL_PT, color=style.FAINT)
+    put(4 + 8 * style.LINE, f"{said}best segments, at most 2^20 transfers.", size=style.SMALL_PT, color=style.FAINT)
     most = max((ratio for _, lines in table.panels for each in lines.values() for _, ratio in each), default=1)
     panel = (width - _LEFT_PT - _RIGHT_PT - (len(table.panels) - 1) * _GAP_PT) / max(1, len(table.panels))
     for number, (servers, lines) in enumerate(table.panels):

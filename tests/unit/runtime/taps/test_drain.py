@@ -94,6 +94,7 @@ def test_the_command_writes_them(
     assert "job 'other': must be one on this host" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_operator_changes_what_is_taken_while_the_job_runs(tmp_path: Path) -> None:
     """What the file says is done by ranks that have no taps of their own; nothing any more when it says so."""
     seen: list[int] = []
