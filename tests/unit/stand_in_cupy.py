@@ -9,7 +9,8 @@ It is written from what CUDA and CuPy document, and is as unkind as that permits
   `__cuda_array_interface__` and no `__array_interface__`; NumPy refuses them. A kernel reaches the memory of its own
   GPU and page-locked memory, and nothing else.
 - Fresh memory holds anything: it is poisoned. What is freed goes to the pool of the stream on which it was made, and is
-  handed out again at once, although work that was queued may still use it (cupy.cuda.MemoryPool).
+  handed out again at once, although work that was queued may still use it (cupy.cuda.MemoryPool): right for that
+  stream, whose work is in order, and wrong for every other.
 - Calls queue work. Streams are ordered in themselves; between them there is no order but by events, by the legacy
   default stream (which waits for the blocking streams, and they for it), and by waiting. Which of the works that may
   run runs next, and how much has run when the host looks, is drawn from the seed: some streams are starved for long.
@@ -60,6 +61,8 @@ class _Block:
 
     def __init__(self, cupy: StandIn, device: int, address: int, n_bytes: int, stream: int) -> None:
         self.cupy, self.device, self.address, self.n_bytes, self.stream = cupy, device, address, n_bytes, stream
+        # How much was queued on that stream when the block was freed.
+        self.freed_at = 0
 
 
 class _Owner:
@@ -512,10 +515,14 @@ class StandIn(ModuleType):
                 room = np.empty(n_bytes + 256, dtype=np.uint8)
                 first = -room.__array_interface__["data"][0] % 256
                 self._backing[address] = room[first : first + n_bytes]
-            self._backing[block.address][:] = POISON
+            # Work that was queued on the block's own stream before it was freed may still use it, and nothing that its
+            # next owner queues there comes before.
+            if self._streams[device, stream].n_done >= block.freed_at:
+                self._backing[block.address][:] = POISON
         return MemoryPointer(_Owner(block), block.address, device)
 
     def _take_back(self, block: _Block) -> None:
+        block.freed_at = self._streams[block.device, block.stream].n_queued
         self._pools.setdefault((block.device, block.stream, block.n_bytes), []).append(block)
 
     def _is_pinned(self, address: int, n_bytes: int) -> bool:

@@ -154,6 +154,20 @@ def wrong_in(made: Prepared, case: Case, seeds: Sequence[int]) -> int:
     return sum(run_order(made, seed, case.dtype) for seed in seeds)
 
 
+def test_memory_that_was_freed_keeps_what_queued_work_reads() -> None:
+    """Work of its own stream: whatever its next owner queues there comes after that."""
+    cupy = StandIn(seed=1)
+    cupy.eagerness = 0.0
+    zeros = cupy.asarray(np.zeros(COUNT, np.bool_))
+    count, address = cupy.count_nonzero(zeros), zeros.data.ptr
+    del zeros
+    again = cupy.empty(COUNT, np.bool_)
+    assert again.data.ptr == address and int(count) == 0
+    del again
+    cupy.run_all()
+    assert np.all(cupy.empty(COUNT, np.uint8).get() == POISON)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_order_gives_numpys_bits(case: Case, prepare: Callable[[Case], Prepared], seed: int) -> None:
     """300 orders over all cases."""
