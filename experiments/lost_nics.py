@@ -78,7 +78,7 @@ class LostNics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=Tr
         """The servers.
 
         >>> LostNics(4, 8, 3).topology
-        Topology('4x8@50GB/s+450GB/s,3=5/8')
+        Topology('4@400GB/s,3=250GB/s', NICs of GPUs)
         """
         whole, part = divmod(Fraction(self.lost), 1)
         rates = [NIC_RATE * (1 - part if gpu == whole else 1) for gpu in range(self.gpus)]
