@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optcc.errors import CodecError, InputError
+from optcc.runtime.observe.shared_file import new_shared_file
 
 EVENTS = 4096
 """Records of a ring, unless told otherwise."""
@@ -76,25 +77,20 @@ class PageWriter:
             raise InputError(f"identity of {len(identity)} B: must be at most {_IDENTITY_BYTES_MAX} B")
         self.path, self.n_events = path, n_events
         n_bytes = _RING_AT + n_events * RECORD.size
-        if path is None:
-            self.memory = mmap.mmap(-1, n_bytes)
-        else:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(path, flags, 0o600)
-            try:
-                # With no room left, a store into a page of the file would end the process.
-                os.posix_fallocate(file, 0, n_bytes)
-                self.memory = mmap.mmap(file, n_bytes)
-            except BaseException:
-                path.unlink()
-                raise
-            finally:
-                os.close(file)
-        self._view = memoryview(self.memory)
-        self.words = self._view[_WORDS_AT:_STATUS_AT].cast("q")
         self._count = 0
-        self.memory[_IDENTITY_AT : _IDENTITY_AT + len(identity)] = identity
-        _HEAD.pack_into(self.memory, 0, _MAGIC, len(identity), n_events)
+        if path is None:
+            self._take(mmap.mmap(-1, n_bytes), identity)
+        else:
+            with new_shared_file(path, n_bytes) as memory:
+                self._take(memory, identity)
+
+    def _take(self, memory: mmap.mmap, identity: bytes) -> None:
+        """The page is in this memory, which a reader may see from now on."""
+        self.memory = memory
+        self._view = memoryview(memory)
+        self.words = self._view[_WORDS_AT:_STATUS_AT].cast("q")
+        memory[_IDENTITY_AT : _IDENTITY_AT + len(identity)] = identity
+        _HEAD.pack_into(memory, 0, _MAGIC, len(identity), self.n_events)
 
     def recorder(self) -> Callable[[float, int, int, int, int, int, int, int], None]:
         """What writes a record: (seconds, kind, a, b, c, d, x, y). It has no attributes to look up."""

@@ -25,6 +25,7 @@ from optcc.plan import Plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.observe.dump import ALIVE
 from optcc.runtime.observe.jobs import own_start_s, page_path, process_state
+from optcc.runtime.observe.shared_file import UNFINISHED
 from optcc.runtime.taps.attached import TapSet
 from optcc.runtime.taps.policy import Tap, decode_taps, encode_taps
 from optcc.runtime.taps.ring import DRAIN_TICKS, RingReader, RingWriter
@@ -148,7 +149,7 @@ def remove_stale_rings(folder: Path) -> None:
     """Removes files of taps that have not been touched for a day, if the process that made them has gone."""
     for path in folder.iterdir():
         with suppress(OSError, OptccError, msgspec.DecodeError):
-            if path.suffix not in (".ring", ".layouts", ".plan", ".taps"):
+            if path.suffix not in (".ring", ".layouts", ".plan", ".taps", UNFINISHED):
                 continue
             if time.time() - path.stat().st_mtime < _KEPT_S:
                 continue

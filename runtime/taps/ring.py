@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optcc.errors import CodecError, InputError
+from optcc.runtime.observe.shared_file import new_shared_file
 from optcc.runtime.taps.layout import BLOCK_HEAD_BYTES
 
 _MAGIC = b"optccrg1"
@@ -69,26 +70,22 @@ class RingWriter:
         self.path, self.capacity = path, capacity // _GRAIN * _GRAIN
         n_bytes = _RING_AT + self.capacity
         if path is None:
-            self.memory = mmap.mmap(-1, n_bytes)
+            self._take(mmap.mmap(-1, n_bytes), identity)
         else:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                # With no room left, a store into the file would end the process.
-                os.posix_fallocate(file, 0, n_bytes)
-                self.memory = mmap.mmap(file, n_bytes)
-            except BaseException:
-                path.unlink()
-                raise
-            finally:
-                os.close(file)
-        self._view = memoryview(self.memory)
+            with new_shared_file(path, n_bytes) as memory:
+                self._take(memory, identity)
+
+    def _take(self, memory: mmap.mmap, identity: bytes) -> None:
+        """The ring is in this memory, which a reader may see from now on."""
+        self.memory = memory
+        self._view = memoryview(memory)
         self.words = self._view[_WORDS_AT:_RING_AT].cast("q")
-        self.bytes = np.frombuffer(self.memory, dtype=np.uint8)
+        self.bytes = np.frombuffer(memory, dtype=np.uint8)
         # What a reader may look at meanwhile is written by one store: `pack_into` begins by writing zeros.
         self._longs = self._view.cast("q")
         self._head = 0
-        self.memory[_IDENTITY_AT : _IDENTITY_AT + len(identity)] = identity
-        _HEAD.pack_into(self.memory, 0, _MAGIC, len(identity), self.capacity)
+        memory[_IDENTITY_AT : _IDENTITY_AT + len(identity)] = identity
+        _HEAD.pack_into(memory, 0, _MAGIC, len(identity), self.capacity)
 
     def reserve(self, n_bytes: int, n_records: int, layout: int, plan: int, run: int, at_s: float) -> int | None:
         """Where in `bytes` a block of `n_bytes`, a multiple of 64, begins that is the rank's until it is done; None if
