@@ -38,11 +38,20 @@ RATE = 50 * 10**9
 SIZE_BYTES = 24_000_000
 SHAPES = ((4, 1), (4, 4), (8, 2), (8, 8), (16, 4))
 """Ranks and segments."""
-GOAL_SCHEDULES = ("ring", "bidirectional-ring", "recursive-doubling", "double-binary-tree", "optcc", "optimal")
-GOAL_SLOTS = (1, 2)
+GOAL_SCHEDULES = (
+    "ring",
+    "bidirectional-ring",
+    "recursive-doubling",
+    "double-binary-tree",
+    "optcc",
+    "optimal",
+    "packed",
+)
+GOAL_SLOTS = (1, 2, 3, 8)
 CHAKRA_SCHEDULES = ("ring", "bidirectional-ring", "recursive-doubling", "rabenseifner", "direct", "shares")
 """Schedules that more slots than they ask for do not change: Chakra has no slots."""
 CHAKRA_SLOTS = 64
+CHAKRA_PIECES = (1, 16)
 _GOAL_OPTIONS = ["-L", "0", "-o", "0", "-g", "0", "-O", "0", "-G", "1", "-S", "2000000000", "-b"]
 _SYSTEM = {
     "scheduling-policy": "FIFO",
@@ -58,13 +67,15 @@ _TIMEOUT_S = 120
 
 
 class ExportTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tool says of one export: `took_s` beside `simulated_s`, of the plan with this digest."""
+    """What a tool says of one export, of messages in `pieces`: `took_s` beside `simulated_s`, of the plan with this
+    digest."""
 
     tool: str
     schedule: str
     ranks: int
     segments: int
     slots: int
+    pieces: int
     digest: str
     took_s: float
     simulated_s: float
@@ -79,7 +90,7 @@ class ExportTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SimulatorExports(Measured):
     """The rows, by tool and schedule; `tools` are the versions of the tools, by name."""
 
-    format: ClassVar[str] = "optcc-simulator-exports/1"
+    format: ClassVar[str] = "optcc-simulator-exports/2"
     own_path: ClassVar[Path] = RECORDS / "simulator-exports.json"
     docs_page: ClassVar[str] = "exports.md"
 
@@ -97,17 +108,17 @@ class SimulatorExports(Measured):
             check(f"{at}.simulated_s", row.simulated_s, row.simulated_s > 0, "be above zero")
 
     def card(self) -> Card:
-        by_kind: dict[tuple[str, str, int], list[float]] = {}
+        by_kind: dict[tuple[str, str, int, int], list[float]] = {}
         for row in self.rows:
-            by_kind.setdefault((row.tool, row.schedule, row.slots), []).append(row.ratio)
+            by_kind.setdefault((row.tool, row.schedule, row.slots, row.pieces), []).append(row.ratio)
         rows = tuple(
-            (tool, schedule, str(slots), *(f"{ratio:.3f}" for ratio in ratios))
-            for (tool, schedule, slots), ratios in by_kind.items()
+            (tool, schedule, str(slots), str(pieces), *(f"{ratio:.3f}" for ratio in ratios))
+            for (tool, schedule, slots, pieces), ratios in by_kind.items()
         )
         title = "time of the tool over `optcc simulate --ports fifo`: " + ", ".join(
             f"{tool} {version}" for tool, version in self.tools.items()
         )
-        return Card(title, ("tool", "schedule", "slots", *(f"p = {p}, k = {k}" for p, k in SHAPES)), rows)
+        return Card(title, ("tool", "schedule", "slots", "pieces", *(f"p = {p}, k = {k}" for p, k in SHAPES)), rows)
 
 
 def plans(names: tuple[str, ...], slots: int) -> Iterator[tuple[str, int, int, Plan, Topology, float]]:
@@ -121,7 +132,7 @@ def plans(names: tuple[str, ...], slots: int) -> Iterator[tuple[str, int, int, P
 
 def run_loggopsim(folder: Path, plan: Plan, topology: Topology, work: Path) -> float:
     """Seconds that LogGOPSim says."""
-    (work / "plan.goal").write_bytes(write_goal(plan, topology))
+    (work / "plan.goal").write_bytes(write_goal(plan, topology, simulate(plan, topology, model="fifo")))
     _run([folder / "txt2bin", "-i", "plan.goal", "-o", "plan.bin"], work)
     return read_loggopsim(_run([folder / "LogGOPSim", "-f", "plan.bin", *_GOAL_OPTIONS], work))
 
@@ -137,9 +148,9 @@ def read_loggopsim(output: str) -> float:
     return int(found[1]) / RATE
 
 
-def run_astra_sim(program: Path, plan: Plan, work: Path) -> float:
+def run_astra_sim(program: Path, plan: Plan, pieces: int, work: Path) -> float:
     """Seconds that ASTRA-sim says, of a custom AllReduce on one switch."""
-    for rank, trace in enumerate(write_chakra(plan)):
+    for rank, trace in enumerate(write_chakra(plan, pieces)):
         (work / f"trace.{rank}.et").write_bytes(trace)
         (work / f"workload.{rank}.et").write_bytes(all_reduce_workload(SIZE_BYTES))
     (work / "network.yml").write_text(
@@ -198,12 +209,14 @@ def command(
             for slots in GOAL_SLOTS:
                 for name, ranks, segments, plan, topology, seconds in plans(GOAL_SCHEDULES, slots):
                     took = run_loggopsim(loggopsim.resolve(), plan, topology, work)
-                    rows.append(ExportTime(LOGGOPSIM, name, ranks, segments, slots, plan.digest, took, seconds))
+                    rows.append(ExportTime(LOGGOPSIM, name, ranks, segments, slots, 1, plan.digest, took, seconds))
         if astra_sim is not None:
             tools[ASTRA_SIM] = astra_sim_version
             for name, ranks, segments, plan, _, seconds in plans(CHAKRA_SCHEDULES, CHAKRA_SLOTS):
-                took = run_astra_sim(astra_sim, plan, work)
-                rows.append(ExportTime(ASTRA_SIM, name, ranks, segments, CHAKRA_SLOTS, plan.digest, took, seconds))
+                for pieces in CHAKRA_PIECES:
+                    took = run_astra_sim(astra_sim, plan, pieces, work)
+                    made = (ASTRA_SIM, name, ranks, segments, CHAKRA_SLOTS, pieces, plan.digest)
+                    rows.append(ExportTime(*made, took, seconds))
     return SimulatorExports(tools, SIZE_BYTES, tuple(rows))
 
 

@@ -24,6 +24,11 @@ from optcc.topology import Topology
 from optcc.verify.plan.limits import LOADERS, WRITERS, check_limits
 
 
+def _chakra(plan: Plan, pieces: int) -> Files:
+    """A file for each rank."""
+    return {f".{rank}.et": data for rank, data in enumerate(write_chakra(plan, pieces))}
+
+
 def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Model], Files]:
     """A format whose single file says nothing of the topology."""
     return lambda plan, topology, ports: {"": write(plan)}
@@ -32,8 +37,8 @@ def _one(write: Callable[[Plan], bytes]) -> Callable[[Plan, Topology, Model], Fi
 FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
     "plan": _one(write_plan),
     "transfers": _one(lambda plan: write_transfers(plan_transfers(plan))),
-    "goal": lambda plan, topology, ports: {"": write_goal(plan, topology)},
-    "chakra": lambda plan, topology, ports: {f".{rank}.et": data for rank, data in enumerate(write_chakra(plan))},
+    "goal": lambda plan, topology, ports: {"": write_goal(plan, topology, simulate(plan, topology, model="fifo"))},
+    "chakra": lambda plan, topology, ports: _chakra(plan, 1),
     "perfetto": lambda plan, topology, ports: {
         "": write_perfetto(plan, topology, simulate(plan, topology, model=ports))
     },
@@ -70,6 +75,13 @@ FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
     is_flag=True,
     help="With msccl-xml and mscclpp-json: round the size up to one that fits, with segments that do.",
 )
+@click.option(
+    "--pieces",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="With chakra: write each message as so many, one after the other.",
+)
 @click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
@@ -85,6 +97,7 @@ def command(
     output: Path,
     target: str | None,
     pad: bool,
+    pieces: int,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -93,6 +106,8 @@ def command(
         raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
     if target is not None and form != "msccl-xml":
         raise InputError(f"--target {target}: needs --format msccl-xml")
+    if pieces > 1 and form != "chakra":
+        raise InputError(f"--pieces {pieces}: needs --format chakra")
     if pad and form not in WRITERS:
         raise InputError(f"--pad with --format {form}: must be one of {', '.join(WRITERS)}")
     model: Model = ports or "exclusive"
@@ -105,7 +120,7 @@ def command(
     plan = built.plan
     verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
     try:
-        files = FORMATS[form](plan, topology, model)
+        files = _chakra(plan, pieces) if pieces > 1 else FORMATS[form](plan, topology, model)
         refused = None if target is None else check_limits(plan, target)
         if refused is not None:
             raise PlanError(refused.summary)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optcc.errors import PlanError
+from optcc.errors import InputError, PlanError
 from optcc.plan import Plan
 from optcc.schedule import OPS
 
@@ -26,8 +26,12 @@ TAGS = 2**31
 _VARINT, _BYTES = 0, 2
 
 
-def write_chakra(plan: Plan) -> tuple[bytes, ...]:
+def write_chakra(plan: Plan, pieces: int = 1) -> tuple[bytes, ...]:
     """For each rank its trace, for the files `NAME.0.et`, `NAME.1.et`, ...
+
+    In `pieces` above one, every message of so many bytes is that many messages of the same transfer, one after the
+    other: a switch that stores a message before it forwards it is then late by one piece, not by the whole. Behind the
+    RECVs of a transfer is a COMP, which waits for all of them. The tag of piece i of transfer t is `t * pieces + i`.
 
     A send is a SEND; a receive is a RECV, and a COMP behind it if it reduces; a local operation is a COMP. A COMP has
     no duration. A node waits (`data_deps`) for what its instruction waits for; a SEND also for what the instructions of
@@ -41,12 +45,18 @@ def write_chakra(plan: Plan) -> tuple[bytes, ...]:
     >>> len(write_chakra(compile_schedule(ring(n_ranks=4), size_bytes=16)))
     4
 
-    Raises PlanError if there are more transfers than tags.
+    Raises InputError for fewer than one piece, PlanError if there are more messages than tags.
     """
-    if len(plan.transfers) > TAGS:
-        raise PlanError(f"chakra: {len(plan.transfers)} transfers: must be at most {TAGS}, as each one has a tag")
+    if pieces < 1:
+        raise InputError(f"pieces {pieces}: must be one or more")
+    if len(plan.transfers) * pieces > TAGS:
+        what = f"{len(plan.transfers)} transfers in {pieces} pieces"
+        raise PlanError(f"chakra: {what}: must be at most {TAGS} messages, as each one has a tag")
+    shortest = int(plan.transfers.bytes.min()) if len(plan.transfers) else pieces
+    if shortest < pieces:
+        raise PlanError(f"chakra: {pieces} pieces: must be at most {shortest}, the bytes of the shortest message")
     traces: list[list[bytes]] = [[_delimited(_text(1, VERSION))] for _ in range(plan.n_ranks)]
-    for rank, node in _nodes(plan):
+    for rank, node in _nodes(plan, pieces):
         traces[rank].append(_delimited(node))
     return tuple(b"".join(trace) for trace in traces)
 
@@ -63,15 +73,15 @@ def all_reduce_workload(size_bytes: int) -> bytes:
     return _delimited(_text(1, VERSION)) + _delimited(node)
 
 
-def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
+def _nodes(plan: Plan, pieces: int) -> Iterator[tuple[int, bytes]]:
     """The nodes, each with its rank; the ids of a rank run from 0 in the order of its lanes."""
     transfers = plan.transfers
     recv, send, after = plan.recv_transfer.tolist(), plan.send_transfer.tolist(), list(plan.after)
     size, src, dst = transfers.bytes.tolist(), transfers.src.tolist(), transfers.dst.tolist()
     op, stage, segment = transfers.op.tolist(), transfers.stage.tolist(), transfers.segment.tolist()
     reduces = OPS.index("reduce")
-    first, last = _ids(plan)
-    instead = _instead_of_sends(plan, after, last)
+    first, last = _ids(plan, pieces)
+    instead = _instead_of_sends(plan, after, last, pieces)
 
     def name(index: int) -> str:
         return (
@@ -86,21 +96,31 @@ def _nodes(plan: Plan) -> Iterator[tuple[int, bytes]]:
             if r >= 0 and src[r] == dst[r]:
                 yield rank, _node(node, name(r), COMP, waits, b"")
             elif r >= 0:
-                yield rank, _node(node, name(r), RECV, waits, _message(src[r], dst[r], r, size[r]))
-                if op[r] == reduces:
+                for at, part in enumerate(_parts(size[r], pieces)):
+                    message = _message(src[r], dst[r], r * pieces + at, part)
+                    yield rank, _node(node + at, name(r), RECV, waits, message)
+                node += pieces - 1
+                if op[r] == reduces or pieces > 1:
                     node += 1
-                    yield rank, _node(node, name(r), COMP, [node - 1], b"")
+                    yield rank, _node(node, name(r), COMP, list(range(node - pieces, node)), b"")
             earlier_nodes = [each for earlier in after[index] for each in instead[earlier]]
             if t < 0:
                 pending += earlier_nodes
                 continue
             before = dict.fromkeys((*((node,) if r >= 0 else ()), *pending, *earlier_nodes))
-            node = last[index]
-            yield rank, _node(node, name(t), SEND, list(before), _message(src[t], dst[t], t, size[t]))
+            node = last[index] - (pieces - 1)
+            for at, part in enumerate(_parts(size[t], pieces)):
+                message = _message(src[t], dst[t], t * pieces + at, part)
+                yield rank, _node(node + at, name(t), SEND, list(before), message)
             pending = []
 
 
-def _ids(plan: Plan) -> tuple[list[int], list[int]]:
+def _parts(size: int, pieces: int) -> list[int]:
+    """Bytes of the pieces of a message, alike to one byte."""
+    return [(at + 1) * size // pieces - at * size // pieces for at in range(pieces)]
+
+
+def _ids(plan: Plan, pieces: int) -> tuple[list[int], list[int]]:
     """For each instruction the ids of the first and of the last of its nodes."""
     reduces = OPS.index("reduce")
     local, op = (plan.transfers.src == plan.transfers.dst).tolist(), plan.transfers.op.tolist()
@@ -110,12 +130,14 @@ def _ids(plan: Plan) -> tuple[list[int], list[int]]:
         plan.instruction_rank.tolist(), plan.recv_transfer.tolist(), plan.send_transfer.tolist(), strict=True
     ):
         first.append(free[rank])
-        free[rank] += (r >= 0) + (r >= 0 and not local[r] and op[r] == reduces) + (t >= 0)
+        if r >= 0:
+            free[rank] += 1 if local[r] else pieces + (op[r] == reduces or pieces > 1)
+        free[rank] += pieces * (t >= 0)
         last.append(free[rank] - 1)
     return first, last
 
 
-def _instead_of_sends(plan: Plan, after: list[list[int]], last: list[int]) -> list[list[int]]:
+def _instead_of_sends(plan: Plan, after: list[list[int]], last: list[int], pieces: int) -> list[list[int]]:
     """For each instruction the nodes for which a SEND waits in its place: its last one, if that is no SEND."""
     recv, send = plan.recv_transfer.tolist(), plan.send_transfer.tolist()
     wanted: list[list[int]] = [[] for _ in recv]  # of a SEND alone: the instructions that it waits for
@@ -126,7 +148,7 @@ def _instead_of_sends(plan: Plan, after: list[list[int]], last: list[int]) -> li
             if send[index] >= 0:
                 wanted[index], pending = pending, []
     found: list[list[int] | None] = [
-        None if t >= 0 and r < 0 else [node - (t >= 0)] for r, t, node in zip(recv, send, last, strict=True)
+        None if t >= 0 and r < 0 else [node - pieces * (t >= 0)] for r, t, node in zip(recv, send, last, strict=True)
     ]
     deepest = len(found) + sum(map(len, wanted))
     for index in range(len(found)):

@@ -11,9 +11,13 @@ and then what waits for what:
     r9 irequires r7                           r9 is posted once r7 is
     k9: send 1b to 1 tag 109 cpu 3 nic 1      the slot for transfer 9 is free
     q9: recv 1b from 2 tag 109 cpu 3 nic 1    its sender hears of it
+    o5: send 1b to 2 tag 205 cpu 254 nic 1    another transfer, before 5 at its in port, has begun
+    w5: recv 1b from 0 tag 205 cpu 254 nic 1  the sender of 5 hears of it
 
 That a slot is free is a message of one byte, which LogGOPSim charges nothing. It goes over a NIC of its own, as it must
-not queue behind data; its tag is that of the transfer plus the number of transfers.
+not queue behind data; its tag is that of the transfer plus the number of transfers. Messages that wait at a port
+are served in the order in which they began; so that this is ours, one is told when the one before it has begun, which
+takes no time either.
 
 What the simulators ask for (each of these rules broken costs a wrong time or a deadlock): a tag is used once; a chunk
 has a `cpu`, the same for its receive and for the send that passes it on, as time flows through the clocks of the CPUs;
@@ -30,15 +34,19 @@ import numpy as np
 from optcc.arrays import Column
 from optcc.errors import PlanError, TopologyError
 from optcc.plan import Plan
+from optcc.timing import Timing
 from optcc.topology import Topology
 
-CPUS = 255
-"""A `cpu` is a byte, and 256 of them overflow it."""
+CPUS = 254
+"""A `cpu` is a byte, and 256 of them overflow it; one more than these is for what carries no chunk."""
 TAGS = 2**32
 
 
-def write_goal(plan: Plan, topology: Topology) -> bytes:
+def write_goal(plan: Plan, topology: Topology, timing: Timing | None = None) -> bytes:
     """`plan` as GOAL text, its ports those of `topology`.
+
+    `timing` is the predicted run with fifo ports, from `optcc.simulate`: what is on its way to one in port at one time
+    is served in its order. Without it that order is left to the simulator.
 
     The simulators know one time per byte. A byte between endpoints of lower rates counts as more bytes: the size of a
     message is multiplied by the best rate of the topology over the lower one of its sender's out and its receiver's in
@@ -66,13 +74,13 @@ def write_goal(plan: Plan, topology: Topology) -> bytes:
     """
     if topology.n_ranks != plan.n_ranks:
         raise TopologyError(f"topology of {topology.n_ranks} ranks: the plan is for {plan.n_ranks} ranks")
-    if 2 * len(plan.transfers) > TAGS:
-        rule = f"must be at most {TAGS // 2}, as each one has a tag, and its slot another"
+    if 3 * len(plan.transfers) > TAGS:
+        rule = f"must be at most {TAGS // 3}, as each one has a tag, its slot another, and its turn a third"
         raise PlanError(f"goal: {len(plan.transfers)} transfers: {rule}")
-    return "".join((f"num_ranks {len(topology.servers)}\n", *_endpoints(plan, topology))).encode()
+    return "".join((f"num_ranks {len(topology.servers)}\n", *_endpoints(plan, topology, timing))).encode()
 
 
-def _endpoints(plan: Plan, topology: Topology) -> Iterator[str]:
+def _endpoints(plan: Plan, topology: Topology, timing: Timing | None) -> Iterator[str]:
     """The block of each endpoint."""
     transfers, server_of = plan.transfers, np.array(topology.rank_server)
     src, dst = server_of[transfers.src], server_of[transfers.dst]
@@ -121,6 +129,12 @@ def _endpoints(plan: Plan, topology: Topology) -> Iterator[str]:
         blocks[dst[t]][1].append(f"k{t} requires {known}")
         blocks[src[t]][0].append(f"q{t}: recv 1b from {dst[t]} tag {tag} cpu {cpu} nic 1")
         blocks[src[t]][1].append(f"s{t} requires q{t}")
+    for first, t in _turns(timing, src, dst):
+        tag = 2 * len(transfers) + t
+        blocks[src[first]][0].append(f"o{t}: send 1b to {src[t]} tag {tag} cpu {CPUS} nic 1")
+        blocks[src[first]][1].append(f"o{t} irequires s{first}")
+        blocks[src[t]][0].append(f"w{t}: recv 1b from {src[first]} tag {tag} cpu {CPUS} nic 1")
+        blocks[src[t]][1].append(f"s{t} requires w{t}")
     for index, (lines, waits) in enumerate(blocks):
         yield "\n".join((f"rank {index} {{", *lines, *waits, "}\n"))
 
@@ -133,6 +147,29 @@ def _slots(plan: Plan) -> Iterator[tuple[int, int]]:
             slots = plan.channels[plan.in_channel[index]].slots
             if number >= slots:
                 yield int(plan.recv_transfer[received[number - slots]]), int(plan.recv_transfer[index])
+
+
+def _turns(timing: Timing | None, src: Column, dst: Column) -> Iterator[tuple[int, int]]:
+    """(transfer, the one that its in port takes next) of those that are on their way at one time.
+
+    The second then begins no sooner than the first. That makes nothing wait in a circle: a transfer is told only if its
+    last byte leaves after everything has begun that it is told of, directly or by others; and what waits for it in any
+    other way begins no sooner than its last byte has left. So along what waits for what, beginnings become later.
+    """
+    if timing is None:
+        return
+    order = np.lexsort((timing.start_s, timing.end_s, timing.taken_s, dst))
+    order = order[src[order] != dst[order]]
+    start, sent = timing.start_s.tolist(), timing.sent_s.tolist()
+    earlier, begun = -1, 0.0  # the one before, and when all that it is told of have begun
+    for t in order.tolist():
+        together = earlier >= 0 and dst[earlier] == dst[t] and src[earlier] != src[t] and start[t] < sent[earlier]
+        if together and sent[t] > begun:
+            yield earlier, t
+            begun = max(begun, start[t])
+        else:
+            begun = start[t]
+        earlier = t
 
 
 def _cpus(plan: Plan) -> tuple[list[int], list[int]]:

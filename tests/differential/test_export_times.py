@@ -20,6 +20,7 @@ import pytest
 
 from optcc.experiments.simulator_exports import (
     ASTRA_SIM,
+    CHAKRA_PIECES,
     CHAKRA_SCHEDULES,
     CHAKRA_SLOTS,
     GOAL_SCHEDULES,
@@ -38,8 +39,9 @@ from optcc.topology import Topology
 from tests.golden.readers import read_chakra, read_goal
 
 WITHIN = 0.02
-TIES = {("optcc", 2, 16, 4), ("optimal", 2, 8, 8)}
-"""Schedule, slots, ranks, segments, where LogGOPSim serves two messages that come at one time in another order."""
+OVERTAKEN = {("double-binary-tree", 8, 8, 8)}
+"""Schedule, slots, ranks, segments, where a message that comes first is served behind another one: that is not in the
+file, and costs 3 %."""
 Node = tuple[int, str]
 """A rank, and the name of what it does."""
 BYTES = 240_000
@@ -193,27 +195,37 @@ def made(name: str, n_ranks: int, segments: int, slots: int) -> tuple[Plan, Topo
     return plan, topology, simulate(plan, topology, model="fifo").seconds * 1e9
 
 
+def goal_of(plan: Plan, topology: Topology) -> str:
+    return write_goal(plan, topology, simulate(plan, topology, model="fifo")).decode()
+
+
 def cases(names: tuple[str, ...]) -> list[Any]:
-    """Thirty, of which those with little to time are in the default tests."""
+    """Thirty and more, of which those with little to time are in the default tests."""
     found = [(name, *shape) for name in names for shape in SHAPES]
-    assert len(found) == 30
+    assert len(found) >= 30
     return [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] * each[2] > 16)) for each in found]
 
 
 @pytest.mark.parametrize(("name", "n_ranks", "segments"), cases(GOAL_SCHEDULES))
 def test_goal_takes_what_simulate_says_with_one_slot(name: str, n_ranks: int, segments: int) -> None:
     plan, topology, wanted = made(name, n_ranks, segments, 1)
-    assert time_goal(write_goal(plan, topology).decode()) == pytest.approx(wanted, rel=WITHIN)
+    assert time_goal(goal_of(plan, topology)) == pytest.approx(wanted, rel=WITHIN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHAKRA_SCHEDULES)
-@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("name", ["double-binary-tree", "optcc", "optimal", "packed", "shares", "direct"])
+@pytest.mark.parametrize("slots", [2, 3, 8])
 def test_goal_takes_what_simulate_says_with_more_slots(name: str, slots: int) -> None:
-    """Where the order of a port does not matter: which of several messages that wait goes first is not in the file."""
     for n_ranks, segments in SHAPES:
         plan, topology, wanted = made(name, n_ranks, segments, slots)
-        assert time_goal(write_goal(plan, topology).decode()) == pytest.approx(wanted, rel=WITHIN), (n_ranks, segments)
+        within = 0.03 if (name, slots, n_ranks, segments) in OVERTAKEN else WITHIN
+        assert time_goal(goal_of(plan, topology)) == pytest.approx(wanted, rel=within), (n_ranks, segments)
+
+
+def test_goal_without_whose_turn_it_is_takes_another_time() -> None:
+    plan, topology, wanted = made("optimal", 4, 4, 2)
+    assert time_goal(goal_of(plan, topology)) == pytest.approx(wanted, rel=WITHIN)
+    assert time_goal(write_goal(plan, topology).decode()) > 1.1 * wanted
 
 
 @pytest.mark.parametrize(("name", "n_ranks", "segments"), cases(CHAKRA_SCHEDULES))
@@ -225,25 +237,28 @@ def test_chakra_takes_what_simulate_says_where_slots_do_not_bind(name: str, n_ra
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", [LOGGOPSIM, ASTRA_SIM])
 def test_the_simulators_themselves_take_what_their_interpreters_say(tool: str) -> None:
-    """Of the record: the rows whose plans are still compiled alike, which must be most."""
+    """Of the record: the rows whose plans are still compiled alike, which must be most; in pieces the small ones."""
     record = SimulatorExports.read()
-    recorded = {(row.schedule, row.slots, row.ranks, row.segments): row for row in record.rows if row.tool == tool}
+    recorded = {
+        (row.schedule, row.slots, row.ranks, row.segments, row.pieces): row for row in record.rows if row.tool == tool
+    }
     slots, names = (GOAL_SLOTS, GOAL_SCHEDULES) if tool == LOGGOPSIM else ((CHAKRA_SLOTS,), CHAKRA_SCHEDULES)
     alike, apart = 0, []
     for count in slots:
         for name, ranks, segments, plan, topology, _ in plans(names, count):
-            row = recorded.pop((name, count, ranks, segments))
-            if row.digest != plan.digest:
-                continue
-            alike += 1
-            if tool == LOGGOPSIM:
-                wanted = time_goal(write_goal(plan, topology).decode()) / RATE
-            else:
-                wanted = time_chakra(write_chakra(plan), stores=True) / RATE
-            if row.took_s != pytest.approx(wanted, rel=1e-3):
-                apart.append((name, count, ranks, segments))
+            for pieces in (1,) if tool == LOGGOPSIM else CHAKRA_PIECES:
+                row = recorded.pop((name, count, ranks, segments, pieces))
+                if row.digest != plan.digest or (pieces > 1 and ranks * segments > 16):
+                    continue
+                alike += 1
+                if tool == LOGGOPSIM:
+                    wanted = time_goal(goal_of(plan, topology)) / RATE
+                else:
+                    wanted = time_chakra(write_chakra(plan, pieces), stores=True) / RATE
+                if row.took_s != pytest.approx(wanted, rel=2e-3):
+                    apart.append((name, count, ranks, segments, pieces))
     assert not recorded and alike >= 20
-    assert set(apart) <= (TIES if tool == LOGGOPSIM else set()), apart
+    assert not apart
 
 
 def test_goal_without_what_tells_of_slots_takes_another_time() -> None:

@@ -37,7 +37,7 @@ def made(name: str) -> dict[str, bytes]:
     topology = Topology.parse(text)
     plan = _without_lines(build_plan(name, topology, size, segments=2 if name == "optcc" else 1))
     files = {
-        f"{name}.goal": write_goal(plan, topology),
+        f"{name}.goal": write_goal(plan, topology, simulate(plan, topology, model="fifo")),
         f"{name}.perfetto.json": write_perfetto(plan, topology, simulate(plan, topology, model="exclusive")),
         f"{name}.msccl.xml": write_msccl_xml(plan),
         f"{name}.mscclpp.json": write_mscclpp_json(plan),

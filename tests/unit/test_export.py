@@ -116,7 +116,7 @@ def hand(rows: list[tuple[int, int, int, int]], **options: Any) -> Plan:
 @both_sizes
 def test_goal_says_every_message_once_and_runs_to_its_end(sizes: Callable[[int], int]) -> None:
     for plan, topology in library(sizes):
-        ranks = read_goal(write_goal(plan, topology).decode())
+        ranks = read_goal(write_goal(plan, topology, simulate(plan, topology, model="fifo")).decode())
         run_goal(ranks)
         transfers = plan.transfers
         sent = {
@@ -134,7 +134,7 @@ def test_goal_says_every_message_once_and_runs_to_its_end(sizes: Callable[[int],
 def test_goal_orders_what_the_plan_orders() -> None:
     """Every dependency between two transfers is a path of `requires` on the rank where they meet."""
     for plan, topology in library(ragged):
-        ranks = read_goal(write_goal(plan, topology).decode())
+        ranks = read_goal(write_goal(plan, topology, simulate(plan, topology, model="fifo")).decode())
         t = plan.transfers
         for later in range(len(t)):
             for earlier in t.after[later].tolist():
@@ -189,6 +189,23 @@ def test_goal_has_a_rank_for_each_server() -> None:
     crossing = [t for t in range(len(plan.transfers)) if plan.transfers.src[t] // 2 != plan.transfers.dst[t] // 2]
     sends = [step for steps in ranks for step in steps.values() if step.kind == "send" and step.nic == 0]
     assert len(sends) == len(crossing)
+
+
+def test_goal_tells_of_what_goes_first_at_a_port() -> None:
+    """Two that begin at one time; and one that is on its way when the other, which is taken first, begins."""
+    plan = hand([(0, 2, 0, 100), (1, 2, 200, 100), (1, 0, 400, 100)], n_ranks=3)
+    topology = Topology.parse("3@1GB/s")
+    timing = simulate(plan, topology, model="fifo")
+    zero, one, other = read_goal(write_goal(plan, topology, timing).decode())
+    assert zero["o1"].after_start == ["s0"] and "w1" in one["s1"].after_done and "o1" not in other
+    assert not any(label[0] in "ow" for steps in read_goal(write_goal(plan, topology).decode()) for label in steps)
+    begins = timing.start_s.copy()
+    begins[0] = timing.sent_s[1] / 2
+    late = replace(timing, start_s=begins, sent_s=timing.sent_s + begins)
+    assert "o1" in read_goal(write_goal(plan, topology, late).decode())[0]
+    begins[0] = timing.sent_s[1]
+    gone = replace(timing, start_s=begins)
+    assert "o1" not in read_goal(write_goal(plan, topology, gone).decode())[0], "it may wait for what has left"
 
 
 def test_goal_needs_the_plans_topology() -> None:
@@ -260,6 +277,40 @@ def test_chakra_orders_what_the_plan_orders() -> None:
                         seen.add(key)
                         todo += nodes[key]["data_deps"]
                 assert last[rank][earlier] in seen, f"{plan.name}: {t.describe(later)} after {t.describe(earlier)}"
+
+
+def test_chakra_in_pieces_says_the_same() -> None:
+    """The same bytes between the same ranks, each message once, and every wait of the whole for all of its pieces."""
+    pieces = 3
+    for plan, _ in library(ragged):
+        whole, parts = ([read_chakra(data)[1] for data in write_chakra(plan, each)] for each in (1, pieces))
+        assert run_chakra(parts) == sum(map(len, parts))
+        carried = np.zeros((2, len(plan.transfers)), dtype=np.int64)
+        for nodes, cut in zip(whole, parts, strict=True):
+            assert [node["id"] for node in cut] == list(range(len(cut)))
+            kinds = {node["id"]: node["type"] for node in cut}
+            named: dict[str, list[int]] = {}
+            for node in cut:
+                named.setdefault(f"{node['name']} {node['type']}", []).append(node["id"])
+                assert node["type"] != chakra.SEND or chakra.SEND not in {kinds[each] for each in node["data_deps"]}
+                if node["type"] == chakra.COMP and (received := named.get(f"{node['name']} {chakra.RECV}")):
+                    assert node["data_deps"] == received and len(received) == pieces
+                elif node["type"] in (chakra.SEND, chakra.RECV):
+                    carried[int(node["type"] == chakra.SEND), node["comm_tag"][1] // pieces] += node["comm_size"][1]
+                    assert chakra.RECV not in {kinds[each] for each in node["data_deps"]}, "it waits for all of them"
+            assert sum(node["type"] == chakra.SEND for node in cut) == pieces * sum(
+                node["type"] == chakra.SEND for node in nodes
+            )
+        moving = np.where(plan.transfers.src != plan.transfers.dst, plan.transfers.bytes, 0)
+        assert (carried == moving).all()
+
+
+def test_chakra_cannot_be_in_more_pieces_than_bytes() -> None:
+    plan = hand([(0, 1, 0, 8)], size=8)
+    with pytest.raises(PlanError, match="9 pieces: must be at most 8, the bytes of the shortest message"):
+        write_chakra(plan, 9)
+    with pytest.raises(InputError, match="pieces 0: must be one or more"):
+        write_chakra(plan, 0)
 
 
 def test_chakra_writes_numbers_of_any_length() -> None:
@@ -722,6 +773,7 @@ def test_traces_are_replaced_all_or_none(capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.parametrize(
     ("words", "what"),
     [
+        (["ring", *FLAT, "--format", "goal", "--pieces", "2"], "--pieces 2: needs --format chakra"),
         (["ring", *FLAT, "--format", "msccl"], "must be one of plan, transfers, goal, chakra, perfetto, msccl-xml"),
         (["chain-broadcast", *FLAT, "--format", "msccl-xml"], "collective broadcast: must be allreduce"),
         (["ring", *FLAT, "--format", "mscclpp-json", "--dtype", "int64"], "dtype int64: must be one of"),

@@ -10,6 +10,9 @@ from click.testing import CliRunner
 
 from optcc.errors import CodecError, EnvironmentMissing, InputError
 from optcc.experiments.simulator_exports import (
+    ASTRA_SIM,
+    CHAKRA_PIECES,
+    GOAL_SLOTS,
     LOGGOPSIM,
     SimulatorExports,
     command,
@@ -48,10 +51,13 @@ def test_a_tool_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_the_record_has_what_the_page_says() -> None:
     record = SimulatorExports.read()
-    one_slot = [row.ratio for row in record.rows if row.tool == LOGGOPSIM and row.slots == 1]
-    assert len(one_slot) == 30 and max(abs(ratio - 1) for ratio in one_slot) < 0.001
-    more = [row.ratio for row in record.rows if row.tool == LOGGOPSIM and row.slots == 2]
-    assert len(more) == 30 and [min(more), max(more)] == pytest.approx([1, 1.125], abs=1e-3)
+    for slots in GOAL_SLOTS:
+        ratios = [row.ratio for row in record.rows if row.tool == LOGGOPSIM and row.slots == slots]
+        apart = [ratio for ratio in ratios if abs(ratio - 1) > 0.001]
+        assert len(ratios) == 35 and apart == pytest.approx([1.029] if slots == 8 else [], abs=1e-3)
+    for pieces, most in zip(CHAKRA_PIECES, (2.0, 1.062), strict=True):
+        ratios = [row.ratio for row in record.rows if row.tool == ASTRA_SIM and row.pieces == pieces]
+        assert len(ratios) == 30 and max(ratios) == pytest.approx(most, abs=1e-3) and min(ratios) > 0.99
     wrong = msgspec.structs.replace(record.rows[0], took_s=0.0)
     with pytest.raises(CodecError, match=r"rows\[0\].took_s"):
         SimulatorExports.from_bytes(SimulatorExports(record.tools, record.size_bytes, (wrong,)).to_bytes())
