@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from statistics import median
 
 import msgspec
@@ -257,19 +258,27 @@ def _slow(merged: MergedDumps, _: Sequence[WaitEdge]) -> _Finding | None:
 
 
 def _slow_messages(merged: MergedDumps) -> _Finding | None:
-    """A rank whose messages take longer than those between the others."""
-    rates: list[tuple[int, int, float]] = []
+    """A rank whose messages take longer than those between the others, however the clocks of hosts differ within what
+    is known of them: its highest rates are compared with the lowest of the others."""
+    rates: list[tuple[int, int, float, float]] = []
     before: dict[tuple[int, int], float] = {}
     for each in merged.messages():
-        since_s = max(each.posted_s, before.get((each.dst, each.channel), each.posted_s))
+        within_s = 0.0
+        if merged.dumps[each.src].identity.boot != merged.dumps[each.dst].identity.boot:
+            within_s = merged.clocks[each.src].within_s + merged.clocks[each.dst].within_s
+        # The arrival of the message before is by the same clock.
+        last_s = before.get((each.dst, each.channel), -inf)
         before[each.dst, each.channel] = each.arrived_s
-        if each.bytes >= _MESSAGE_BYTES_MIN and each.arrived_s > since_s:
-            rates.append((each.src, each.dst, each.bytes / (each.arrived_s - since_s)))
+        shortest_s = each.arrived_s - max(each.posted_s + within_s, last_s)
+        longest_s = each.arrived_s - max(each.posted_s - within_s, last_s)
+        if each.bytes >= _MESSAGE_BYTES_MIN and longest_s > 0:
+            highest = each.bytes / shortest_s if shortest_s > 0 else inf
+            rates.append((each.src, each.dst, each.bytes / longest_s, highest))
     ratios = {}
     for rank in merged.dumps:
-        own = [rate for src, dst, rate in rates if rank in (src, dst)]
-        others = [rate for src, dst, rate in rates if rank not in (src, dst)]
-        if own and others:
+        own = [highest for src, dst, _, highest in rates if rank in (src, dst)]
+        others = [lowest for src, dst, lowest, _ in rates if rank not in (src, dst)]
+        if own and others and median(others) > 0:
             ratios[rank] = median(own) / median(others)
     worst = min(ratios, key=lambda rank: ratios[rank], default=-1)
     if worst < 0 or ratios[worst] > _SLOW_RATE:

@@ -29,11 +29,12 @@ EVENTS = 4096
 """Records of a ring, unless told otherwise."""
 _MAGIC = b"optccpg1"
 _HEAD = struct.Struct("<8sII")
-_IDENTITY_AT, _WORDS_AT, _STATUS_AT, _RING_AT = 64, 1 << 12, 1 << 13, 1 << 17
-STATUS_BYTES_MAX = _RING_AT - _STATUS_AT
+_IDENTITY_AT, _WORDS_AT, _STATUS_AT, RING_AT = 64, 1 << 12, 1 << 13, 1 << 17
+STATUS_BYTES_MAX = RING_AT - _STATUS_AT
 _IDENTITY_BYTES_MAX = _WORDS_AT - _IDENTITY_AT
 _PAGE_BYTES_MAX = 1 << 28
 RECORD = struct.Struct("<qdiiiii4xqq")
+RECORD_BYTES = RECORD.size
 """A record: number from 1 on, seconds, kind, four small numbers, two long ones; see `recorder`."""
 RECORDS, LOCK, LENGTH, BEGUN, DONE, IS_DRIVEN = range(6)
 """The words: records written, the status's sequence number and length, collectives begun and done, and whether the
@@ -76,8 +77,7 @@ class PageWriter:
         if len(identity) > _IDENTITY_BYTES_MAX:
             raise InputError(f"identity of {len(identity)} B: must be at most {_IDENTITY_BYTES_MAX} B")
         self.path, self.n_events = path, n_events
-        n_bytes = _RING_AT + n_events * RECORD.size
-        self._count = 0
+        n_bytes = RING_AT + n_events * RECORD.size
         if path is None:
             self._take(mmap.mmap(-1, n_bytes), identity)
         else:
@@ -95,14 +95,11 @@ class PageWriter:
     def recorder(self) -> Callable[[float, int, int, int, int, int, int, int], None]:
         """What writes a record: (seconds, kind, a, b, c, d, x, y). It has no attributes to look up."""
         pack_into, memory, words, limit = RECORD.pack_into, self.memory, self.words, self.n_events
-        size, count = RECORD.size, self._count
 
         def write(at_s: float, kind: int, a: int, b: int, c: int, d: int, x: int, y: int) -> None:
-            nonlocal count
-            at = _RING_AT + count % limit * size
-            count += 1
-            pack_into(memory, at, count, at_s, kind, a, b, c, d, x, y)
-            words[0] = count
+            count = words[0]
+            pack_into(memory, RING_AT + count % limit * RECORD_BYTES, count + 1, at_s, kind, a, b, c, d, x, y)
+            words[0] = count + 1
 
         return write
 
@@ -137,7 +134,7 @@ def read_page(path: Path) -> PageContents:
         status = os.fstat(file)
         if status.st_uid != os.geteuid():
             raise CodecError(f"page {path}: belongs to user {status.st_uid}: must be this user's")
-        if not _RING_AT < status.st_size <= _PAGE_BYTES_MAX:
+        if not RING_AT < status.st_size <= _PAGE_BYTES_MAX:
             raise CodecError(f"page {path}: {status.st_size} B: must be a rank's page")
         with mmap.mmap(file, status.st_size, access=mmap.ACCESS_READ) as memory:
             return read_memory(memory)
@@ -150,12 +147,12 @@ def read_memory(memory: mmap.mmap) -> PageContents:
     magic, identity_bytes, n_events = _HEAD.unpack_from(memory)
     if magic != _MAGIC or identity_bytes > _IDENTITY_BYTES_MAX:
         raise CodecError(f"page: begins with {magic!r}: must be a rank's page")
-    if len(memory) < _RING_AT + n_events * RECORD.size:
+    if len(memory) < RING_AT + n_events * RECORD.size:
         raise CodecError(f"page: {len(memory)} B: must hold {n_events} events")
     identity = memory[_IDENTITY_AT : _IDENTITY_AT + identity_bytes]
     words = struct.unpack_from(f"<{IS_DRIVEN + 1}q", memory, _WORDS_AT)
     before = words[RECORDS]
-    ring = memory[_RING_AT : _RING_AT + n_events * RECORD.size]
+    ring = memory[RING_AT : RING_AT + n_events * RECORD.size]
     (after,) = struct.unpack_from("<q", memory, _WORDS_AT)
     # One more than are counted may be under way.
     oldest = max(after + 1 - n_events, 0)

@@ -22,7 +22,7 @@ import msgspec
 
 from optcc.plan import Plan
 from optcc.runtime.observe.checks import ReductionCheck
-from optcc.runtime.observe.page import BEGUN, DONE, PageWriter
+from optcc.runtime.observe.page import BEGUN, DONE, RECORD, RECORD_BYTES, RING_AT, PageWriter
 from optcc.runtime.state import RankProgram
 from optcc.units import show_size
 
@@ -103,8 +103,6 @@ class FlightRecorder:
     def __init__(self, page: PageWriter, n_ranks: int, now_s: Callable[[], float]) -> None:
         self._write, self.words, self._now_s = page.recorder(), page.words, now_s
         self._n_ranks = n_ranks
-        # Of plans of all ranks, whose numbers are the same everywhere, and of all else, whose numbers are below zero.
-        self._n_begun = self._n_done = self._n_others = 0
         self.waited_s = 0.0
         self.plans: dict[int, KnownPlan] = {}
         self._routes: dict[int, _Routes] = {}
@@ -115,6 +113,8 @@ class FlightRecorder:
         # Whether the messages of short plans are recorded too, whose steps are not remembered then.
         self.in_detail = False
         self.check: ReductionCheck | None = None
+        # A run begins, just now: its `due_s` was computed from the present; and a run is over.
+        self.begin, self.end = self._ends_of_runs(page)
 
     # --- what the engine calls
 
@@ -144,29 +144,40 @@ class FlightRecorder:
         """A plan was closed: what is known of it stays, for the records."""
         self._routes.pop(prepared.observed, None)
 
-    def begin(self, plan: int, run: RecordedRun) -> None:
-        """A run begins, just now: `due_s` was computed from the present."""
-        n_bytes = self._whole.get(plan)
-        if n_bytes is not None:
-            self._n_begun = number = self._n_begun + 1
-            self.words[BEGUN] = number
-        else:
-            self._n_others = number = self._n_others - 1
-            n_bytes = 0
-        run.number, run.waited_from_s = number, self.waited_s
-        self._write(run.due_s - run.deadline_s, BEGIN, plan, 0, 0, 0, number, n_bytes)
-        if self.tell is not None:
-            self.tell(False, plan, run.number)
+    def _ends_of_runs(self, page: PageWriter) -> tuple[Callable[[int, RecordedRun], None], ...]:
+        """`begin` and `end`. Where ranks wait for each other, the processor has forgotten both by their next call, and
+        fetches each object that they touch from memory: hence one frame, and few objects."""
+        pack_into, memory, words, limit, now_s = RECORD.pack_into, page.memory, page.words, page.n_events, self._now_s
+        whole, n_others = self._whole, 0
 
-    def end(self, plan: int, run: RecordedRun) -> None:
-        """A run is over."""
-        number = run.number
-        if number > 0:
-            self._n_done = done = self._n_done + 1
-            self.words[DONE] = done
-        self._write(self._now_s(), END, plan, 0, 0, 0, number, int((self.waited_s - run.waited_from_s) * _NS))
-        if self.tell is not None:
-            self.tell(True, plan, run.number)
+        def begin(plan: int, run: RecordedRun) -> None:
+            n_bytes = whole.get(plan)
+            if n_bytes is not None:
+                number = words[BEGUN] + 1
+                words[BEGUN] = number
+            else:
+                nonlocal n_others
+                n_others -= 1
+                number, n_bytes = n_others, 0
+            run.number, run.waited_from_s = number, self.waited_s
+            count = words[0]
+            at, at_s = RING_AT + count % limit * RECORD_BYTES, run.due_s - run.deadline_s
+            pack_into(memory, at, count + 1, at_s, BEGIN, plan, 0, 0, 0, number, n_bytes)
+            words[0] = count + 1
+            if self.tell is not None:
+                self.tell(False, plan, number)
+
+        def end(plan: int, run: RecordedRun) -> None:
+            number, count = run.number, words[0]
+            if number > 0:
+                words[DONE] += 1
+            at, waited_ns = RING_AT + count % limit * RECORD_BYTES, int((self.waited_s - run.waited_from_s) * _NS)
+            pack_into(memory, at, count + 1, now_s(), END, plan, 0, 0, 0, number, waited_ns)
+            words[0] = count + 1
+            if self.tell is not None:
+                self.tell(True, plan, number)
+
+        return begin, end
 
     def posted(self, plan: int, action: int, run: int) -> None:
         """A message was given to the transport."""

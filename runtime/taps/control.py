@@ -23,7 +23,7 @@ from optcc.errors import InputError, OptccError
 from optcc.files import read_file, replace_file
 from optcc.plan import Plan
 from optcc.runtime.engine import Engine
-from optcc.runtime.observe.dump import ALIVE
+from optcc.runtime.observe.dump import ALIVE, GONE
 from optcc.runtime.observe.jobs import own_start_s, page_path, process_state
 from optcc.runtime.observe.shared_file import UNFINISHED
 from optcc.runtime.taps.attached import TapSet
@@ -100,8 +100,18 @@ def attach_taps(
     except OSError as error:
         raise InputError(f"ring of {ring_bytes} B in {folder}: {error.strerror or error}") from None
 
+    gone: tuple[int, int] | None = None
+
     def drain_is_alive(pid: int) -> bool:
-        return pid > 0 and process_state(pid, ring.words[DRAIN_TICKS] / _MS) == ALIVE
+        nonlocal gone
+        drain = pid, ring.words[DRAIN_TICKS]
+        if pid <= 0 or drain == gone:
+            return False
+        # Asked in every run for which there is no room: a process that has gone does not come back.
+        state = process_state(pid, drain[1] / _MS)
+        if state == GONE:
+            gone = drain
+        return state == ALIVE
 
     made = TapSet(ring, engine.clock.now_s, keeper.keep, drain_is_alive)
     made.layouts, made.plans = keeper.lines, keeper.plans

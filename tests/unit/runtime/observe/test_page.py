@@ -11,6 +11,7 @@ import pytest
 
 from optcc.errors import CodecError, InputError
 from optcc.runtime.observe.page import DONE, LOCK, RECORDS, PageWriter, read_page
+from optcc.runtime.taps.ring import RingReader, RingWriter
 
 
 def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -25,6 +26,33 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [(each.number, each.at_s, each.d, each.x, each.y) for each in contents.records] == [
         (number + 1, number / 2, number, 1 << 40, -7) for number in range(3)
     ]
+
+
+def test_nobody_sees_a_page_or_a_ring_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process looks for them whenever it likes: what it finds by name it can read."""
+    looks: list[list[str]] = []
+    inner = os.posix_fallocate
+
+    def fallocate(file: int, offset: int, n_bytes: int) -> None:
+        look()
+        inner(file, offset, n_bytes)
+        look()
+
+    def look() -> None:
+        found = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+        looks.append([path.name for path in found])
+        for path in found:
+            if path.suffix == ".page":
+                assert read_page(path).identity == b"identity"
+            else:
+                assert RingReader.open(path).identity == b"identity"
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    PageWriter(tmp_path / "job.0.page", b"identity")
+    RingWriter(tmp_path / "job.0.ring", b"identity", 1 << 12)
+    look()
+    assert looks == [[], [], ["job.0.page"], ["job.0.page"], looks[-1]]
+    assert sorted(looks[-1]) == ["job.0.page", "job.0.ring"]
 
 
 def test_the_ring_keeps_the_last_events() -> None:

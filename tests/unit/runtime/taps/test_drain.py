@@ -33,6 +33,7 @@ from optcc.topology import Topology
 JOB = "tapped"
 SIZE = 1000
 FULL = Tap(("full",), points=POINTS)
+KILLED_BEFORE = 500
 
 
 def run_job(
@@ -221,6 +222,33 @@ def test_a_killed_drain_costs_the_job_nothing(when_full: str, tmp_path: Path) ->
     assert left
     for rank in range(3):
         assert max(record.run for record in left if record.rank == rank) <= n_runs
+
+
+@pytest.mark.slow
+@pytest.mark.realtime
+@pytest.mark.parametrize("when_full", ["drop", "sample", "block"])
+def test_runs_take_no_longer_once_the_drain_is_killed(when_full: str, tmp_path: Path) -> None:
+    """The time of a run, while another process takes every chunk, and from the moment at which that one is killed: the
+    median, and no run waits, also where the tap says that it may wait for half a minute."""
+    with subprocess.Popen([sys.executable, "-c", _DRAIN, str(tmp_path), JOB], stdout=subprocess.PIPE) as drain:
+        assert drain.stdout is not None
+        drain.stdout.readline()
+        began_s: list[float] = []
+
+        def between(number: int) -> None:
+            if number == KILLED_BEFORE:
+                drain.send_signal(signal.SIGKILL)
+                drain.wait()
+            began_s.append(time.perf_counter())
+
+        tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
+        counters = run_job(tmp_path, tap, n_runs=3 * KILLED_BEFORE, ring_bytes=1 << 18, between=between)
+    took_s = np.diff(began_s)
+    # The drain is there before the job; it has met every ring after the first runs.
+    before_s, after_s = took_s[100 : KILLED_BEFORE - 1], took_s[KILLED_BEFORE:]
+    assert np.median(after_s) <= 1.25 * np.median(before_s), (np.median(before_s), np.median(after_s))
+    assert after_s.max() < 1.0
+    assert all(each["full_records"] > 0 for each in counters)
 
 
 @pytest.mark.slow
