@@ -624,7 +624,10 @@ class Endpoint(LocalRank):
         return self.inbounds[peer]
 
     def _stripings_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Striping]:
-        """The stripings for a plan in which pairs carry so many bytes; pairs that keep their own are left out."""
+        """The stripings for a plan in which pairs carry so many bytes; pairs that keep their own are left out. Channels
+        of which nothing is said are of no plan, and what the last one carries stays."""
+        if not carried:
+            return {}
         self.rates.carried = dict(carried)
         self.rates.divide_anew()
         if self.keeps_to_own:

@@ -50,6 +50,19 @@ def test_channels_that_cannot_be_are_refused_and_those_of_others_have_no_handle(
         endpoint.open([Channel(1, 2, 3)] * 3)
 
 
+def test_channels_of_no_plan_leave_what_the_last_plan_carries() -> None:
+    """Those of messages, of the probe and of the exchange are opened while a plan is in use."""
+    endpoint = endpoint_of(0, 3)
+    endpoint.open([Channel(0, 1, 1), Channel(0, 2, 1), Channel(1, 2, 1)], carried=[100, 50, 7])
+    carried = {(0, 1): 100, (0, 2): 50, (1, 2): 7}
+    assert endpoint.rates.carried == carried
+    endpoint.open_over([Channel(0, 1, 1), Channel(2, 0, 1)], [0, 0], 5)
+    endpoint.open([Channel(0, 2, 1)], 6)
+    assert endpoint.rates.carried == carried
+    endpoint.open([Channel(0, 2, 1)], 7, carried=[3])
+    assert endpoint.rates.carried == {(0, 2): 3}
+
+
 def test_a_nic_that_the_kernel_calls_down_is_given_up_at_both_ends_and_dialled_when_it_is_back() -> None:
     pairs = [(rank, (rank + 1) % 4) for rank in range(4)]
     network = Network(4)
