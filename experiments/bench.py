@@ -246,18 +246,18 @@ class Replanned(Ours):
     ) -> None:
         super().__init__(plan, engine, verdict, settings.window, settings.deadline_s, place)
         self.planner = planner
-        self._replanning, self._epoch = replanning, 0
+        self._replanning, self._plans_since = replanning, 0
 
     def start(self, send: Array | None, recv: Array | None) -> Handle:
         """See `Ours`."""
         self._replanning.begin(self._deadline_s)
-        if self._epoch != self._replanning.epoch:
+        if self._plans_since != self._replanning.plans_since:
             self._change()
         return super().start(send, recv)
 
     def _change(self) -> None:
         """The NICs carry something else than the plan is for; where there is no plan for that, this one goes on."""
-        self._epoch = self._replanning.epoch
+        self._plans_since = self._replanning.plans_since
         try:
             planned = self.planner.under(self._replanning.shares)(*self.plan.request)
         except OptccError:
@@ -350,7 +350,7 @@ def run_cases(
             ours = [_ours(each, name, total, engine, replanning, cache, place) for name in each.schedules]
             replanned[:] = [case for case in ours if isinstance(case, Replanned)]
             for changing in replanned:
-                changing.planner.get_ready()
+                changing.planner.get_ready(changing.plan.request)
             cases: list[Contestant] = [*ours, *peers]
             how = _how(each, total)
             with _no_collection(), on_device(device):

@@ -13,8 +13,9 @@ import sys
 import threading
 from contextlib import suppress
 
-DONE = b"."
-"""What the process replies once it has done what a line asks for, or has failed to."""
+DONE, UNANSWERED = b".", b" "
+"""What the process replies once it has done what a line asks for, or has failed to; how a line begins that it does not
+reply to."""
 
 
 class PlanWorker:
@@ -24,11 +25,17 @@ class PlanWorker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Starts the process before it is needed, and has it load what planning needs."""
-        with self._lock, suppress(OSError):
-            if self._process is None:
-                self._process = _start("warm")
+    def get_ready(self, work: bytes) -> None:
+        """Has the process do what a line of JSON asks for, started if there is none, without a reply: so it has loaded
+        what such work needs before it is asked for some. Nothing, if it is busy."""
+        if not self._lock.acquire(blocking=False):
+            return
+        with suppress(OSError):
+            process = self._process = self._process or _start()
+            assert process.stdin is not None
+            process.stdin.write(UNANSWERED + work + b"\n")
+            process.stdin.flush()
+        self._lock.release()
 
     @property
     def is_there(self) -> bool:
@@ -59,9 +66,9 @@ class PlanWorker:
             process.communicate()
 
 
-def _start(*options: str) -> subprocess.Popen[bytes]:
+def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "optcc.plan_process", *options],
+        [sys.executable, "-m", "optcc.plan_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

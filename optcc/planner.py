@@ -82,6 +82,7 @@ SCHEDULE_OF: Mapping[str, str] = dict.fromkeys((*COLLECTIVES, "alltoallv"), AUTO
 
 WORTH_STORING_S = 0.05
 """Plans that take longer are stored: for other ranks on this machine, and for the next job."""
+READIED_MAX = 4
 _YIELD_S = 0.05
 WORKER = PlanWorker()
 
@@ -128,6 +129,8 @@ class Planner:
         # What the background has made ready.
         self._made: dict[PlanRequest, tuple[Plan, Verdict]] = {}
         self._under: dict[Shares, Planner] = {}
+        self._worth_storing_s = WORTH_STORING_S
+        self._readied: set[PlanRequest] = set()
 
     def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
         if collective.n_ranks != self.topology.n_ranks:
@@ -155,7 +158,7 @@ class Planner:
             if plan is None:
                 began_s = time.perf_counter()
                 plan = self._build(request)
-                if time.perf_counter() - began_s > WORTH_STORING_S:
+                if time.perf_counter() - began_s > self._worth_storing_s:
                     store.put(key, plan)
             return plan
 
@@ -224,10 +227,23 @@ class Planner:
         thread.start()
         return lambda: not thread.is_alive()
 
-    def get_ready(self) -> None:
-        """Starts the process that makes plans in the background, unless one of this machine has started it."""
-        if self._store is not None and not WORKER.is_there and self._store.take_for_good("process"):
-            WORKER.start()
+    def get_ready(self, request: PlanRequest) -> None:
+        """Starts the process that makes plans in the background, unless one of this machine has started it. So that it
+        has loaded what that takes, it makes plans for the first few requests for when a NIC is lost."""
+        if self._store is None or request in self._readied or len(self._readied) == READIED_MAX:
+            return
+        self._readied.add(request)
+        if WORKER.is_there or self._store.take_for_good("process"):
+            with suppress(OptccError):  # a cluster that has no such plan
+                WORKER.get_ready(self._after_a_loss()._work([request]))
+
+    def _after_a_loss(self) -> Planner:
+        """A planner for when the last NIC of the first server that has several is lost; else for half of one."""
+        servers = self.topology.servers
+        lost = next((number for number, server in enumerate(servers) if len(server.nics) > 1), None)
+        shares = [[(1.0, 1.0)] * len(server.nics) for server in servers]
+        shares[lost or 0][-1] = (0.5, 0.5) if lost is None else (0.0, 0.0)
+        return self.under(tuple(map(tuple, shares)))
 
     def _make_ready(self, requests: Sequence[PlanRequest]) -> None:
         """Has a process make the plans that are not in the store, and reads them."""
@@ -241,13 +257,18 @@ class Planner:
                     # Another rank of this machine may have a process that has loaded everything.
                     time.sleep(_YIELD_S)
                 with store.turn():
-                    stored |= {request: store.get(self._key(request), request) for request in _missing(stored)}
-                    if missing := _missing(stored):
+                    if missing := _missing(self._look_up(stored)):
                         WORKER.make(self._work(missing))
-                stored |= {request: store.get(self._key(request), request) for request in missing}
+                stored = self._look_up(stored)
             for request, plan in stored.items():
                 if plan is not None:
                     self._made[request] = plan, prove(plan, self._cache)
+
+    def _look_up(self, stored: Mapping[PlanRequest, Plan | None]) -> dict[PlanRequest, Plan | None]:
+        """`stored` with the plans that were put into the store meanwhile."""
+        assert self._store is not None
+        found = {request: self._store.get(self._key(request), request) for request in _missing(stored)}
+        return {**stored, **found}
 
     def _work(self, requests: list[PlanRequest]) -> bytes:
         """What `make_plans` is to do."""
@@ -276,6 +297,8 @@ def make_plans(work: bytes) -> None:
     """Makes the plans that another process has asked for, as JSON, and stores them; raises what planning raises."""
     asked = msgspec.json.decode(work, type=_Work, dec_hook=lambda kind, text: kind(text))
     planner = Planner(asked.topology, **msgspec.structs.asdict(asked.options))
+    # Else whoever asks would have to make them anew.
+    planner._worth_storing_s = 0.0
     for request in asked.requests:
         with suppress(OptccError):
             planner(*request)

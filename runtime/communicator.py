@@ -47,7 +47,17 @@ from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import GetsReady, PlanFor, Replanning, Replans
-from optcc.runtime.slices import ELEMENTWISE, SLICE_S, Estimates, SlicedRun, Slicing, may_cut, slicing
+from optcc.runtime.slices import (
+    ELEMENTWISE,
+    GOES_ON_RANKS,
+    GOES_ON_S,
+    SLICE_S,
+    Estimates,
+    SlicedRun,
+    Slicing,
+    may_cut,
+    slicing,
+)
 from optcc.runtime.state import WINDOW
 from optcc.runtime.taps.attached import TapSet
 from optcc.runtime.taps.control import RING_BYTES, attach_taps
@@ -514,7 +524,7 @@ class Communicator:
 
     def _begin_one(self, call: Call, deadline_s: float) -> Handle:
         """Begins a collective, or a slice of one, under the plan that is kept for it, or a new one."""
-        self.change_epoch()
+        self.change_epoch(call.request)
         key = call.request, device_of(call.example)
         plan = self._plans.pop(key, None)
         if plan is None:
@@ -553,14 +563,25 @@ class Communicator:
         """Number of the epoch (`optcc.runtime.protocol.agreement`) under which the last collective has begun."""
         return self._replanning.epoch
 
-    def change_epoch(self) -> None:
+    @property
+    def plans_since(self) -> int:
+        """Number of the epoch for which its plans were made."""
+        return self._replanning.plans_since
+
+    def change_epoch(self, request: PlanRequest) -> None:
         """A collective begins: from one on that all ranks have agreed on, plans are new ones."""
-        if self._replanning.begin(self.deadline_s):
+        if self._replanning.begin(self.deadline_s, lambda: self._may_go_on(request)):
             assert isinstance(self._base, Replans)
             # Where there is no plan for what is left, that of before goes on.
             with suppress(OptccError):
                 self._plan_for = self._base.under(self._replanning.shares)
             self.drop_plans()
+
+    def _may_go_on(self, request: PlanRequest) -> bool:
+        """Whether to wait for new plans would cost more than this collective and the next ones under the old ones."""
+        if self.n_ranks < GOES_ON_RANKS or request.collective.name not in ELEMENTWISE:
+            return False
+        return isinstance(self._base, Estimates) and self._base.least_s(request) < GOES_ON_S
 
     def _prepare(self, shares: Shares) -> Callable[[], bool]:
         """Begins to make the plans that are in use, for NICs that carry these shares."""
@@ -581,7 +602,7 @@ class Communicator:
         if plan.request != request:
             raise InputError(f"plan {plan.name}: {plan.request}: must be {request}")
         if self._replanning.is_on and isinstance(self._base, GetsReady):
-            self._base.get_ready()
+            self._base.get_ready(request)
         number = device_of(array)
         device = None if number < 0 else DevicePlace(number, path_of(self.whole_engine.transport).direct)
         return self.engine.prepare(plan, verdict, window=self._window, deadline_s=self.deadline_s, device=device)
@@ -590,7 +611,7 @@ class Communicator:
 class PersistentCollective:
     """A collective on the same arrays again and again, made ready; see `Communicator.all_reduce_init`."""
 
-    __slots__ = ("__weakref__", "_arrays", "_call", "_comm", "_epoch", "_plans", "_slices")
+    __slots__ = ("__weakref__", "_arrays", "_call", "_comm", "_plans", "_plans_since", "_slices")
 
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm, self._call = comm, call
@@ -605,7 +626,7 @@ class PersistentCollective:
 
     def _prepare(self) -> None:
         comm = self._comm
-        self._epoch = comm.epoch
+        self._plans_since = comm.plans_since
         self._plans = {request: comm.make(request, self._call.example) for request in self.requests}
         self._arrays = [self._plans[each.request].arrange(each.send, each.recv) for each in self._slices]
 
@@ -622,8 +643,8 @@ class PersistentCollective:
         return handle
 
     def _start_one(self, number: int, deadline_s: float) -> Handle:
-        self._comm.change_epoch()
-        if self._epoch != self._comm.epoch:
+        self._comm.change_epoch(self._slices[number].request)
+        if self._plans_since != self._comm.plans_since:
             self.close()
             self._prepare()
         plan, call = self._plans[self._slices[number].request], self._call

@@ -11,6 +11,9 @@ the rate. The first part of a round does not count: token buckets and queues let
 hub's NIC whose rate is not the typical one of the job is measured again, for a processor that was busy elsewhere looks
 like a slow NIC, and while it catches up like a fast one.
 
+Where rates are known, and some may have changed, all ranks send at once in two rounds before, each to another one, in
+the second to yet another: hubs are then those alone over whose NICs something else went in both than what is known.
+
 How long a sender goes on is its own decision: a message says that it is the last one of its slot of the window, so both
 ends agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their
 rounds at the same time, so that the time does not grow with the job. Ranks that share NICs count as one.
@@ -31,7 +34,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +61,8 @@ ALIKE = 0.04
 plans for equal rates are shorter."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
+CHANGED = 0.1
+"""Rates that differ by less from what is known are taken to be as known, where all ranks send at once."""
 DEADLINE_S = 30.0
 _LOOK_S, _CONNECT_S = 0.002, 0.1
 _GROUP = 1 << 62
@@ -229,6 +234,24 @@ def make_rounds(
             ]
             if hubs:
                 rounds.append(ProbeRound(tuple(hubs), is_out, tuple(flows)))
+    return rounds
+
+
+def make_screening(groups: Sequence[Sequence[int]], pairs: RailPairs) -> list[ProbeRound]:
+    """Two rounds in which every rank sends to one of its group, and one of its group sends to it; in the second, if
+    there are three or more in the group, other ones.
+
+    >>> [[each[:2] for each in round_.flows] for round_ in make_screening([(0, 1, 2)], lambda src, dst: [(0, 0)])]
+    [[(0, 1), (1, 2), (2, 0)], [(0, 2), (1, 0), (2, 1)]]
+    """
+    rounds: list[ProbeRound] = []
+    for number in range(2):
+        flows: list[ProbeFlow] = []
+        for group in (each for each in groups if len(each) > 1):
+            shift = max(2, len(group) // 2) if number and len(group) > 2 else 1
+            for src, dst in zip(group, (*group[shift:], *group[:shift]), strict=True):
+                flows += [ProbeFlow(src, dst, rail, *nics) for rail, nics in enumerate(pairs(src, dst))]
+        rounds.append(ProbeRound(tuple(dict.fromkeys(flow.src for flow in flows)), True, tuple(flows)))
     return rounds
 
 
@@ -408,7 +431,7 @@ class _RoundPart:
             slots.append(slot)
             self._transport.post_recv(handle, slot)
             return
-        if self.counter is not None:
+        if self.counter is not None and not self._is_out:
             self.counter.end(self._nic_of[handle])
         self.n_open -= not slots
 
@@ -419,20 +442,24 @@ def probe(
     clock: Clock | None = None,
     deadline_s: float = DEADLINE_S,
     beside: Beside = lambda _: None,
+    known: Rates = (),
 ) -> MeasuredNics:
     """The rates of all NICs of the job; collective, the same at every rank, with nothing else under way.
 
-    `beside` is called with the events of channels that others have opened.
+    `beside` is called with the events of channels that others have opened. With `known` rates, the same at every rank,
+    only those of hosts with a NIC that carries something else are measured.
 
     Raises DeadlineExceeded if it is not done within `deadline_s` seconds, and what the transport raises.
     """
-    return _Probe(transport, clock or MonotonicClock(), deadline_s, beside).run()
+    return _Probe(transport, clock or MonotonicClock(), deadline_s, beside, known).run()
 
 
 class _Probe:
     """One rank's part of a probe."""
 
-    def __init__(self, transport: ProbedTransport, clock: Clock, deadline_s: float, beside: Beside) -> None:
+    def __init__(
+        self, transport: ProbedTransport, clock: Clock, deadline_s: float, beside: Beside, known: Rates
+    ) -> None:
         self._transport, self._clock, self._beside = transport, clock, beside
         self._deadline_s, self._due_s = deadline_s, clock.now_s() + deadline_s
         self._rank, self._nics = transport.rank, transport.nics
@@ -443,13 +470,27 @@ class _Probe:
         self._found: dict[tuple[int, int, bool], list[float]] = {}
         self._best: dict[tuple[int, int, bool], float] = {}
         self._unsettled: set[tuple[int, int, bool]] = set()
+        # What was known, and the hubs and their ways; all, if there is none.
+        self._known = known
+        self._hubs: list[tuple[int, bool]] = []
         # Of this rank as a hub: processor time, and messages sent and received.
         self._busy_s, self._n_messages = 0.0, 0
 
     def run(self) -> MeasuredNics:
         self._open()
         up = self._find_rails()
-        rounds = self._rounds(up)
+        if self._known:
+            changed = self._find_changed(up)
+            self._best = {
+                (rank, nic, is_out): float(pair[not is_out])
+                for rank in sorted(set(self._hosts) - changed)
+                for nic, pair in enumerate(self._known[rank])
+                for is_out in (True, False)
+            }
+            self._hubs = [(rank, is_out) for rank in sorted(changed) for is_out in (True, False)]
+            if not changed:
+                return self._result()
+        rounds = self._rounds(up, self._hubs)
         for is_out in (True, False):  # what NICs send tells how much to send to them
             self._measure([each for each in rounds if each.is_out == is_out])
         for _ in range(AGAIN_MAX):
@@ -461,12 +502,50 @@ class _Probe:
     def _measure(self, rounds: Sequence[ProbeRound]) -> None:
         self._note(rounds, [self._run_round(each) for each in rounds])
 
-    def _loads(self, round_: ProbeRound) -> dict[tuple[int, int, int], FlowLoad]:
-        """By flow; into a hub's NIC for what it was measured to receive, or else for what a good NIC sends."""
+    def _find_changed(self, up: Collection[tuple[int, int, int]]) -> set[int]:
+        """The ranks over whose NICs something else goes than is known, in every round in which all send at once."""
+        rounds = [
+            each._replace(flows=tuple(flow for flow in each.flows if flow[:3] in up))
+            for each in make_screening(self._groups, self._transport.pairs)
+        ]
+        rates = self._exchange([self._run_round(each, self._known) for each in rounds])
+        best: dict[tuple[int, int, bool], float] = {}
+        changed = set(self._hosts)
+        for number, round_ in enumerate(rounds):
+            flows_of: dict[tuple[int, int], list[ProbeFlow]] = {}
+            for flow in round_.flows:
+                flows_of.setdefault((flow.src, flow.mine), []).append(flow)
+            found: set[int] = set()
+            for (src, mine), flows in flows_of.items():
+                takes = sum(self._known[flow.dst][flow.theirs][1] for flow in flows)
+                should, is_ = min(self._known[src][mine][0], takes), float(rates[src][number, mine])
+                for key in ((src, mine, True), *((flow.dst, flow.theirs, False) for flow in flows[: len(flows) == 1])):
+                    best[key] = max(is_, best.get(key, 0.0))
+                if abs(is_ - should) > CHANGED * max(is_, should):
+                    found |= {src, *(flow.dst for flow in flows)}
+            changed &= found
+        # Where a hub is found to carry the same, it need not be measured again.
+        self._found = {key: [rate] for key, rate in best.items() if key[0] in changed and rate}
+        return changed
+
+    def _loads(self, round_: ProbeRound, known: Rates) -> dict[tuple[int, int, int], FlowLoad]:
+        """By flow; into a hub's NIC for what it was measured to receive, or else for what a good NIC sends; out of one
+        for what is `known`, or for anything."""
         nics = {flow[:3]: (flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs) for flow in round_.flows}
         n_flows = Counter(nics.values())
         typical = _typical(self._best.values()) or None
-        rates = {nic: None if round_.is_out else self._best.get((*nic, False)) or typical for nic in n_flows}
+        rates: dict[tuple[int, int], float | None] = {}
+        for rank, nic in n_flows:
+            found = self._found.get((rank, nic, round_.is_out))
+            if known:
+                rates[rank, nic] = known[rank][nic][0]
+            elif self._known and found:
+                # As it went while all sent at once: more would take one that has collapsed long.
+                rates[rank, nic] = found[-1]
+            elif round_.is_out:
+                rates[rank, nic] = None
+            else:
+                rates[rank, nic] = self._best.get((rank, nic, False)) or typical
         return {flow: FlowLoad.of(rates[nic], n_flows[nic]) for flow, nic in nics.items()}
 
     def _rounds(
@@ -503,12 +582,12 @@ class _Probe:
 
     # --- one round
 
-    def _run_round(self, round_: ProbeRound) -> list[float]:
+    def _run_round(self, round_: ProbeRound, known: Rates = ()) -> list[float]:
         """Sends and receives what the round asks of this rank; if it is a hub, the rate of each of its NICs."""
         transport, now = self._transport, self._clock.now_s
         transport.barrier(max(0.1, self._due_s - now()))
         before, busy_s = transport.rails, time.process_time()
-        part = _RoundPart(transport, self._clock, round_, self._handles, self._loads(round_), self._beside)
+        part = _RoundPart(transport, self._clock, round_, self._handles, self._loads(round_, known), self._beside)
         part.start()
         while part.n_open:
             if now() >= self._due_s:
@@ -529,22 +608,25 @@ class _Probe:
 
     # --- what all ranks found
 
-    def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
-        """Exchanges what the hubs have measured in these rounds, and settles what that says."""
+    def _exchange(self, own: Sequence[Sequence[float]]) -> list[Any]:
+        """By rank, an array of what it has found: by round and NIC."""
         n_nics = max(map(len, self._nics))
-        rows = np.zeros((len(rounds), n_nics), "<f8")
+        rows = np.zeros((len(own), n_nics), "<f8")
         for row, rates in zip(rows, own, strict=True):
             row[: len(rates)] = rates
-        everyone = [
-            np.frombuffer(row, "<f8").reshape(len(rounds), n_nics)
-            for row in self._transport.allgather(rows.tobytes(), max(0.1, self._due_s - self._clock.now_s()))
-        ]
+        everyone = self._transport.allgather(rows.tobytes(), max(0.1, self._due_s - self._clock.now_s()))
+        return [np.frombuffer(each, "<f8").reshape(rows.shape) for each in everyone]
+
+    def _note(self, rounds: Sequence[ProbeRound], own: Sequence[Sequence[float]]) -> None:
+        """Exchanges what the hubs have measured in these rounds, and settles what that says."""
+        everyone = self._exchange(own)
         for number, round_ in enumerate(rounds):
             ends = [(flow.src, flow.mine) if round_.is_out else (flow.dst, flow.theirs) for flow in round_.flows]
             for hub, nic in dict.fromkeys(ends):
                 key = hub, nic, round_.is_out
                 self._found.setdefault(key, []).append(float(everyone[hub][number, nic]))
-        typical = _typical([found[0] for found in self._found.values()])
+        known = [rate for key, rate in self._best.items() if key not in self._found]
+        typical = _typical([found[0] for found in self._found.values()] + known)
         self._unsettled.clear()
         for key, found in self._found.items():
             self._best[key], is_settled = settle(found, typical) if len(found) > 1 else (found[0], False)

@@ -3,13 +3,14 @@
 The meters of `optcc.runtime.protocol.nic_meter` know a rate to within a third, and only of NICs that hold up others of
 their host; plans that come near to the bound need every rate to a few percent. So the ranks, which change to the plans
 of an epoch before the same collective, measure then with nothing else under way, as at the start
-(`optcc.runtime.probe`). What has them do it is a rate that the meters have found while runs of a plan take longer than
-those before, or a few such runs. If nothing new is found, that counts less and less often
-(`optcc.runtime.protocol.epochs`).
+(`optcc.runtime.probe`), but only the hosts whose NICs carry something else than before. What has them do it is a rate
+that the meters have found while runs of a plan take longer than those before, or a few such runs. If nothing new is
+found, that counts less and less often (`optcc.runtime.protocol.epochs`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -20,13 +21,14 @@ from optcc.errors import InputError
 from optcc.runtime.engine import Engine, Handle, PersistentPlan
 from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
 from optcc.runtime.protocol.agreement import Share, Shares, rounded
-from optcc.runtime.protocol.epochs import is_change, rate_pairs
-from optcc.runtime.protocol.rates import DOUBTED_SHARE, usable
+from optcc.runtime.protocol.epochs import SLOW_RUNS, is_change, rate_pairs
+from optcc.runtime.protocol.rates import DOUBTED_SHARE, LEAST_SHARE, usable
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
 
 LEAST_S = 5e-3
 """Shorter runs say more of the processor than of NICs."""
 USUAL_RUNS, SLOWER = 5, 1.15
+MUCH_SLOWER, LONG_S = 1.4, 0.3
 """See `RunTimes.take`."""
 
 
@@ -46,11 +48,20 @@ class Remeasuring:
         if not isinstance(transport, RemeasuredTransport):
             raise InputError(f"remeasures: {type(transport).__name__}: must be a transport over NICs")
         self._engine, self._transport = engine, transport
-        self._known: Shares | None = None
+        self._known = self.at_start
         # The shares of the last epoch.
-        self._last: Shares | None = None
+        self._last = self._known
+        # Whether the next epoch is the one in which there are plans for what was measured last.
+        self._is_planning = False
+        self.is_measuring = False
+        self._planned_s = -math.inf
         self._note: Callable[[int], None] = lambda _: None
         self._times: WeakKeyDictionary[PersistentPlan, RunTimes] = WeakKeyDictionary()
+
+    @property
+    def at_start(self) -> Shares:
+        """What the NICs carry in epoch 0: what the transport has declared."""
+        return tuple(((1.0, 1.0),) * len(nics) for nics in self._transport.nics)
 
     def watch(self) -> None:
         """From now on rank 0 looks whether runs take longer than they did."""
@@ -60,7 +71,9 @@ class Remeasuring:
 
     def _note_run(self, handle: Handle, seconds: float) -> None:
         plan = handle.plan
-        if seconds >= LEAST_S and isinstance(plan, PersistentPlan):
+        # A run that began before the present plans says nothing of them.
+        is_present = self._engine.clock.now_s() - seconds >= self._planned_s
+        if seconds >= LEAST_S and isinstance(plan, PersistentPlan) and is_present:
             self._note(self._times.setdefault(plan, RunTimes()).take(seconds))
 
     def shares_of(self, agreed: Shares, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Shares:
@@ -73,29 +86,43 @@ class Remeasuring:
         Raises DeadlineExceeded after `timeout_s` seconds, and what a run raises.
         """
         is_due = self.is_due(agreed)
+        self._is_planning = False
         if is_due:
-            self._known = agreed = self._engine.alone(partial(self._measure, agreed), timeout_s)
+            self.is_measuring = True
+            try:
+                self._known = agreed = self._engine.alone(partial(self._measure, agreed), timeout_s)
+            finally:
+                self.is_measuring = False
         self._last = agreed
-        found = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
-        shares = tuple(usable([next(found) for _ in nics]) for nics in agreed)
+        shares = self.usable_of(agreed)
         if not is_due:
             self._transport.trust_shares(shares)
+        self._planned_s = self._engine.clock.now_s()
         return shares
+
+    def usable_of(self, agreed: Shares) -> Shares:
+        """What `shares_of` says if it does not measure."""
+        found = iter([rate if min(*share, *rate) > 0 else share for share, rate in self._beside(agreed)])
+        return tuple(usable([next(found) for _ in nics]) for nics in agreed)
 
     def is_due(self, agreed: Shares) -> bool:
         """Whether `shares_of` measures."""
-        last = self._last or _all_whole(agreed)
-        return agreed == last or any(_is_other(*pair) for pair in self._beside(agreed))
+        if agreed == self._last:
+            return not self._is_planning
+        return any(_is_other(*pair) for pair in self._beside(agreed))
+
+    def await_plans(self) -> None:
+        """There are to be plans for what was measured in the next epoch, which begins once all ranks have them."""
+        self._is_planning = True
+        self._transport.want_plans()
 
     def _beside(self, agreed: Shares) -> list[tuple[Share, Share]]:
         """By NIC, the share that is agreed on, and that which was measured last."""
-        known = self._known or _all_whole(agreed)
+        known = self._known
         return [pair for both in zip(agreed, known, strict=True) for pair in zip(*both, strict=True)]
 
     def _as_before(self, shares: Shares) -> Shares:
         """Where no NIC carries something else than before, what was measured then: for that there are plans."""
-        if self._known is None:
-            return shares
         pairs = rate_pairs(shares, self._known)
         alike = all(abs(now - before) <= ALIKE * max(now, before) for now, before in pairs)
         return self._known if alike else shares
@@ -103,7 +130,11 @@ class Remeasuring:
     def _measure(self, agreed: Shares) -> Shares:
         engine, transport = self._engine, self._transport
         declared: Rates = tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics)
-        measured = probe(transport, clock=engine.clock, beside=engine.take)
+        known = tuple(
+            tuple((round(share[0] * nic[0]), round(share[1] * nic[1])) for share, nic in zip(*both, strict=True))
+            for both in zip(self._expected(agreed), declared, strict=True)
+        )
+        measured = probe(transport, clock=engine.clock, beside=engine.take, known=known)
         shares = tuple(
             tuple(rounded(_share(*pair)) for pair in zip(*both, strict=True))
             for both in zip(measured.rates, declared, strict=True)
@@ -112,10 +143,16 @@ class Remeasuring:
         transport.know_shares(shares)
         return shares
 
+    def _expected(self, agreed: Shares) -> Shares:
+        """What was measured last, but of a NIC that is said to carry next to nothing, that: more than it carries would
+        be long on its way."""
+        found = iter([said if min(said) < LEAST_SHARE else known for said, known in self._beside(agreed)])
+        return tuple(tuple(next(found) for _ in nics) for nics in agreed)
+
     def _without_lost(self, shares: Shares, agreed: Shares) -> Shares:
         """What was measured, unless a NIC fell silent meanwhile: what it had to carry was then sent by others, of which
         nothing new is known therefore. It is one that carries next to nothing."""
-        known = self._known or _all_whole(agreed)
+        known = self._known
         beside = [list(zip(*each, strict=True)) for each in zip(shares, agreed, known, strict=True)]
         if all(min(new) > 0 or min(share) <= 0 for nics in beside for new, share, _ in nics):
             return shares
@@ -129,26 +166,32 @@ class RunTimes:
     """How long the runs of a plan take, seconds.
 
     >>> times = RunTimes()
-    >>> [times.take(each) for each in (0.2, 0.1, 0.11, 0.1, 0.1, 0.15, 0.1, 0.12, 0.12, 0.12)]
-    [0, 0, 0, 0, 0, 1, 0, 1, 2, 3]
+    >>> [times.take(each) for each in (0.2, 0.1, 0.11, 0.1, 0.1, 0.12, 0.1, 0.12, 0.12, 0.12, 0.2)]
+    [0, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4]
+    >>> [times.take(each) for each in (0.1, 0.15, 0.15, 0.1, 0.3)]
+    [0, 1, 3, 0, 3]
     """
 
-    __slots__ = ("_first", "_n_slow", "_usual_s")
+    __slots__ = ("_first", "_n_slow", "_slow_s", "_usual_s")
 
     def __init__(self) -> None:
         self._first: list[float] = []
-        self._usual_s, self._n_slow = 0.0, 0
+        self._usual_s, self._slow_s, self._n_slow = 0.0, 0.0, 0
 
     def take(self, seconds: float) -> int:
         """Takes one more; how many of the last ones, without a break, took longer than `SLOWER` times the usual.
 
         Usual is the median of the first ones, without the very first, which find neither memory nor connections warm.
+        Some without a break that take `MUCH_SLOWER` times that, and `LONG_S` together, count as `SLOW_RUNS` or more.
         """
         if len(self._first) < USUAL_RUNS:
             self._first.append(seconds)
             self._usual_s = median(self._first[1:] or [seconds])
         else:
             self._n_slow = self._n_slow + 1 if seconds > SLOWER * self._usual_s else 0
+            self._slow_s = self._slow_s + seconds if seconds > MUCH_SLOWER * self._usual_s else 0.0
+            if self._slow_s >= LONG_S:
+                self._n_slow = max(self._n_slow, SLOW_RUNS)
         return self._n_slow
 
 
@@ -156,10 +199,6 @@ def _share(rate: tuple[int, int], declared: tuple[int, int]) -> Share:
     """No more than 1: the words by which ranks tell each other of rates know no more."""
     out, in_ = (is_ / was for is_, was in zip(rate, declared, strict=True))
     return 1.0 if out > 1 - ALIKE else out, 1.0 if in_ > 1 - ALIKE else in_
-
-
-def _all_whole(shares: Shares) -> Shares:
-    return tuple(((1.0, 1.0),) * len(nics) for nics in shares)
 
 
 def _is_other(share: Share, known: Share) -> bool:

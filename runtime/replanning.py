@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from optcc.collective import Collective
 from optcc.errors import DeadlineExceeded
 from optcc.plan import Plan, PlanRequest
 from optcc.runtime.engine import Engine
-from optcc.runtime.protocol.agreement import Epoch, Shares
+from optcc.runtime.protocol.agreement import AHEAD, Epoch, Shares
 from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.transport import Agrees
 from optcc.verdict import Verdict
@@ -48,8 +48,8 @@ class Replans(Protocol):
 class GetsReady(Protocol):
     """A planner that can have at hand what makes plans in the background."""
 
-    def get_ready(self) -> None:
-        """It is called once the first plans have been made; returns at once."""
+    def get_ready(self, request: PlanRequest) -> None:
+        """It is called whenever a plan has been made, with what for; returns at once."""
         ...
 
 
@@ -59,7 +59,7 @@ class Replanning:
     `prepare` begins to make plans for NICs that carry some shares, and returns what tells whether they are there;
     without it, or where the transport has no epochs, all collectives run under epoch 0. With `remeasuring` the ranks
     measure the NICs once their rates have changed (`optcc.runtime.remeasuring`), before the first collective of an
-    epoch; plans for what they find are made then.
+    epoch; plans for what they find are made then, or beside the collectives that follow, for another epoch.
     """
 
     def __init__(
@@ -71,6 +71,10 @@ class Replanning:
         self._engine, self._remeasuring = engine, remeasuring
         self._coming: tuple[Epoch, Callable[[], bool]] | None = None
         self._shares: dict[int, Shares] = {}
+        # While plans are waited for, what tells whether they are there.
+        self._made: Callable[[], bool] | None = None
+        # The last epoch for which there were to be new plans, and what the NICs carried then.
+        self.plans_since, self._planned = 0, None if remeasuring is None else remeasuring.at_start
         transport = engine.transport
         self._prepare = prepare
         self._transport = transport if isinstance(transport, Agrees) and prepare is not None else None
@@ -95,8 +99,11 @@ class Replanning:
         """The number of the present epoch, and what the NICs carry in it, in words."""
         return self.epoch, show_shares(self._shares[self.epoch]) if self.epoch in self._shares else ""
 
-    def begin(self, timeout_s: float) -> bool:
-        """A collective begins; waits, if other ranks have yet to agree on its epoch. True if that is a new one.
+    def begin(self, timeout_s: float, may_go_on: Callable[[], bool] = lambda: False) -> bool:
+        """A collective begins; waits, if other ranks have yet to agree on its epoch. True if there are to be
+        plans for other `shares` than before.
+
+        If the NICs were measured, and it `may_go_on` under the plans of before, those come with the next epoch.
 
         Raises DeadlineExceeded after `timeout_s`, and what a run raises.
         """
@@ -117,11 +124,31 @@ class Replanning:
         self.epoch = epoch
         for old in [each for each in self._shares if each < epoch]:
             del self._shares[old]
-        if self._remeasuring is not None:
-            self._shares[epoch] = self._remeasuring.shares_of(self._shares[epoch], timeout_s)
+        remeasuring = self._remeasuring
+        if remeasuring is not None:
+            was_due = remeasuring.is_due(self._shares[epoch])
+            self._shares[epoch] = remeasuring.shares_of(self._shares[epoch], timeout_s)
+            if self.shares == self._planned:
+                return False
+            if was_due and may_go_on():
+                remeasuring.await_plans()
+                return False
+            if was_due:
+                self._make_plans(timeout_s)
+        self._planned, self.plans_since = self.shares, epoch
         if not self._engine.rank:
             logger.warning("optcc: plans are now for %s", show_shares(self.shares))
         return True
+
+    def _make_plans(self, timeout_s: float) -> None:
+        """Has plans made for what was measured, and waits for them: while nothing is under way that takes least."""
+        assert self._prepare is not None
+        self._made = self._prepare(self.shares)
+        self._engine.wait_for(_Made(self._made), timeout_s)
+        self._made = None
+
+    def _usable_of(self, shares: Shares) -> Shares:
+        return shares if self._remeasuring is None else self._remeasuring.usable_of(shares)
 
     def _look(self) -> float:
         """Has plans made if there is an epoch to make them for; seconds until it is to be called again."""
@@ -131,14 +158,28 @@ class Replanning:
         if epoch is None:
             self._coming = None
             return math.inf
+        if self._made is not None or (self._remeasuring is not None and self._remeasuring.is_measuring):
+            return _LOOK_S
+        measures = self._remeasuring is not None and self._remeasuring.is_due(epoch.shares)
         if self._coming is None or self._coming[0] != epoch:
-            measures = self._remeasuring is not None and self._remeasuring.is_due(epoch.shares)
-            self._coming = epoch, (lambda: True) if measures else prepare(epoch.shares)
+            self._coming = epoch, (lambda: True) if measures else prepare(self._usable_of(epoch.shares))
         if not self._coming[1]():
             return _LOOK_S
         self._shares[epoch.number], self._coming = epoch.shares, None
-        transport.epoch_ready()
+        # To be measured takes no rank longer than others to be ready for.
+        transport.epoch_ready(0 if measures else AHEAD)
         return math.inf
+
+
+class _Made(NamedTuple):
+    """The goal that plans are there."""
+
+    is_there: Callable[[], bool]
+
+    @property
+    def done(self) -> bool:
+        """True once they are."""
+        return self.is_there()
 
 
 class _Begun:

@@ -17,8 +17,10 @@ from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import address_of, device_of
 from optcc.runtime.engine import Engine, Handle
 
-SLICE_S = 0.25
+SLICE_S = 0.125
 """Shorter slices gain little: new plans are made, and agreed on, in about as long."""
+GOES_ON_RANKS, GOES_ON_S = 17, 0.5
+"""Where rates have changed, fewer ranks wait for their plans, and longer collectives do: to make them takes less."""
 ELEMENTWISE = ("allreduce", "broadcast", "reduce")
 """The collectives that are the same on each element, so that any elements are a collective of their own."""
 _ALIGNED = 1024

@@ -190,8 +190,8 @@ class Agrees(Protocol):
         """An epoch that waits until this rank has its plans, if there is one."""
         ...
 
-    def epoch_ready(self) -> None:
-        """This rank has the plans of `wanted_epoch`."""
+    def epoch_ready(self, ahead: int) -> None:
+        """This rank has the plans of `wanted_epoch`, and begins so many collectives before it knows that all have."""
         ...
 
 
@@ -207,6 +207,11 @@ class KnowsRates(Protocol):
     def trust_shares(self, shares: Shares) -> None:
         """Plans are now for NICs that carry these shares, all of which but the lost ones were measured before: what the
         traffic has said since, while others waited for what a lost NIC had carried, is over."""
+        ...
+
+    def want_plans(self) -> None:
+        """The NICs were measured in the epoch that has just begun, and there is to be one in which plans are for that:
+        rank 0 proposes it."""
         ...
 
     def note_slow_runs(self, count: int) -> None:

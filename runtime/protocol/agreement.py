@@ -5,9 +5,9 @@ before the same collective. Ranks begin collectives in the same order, and numbe
 ones at any moment.
 
     rank 0    proposes the next epoch, once every rank is ready for the last one
-    a rank    makes its plans, says that it is ready and which collective it begins next, n, and from then on begins
-              none from n + AHEAD on until it knows the same of every rank
-    all       the epoch counts from the largest n + AHEAD on: no rank has begun that one
+    a rank    makes its plans, says that it is ready and that it begins none of the collectives from n on before it
+              knows the same of every rank
+    all       the epoch counts from the largest n on: no rank has begun that one
 
 What is said are facts that never change: a *word* is a part of a proposal (what one NIC carries in the epoch), or that
 a rank is ready, or has left. Words may come late, twice and in any order, over any rank, for whoever learns one passes
@@ -29,8 +29,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-AHEAD = 2
-"""Collectives that a rank may begin between being ready and the change: they hide how long the words take."""
+AHEAD = 1
+"""Collectives that a rank may begin between being ready and the change: they hide that others are ready later."""
 RANKS_MAX = 1 << 12
 NICS_MAX = 1 << 6
 EPOCHS_MAX = (1 << 14) - 1
@@ -65,9 +65,9 @@ class Agreement:
     >>> other.wanted.shares[1], other.begin(), other.ready()
     (((0.5, 1.0),), 0, None)
     >>> any(map(one.hear, other.to_say)), one.epoch.number, one.epoch.first
-    (True, 1, 3)
-    >>> [one.begin() for _ in range(4)], [other.begin() for _ in range(4)]
-    ([0, 0, 0, 1], [0, 0, 1, 1])
+    (True, 1, 2)
+    >>> [one.begin() for _ in range(3)], [other.begin() for _ in range(3)]
+    ([0, 0, 1], [0, 1, 1])
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Agreement:
         # The agreed ones under which collectives may still begin; number of the next collective.
         self._epochs = [Epoch(0, 0, tuple(((1.0, 1.0),) * count for count in n_nics))]
         self.next = 0
-        # By epoch: the shares of the NICs, and the next collective of each rank that is ready.
+        # By epoch: the shares of the NICs, and of each rank that is ready, the first collective that it does not begin.
         self._proposed: dict[int, dict[tuple[int, int], Share]] = {}
         self._ready: dict[int, dict[int, int]] = {}
         # Of a rank that has left, the first epoch for which it has not said that it is ready, and its next collective.
@@ -101,7 +101,7 @@ class Agreement:
     def begin(self) -> int | None:
         """The epoch of the next collective, which begins now; None if it must wait for words of other ranks."""
         said = self._ready.get(self.epoch.number + 1, {}).get(self.rank)
-        if said is not None and self.next >= said + AHEAD:
+        if said is not None and self.next >= said:
             return None
         while len(self._epochs) > 1 and self._epochs[1].first <= self.next:
             del self._epochs[0]
@@ -115,11 +115,11 @@ class Agreement:
             return None
         return Epoch(number, -1, self._in_order(shares))
 
-    def ready(self) -> None:
-        """This rank has the plans of `wanted`."""
+    def ready(self, ahead: int = AHEAD) -> None:
+        """This rank has the plans of `wanted`, and begins so many collectives before it knows that all have."""
         wanted = self.wanted
         assert wanted is not None, "nothing is proposed"
-        self.hear(_word(_READY, wanted.number, self.rank, self.next))
+        self.hear(_word(_READY, wanted.number, self.rank, self.next + ahead))
 
     @property
     def has_begun(self) -> bool:
@@ -212,7 +212,7 @@ class Agreement:
         ready, shares = left | self._ready.get(number, {}), self._proposed.get(number, {})
         if len(ready) < self._n_ranks or len(shares) < len(self._keys):
             return False
-        self._epochs.append(Epoch(number, max(ready.values()) + AHEAD, self._in_order(shares)))
+        self._epochs.append(Epoch(number, max(ready.values()), self._in_order(shares)))
         self._ready.pop(number - 1, None)
         self._proposed.pop(number - 1, None)
         return True

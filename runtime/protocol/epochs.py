@@ -177,6 +177,11 @@ class Epochs:
         self._coming.clear()
         self._settled = self.agreement.epoch.number
 
+    def want_plans(self) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        if self.is_on and self.agreement.may_propose:
+            self._propose_now(self.agreement.epoch.shares)
+
     def note_slow_runs(self, count: int) -> None:
         """So many of this rank's last runs took longer than they did. After some of them, or after long with a NIC that
         is slow, rank 0 proposes an epoch in which nothing is known to have changed."""
@@ -185,11 +190,10 @@ class Epochs:
         now_s = self._local.now_s
         is_degraded = any(0 < share < 1 for share, _ in rate_pairs(self._measured, self._measured))
         may_be_back = is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
-        is_due = now_s >= self._paused_to_s and (count >= SLOW_RUNS or may_be_back)
+        # What takes long after a NIC was lost, or came back, does so for that.
+        is_due = now_s >= max(self._paused_to_s, self._calm_s) and (count >= SLOW_RUNS or may_be_back)
         if is_due and self.is_on and agreement.may_propose and self._is_settled():
-            agreement.propose(agreement.epoch.shares)
-            self._local.tell_news((RECEIVED, EPOCH_NEWS))
-            self.spread()
+            self._propose_now(agreement.epoch.shares)
 
     def _is_settled(self) -> bool:
         """True if the last epoch has begun, and the NICs were measured then if they were to be."""
@@ -225,8 +229,12 @@ class Epochs:
         else:
             self._patience_s = PATIENCE_S
         self._wanted_s = NEVER_S
-        self.agreement.propose(self._seen)
-        local.tell_news((RECEIVED, EPOCH_NEWS))
+        self._propose_now(self._seen)
+
+    def _propose_now(self, shares: Shares) -> None:
+        self.agreement.propose(shares)
+        self._local.tell_news((RECEIVED, EPOCH_NEWS))
+        self.spread()
 
 
 def is_change(new: float, old: float) -> bool:

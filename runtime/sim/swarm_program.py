@@ -146,7 +146,7 @@ class SwarmProgram:
                 self._planned = wanted.number, now_s + self._rng.choice((0.0, 0.002, 0.05))
                 self._look_again(self._planned[1])
             if now_s >= self._planned[1]:
-                agreement.ready()
+                agreement.ready((wanted.number + self.host.rank) % 3)
                 epochs.spread()
         while len(self.epochs) < swarm.scenario.n_collectives and now_s >= self._begins_s:
             epoch = agreement.begin()

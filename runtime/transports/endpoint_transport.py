@@ -108,6 +108,10 @@ class EndpointTransport(ABC):
         self._endpoint.trust_shares(shares)
         self._flush()
 
+    def want_plans(self) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.epochs.want_plans()
+
     def note_slow_runs(self, count: int) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()
@@ -128,9 +132,9 @@ class EndpointTransport(ABC):
         """See `optcc.runtime.transport.Agrees`."""
         return self._endpoint.epochs.agreement.wanted
 
-    def epoch_ready(self) -> None:
+    def epoch_ready(self, ahead: int) -> None:
         """See `optcc.runtime.transport.Agrees`."""
-        self._endpoint.epochs.agreement.ready()
+        self._endpoint.epochs.agreement.ready(ahead)
         self._endpoint.epochs.spread()
         self._flush()
 

@@ -31,7 +31,6 @@ DONE_S = 60.0
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PlanWorker]:
     """A process of this test's own, and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(planning, "WORTH_STORING_S", 0.0)
     worker = PlanWorker()
     monkeypatch.setattr(planning, "WORKER", worker)
     yield worker
@@ -50,8 +49,9 @@ def test_plans_are_there_when_they_are_said_to_be(worker: PlanWorker, monkeypatc
     planner = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=4)
     expected = Planner(Topology.parse("4@100MB/s,1=50MB/s"), schedules={"allreduce": "shares"}, segments=4)(*WANTED)
     others = [WANTED._replace(size_bytes=1 << 16), PlanRequest(Collective("broadcast", 4, 2), 4096, "int32", "sum")]
-    # The process stores what takes long; what does not is made when it is asked for.
+    # However quickly they are made: another rank of this machine would have to make them again.
     wait(planner, HALF, [WANTED, *others])
+    monkeypatch.setattr(planning, "build", _refuse)
     plan, verdict = planner.under(HALF)(*WANTED)
     assert plan.digest == expected[0].digest and verdict == expected[1]
     assert planner.under(HALF)(*others[1])[0].collective.root == 2
@@ -59,12 +59,9 @@ def test_plans_are_there_when_they_are_said_to_be(worker: PlanWorker, monkeypatc
 
 def test_what_was_stored_is_not_made_again(worker: PlanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=4)
+    monkeypatch.setattr(planning, "WORTH_STORING_S", 0.0)
     first = planner.under(HALF)(*WANTED)[0]
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("made again")
-
-    monkeypatch.setattr(planning, "build", refuse)
+    monkeypatch.setattr(planning, "build", _refuse)
     again = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=4)
     wait(again, HALF, [WANTED])
     assert worker._process is None
@@ -72,6 +69,28 @@ def test_what_was_stored_is_not_made_again(worker: PlanWorker, monkeypatch: pyte
     other = Planner(Topology.parse("4@100MB/s"), schedules={"allreduce": "shares"}, segments=5)
     with pytest.raises(AssertionError, match="made again"):
         other.under(HALF)(*WANTED)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise AssertionError("made again")
+
+
+@pytest.mark.parametrize("n_nics", [1, 2])
+def test_the_process_begins_with_a_plan_for_a_loss(n_nics: int, worker: PlanWorker) -> None:
+    """Of a server's second NIC, or, where all have one, of half of its rate."""
+    nics = tuple(Nic(rail, Fraction(10**8), Fraction(10**8)) for rail in range(n_nics))
+    topology = Topology(tuple(Server(f"h{number}", 1, nics) for number in range(4)))
+    planner = Planner(topology, schedules={"allreduce": "shares"}, segments=4)
+    planner.get_ready(WANTED)
+    lost = ((1.0, 1.0), (0.0, 0.0)) if n_nics == 2 else ((0.5, 0.5),)
+    under = planner.under((lost, *[((1.0, 1.0),) * n_nics] * 3))
+    until_s = time.monotonic() + DONE_S
+    assert under._store is not None
+    while under._store.get(under._key(WANTED), WANTED) is None:
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    # It replies to what is asked for now, not to what it began with.
+    assert worker.make(planner._work([WANTED]))
 
 
 def test_a_process_that_ends_is_replaced(worker: PlanWorker) -> None:
@@ -93,8 +112,8 @@ def test_the_process_goes_on_after_what_cannot_be_made() -> None:
         done.append(line)
 
     replies = io.BytesIO()
-    serve(io.BytesIO(b"one\nwrong\nthree\n"), replies, do)
-    assert done == [b"one\n", b"three\n"] and replies.getvalue() == b"..."
+    serve(io.BytesIO(b"one\nwrong\n quiet\nthree\n"), replies, do)
+    assert done == [b"one\n", b" quiet\n", b"three\n"] and replies.getvalue() == b"..."
 
 
 def test_what_is_asked_for_arrives_as_it_is(worker: PlanWorker) -> None:

@@ -12,7 +12,7 @@ import pytest
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.plan import Channel
-from optcc.runtime.probe import FlowLoad, MeasuredNics, level, make_groups, make_rounds, probe, settle, slope
+from optcc.runtime.probe import FlowLoad, MeasuredNics, Rates, level, make_groups, make_rounds, probe, settle, slope
 from optcc.runtime.transport import Bytes
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -72,6 +72,46 @@ def test_rates_are_within_five_per_cent_on_random_hosts(seed: int) -> None:
 @pytest.mark.parametrize("seed", sorted({*range(200)} - {*FEW}))
 def test_rates_are_within_five_per_cent_on_two_hundred_random_hosts(seed: int) -> None:
     check(seed)
+
+
+def measure_again(hosts: Topology, changes: dict[tuple[int, int], tuple[float, float]]) -> tuple[SimNetwork, Rates]:
+    """What the probe finds when NICs, by host and number, carry such shares of what it is told that all carry."""
+    network = SimNetwork(hosts)
+    known = tuple(tuple((int(nic.out), int(nic.in_)) for nic in server.nics) for server in hosts.servers)
+    for (host, rail), (out, in_) in changes.items():
+        nic = network.network.nics[host, rail]
+        nic.out_rate, nic.in_rate = known[host][rail][0] * out, known[host][rail][1] * in_
+    found = run_sim(network, lambda _, transport: probe(transport, clock=transport.clock, known=known))
+    assert all(each.rates == found[0].rates for each in found)
+    return network, found[0].rates
+
+
+@pytest.mark.parametrize(("n_hosts", "n_changed"), [(3, 0), (3, 1), (4, 1), (5, 2), (8, 1), (11, 3)])
+def test_only_hosts_that_carry_something_else_are_measured_again(n_hosts: int, n_changed: int) -> None:
+    rng = random.Random(n_hosts)
+    hosts = Topology.parse(f"{n_hosts}@50MB/s")
+    nics = tuple(Nic(rail, Fraction(50_000_000), Fraction(50_000_000)) for rail in range(2))
+    hosts = replace(hosts, servers=tuple(replace(server, nics=nics) for server in hosts.servers), text="")
+    changed = rng.sample(range(n_hosts), n_changed)
+    changes = {(host, rng.randrange(2)): rng.choice([(0.5, 0.5), (0.3, 1.0), (1.0, 0.6)]) for host in changed}
+    network, rates = measure_again(hosts, changes)
+    for host in range(n_hosts):
+        for rail in range(2):
+            share = changes.get((host, rail), (1.0, 1.0))
+            assert rates[host][rail] == pytest.approx([50e6 * each for each in share], rel=0.05), (host, rail)
+            if n_hosts > 3 and host not in changed:
+                assert rates[host][rail] == (50_000_000, 50_000_000)
+    full = SimNetwork(hosts)
+    measure(full)
+    # Two rounds for all, and for each host that has changed two, up to three times.
+    assert network.now_s < (0.3 + 0.55 * n_changed) * 1.05 if n_changed else network.now_s < 0.5 * full.now_s
+
+
+def test_a_nic_that_is_faster_than_known_is_measured_again() -> None:
+    nics = tuple(Nic(rail, Fraction(50_000_000), Fraction(25_000_000)) for rail in range(2))
+    hosts = Topology(tuple(Server(f"h{host}", 1, nics) for host in range(4)))
+    _, rates = measure_again(hosts, {(2, 0): (1.0, 2.0)})
+    assert rates[2][0] == pytest.approx((50e6, 50e6), rel=0.05) and rates[2][1] == pytest.approx((50e6, 25e6), rel=0.05)
 
 
 def test_the_time_does_not_grow_with_the_number_of_hosts() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from optcc.errors import InputError, RankLost
 from optcc.planner import Planner
+from optcc.runtime import communicator
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.epochs import PAUSE_S
@@ -44,6 +45,7 @@ class Job:
         n_hosts: int = 3,
         pause_s: float = 0.0,
         message_bytes: int = 0,
+        plan_delay: int = 0,
         down_s: float | None = None,
         silent_s: tuple[float, float] | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class Job:
             network.clock.after(at_s, partial(network.set_open, network.nics[1, 1], out=is_open, in_=is_open))
         if down_s is not None:
             network.clock.after(down_s, lambda: network.set_link(network.nics[1, 1], False))
+        self.plans = [Plans(self.planner, plan_delay) for _ in range(n_hosts)]
         self.began_s: list[float] = []
         self.took_s: list[float] = []
         self.shares: list[Shares | None] = []
@@ -78,7 +81,7 @@ class Job:
         return change
 
     def _body(self, rank: int, transport: SimTransport) -> None:
-        comm = Communicator(transport, Plans(self.planner), clock=transport.clock, deadline_s=300.0, remeasures=True)
+        comm = Communicator(transport, self.plans[rank], clock=transport.clock, deadline_s=300.0, remeasures=True)
         array, out = np.full(COUNT, rank, np.float32), np.empty(COUNT, np.float32)
         note, page = np.zeros(3), np.zeros(self.message_bytes, np.uint8)
         coming = comm.start_recv(note, source=1) if rank == 2 else None
@@ -115,9 +118,11 @@ def check_slow_nic(out: float, in_: float) -> None:
             assert share == pytest.approx((out, in_) if (rank, nic) == (1, 1) else (1.0, 1.0), rel=0.04)
     changed = next(number for number, at_s in enumerate(job.began_s) if at_s > 0.45)
     planned = job.epochs[0].index(1)
-    # Some slow runs, and those that may begin while the ranks agree; then the NICs are measured.
+    # Some slow runs, and those that may begin while the ranks agree; then the NICs are measured. Plans follow.
     assert planned - changed <= 8
     slow_s, planned_s = min(job.took_s[changed : planned - 1]), median(job.took_s[planned + 1 :])
+    wanted = [[each for each, _ in plans.prepared] for plans in job.plans]
+    assert wanted == [[job.shares[-1]]] * job.n_hosts
     assert slow_s > 1.3 * median(job.took_s[1:changed]) and planned_s < 0.9 * slow_s
 
 
@@ -129,6 +134,20 @@ def test_plans_are_for_the_rates_that_a_nic_has_since_it_became_slow() -> None:
 @pytest.mark.parametrize(("out", "in_"), [(0.5, 1.0), (1.0, 0.5), (0.2, 0.3)])
 def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
     check_slow_nic(out, in_)
+
+
+def test_many_ranks_do_not_wait_for_plans_for_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank asks a hundred times whether they are there, and runs go on under the plans of before."""
+    monkeypatch.setattr(communicator, "GOES_ON_RANKS", 3)
+    quick, slow = (Job([(0.45, 1, 1, 0.5, 0.5)], 60, plan_delay=delay) for delay in (0, 100))
+    first, planned = (slow.epochs[0].index(epoch) for epoch in (1, 2))
+    assert slow.epochs[0][-1] == 2 and slow.shares[-1] == quick.shares[-1]
+    assert planned - first > 3 + quick.epochs[0].index(2) - quick.epochs[0].index(1)
+    # But for the one in which it was measured.
+    assert max(slow.took_s[first + 1 : planned + 1]) < 1.2 * median(quick.took_s[:8]) / 0.5
+    assert median(slow.took_s[planned + 1 :]) == pytest.approx(
+        median(quick.took_s[quick.epochs[0].index(2) + 1 :]), rel=0.1
+    )
 
 
 def test_messages_that_arrive_while_nics_are_measured_are_not_lost() -> None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
 import pytest
 
-from optcc.runtime.protocol import agreement
 from optcc.runtime.protocol.agreement import AHEAD, EPOCHS_MAX, NICS_MAX, RANKS_MAX, Agreement, Shares
 
 State = tuple[object, ...]
 
 
 class World:
-    """Ranks of one NIC in all, at rank 0, and which words each has yet to hear; any may come next.
+    """Ranks of one NIC in all, at rank 0, and which words each has yet to hear; any may come next. One that is ready
+    begins one of `aheads` collectives before it knows that all are.
 
     `begun[rank][number]` is the epoch of each collective that a rank has begun.
     """
 
-    def __init__(self, n_ranks: int, n_collectives: int, n_epochs: int) -> None:
+    def __init__(self, n_ranks: int, n_collectives: int, n_epochs: int, aheads: Sequence[int]) -> None:
         self.ranks = [Agreement(rank, [1] + [0] * (n_ranks - 1)) for rank in range(n_ranks)]
-        self.n_collectives, self.n_epochs = n_collectives, n_epochs
+        self.n_collectives, self.n_epochs, self.aheads = n_collectives, n_epochs, aheads
         self.begun: list[list[int]] = [[] for _ in self.ranks]
         self.coming: list[frozenset[int]] = [frozenset()] * n_ranks
         self.heard: list[frozenset[int]] = [frozenset()] * n_ranks
@@ -36,7 +36,8 @@ class World:
             elif rank not in each._left:
                 yield lambda world, rank=rank: world.leave(rank)  # type: ignore[misc]
             if each.wanted is not None and rank not in each._left:
-                yield lambda world, rank=rank: world.ready(rank)  # type: ignore[misc]
+                for ahead in self.aheads:
+                    yield lambda world, rank=rank, ahead=ahead: world.ready(rank, ahead)  # type: ignore[misc]
             for word in self.coming[rank]:
                 yield lambda world, rank=rank, word=word: world.hear(rank, word)  # type: ignore[misc]
         if self.ranks[0].may_propose and self.ranks[0].epoch.number < self.n_epochs:
@@ -47,8 +48,8 @@ class World:
         if epoch is not None:
             self.begun[rank].append(epoch)
 
-    def ready(self, rank: int) -> None:
-        self.ranks[rank].ready()
+    def ready(self, rank: int, ahead: int) -> None:
+        self.ranks[rank].ready(ahead)
         self.spread(rank)
 
     def leave(self, rank: int) -> None:
@@ -143,32 +144,24 @@ def explore(world: World) -> int:
 
 @pytest.mark.battery(26)
 @pytest.mark.parametrize(
-    ("n_ranks", "n_collectives", "n_epochs", "ahead", "n_states"),
-    [(2, 3, 1, AHEAD, 1755), (2, 2, 2, 1, None), (2, 5, 1, AHEAD, None)],
+    ("n_ranks", "n_collectives", "n_epochs", "aheads", "n_states"),
+    [(2, 3, 1, (2,), 1755), (2, 2, 2, (AHEAD,), None), (2, 4, 1, (0, AHEAD, 2), None)],
 )
 def test_no_order_of_the_steps_splits_a_collective_or_stops_one(
-    monkeypatch: pytest.MonkeyPatch,
-    n_ranks: int,
-    n_collectives: int,
-    n_epochs: int,
-    ahead: int,
-    n_states: int | None,
+    n_ranks: int, n_collectives: int, n_epochs: int, aheads: Sequence[int], n_states: int | None
 ) -> None:
-    monkeypatch.setattr(agreement, "AHEAD", ahead)
-    found = explore(World(n_ranks, n_collectives, n_epochs))
+    found = explore(World(n_ranks, n_collectives, n_epochs, aheads))
     print(f"{found} states")
     assert n_states in (None, found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n_ranks", "n_collectives", "n_epochs", "ahead"), [(2, 3, 3, 1), (3, 2, 1, 1), (2, 5, 2, AHEAD)]
+    ("n_ranks", "n_collectives", "n_epochs", "aheads"),
+    [(2, 3, 3, (1,)), (3, 2, 1, (0, 1)), (2, 5, 2, (2,)), (2, 3, 2, (0, 1, 2))],
 )
-def test_nor_does_any_of_more(
-    monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_collectives: int, n_epochs: int, ahead: int
-) -> None:
-    monkeypatch.setattr(agreement, "AHEAD", ahead)
-    print(f"{explore(World(n_ranks, n_collectives, n_epochs))} states")
+def test_nor_does_any_of_more(n_ranks: int, n_collectives: int, n_epochs: int, aheads: Sequence[int]) -> None:
+    print(f"{explore(World(n_ranks, n_collectives, n_epochs, aheads))} states")
 
 
 class Broken(Agreement):
@@ -184,7 +177,7 @@ class Broken(Agreement):
 
 
 def test_a_rank_that_does_not_wait_is_found() -> None:
-    world = World(2, 5, 1)
+    world = World(2, 5, 1, (AHEAD,))
     world.ranks = [Broken(rank, [1, 0]) for rank in range(2)]
     with pytest.raises(AssertionError, match="runs under epochs"):
         explore(world)
@@ -208,7 +201,7 @@ def test_random_orders_of_many_ranks_agree(seed: int) -> None:
         if len(begun[rank]) == n_collectives and rng.random() < leaves:
             each.leave()
         if rng.random() < 0.2 and each.wanted is not None and rank not in each._left:
-            each.ready()
+            each.ready(rng.randrange(3))
         if rng.random() < 0.05 and each.may_propose and each.epoch.number < n_epochs:
             each.propose(tuple(((rng.random(), 1.0), (0.0, 0.5)) for _ in ranks))
         if coming:
