@@ -209,7 +209,11 @@ class Arithmetic:
         if isinstance(left, list) and isinstance(right, list) and isinstance(op, ast.Add):
             return [*left, *right]
         if isinstance(left, list) and isinstance(op, ast.Mult) and isinstance(right, Term):
-            return left * right.constant if right.constant is not None else FirstOf(left[0])
+            if right.constant is not None:
+                return left * right.constant
+            if not left or (self._low(right) or 0) < 1:
+                raise self._outside(f"a list {right} times, which may be empty")
+            return FirstOf(left[0])
         if not isinstance(left, Term) or not isinstance(right, Term):
             raise self._outside(f"arithmetic with {shown(right if isinstance(left, Term) else left)}")
         match op:
@@ -271,11 +275,12 @@ class Arithmetic:
         return Set(tuple(kept))
 
     def _mod(self, value: Term, by: Term) -> Term:
-        if by.constant is not None and value.constant is None and value.names() == {SEGMENT_TURN}:
+        known = by.constant
+        if known is not None and known > 0 and value.constant is None and value.names() == {SEGMENT_TURN}:
             rest = Term(tuple(part for part in value.parts if part[0] == ()))
-            if all(factor % by.constant == 0 for monomial, factor in value.parts if monomial):
+            if all(factor % known == 0 for monomial, factor in value.parts if monomial):
                 return mod(rest, by)
-            raise NeedsModulus(by.constant)
+            raise NeedsModulus(known)
         low = self._low(by)
         if low is None or low < 1:
             raise self._outside(f"% {by}: may be zero or negative")
@@ -292,11 +297,12 @@ class Arithmetic:
     def _floordiv(self, value: Term, by: Term) -> Term:
         if value.constant is not None and by.constant:
             return Term.of(value.constant // by.constant)
+        low = self._low(by)
+        if not by.constant and (low is None or low < 1):
+            raise self._outside(f"{value} // {by}: may be divided by zero")
         exact = quotient(value, by)
-        if exact is not None and self._low(by) not in (None, 0):
-            return exact
-        high, _ = digits(value, by, self.ranges)
-        if high is None or self._low(by) in (None, 0):
+        high = exact if exact is not None else digits(value, by, self.ranges)[0]
+        if high is None:
             raise self._outside(f"{value} // {by}")
         return high
 
@@ -310,13 +316,22 @@ class Arithmetic:
             raise self._outside(f"a share of {top}/({bottom})")
         return bottom
 
+    def _count(self, span: Span) -> Term:
+        """How many numbers a range has: none if it ends before it begins, which must be known."""
+        count = span.high - span.low
+        if count.constant is not None:
+            return Term.of(max(0, count.constant))
+        low = self._low(count)
+        if low is None or low < 0:
+            raise self._outside(f"length of {shown(span)}, which may end before it begins")
+        return count
+
     def _length(self, value: Any) -> Term:
         match value:
             case list() | tuple():
                 return Term.of(len(value))
-            case Span(low, high):
-                if self._low(high - low) is not None:
-                    return high - low
+            case Span():
+                return self._count(value)
             case Skipping(count) | RanksInOrder(count):
                 return count
             case SegmentList():

@@ -384,7 +384,7 @@ class Expressions(Loops):
                 raise self._outside(ast.unparse(node))
             single = self._value(node.elt, scope)
             family = self.families[single.family]
-            self.families[single.family] = replace(family, count=over.high - over.low)
+            self.families[single.family] = replace(family, count=self._count(over))
             return Pipelines(single.family, True)
         if isinstance(node.elt, ast.Name) and isinstance(one.target, ast.Name) and len(node.generators) == 1:
             over = self._value(one.iter, scope, once=True)

@@ -234,6 +234,15 @@ ATTACKS = {
     "a whole part of a rank": Attack(turns="range(p - 1 - p // 71)"),
     "the smaller of two": Attack(turns="range(min(p - 1, 69))"),
     "a list that ends": Attack(turns="[step for step in range(p - 1) if step < 69]"),
+    "the length of a range that ends before it begins": Attack(
+        prelude="late = min(100 + len(range(100, p)) - p, max(0, p - 70))"
+    ),
+    "the length of such a list": Attack(prelude="late = min(100 + len(list(range(100, p))) - p, max(0, p - 70))"),
+    "the first entry of a list that becomes empty": Attack(prelude="late = ([0] * (71 - p))[0]"),
+    "the first entry of a list that is empty at first": Attack(
+        inside="if p > 70:\n    gone = ([0] * (p - 71))[0]", turns=FULL
+    ),
+    "a quotient by what may be zero": Attack(inside="if p > 70:\n    gone = (p - 71) * p // (p - 71)", turns=FULL),
     "a negative entry": Attack(prelude="late = [0, 1, 0][-1 if p < 71 else 1]"),
 }
 TREES = """
