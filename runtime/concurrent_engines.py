@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from optcc.errors import RuntimeFault
-
 TURN_S = 1e-3
 """While others have runs under way an engine waits no longer than this for its own events."""
 
@@ -51,7 +49,7 @@ class ThreadEngines(threading.local):
                 if other is None:
                     del self.running[identity]
                 elif other is not engine:
-                    with suppress(RuntimeFault):
+                    with suppress(Exception):
                         other.drive_once()
         finally:
             self._is_driving = False

@@ -94,6 +94,7 @@ class DeviceActions:
         transfers = program.plan.transfers
         self._transport, self._streams, self._program = transport, streams, program
         self._direct, self._local_done = place.direct, local_done
+        self._fused_bytes_max = FUSED_BYTES_MAX
         self._cupy = streams.cupy
         self.kernels = CupyKernels(transfers.dtype, transfers.reduction, streams.streams[COMPUTE], streams.device_id)
         self._collected: list[BoundAction] = []
@@ -150,7 +151,7 @@ class DeviceActions:
             (each.bytes for each in self._program.computes if each is not None and each.slot >= 0 and each.reduce),
             default=0,
         )
-        if longest > FUSED_BYTES_MAX:
+        if longest > self._fused_bytes_max:
             self._landings = [(self.device(longest), [0]) for _ in range(LANDINGS)]
 
     def _find_forwards(self) -> set[int]:
@@ -225,7 +226,7 @@ class DeviceActions:
         with streams.device:
             for code, instruction, work, _ in entries:
                 is_local = code in (REDUCE, COPY)
-                if work.n_bytes > FUSED_BYTES_MAX and not is_local and not self._direct:
+                if work.n_bytes > self._fused_bytes_max and not is_local and not self._direct:
                     self._take_long(code, instruction, work)
                     continue
                 out = 0 if is_local or self._direct else self._forward_to(instruction)
@@ -233,7 +234,7 @@ class DeviceActions:
                 if work.scratch:
                     self._launch(KernelStep(work.scratch, work.src, 0, work.n_elements, 0))
                     self._launch(step._replace(src=work.scratch))
-                elif work.n_bytes > FUSED_BYTES_MAX:
+                elif work.n_bytes > self._fused_bytes_max:
                     self._launch(step)
                 else:
                     steps.append(step)

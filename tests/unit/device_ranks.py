@@ -187,6 +187,11 @@ class Job:
             rng.choice(left).test()
         raise AssertionError(f"seed {seed}: not done: {[each.plan.report() for each in handles if not each.done]}")
 
+    def give_up(self) -> None:
+        """Ends what is under way at every rank, after a failure at one."""
+        for each in self.plans:
+            each.engine.abort("another rank has failed")
+
     def reference(self, inputs: Sequence[Any], count: int) -> list[Any]:
         """The same plan on arrays of NumPy."""
         outputs = [np.zeros(count, dtype=each.dtype) for each in inputs]

@@ -754,8 +754,9 @@ class TestTwoCommunicators:
 
         run_tcp(n_ranks, program, tmp_path)
 
-    def test_one_that_fails_says_so_when_it_is_waited_for(self) -> None:
-        """The other one goes on."""
+    @pytest.mark.parametrize("failure", [RankLost("planted"), ValueError("planted")], ids=repr)
+    def test_one_that_fails_says_so_when_it_is_waited_for(self, failure: Exception) -> None:
+        """The other one goes on, whatever the failure."""
 
         def program(_: int, transport: Transport) -> None:
             broken = _Broken(transport)
@@ -763,12 +764,12 @@ class TestTwoCommunicators:
             plan, verdict = sample(Collective("allreduce", 2), 8000, "float64", "sum")
             of_bad, of_good = bad.prepare(plan, verdict), good.prepare(plan, verdict)
             broken.post_send = broken.post_recv = lambda channel, view: None
-            broken.poll = _raise_lost
+            broken.poll = _raising(failure)
             broken.abort = lambda cause: None
             lost = of_bad.start(np.ones(1000), np.empty(1000))
             handle = of_good.start(np.ones(1000), np.empty(1000))
             assert np.all(handle.result() == 2.0)
-            with pytest.raises(RankLost, match="planted"):
+            with pytest.raises(RuntimeFault, match="planted"):
                 lost.wait()
 
         run_ranks(2, program, deadline_s=20.0)
@@ -788,5 +789,10 @@ class _Broken:
         return getattr(self._transport, name)
 
 
-def _raise_lost(_: float) -> list[Any]:
-    raise RankLost("planted")
+def _raising(failure: Exception) -> Callable[[float], list[Any]]:
+    """A `poll` that fails."""
+
+    def poll(_: float) -> list[Any]:
+        raise failure
+
+    return poll

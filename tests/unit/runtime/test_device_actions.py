@@ -24,6 +24,7 @@ from optcc.plan import Plan
 from optcc.planner import Planner
 from optcc.runtime import device_actions
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.cupy_kernels import CupyKernels
 from optcc.runtime.device_actions import DeviceActions
 from optcc.runtime.device_paths import DevicePath
@@ -113,6 +114,14 @@ def prepare() -> Iterator[Callable[[Case], Prepared]]:
             return made
 
         yield get
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_under_way() -> Iterator[None]:
+    """What a test leaves under way would be driven in another one, by whoever waits there."""
+    yield
+    left, THREAD_ENGINES.running = THREAD_ENGINES.running, {}
+    assert not left
 
 
 def run_order(made: Prepared, seed: int, dtype: str) -> int:
@@ -242,6 +251,7 @@ def goes_wrong(made: Prepared, seed: int, dtype: str) -> bool:
     try:
         return run_order(made, seed, dtype) > 0
     except ValueError:
+        made.job.give_up()
         return True
 
 
@@ -475,6 +485,16 @@ def test_a_run_allocates_nothing(case: Case, prepare: Callable[[Case], Prepared]
         assert not turn or cupy.n_allocations == before
 
 
+def test_the_length_of_fused_messages_is_that_of_when_it_was_made(
+    prepare: Callable[[Case], Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is not taken as a long one by actions that have no memory for long ones."""
+    case = next(each for each in CASES if not each.direct and each.fused_bytes > 64)
+    made = prepare(case)
+    monkeypatch.setattr(device_actions, "FUSED_BYTES_MAX", 64)
+    assert wrong_in(made, case, range(3)) == 0
+
+
 def test_short_messages_of_a_turn_are_one_launch(prepare: Callable[[Case], Prepared]) -> None:
     made = prepare(CASES[10])
     made.cupy.launches.clear()
@@ -535,6 +555,7 @@ def test_after_a_failure_nothing_is_queued_that_touches_the_arrays(prepare: Call
     for plan in job.plans[:1]:
         streams = plan.engine.streams_of(0)
         assert streams.is_idle and all(stream.n_done == stream.n_queued for stream in streams.streams)
+    job.give_up()
 
 
 def test_an_error_of_the_gpu_ends_the_run_by_its_name(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
