@@ -88,10 +88,8 @@ def test_a_message_that_does_not_come_is_an_error(cupy: StandIn) -> None:
             if self.rank != 1:
                 super().post_send(channel, view)
 
-    # Rank 2 waits for the first message of rank 1; or rank 0, the first of which has come, for the second of rank 2.
-    with pytest.raises(
-        DeadlineExceeded, match=r"rank (2: self-test of GPU memory: 1|0: self-test of GPU memory: 4097) B"
-    ):
+    # Which rank says so first, and at which message, depends on when its thread runs.
+    with pytest.raises(DeadlineExceeded, match=r"rank [012]: self-test of GPU memory: (1|4097|1048579) B: 0\.2 s"):
         chosen(cupy, Silent, timeout_s=0.2)
 
 
