@@ -1,6 +1,6 @@
 """Two versions of optcc measured in turns on one machine, as a record: old against new.
 
-    python -m optcc.experiments.compare_versions OLD NEW        (as root, about ten minutes; --quick: two)
+    python -m optcc.experiments.compare_versions OLD NEW        (as root, about a quarter of an hour; --quick: two)
 
 OLD and NEW are checkouts, each with its own .venv. Every measurement runs the code of one checkout in processes of its
 own, started by command lines that both versions have; the versions alternate, so that a drift of the machine touches
@@ -74,7 +74,7 @@ class Effort:
     failures: int
 
 
-FULL: Final = Effort(4, 3, 64 * 2**20, 3, 4, 4)
+FULL: Final = Effort(4, 3, 64 * 2**20, 3, 4, 12)
 QUICK: Final = Effort(1, 1, 8 * 2**20, 1, 1, 1)
 
 
