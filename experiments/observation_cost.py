@@ -1,12 +1,15 @@
 """What it costs that a job can be seen, as a record: AllReduces with the status and the flight recorder on and off.
 
-Four ranks over TCP, on this machine over unshaped loopback and, as root, over both NICs of four emulated hosts. In one
-job the same plan runs in turns: `off`; `on`, which is the page of `optcc.init()`; `checked`, where one of 100
-reductions is done again by NumPy as well; `norms`, `on` and taps that take norms and checksums of every chunk that a
-rank receives; `tenth`, where they take the bytes of one of ten chunks; and `off again`, which says how far two equal
-cases lie apart. A process beside the job drains what was taken into an Arrow stream in `/dev/shm`. The order changes
-from round to round. What is compared are differences within a round, whose median is the cost. Rounds are many,
-as the machine is noisier than what is measured. The record that comes with the package is made by
+Four ranks over TCP, on this machine over unshaped loopback and, as root, over both NICs of four emulated hosts; and two
+ranks with short messages over loopback and two hosts, as four take turns on two cores. In one job the same plan runs in
+turns, first with nothing beside the job: `off`; `on`, which is the page of `optcc.init()`; `checked`, where one of 100
+reductions is done again by NumPy as well; and `off again`, which says how far two equal cases lie apart. Then with a
+process beside it that drains what taps take into an Arrow stream in `/dev/shm`: `off`; `norms`, which is `on` and taps
+that take norms and checksums of every chunk that a rank receives; `tenth`, where they take the bytes of one of ten
+chunks; and `off again`. Before each case everybody waits until the rings are empty, lest one case pay for another; how
+long that takes is recorded too. The order changes from round to round. What is compared are differences within a round,
+whose median is the cost. Rounds are many, as the machine is noisier than what is measured. The record that comes with
+the package is made by
 
     python -m optcc.experiments.observation_cost
 
@@ -48,6 +51,7 @@ from optcc.runtime.taps.attached import TapSet
 from optcc.runtime.taps.control import attach_taps
 from optcc.runtime.taps.drain import DRAIN_NICENESS, POLL_S, JobDrain
 from optcc.runtime.taps.policy import Tap
+from optcc.runtime.taps.ring import HEAD, TAIL
 from optcc.runtime.taps.sinks import ArrowSink
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.schedules.registry import SCHEDULES
@@ -61,7 +65,9 @@ if TYPE_CHECKING:
 SHORT, LONG = 1 << 10, 64 << 20
 SCHEDULE = {SHORT: "recursive-doubling", LONG: "ring"}
 OFF, ON, CHECKED, NORMS, TENTH, AGAIN = "off", "on", "checked", "norms", "tenth", "off again"
-CASES = (OFF, ON, CHECKED, NORMS, TENTH, AGAIN)
+ALONE, DRAINED = "nothing", "a drain"
+CASES = {ALONE: (OFF, ON, CHECKED, AGAIN), DRAINED: (OFF, NORMS, TENTH, AGAIN)}
+"""What is measured with what beside the job."""
 TAPS = {NORMS: Tap(("norms", "checksum")), TENTH: Tap(("full",), chunks=10)}
 """What is taken beside, at the point `result`: every chunk that a rank receives."""
 SHOWN = {
@@ -71,30 +77,50 @@ SHOWN = {
 }
 SEGMENTS = {SHORT: 1, LONG: 8}
 RING_BYTES = 128 << 20
-RANKS = 4
-LOOPBACK, FABRIC = "loopback", "4x2@200Mbit/s"
-BEDS = (LOOPBACK, FABRIC)
-ROUNDS = {(LOOPBACK, SHORT): 150, (LOOPBACK, LONG): 40, (FABRIC, SHORT): 100, (FABRIC, LONG): 16}
-RUNS = {SHORT: 100, LONG: 1}
+LOOPBACK, FABRIC, LOOPBACK_PAIR, FABRIC_PAIR = "loopback", "4x2@200Mbit/s", "loopback, 2 ranks", "2x2@200Mbit/s"
+BEDS = {LOOPBACK: 4, FABRIC: 4, LOOPBACK_PAIR: 2, FABRIC_PAIR: 2}
+"""How many ranks."""
+ON_FABRIC = (FABRIC, FABRIC_PAIR)
+ROUNDS = {
+    (ALONE, LOOPBACK_PAIR, SHORT): 400,
+    (ALONE, FABRIC_PAIR, SHORT): 400,
+    (ALONE, LOOPBACK, SHORT): 400,
+    (ALONE, LOOPBACK, LONG): 40,
+    (ALONE, FABRIC, SHORT): 400,
+    (ALONE, FABRIC, LONG): 10,
+    (DRAINED, LOOPBACK, SHORT): 100,
+    (DRAINED, LOOPBACK, LONG): 40,
+    (DRAINED, FABRIC, SHORT): 60,
+    (DRAINED, FABRIC, LONG): 10,
+}
+RUNS = {SHORT: 50, LONG: 1}
 """Runs that make one sample."""
 CHECK_EVERY = 100
 JOB_TIMEOUT_S = 560.0
+DRAIN_TIMEOUT_S = 20.0
 
 
 class ObservationTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One case on one bed at one size: a run's seconds, the slowest rank, round by round."""
+    """One case on one bed at one size: a run's seconds, the slowest rank, round by round; `beside` the job there is
+    something or nothing; `drain_seconds` is what the drain took after the last run, by run."""
 
     bed: str
     size_bytes: int
+    beside: str
     case: str
     seconds: list[float]
+    drain_seconds: list[float]
+
+
+Spot = tuple[str, int, str]
+"""Bed, bytes, and what is beside the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservationCost(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = "optcc-observation-cost/1"
+    format: ClassVar[str] = "optcc-observation-cost/2"
     own_path: ClassVar[Path] = RECORDS / "observation-cost.json"
     docs_page: ClassVar[str] = "observing.md"
 
@@ -103,43 +129,57 @@ class ObservationCost(Measured):
     rows: tuple[ObservationTiming, ...]
 
     def check_fields(self, check: Check) -> None:
-        rounds: dict[tuple[str, int], int] = {}
+        rounds: dict[Spot, int] = {}
         for number, row in enumerate(self.rows):
-            check(f"rows[{number}].case", row.case, row.case in CASES, f"be one of {', '.join(CASES)}")
+            check(f"rows[{number}].beside", row.beside, row.beside in CASES, f"be one of {', '.join(CASES)}")
+            cases = CASES[row.beside]
+            check(f"rows[{number}].case", row.case, row.case in cases, f"be one of {', '.join(cases)}")
             check_times(check, f"rows[{number}].seconds", row.seconds)
-            n = rounds.setdefault((row.bed, row.size_bytes), len(row.seconds))
+            n = rounds.setdefault((row.bed, row.size_bytes, row.beside), len(row.seconds))
             check(f"rows[{number}].seconds", len(row.seconds), len(row.seconds) == n, "be one for each round")
+            waits = row.drain_seconds
+            check(f"rows[{number}].drain_seconds", waits, len(waits) == n and min(waits) >= 0, "be one for each round")
 
-    def cost_s(self, bed: str, size_bytes: int, case: str) -> float:
+    def row(self, spot: Spot, case: str) -> ObservationTiming:
+        """What was measured of a case."""
+        return next(row for row in self.rows if (row.bed, row.size_bytes, row.beside, row.case) == (*spot, case))
+
+    def cost_s(self, spot: Spot, case: str) -> float:
         """What a case takes more than `off`, seconds: the median of the differences within the rounds."""
-        found = {row.case: row.seconds for row in self.rows if (row.bed, row.size_bytes) == (bed, size_bytes)}
-        return statistics.median(a - b for a, b in zip(found[case], found[OFF], strict=True))
+        return statistics.median(self._differences(spot, case))
 
-    def spread_s(self, bed: str, size_bytes: int, case: str) -> float:
+    def spread_s(self, spot: Spot, case: str) -> float:
         """Half of the distance between the quartiles of these differences, over the root of the rounds."""
-        found = {row.case: row.seconds for row in self.rows if (row.bed, row.size_bytes) == (bed, size_bytes)}
-        differences = [a - b for a, b in zip(found[case], found[OFF], strict=True)]
+        differences = self._differences(spot, case)
         low, _, high = statistics.quantiles(differences, n=4)
         return float((high - low) / 2 / len(differences) ** 0.5)
 
+    def _differences(self, spot: Spot, case: str) -> list[float]:
+        return [a - b for a, b in zip(self.row(spot, case).seconds, self.row(spot, OFF).seconds, strict=True)]
+
     def card(self) -> Card:
         rows = []
-        # Records of an earlier version have no taps.
-        cases = [case for case in CASES[1:] if any(row.case == case for row in self.rows)]
-        for bed, size in dict.fromkeys((row.bed, row.size_bytes) for row in self.rows):
-            off = next(row for row in self.rows if (row.bed, row.size_bytes, row.case) == (bed, size, OFF))
-            off_s = statistics.median(off.seconds)
-            cells = [
-                f"{1e6 * self.cost_s(bed, size, case):+.1f} ± {1e6 * self.spread_s(bed, size, case):.1f} µs"
-                if size == SHORT
-                else f"{self.cost_s(bed, size, case) / off_s:+.2%} ± {self.spread_s(bed, size, case) / off_s:.2%}"
-                for case in cases
-            ]
+        cases = (ON, CHECKED, NORMS, TENTH, AGAIN)
+        for spot in dict.fromkeys((row.bed, row.size_bytes, row.beside) for row in self.rows):
+            bed, size, beside = spot
+            off_s = statistics.median(self.row(spot, OFF).seconds)
+            cells = [self._cell(spot, case, off_s) if case in CASES[beside] else "" for case in cases]
             shown = f"{1e6 * off_s:.1f} µs" if size == SHORT else f"{1e3 * off_s:.1f} ms"
-            rows.append((bed, "1 KiB" if size == SHORT else "64 MiB", str(len(off.seconds)), shown, *cells))
-        title = f"AllReduce of float32, {RANKS} ranks over TCP"
-        columns = ("bed", "size", "rounds", "off", *(SHOWN.get(case, case) for case in cases))
+            n_rounds = str(len(self.row(spot, OFF).seconds))
+            rows.append((bed, "1 KiB" if size == SHORT else "64 MiB", beside, n_rounds, shown, *cells))
+        title = "AllReduce of float32 over TCP"
+        columns = ("bed", "size", "beside", "rounds", "off", *(SHOWN.get(case, case) for case in cases))
         return Card(title, columns, tuple(rows))
+
+    def _cell(self, spot: Spot, case: str, off_s: float) -> str:
+        """The cost, and what the drain had left to do, if anything."""
+        cost_s, spread_s = self.cost_s(spot, case), self.spread_s(spot, case)
+        left_s = statistics.median(self.row(spot, case).drain_seconds) if case in TAPS else 0.0
+        if spot[1] == SHORT:
+            left = f", drain {1e6 * left_s:.1f} µs" if left_s else ""
+            return f"{1e6 * cost_s:+.1f} ± {1e6 * spread_s:.1f} µs{left}"
+        left = f", drain {left_s / off_s:.2%}" if left_s else ""
+        return f"{cost_s / off_s:+.2%} ± {spread_s / off_s:.2%}{left}"
 
 
 def run_job(bed: str, share: float) -> list[ObservationTiming]:
@@ -148,28 +188,35 @@ def run_job(bed: str, share: float) -> list[ObservationTiming]:
 
     comm = MPI.COMM_WORLD
     rank = comm.Get_rank()
-    n_rails = FabricSpec.parse(FABRIC).nics if bed == FABRIC else 2
+    n_rails = FabricSpec.parse(bed).nics if bed in ON_FABRIC else 2
     nics = [HostNic(f"eth{i}", nic_address(rank, i)) for i in range(n_rails)]
-    if bed != FABRIC:
+    if bed not in ON_FABRIC:
         nics = [HostNic(f"rail{i}", f"127.0.{i + 2}.{rank + 1}") for i in range(n_rails)]
     rows: list[ObservationTiming] = []
     with _folder_of_job(comm) as folder:
         transport = TcpTransport(over_mpi(comm), nics)
         engine = Engine(transport)
-        observer = Observer(engine, "cost", folder)
-        switch = _switch_of(engine, observer, folder)
-        for size in (SHORT, LONG):
-            plan = compile_schedule(
-                SCHEDULES[SCHEDULE[size]].build(Topology.parse(f"{RANKS}@1GB/s"), SEGMENTS[size]), size_bytes=size
-            )
-            switch(ON)
-            prepared = engine.prepare(plan, verify_plan(plan), deadline_s=120.0)
-            send = make_input(rank, size // 4, "float32", "sum")
-            n_rounds = max(2, round(share * ROUNDS[bed, size]))
-            work = partial(_run, prepared, send, np.empty_like(send))
-            found = _rounds(comm, switch, work, RUNS[size], n_rounds)
-            rows += [ObservationTiming(bed, size, case, seconds) for case, seconds in found.items()]
-            prepared.close()
+        switch = _Switch(engine, Observer(engine, "cost", folder))
+        for beside in [each for each in CASES if (each, bed, SHORT) in ROUNDS]:
+            with ExitStack() as stack:
+                if beside == DRAINED:
+                    switch.attach(folder)
+                    if rank == 0:
+                        stack.enter_context(_draining(folder))
+                for size in (SHORT, LONG):
+                    if (beside, bed, size) not in ROUNDS:
+                        continue
+                    plan = compile_schedule(
+                        SCHEDULES[SCHEDULE[size]].build(Topology.parse(f"{comm.Get_size()}@1GB/s"), SEGMENTS[size]),
+                        size_bytes=size,
+                    )
+                    switch.to(ON)
+                    prepared = engine.prepare(plan, verify_plan(plan), deadline_s=120.0)
+                    send = make_input(rank, size // 4, "float32", "sum")
+                    n_rounds = max(2, round(share * ROUNDS[beside, bed, size]))
+                    work = partial(_run, prepared, send, np.empty_like(send))
+                    rows += _rounds(comm, switch, work, (bed, size, beside), n_rounds)
+                    prepared.close()
         engine.barrier()
         engine.close()
     return rows if rank == 0 else []
@@ -181,13 +228,12 @@ def _run(prepared: PersistentPlan, send: npt.NDArray[Any], recv: npt.NDArray[Any
 
 @contextmanager
 def _folder_of_job(comm: MPI.Intracomm) -> Iterator[Path]:
-    """A folder in shared memory for all ranks, which rank 0 makes, and the drain of the rings there."""
+    """A folder in shared memory for all ranks, which rank 0 makes."""
     said = np.zeros(256, dtype=np.uint8)
     with ExitStack() as stack:
         if comm.Get_rank() == 0:
             name = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")).encode()
             said[: len(name)] = np.frombuffer(name, dtype=np.uint8)
-            stack.enter_context(_draining(Path(name.decode())))
         comm.Bcast(said)
         yield Path(said.tobytes().rstrip(b"\0").decode())
         comm.Barrier()
@@ -218,48 +264,65 @@ def drain_until_over(folder: str) -> None:
         drain.close()
 
 
-def _switch_of(engine: Engine, observer: Observer, folder: Path) -> Callable[[str], None]:
+class _Switch:
     """Has the engine observed, or not, from the next run on; all ranks do so before the same one."""
-    recorder, watcher, aside = engine.recorder, engine.watcher, engine.look_aside
-    assert recorder is not None
-    check = ReductionCheck(CHECK_EVERY, lambda text: observer.note("wrong result", text))
 
-    taps: dict[str, TapSet] = {}
-    for case, tap in TAPS.items():
-        engine.taps = None
-        taps[case] = attach_taps(engine, case, folder, [tap], RING_BYTES)
+    def __init__(self, engine: Engine, observer: Observer) -> None:
+        self._engine, self._taps = engine, dict[str, TapSet]()
+        self._recorder, self._watcher, self._aside = engine.recorder, engine.watcher, engine.look_aside
+        self._check = ReductionCheck(CHECK_EVERY, lambda text: observer.note("wrong result", text))
 
-    def switch(case: str) -> None:
-        is_on = case not in (OFF, AGAIN)
-        engine.taps = taps.get(case)
-        engine.recorder, engine.watcher = (recorder, watcher) if is_on else (None, None)
-        engine.look_aside = aside if is_on else None
-        recorder.check = check if case == CHECKED else None
+    def attach(self, folder: Path) -> None:
+        """Makes the rings of the taps."""
+        for case, tap in TAPS.items():
+            self._engine.taps = None
+            self._taps[case] = attach_taps(self._engine, case, folder, [tap], RING_BYTES)
 
-    return switch
+    def to(self, case: str) -> None:
+        """The next runs are of this case."""
+        engine, is_on = self._engine, case not in (OFF, AGAIN)
+        engine.taps = self._taps.get(case)
+        engine.recorder, engine.watcher = (self._recorder, self._watcher) if is_on else (None, None)
+        engine.look_aside = self._aside if is_on else None
+        assert self._recorder is not None
+        self._recorder.check = self._check if case == CHECKED else None
+
+    def drained(self) -> None:
+        """Waits until nothing is left in this rank's rings; raises RuntimeFault after `DRAIN_TIMEOUT_S`."""
+        until_s = time.monotonic() + DRAIN_TIMEOUT_S
+        for taps in self._taps.values():
+            while taps.ring.words[TAIL] != taps.ring.words[HEAD]:
+                if time.monotonic() > until_s:
+                    raise RuntimeFault(f"the drain has left something for {DRAIN_TIMEOUT_S:g} s")
+                time.sleep(POLL_S / 10)
 
 
 def _rounds(
-    comm: MPI.Intracomm, switch: Callable[[str], None], work: Callable[[], object], n_runs: int, n_rounds: int
-) -> dict[str, list[float]]:
+    comm: MPI.Intracomm, switch: _Switch, work: Callable[[], object], spot: Spot, n_rounds: int
+) -> list[ObservationTiming]:
     """Each case once a round, each round begun by another one; the first two rounds do not count."""
-    found: dict[str, list[float]] = {case: [] for case in CASES}
-    slowest, own = np.empty(1), np.empty(1)
+    from mpi4py import MPI
+
+    n_runs, cases = RUNS[spot[1]], CASES[spot[2]]
+    found = {case: ObservationTiming(*spot, case, [], []) for case in cases}
+    slowest, own = np.empty(2), np.empty(2)
     for round_ in range(-2, n_rounds):
-        for turn in range(len(CASES)):
-            case = CASES[(round_ + turn) % len(CASES)]
-            switch(case)
+        for turn in range(len(cases)):
+            case = cases[(round_ + turn) % len(cases)]
+            switch.to(case)
             comm.Barrier()
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             for _ in range(n_runs):
                 work()
-            own[0] = (time.perf_counter() - started) / n_runs
-            from mpi4py import MPI
-
+            done_s = time.perf_counter()
+            if case in TAPS:
+                switch.drained()
+            own[:] = (done_s - started_s) / n_runs, (time.perf_counter() - done_s) / n_runs if case in TAPS else 0.0
             comm.Allreduce(own, slowest, MPI.MAX)
             if round_ >= 0:
-                found[case].append(float(slowest[0]))
-    return found
+                found[case].seconds.append(float(slowest[0]))
+                found[case].drain_seconds.append(float(slowest[1]))
+    return list(found.values())
 
 
 def measure(share: float = 1.0) -> ObservationCost:
@@ -272,14 +335,14 @@ def measure(share: float = 1.0) -> ObservationCost:
     if refusal is not None:
         click.echo(f"nothing on the fabric: {refusal}", err=True)
     for bed in BEDS:
-        if bed == FABRIC and refusal is not None:
+        if bed in ON_FABRIC and refusal is not None:
             continue
         command = [sys.executable, "-m", "optcc.experiments.observation_cost", "--one", bed, "--share", str(share)]
         arguments = ("--mca", "mpi_yield_when_idle", "1")
-        if bed != FABRIC:
-            output = run_local_job(command, RANKS, mpi_args=arguments, timeout_s=JOB_TIMEOUT_S)
+        if bed not in ON_FABRIC:
+            output = run_local_job(command, BEDS[bed], mpi_args=arguments, timeout_s=JOB_TIMEOUT_S)
         else:
-            with Fabric.up(FabricSpec.parse(FABRIC, name=f"cost-{os.getpid()}")) as fabric:
+            with Fabric.up(FabricSpec.parse(bed, name=f"cost-{os.getpid()}")) as fabric:
                 done = fabric.run(command, mpi_args=arguments, capture=True, timeout_s=JOB_TIMEOUT_S)
             if done.exit_code:
                 raise RuntimeFault(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
@@ -289,7 +352,7 @@ def measure(share: float = 1.0) -> ObservationCost:
 
 
 @record_command(ObservationCost)
-@click.option("--one", type=click.Choice(BEDS), help="Run one rank's part here; under mpirun.")
+@click.option("--one", type=click.Choice(list(BEDS)), help="Run one rank's part here; under mpirun.")
 @click.option("--share", default=1.0, show_default=True, help="Of the rounds.")
 def command(one: str | None, share: float) -> ObservationCost | None:
     """Measure what it costs to observe a job and write the record."""

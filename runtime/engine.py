@@ -426,16 +426,17 @@ class Engine:
         """Goes on with every run until `goal` is done, or until `deadline_s` and nothing more can be done."""
         if self.in_slices is not None and goal is not self.in_slices.current:
             THREAD_ENGINES.call(self.in_slices.begin_rest)
-        words = None if self.recorder is None else self.recorder.words
+        # What is asked for within the loop, such as a barrier for new plans, is driven by it.
+        words = None if self.recorder is None or self._is_within else self.recorder.words
         if words is not None:
-            words[IS_DRIVEN] += 1
+            words[IS_DRIVEN] = 1
         try:
             is_over = self.within(self._loop, goal, deadline_s)
         except BaseException as error:
             self._fail(error)
         finally:
             if words is not None:
-                words[IS_DRIVEN] -= 1
+                words[IS_DRIVEN] = 0
         if self._settle is not None:
             self._settle()
         return is_over

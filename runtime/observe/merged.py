@@ -8,7 +8,8 @@ from typing import NamedTuple
 from optcc.errors import InputError
 from optcc.runtime.observe.clocks import ClockOffset, HappenedBefore, align
 from optcc.runtime.observe.dump import FlightDump
-from optcc.runtime.observe.recorder import ARRIVED, BEGIN, COMPUTED, END, POSTED, KnownPlan
+from optcc.runtime.observe.page import BEGIN, END
+from optcc.runtime.observe.recorder import ARRIVED, COMPUTED, POSTED, KnownPlan
 
 _GATHERING = ("allreduce", "allgather", "alltoall")
 """Collectives that end nowhere before every rank has begun."""

@@ -37,7 +37,7 @@ from optcc.runtime.observe import log
 from optcc.runtime.observe.checks import ReductionCheck
 from optcc.runtime.observe.dump import FlightDump, write_dump
 from optcc.runtime.observe.jobs import boot_id, own_start_s, page_path, pages_folder, read_rank, remove_stale
-from optcc.runtime.observe.page import EVENTS, STATUS_BYTES_MAX, PageWriter
+from optcc.runtime.observe.page import DONE, EVENTS, STATUS_BYTES_MAX, PageWriter
 from optcc.runtime.observe.recorder import FlightRecorder, plan_text
 from optcc.runtime.observe.status import (
     CLOSED,
@@ -110,7 +110,7 @@ class Observer:
         self.epoch_of: Callable[[], tuple[int, str]] = lambda: (0, "")
         self._next_s = 0.0
         if logger.isEnabledFor(logging.DEBUG):
-            self._recorder.tell = self._say_run
+            self._recorder.tell(self._say_run)
         inner = engine.look_aside
         engine.look_aside = self.look if inner is None else lambda: min(inner(), self.look())
         call_in_child(self, Observer._leave_to_parent)
@@ -246,7 +246,7 @@ class Observer:
                 self._state, self._running = CLOSED, ()
             self._publish()
             if self._state == CLOSED and self._dumps is not None and self._recorder.plans:
-                logger.debug("optcc: rank %d: closed after %d runs", self._engine.rank, self._page.words[4])
+                logger.debug("optcc: rank %d: closed after %d runs", self._engine.rank, self._page.words[DONE])
             _on_signal.discard(self)
             self._page.close(keep=self._state == FAILED)
 

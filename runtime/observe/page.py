@@ -6,6 +6,10 @@
     8 KiB       the status, JSON, rewritten every 0.1 s or so under a sequence lock
     128 KiB     the ring: records of the flight recorder, 56 bytes each
 
+A run that begins while no other is open is not written to the ring: it is in the words until it ends, and then one
+record has its beginning and its end. The reader makes two of it. Where ranks wait for each other the processor has
+forgotten all of this from run to run, so what counts is how little is called and touched.
+
 The page of a rank that has been killed stays: what it wrote last can still be read. Nobody waits for anybody. A status
 is whole if its sequence number is even, and the same before and after the read. A record is whole if the count of
 records, which is stored after it, says so before the read, and if it has not been overwritten by the end of the read.
@@ -14,13 +18,14 @@ That holds where stores are seen in the order in which they were made, as on x86
 
 from __future__ import annotations
 
+import heapq
 import mmap
 import os
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optcc.errors import CodecError, InputError
 from optcc.runtime.observe.shared_file import new_shared_file
@@ -33,12 +38,20 @@ _IDENTITY_AT, _WORDS_AT, _STATUS_AT, RING_AT = 64, 1 << 12, 1 << 13, 1 << 17
 STATUS_BYTES_MAX = RING_AT - _STATUS_AT
 _IDENTITY_BYTES_MAX = _WORDS_AT - _IDENTITY_AT
 _PAGE_BYTES_MAX = 1 << 28
-RECORD = struct.Struct("<qdiiiii4xqq")
+RECORD = struct.Struct("@qdiiiii4xqq")
 RECORD_BYTES = RECORD.size
 """A record: number from 1 on, seconds, kind, four small numbers, two long ones; see `recorder`."""
-RECORDS, LOCK, LENGTH, BEGUN, DONE, IS_DRIVEN = range(6)
-"""The words: records written, the status's sequence number and length, collectives begun and done, and whether the
-rank is inside the run-time."""
+RUN_RECORD = struct.Struct("@qdiid8xqd")
+"""The record of a whole run: number, end, `RUN`, plan, beginning, run, seconds waited."""
+assert RUN_RECORD.size == RECORD_BYTES
+BEGIN, END, RUN = 1, 2, 8
+RECORDS, DONE, OPEN, PLAN, SINCE, BEGUN, LOCK, LENGTH, IS_DRIVEN = range(9)
+"""The words: records written, collectives done, the run that is open, if any, with its plan and its beginning
+(seconds), collectives begun, the status's sequence number and length, and whether the rank is inside the run-time."""
+_WORDS = struct.Struct("@qqqqdqqqq")
+RUN_BEGINS, RUN_ENDS = struct.Struct("@qqdq"), struct.Struct("@qqq")
+"""What is stored at once, from `OPEN` and from `RECORDS` on."""
+RECORDS_AT, OPEN_AT = _WORDS_AT + 8 * RECORDS, _WORDS_AT + 8 * OPEN
 _READS_MAX = 100
 
 
@@ -61,7 +74,7 @@ class PageContents(NamedTuple):
 
     identity: bytes
     status: bytes
-    words: tuple[int, ...]
+    words: tuple[Any, ...]
     records: tuple[EventRecord, ...]
 
 
@@ -150,27 +163,49 @@ def read_memory(memory: mmap.mmap) -> PageContents:
     if len(memory) < RING_AT + n_events * RECORD.size:
         raise CodecError(f"page: {len(memory)} B: must hold {n_events} events")
     identity = memory[_IDENTITY_AT : _IDENTITY_AT + identity_bytes]
-    words = struct.unpack_from(f"<{IS_DRIVEN + 1}q", memory, _WORDS_AT)
+    # What is open now may end before the ring is read, and is in it then.
+    words = _read_words(memory)
     before = words[RECORDS]
     ring = memory[RING_AT : RING_AT + n_events * RECORD.size]
     (after,) = struct.unpack_from("<q", memory, _WORDS_AT)
     # One more than are counted may be under way.
     oldest = max(after + 1 - n_events, 0)
-    records = []
+    records: list[EventRecord] = []
+    begun: list[EventRecord] = []
     for count in range(oldest, before):
-        record = EventRecord(*RECORD.unpack_from(ring, count % n_events * RECORD.size))
-        if record.number == count + 1:
+        at = count % n_events * RECORD_BYTES
+        record = EventRecord(*RECORD.unpack_from(ring, at))
+        if record.number == count + 1 and record.kind == RUN:
+            number, end_s, _, plan, begin_s, run, waited_s = RUN_RECORD.unpack_from(ring, at)
+            begun.append(EventRecord(number, begin_s, BEGIN, plan, 0, 0, 0, run, 0))
+            records.append(EventRecord(number, end_s, END, plan, 0, 0, 0, run, int(waited_s * 1e9)))
+        elif record.number == count + 1:
             records.append(record)
-    return PageContents(identity, _read_status(memory), words, tuple(records))
+    # Not if its rank was killed between the stores of its end.
+    if words[OPEN] and all(each.x != words[OPEN] for each in begun):
+        begun.append(EventRecord(before + 1, words[SINCE], BEGIN, words[PLAN], 0, 0, 0, words[OPEN], 0))
+    merged = tuple(heapq.merge(begun, records, key=lambda each: each.at_s)) if begun else tuple(records)
+    return PageContents(identity, _read_status(memory), words, merged)
+
+
+def _read_words(memory: mmap.mmap) -> tuple[Any, ...]:
+    """The words, with a run that is open as a whole: those of a rank that was killed between two stores if it never
+    is."""
+    words: tuple[Any, ...] = ()
+    for _ in range(_READS_MAX):
+        before, words = words, _WORDS.unpack_from(memory, _WORDS_AT)
+        if before and before[DONE : BEGUN + 1] == words[DONE : BEGUN + 1]:
+            break
+    return words
 
 
 def _read_status(memory: mmap.mmap) -> bytes:
     """The status, once it is whole; what is there after many tries is of a rank that was killed while it wrote."""
     data = b""
     for _ in range(_READS_MAX):
-        _, lock, length, *_ = struct.unpack_from("<3q", memory, _WORDS_AT)
+        *_, lock, length, _ = _WORDS.unpack_from(memory, _WORDS_AT)
         data = memory[_STATUS_AT : _STATUS_AT + min(max(length, 0), STATUS_BYTES_MAX)]
-        _, again, *_ = struct.unpack_from("<3q", memory, _WORDS_AT)
+        again = _WORDS.unpack_from(memory, _WORDS_AT)[LOCK]
         if lock == again and not lock & 1:
             return data
     return b""

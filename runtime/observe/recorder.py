@@ -1,6 +1,6 @@
 """The flight recorder: the last events of a rank, in a ring that was allocated before the first of them.
 
-    BEGIN     a = plan, 0 for a message of `send` and `recv`, x = run, y = bytes of its message
+    BEGIN     a = plan, 0 for a message of `send` and `recv`, x = run
     END       a = plan, x = run, y = nanoseconds that the rank has waited for the network in it
     POSTED    a = plan, b = destination, c = channel, d = message of the channel, x = run, y = bytes
     SENT      a = plan, b = destination, c = channel, d = message of the channel, x = run
@@ -8,7 +8,8 @@
     COMPUTED  a = plan, b = instruction, x = run, y = nanoseconds that it took
     FAILED    the run-time has given up
 
-The engine calls a `FlightRecorder` if it has one. A collective costs two records. Its messages are recorded one by one
+The engine calls a `FlightRecorder` if it has one. A collective costs one record, and two if it begins while another
+one is open (`optcc.runtime.observe.page`). Its messages are recorded one by one
 where the plan is long; where every step of a short plan is remembered (`optcc.runtime.state.Memory`) they are not: a
 record costs more than such a step. Which messages a rank waits for, its status says in either case.
 """
@@ -22,11 +23,25 @@ import msgspec
 
 from optcc.plan import Plan
 from optcc.runtime.observe.checks import ReductionCheck
-from optcc.runtime.observe.page import BEGUN, DONE, RECORD, RECORD_BYTES, RING_AT, PageWriter
+from optcc.runtime.observe.page import (
+    BEGIN,
+    BEGUN,
+    DONE,
+    END,
+    OPEN_AT,
+    RECORD_BYTES,
+    RECORDS_AT,
+    RING_AT,
+    RUN,
+    RUN_BEGINS,
+    RUN_ENDS,
+    RUN_RECORD,
+    PageWriter,
+)
 from optcc.runtime.state import RankProgram
 from optcc.units import show_size
 
-BEGIN, END, POSTED, SENT, ARRIVED, COMPUTED, FAILED = range(1, 8)
+POSTED, SENT, ARRIVED, COMPUTED, FAILED = range(3, 8)
 KINDS = ("", "begin", "end", "posted", "sent", "arrived", "computed", "failed")
 MISMATCH = "mismatch"
 """The kind of a note: the ranks do not agree on what they are about to run."""
@@ -106,10 +121,8 @@ class FlightRecorder:
         self.waited_s = 0.0
         self.plans: dict[int, KnownPlan] = {}
         self._routes: dict[int, _Routes] = {}
-        # The bytes of the plans of all ranks.
-        self._whole: dict[int, int] = {}
-        # Called on each run that begins or ends, if anybody wants to know: (is it the end, plan, run).
-        self.tell: Callable[[bool, int, int], None] | None = None
+        # The plans of all ranks.
+        self._whole: set[int] = set()
         # Whether the messages of short plans are recorded too, whose steps are not remembered then.
         self.in_detail = False
         self.check: ReductionCheck | None = None
@@ -129,7 +142,7 @@ class FlightRecorder:
             () if len(ranks) == self._n_ranks else tuple(ranks),
         )
         if not self.plans[number].ranks:
-            self._whole[number] = t.size_bytes
+            self._whole.add(number)
         peers = [ranks[each.dst if each.src == rank else each.src] for each in plan.channels]
         actions: list[tuple[int, int, int, int] | None] = [None] * len(prepared.program.actions)
         sends = prepared.program.sends
@@ -144,38 +157,54 @@ class FlightRecorder:
         """A plan was closed: what is known of it stays, for the records."""
         self._routes.pop(prepared.observed, None)
 
+    def tell(self, say: Callable[[bool, int, int], None]) -> None:
+        """From now on `say` is called on each run that begins or ends: (is it the end, plan, run)."""
+        begin, end = self.begin, self.end
+
+        def begin_and_say(plan: int, run: RecordedRun) -> None:
+            begin(plan, run)
+            say(False, plan, run.number)
+
+        def end_and_say(plan: int, run: RecordedRun) -> None:
+            end(plan, run)
+            say(True, plan, run.number)
+
+        self.begin, self.end = begin_and_say, end_and_say
+
     def _ends_of_runs(self, page: PageWriter) -> tuple[Callable[[int, RecordedRun], None], ...]:
         """`begin` and `end`. Where ranks wait for each other, the processor has forgotten both by their next call, and
-        fetches each object that they touch from memory: hence one frame, and few objects."""
-        pack_into, memory, words, limit, now_s = RECORD.pack_into, page.memory, page.words, page.n_events, self._now_s
-        whole, n_others = self._whole, 0
+        fetches each object that they touch from memory: hence one frame, few objects, and few stores."""
+        memory, words, limit, now_s, write = page.memory, page.words, page.n_events, self._now_s, self._write
+        store_begin, store_run, store_end = RUN_BEGINS.pack_into, RUN_RECORD.pack_into, RUN_ENDS.pack_into
+        whole, n_begun, n_done, n_others, open_run = self._whole, 0, 0, 0, 0
 
         def begin(plan: int, run: RecordedRun) -> None:
-            n_bytes = whole.get(plan)
-            if n_bytes is not None:
-                number = words[BEGUN] + 1
-                words[BEGUN] = number
+            nonlocal n_begun, n_others, open_run
+            if plan in whole:
+                n_begun = number = n_begun + 1
             else:
-                nonlocal n_others
-                n_others -= 1
-                number, n_bytes = n_others, 0
+                n_others = number = n_others - 1
             run.number, run.waited_from_s = number, self.waited_s
-            count = words[0]
-            at, at_s = RING_AT + count % limit * RECORD_BYTES, run.due_s - run.deadline_s
-            pack_into(memory, at, count + 1, at_s, BEGIN, plan, 0, 0, 0, number, n_bytes)
-            words[0] = count + 1
-            if self.tell is not None:
-                self.tell(False, plan, number)
+            if not open_run:
+                open_run = number
+                store_begin(memory, OPEN_AT, number, plan, run.due_s - run.deadline_s, n_begun)
+            else:
+                words[BEGUN] = n_begun
+                write(run.due_s - run.deadline_s, BEGIN, plan, 0, 0, 0, number, 0)
 
         def end(plan: int, run: RecordedRun) -> None:
-            number, count = run.number, words[0]
+            nonlocal n_done, open_run
+            number, waited_s = run.number, self.waited_s - run.waited_from_s
             if number > 0:
-                words[DONE] += 1
-            at, waited_ns = RING_AT + count % limit * RECORD_BYTES, int((self.waited_s - run.waited_from_s) * _NS)
-            pack_into(memory, at, count + 1, now_s(), END, plan, 0, 0, 0, number, waited_ns)
-            words[0] = count + 1
-            if self.tell is not None:
-                self.tell(True, plan, number)
+                n_done += 1
+            if number != open_run:
+                write(now_s(), END, plan, 0, 0, 0, number, int(waited_s * _NS))
+                words[DONE] = n_done
+                return
+            count, open_run = words[0], 0
+            at = RING_AT + count % limit * RECORD_BYTES
+            store_run(memory, at, count + 1, now_s(), RUN, plan, run.due_s - run.deadline_s, number, waited_s)
+            store_end(memory, RECORDS_AT, count + 1, n_done, 0)
 
         return begin, end
 

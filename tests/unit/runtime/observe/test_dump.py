@@ -12,7 +12,8 @@ import pytest
 from optcc.errors import CodecError, InputError
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.observe.dump import FlightDump, read_dump, write_dump
-from optcc.runtime.observe.recorder import ARRIVED, BEGIN, END, POSTED
+from optcc.runtime.observe.page import BEGIN, END
+from optcc.runtime.observe.recorder import ARRIVED, POSTED
 from optcc.runtime.observe.torch_dump import write_torch_dumps
 from optcc.runtime.transports.sim import SimTransport
 from tests.unit.runtime.observe.observed_ranks import fly

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optcc.errors import CodecError, InputError
-from optcc.runtime.observe.page import DONE, LOCK, RECORDS, PageWriter, read_page
+from optcc.runtime.observe import page as page_module
+from optcc.runtime.observe.page import (
+    BEGIN,
+    BEGUN,
+    DONE,
+    END,
+    LOCK,
+    OPEN,
+    RECORDS,
+    PageContents,
+    PageWriter,
+    read_page,
+)
+from optcc.runtime.observe.recorder import POSTED, FlightRecorder
 from optcc.runtime.taps.ring import RingReader, RingWriter
 
 
@@ -62,6 +78,109 @@ def test_the_ring_keeps_the_last_events() -> None:
         write(0.0, 1, 0, 0, 0, number, 0, 0)
     # A fifth record might be under way in the place of the oldest.
     assert [each.d for each in page.contents().records] == [7, 8, 9]
+
+
+@dataclass
+class Run:
+    """One that the recorder may take note of; it began at `due_s - deadline_s`."""
+
+    due_s: float
+    number: int = 0
+    waited_from_s: float = 0.0
+    deadline_s: float = 60.0
+
+
+class Recorded:
+    """A recorder of plan 1, which is one of all ranks, and of messages, and its page."""
+
+    def __init__(self, n_events: int = 8) -> None:
+        self.now_s = 0.0
+        self.page = PageWriter(None, b"", n_events)
+        self.recorder = FlightRecorder(self.page, 2, lambda: self.now_s)
+        self.recorder._whole.add(1)
+
+    def begin(self, at_s: float, plan: int = 1) -> Run:
+        run = Run(at_s + 60.0)
+        self.recorder.begin(plan, run)
+        return run
+
+    def end(self, at_s: float, run: Run, waited_s: float = 0.0, plan: int = 1) -> None:
+        self.now_s = at_s
+        self.recorder.waited_s += waited_s
+        self.recorder.end(plan, run)
+
+    def seen(self) -> list[tuple[int, float, int]]:
+        return [(each.kind, each.at_s, each.x) for each in self.page.contents().records]
+
+    def counts(self) -> tuple[int, int, int]:
+        words = self.page.contents().words
+        return words[BEGUN], words[DONE], words[OPEN]
+
+
+def test_a_run_is_seen_from_its_beginning_on() -> None:
+    ranks = Recorded()
+    run = ranks.begin(1.0)
+    assert (ranks.seen(), ranks.counts()) == ([(BEGIN, 1.0, 1)], (1, 0, 1))
+    ranks.now_s = 2.0
+    ranks.page.recorder()(2.0, POSTED, 1, 0, 0, 0, 1, 0)
+    ranks.end(3.0, run, waited_s=0.5)
+    assert ranks.seen() == [(BEGIN, 1.0, 1), (POSTED, 2.0, 1), (END, 3.0, 1)]
+    assert ranks.counts() == (1, 1, 0)
+    begin, _, end = ranks.page.contents().records
+    assert (begin.a, end.a, end.y) == (1, 1, 500_000_000)
+
+
+def test_runs_that_overlap_are_seen() -> None:
+    ranks = Recorded()
+    first, second, message = ranks.begin(1.0), ranks.begin(2.0), ranks.begin(3.0, plan=0)
+    assert (ranks.seen(), ranks.counts()) == ([(BEGIN, 1.0, 1), (BEGIN, 2.0, 2), (BEGIN, 3.0, -1)], (2, 0, 1))
+    ranks.end(4.0, second)
+    ranks.end(5.0, first)
+    third = ranks.begin(6.0)
+    ranks.end(7.0, message, plan=0)
+    assert (ranks.seen()[3:], ranks.counts()) == (
+        [(END, 4.0, 2), (END, 5.0, 1), (BEGIN, 6.0, 3), (END, 7.0, -1)],
+        (3, 2, 3),
+    )
+    ranks.end(8.0, third)
+    assert (ranks.seen()[-1], ranks.counts()) == ((END, 8.0, 3), (3, 3, 0))
+
+
+def test_the_beginning_of_an_open_run_outlives_the_ring() -> None:
+    """Its messages may be more than the ring has room for."""
+    ranks = Recorded(n_events=4)
+    run = ranks.begin(1.0)
+    for _ in range(9):
+        ranks.page.recorder()(2.0, POSTED, 1, 0, 0, 0, 1, 0)
+    assert ranks.seen()[0] == (BEGIN, 1.0, 1)
+    ranks.end(3.0, run)
+    assert (ranks.seen()[0], ranks.seen()[-1]) == ((BEGIN, 1.0, 1), (END, 3.0, 1))
+
+
+def test_a_run_that_was_counted_and_not_closed_is_seen_once() -> None:
+    ranks = Recorded()
+    ranks.end(2.0, ranks.begin(1.0))
+    ranks.page.words[OPEN] = 1  # Killed between the two stores.
+    assert ranks.seen() == [(BEGIN, 1.0, 1), (END, 2.0, 1)]
+
+
+def test_an_open_run_is_read_whole_or_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may come between the words of one run and those of the next one."""
+    ranks = Recorded()
+    ranks.begin(1.0)
+    inner, n_reads = page_module._WORDS, 0
+
+    class Torn:
+        @staticmethod
+        def unpack_from(memory: mmap.mmap, at: int) -> tuple[Any, ...]:
+            nonlocal n_reads
+            n_reads += 1
+            words = inner.unpack_from(memory, at)
+            return (*words[:3], 7, 6.0, *words[5:]) if n_reads == 1 else words
+
+    monkeypatch.setattr(page_module, "_WORDS", Torn)
+    contents: PageContents = ranks.page.contents()
+    assert [(each.a, each.at_s) for each in contents.records] == [(1, 1.0)]
 
 
 def test_what_is_half_written_is_not_read() -> None:
