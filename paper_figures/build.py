@@ -16,12 +16,14 @@ from optcc.experiments.lost_nics import LostNicsRecord
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
+from optcc.experiments.seen_failure import SeenFailure
 from optcc.experiments.training_failures import TrainingFailures
 from optcc.files import replace_file
 from optcc.paper_figures import (
     allreduce_bars,
     bound_curves,
     failure_curves,
+    failure_views,
     lost_nics_curves,
     numbers,
     peer_dots,
@@ -61,6 +63,7 @@ FIGURES = (
     _single(failure_curves, FailureStudy),
     _single(lost_nics_curves, LostNicsRecord),
     _single(training_curves, TrainingFailures),
+    _single(failure_views, SeenFailure),
     FigureKind(peer_dots.NAME, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
 )
 """Figures of one record each. Bars are drawn from all measurements together."""
