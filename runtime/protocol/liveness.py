@@ -53,15 +53,16 @@ class Connection:
     `wire` belongs to the driver. `kernel` is the driver's last sample, None if there is none. `awaits`: bytes may be
     unacknowledged. At the last sample none of them was acknowledged if it `stalls`, some if it `answers`; it is
     `suspect` after half of the time after which it is silent, and no sooner than after `queue_s`, the drain time of a
-    full queue on the path. `waiting_bytes` were unacknowledged or unsent then. `doubt` has a bit for each end that
-    suspects the connection; while it is `is_avoided`, no new data goes there. `is_closed`: it was given up. `n_padded`
-    bytes of padding have come. The driver reads it while it `wants_read`.
+    full queue on the path. `waiting_bytes` were unacknowledged or unsent then. It `fills_path` if more than one segment
+    was in flight: a single one may be acknowledged 40 ms late, which says nothing of the path. `doubt` has a bit for
+    each end that suspects the connection; while it is `is_avoided`, no new data goes there. `is_closed`: it was given
+    up. `n_padded` bytes of padding have come. The driver reads it while it `wants_read`.
     """
 
     __slots__ = (
         *("_acked_bytes", "_carried", "_gap_s", "_is_waiting", "_silent_s", "_taken", "answers", "awaits"),
-        *("doubt", "doubts_heard", "doubts_said", "is_avoided", "is_closed", "kernel", "n_padded", "queue_s"),
-        "round_trip_s",
+        *("doubt", "doubts_heard", "doubts_said", "fills_path", "is_avoided", "is_closed", "kernel", "n_padded"),
+        *("queue_s", "round_trip_s"),
         *("stalls", "suspect", "waiting_bytes", "wants_read", "wire"),
     )
 
@@ -76,7 +77,7 @@ class Connection:
         self._taken = self._carried
         self.awaits, self.answers, self.stalls, self.suspect, self._is_waiting = True, False, False, False, False
         self.doubt = self.doubts_said = self.doubts_heard = 0
-        self.is_avoided = self.is_closed = False
+        self.is_avoided = self.is_closed = self.fills_path = False
         self.wants_read = True
 
     def is_silent(self, elapsed_s: float, limit_s: float, round_trip_s: float = 0.0) -> bool:
@@ -95,6 +96,7 @@ class Connection:
         self._carried = (acked_bytes, report.busy_s, report.open_s)
         self.waiting_bytes = report.in_flight_bytes + unsent
         self.round_trip_s = report.round_trip_s
+        self.fills_path = report.in_flight_bytes > report.segment_bytes
         if self._gap_s:
             self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
         self.awaits = bool(report.in_flight_bytes or unsent)

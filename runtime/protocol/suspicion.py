@@ -56,7 +56,8 @@ class Suspicion:
         if local.now_s < self._until_s[nic]:
             limit_s /= 2
         is_silent = connection.is_silent(elapsed_s, limit_s, path_s)
-        self._round_trip_s[nic] = max(round_trip_s * (1 - elapsed_s), connection.round_trip_s)
+        round_trip_s *= 1 - elapsed_s
+        self._round_trip_s[nic] = max(round_trip_s, connection.round_trip_s) if connection.fills_path else round_trip_s
         if is_silent:
             self.suspect_nic(nic)
         elif connection.suspect and not was_suspect:

@@ -9,6 +9,7 @@ import pytest
 
 from optcc.runtime.protocol.connection import SendConnection
 from optcc.runtime.protocol.frames import DOUBT_FRAME, control_header
+from optcc.runtime.protocol.liveness import KernelReport
 from optcc.runtime.transport import RECEIVED, SENT
 from tests.unit.runtime.protocol.network import Network
 
@@ -157,3 +158,20 @@ def test_after_one_connection_of_a_nic_is_given_up_half_the_time_is_enough_for_t
     else:
         network.run(0.5)
         assert not second.is_closed
+
+
+@pytest.mark.parametrize(("in_flight_bytes", "waits_s"), [(1000, 0.05), (2000, 0.083)])
+def test_a_queue_at_a_nic_is_known_from_connections_that_fill_it(in_flight_bytes: int, waits_s: float) -> None:
+    """A report alone in flight is acknowledged late by a kernel that waits for more, whatever the queue."""
+    network, _ = joined((0, 1), (0, 2), n_ranks=3, silent_s=0.1)
+    other, connection = network.outbound(0, 1, 1), network.outbound(0, 2, 1)
+    report = KernelReport(0, in_flight_bytes, 0, 1000, 0, 0, 0.09)
+    suspicion = network.endpoints[0].suspicion
+    other.kernel, connection.kernel = report, report._replace(in_flight_bytes=9000, round_trip_s=0.0)
+    suspicion.is_silent(other, 0.0, other.nic)
+    suspicion.is_silent(connection, 0.0, connection.nic)
+    watched_s = 0.0
+    while not connection.suspect:
+        suspicion.is_silent(connection, 1e-3, connection.nic)
+        watched_s += 1e-3
+    assert abs(watched_s - waits_s) < 0.004
