@@ -32,7 +32,7 @@ from optcc.runtime.observe.shared_file import new_shared_file
 
 EVENTS = 4096
 """Records of a ring, unless told otherwise."""
-_MAGIC = b"optccpg1"
+_MAGIC = b"optccpg2"
 _HEAD = struct.Struct("<8sII")
 _IDENTITY_AT, _WORDS_AT, _STATUS_AT, RING_AT = 64, 1 << 12, 1 << 13, 1 << 17
 STATUS_BYTES_MAX = RING_AT - _STATUS_AT
