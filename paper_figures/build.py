@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.claims import kinds_of
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.lost_nics import LostNicsRecord
+from optcc.experiments.paper_claims import CLAIMS
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
@@ -22,6 +24,7 @@ from optcc.files import replace_file
 from optcc.paper_figures import (
     allreduce_bars,
     bound_curves,
+    claims_table,
     failure_curves,
     failure_views,
     lost_nics_curves,
@@ -73,7 +76,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Drawn:
-    """One figure: its files by name, its numbers, and the records it was made from."""
+    """One figure or table: its files by name, its numbers, and the records it was made from."""
 
     name: str
     files: dict[str, bytes]
@@ -99,9 +102,9 @@ class WrittenFigures(Shown):
 def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> WrittenFigures:
     """Draws every figure from the records at `paths`, or from those of the package if there are none, into `out`.
 
-    Files are SVG, PDF, PNG and a PNG of twice the resolution (`quick`: one PNG), `numbers.tex`, `numbers.json` and
-    `manifest.json`, which names each figure's records with their SHA-256. Nothing is written before everything is
-    drawn, and each file is replaced whole.
+    Files are SVG, PDF, PNG and a PNG of twice the resolution (`quick`: one PNG), the table of the papers' claims if all
+    its records are there, `numbers.tex`, `numbers.json` and `manifest.json`, which names each figure's records with
+    their SHA-256. Nothing is written before everything is drawn, and each file is replaced whole.
 
     Raises InputError for a record that is missing or a folder that cannot be written, CodecError for a broken record,
     EnvironmentMissing without matplotlib.
@@ -129,6 +132,7 @@ def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
         *_draw_bars(read, quick),
         *_draw_sweeps(read, quick),
         *(each for kind in FIGURES for each in _draw_kind(kind, read, quick)),
+        *_claims(read),
     )
 
 
@@ -184,6 +188,15 @@ def _draw_kind(kind: FigureKind, read: Sequence[Source], quick: bool) -> Iterato
             figure = kind.draw(table)
             files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
             yield Drawn(name, files, kind.numbers(table), (source,))
+
+
+def _claims(read: Sequence[Source]) -> Iterator[Drawn]:
+    """The table of the papers' claims, if all its records are there."""
+    kinds = kinds_of(CLAIMS)
+    own = [source for source in read if isinstance(source.record, kinds)]
+    if all(any(isinstance(source.record, kind) for source in own) for kind in kinds):
+        table = claims_table.table([(source.name, source.record) for source in own])
+        yield Drawn(claims_table.NAME, claims_table.files(table), claims_table.numbers(table), tuple(own))
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

@@ -69,9 +69,10 @@ def as_tex(figures: Mapping[str, Mapping[str, Number]]) -> bytes:
             word = re.sub(r"[^A-Za-z0-9./-]", "-", f"{name}/{key}")
             if word in lines:
                 raise InputError(f"number {name}/{key}: another one is called {word} in TeX as well: rename one")
-            lines[word] = rf"\expandafter\def\csname optcc/{word}\endcsname{{{_escaped(number.text)}}}"
+            lines[word] = rf"\expandafter\def\csname optcc/{word}\endcsname{{{escaped(number.text)}}}"
     return (_HEADER + "".join(f"{line}\n" for line in lines.values())).encode()
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text for TeX: special characters are escaped, characters that do not print replaced."""
     return "".join(_TEX.get(each, each if each.isprintable() else "?") for each in text)

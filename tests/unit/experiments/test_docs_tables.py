@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from optcc.errors import InputError
-from optcc.experiments import docs_tables
-from optcc.experiments.docs_tables import DOCS, command, shown_kinds, with_table, written
-from optcc.experiments.recorder import Measured
+from optcc.experiments import docs_tables as module
+from optcc.experiments.docs_tables import DOCS, DocsTable, command, docs_tables, with_table, written
 
-KINDS = sorted(shown_kinds(), key=lambda kind: kind.own_path.stem)
+TABLES = sorted(docs_tables(), key=lambda table: table.mark)
 
 
 def test_every_marked_table_is_of_a_record() -> None:
@@ -22,13 +21,13 @@ def test_every_marked_table_is_of_a_record() -> None:
         for line in page.read_text(encoding="utf-8").splitlines()
         if line.startswith("<!-- end of ")
     }
-    assert marks == {kind.own_path.stem for kind in KINDS}
+    assert marks == {table.mark for table in TABLES}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.own_path.stem)
-def test_the_docs_show_the_record(kind: type[Measured]) -> None:
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.mark)
+def test_the_docs_show_the_record(table: DocsTable) -> None:
     """If not: python -m optcc.experiments.docs_tables."""
-    page, text = written(kind)
+    page, text = written(table)
     assert page.read_text(encoding="utf-8") == text
 
 
@@ -41,12 +40,12 @@ def test_marks_must_be_there_once(page: str) -> None:
 
 
 def test_the_command_rewrites_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = KINDS[0]
-    _, text = written(kind)
-    page = tmp_path / kind.docs_page
-    page.write_text(with_table(text, kind.own_path.stem, "| old |"), encoding="utf-8")
-    monkeypatch.setattr(docs_tables, "shown_kinds", lambda: [kind])
-    monkeypatch.setattr(docs_tables, "DOCS", tmp_path)
-    assert CliRunner().invoke(command).output == f"{page.name}: {kind.own_path.stem}\n"
+    table = TABLES[0]
+    _, text = written(table)
+    page = tmp_path / table.page
+    page.write_text(with_table(text, table.mark, "| old |"), encoding="utf-8")
+    monkeypatch.setattr(module, "docs_tables", lambda: [table])
+    monkeypatch.setattr(module, "DOCS", tmp_path)
+    assert CliRunner().invoke(command).output == f"{page.name}: {table.mark}\n"
     assert page.read_text(encoding="utf-8") == text
     assert CliRunner().invoke(command).output == ""
