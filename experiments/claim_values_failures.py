@@ -97,7 +97,8 @@ def first_token(schedule: str) -> Callable[[TrainingStudy], ClaimValue]:
 def _step_of(run: TrainedRun, state: str) -> float:
     steps = next(steps for name, steps in run.phases() if name == state)
     found = run.median_s(steps)
-    assert found is not None
+    if found is None:
+        raise LookupError(state)
     return found
 
 
@@ -119,7 +120,8 @@ def perplexity(record: TrainingFailures) -> ClaimValue:
 
     def difference(run: TrainedRun) -> float:
         healthy = record.healthy(run)
-        assert healthy is not None and not run.ended
+        if healthy is None or run.ended:
+            raise LookupError(run.name)
         return 100 * abs(math.exp(run.losses[-1] - healthy.losses[-1]) - 1)
 
     runs = list(_with_failures(record, "optcc"))
@@ -169,7 +171,8 @@ def overhead_exponent(schedule: str) -> Callable[[FailureStudy], ClaimValue]:
 
     def compute(record: FailureStudy) -> ClaimValue:
         few, many = record.cell("uniform 1", 8), record.cell("uniform 1", 32)
-        assert few is not None and many is not None
+        if few is None or many is None:
+            raise LookupError("uniform 1")
         ratio = (many.worst(schedule) - 1) / (few.worst(schedule) - 1)
         return spread([math.log(ratio) / math.log(32 / 8)], "", 2, f"exponent, `{schedule}`, 64 to 256 GPUs")
 

@@ -208,7 +208,11 @@ def kinds_of(claims: Iterable[PaperClaim]) -> tuple[type[Recorded], ...]:
 
 
 def table_of(claims: Sequence[PaperClaim], records: Sequence[tuple[str, Recorded]]) -> ClaimsTable:
-    """The table, from records with the names of their files. Raises InputError if a kind is not there just once."""
+    """The table, from records with the names of their files.
+
+    Raises InputError if a kind is not there just once, or a record lacks a case that a claim is about, as one of a
+    quick study does.
+    """
     by_kind: dict[type[Recorded], tuple[str, Recorded]] = {}
     for kind in kinds_of(claims):
         own = [each for each in records if isinstance(each[1], kind)]
@@ -223,7 +227,12 @@ def table_of(claims: Sequence[PaperClaim], records: Sequence[tuple[str, Recorded
             value = claim.value(column)
             if value is not None:
                 name, record = by_kind[value.kind]
-                found[column] = value.compute(record)
+                try:
+                    found[column] = value.compute(record)
+                except (StopIteration, LookupError, ValueError, ArithmeticError):
+                    raise InputError(
+                        f"record {name!r}: lacks a case of claim {claim.key}, {column}: must be of a whole study"
+                    ) from None
                 names[f"{name.removesuffix('.json')} ({record.format})"] = None
         judged = claim.judged
         outcome = decide(claim.stated, found[judged.of], judged) if isinstance(judged, ByNumber) else judged.outcome

@@ -31,7 +31,10 @@ from optcc.paper_figures.build import build
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @json_option
 def command(quick: bool, records: tuple[Path, ...], out: Path, quiet: bool, as_json: bool) -> None:
-    """Draw every figure from records, and write down its numbers for prose (numbers.tex, numbers.json)."""
+    """Draw every figure from records, and write down its numbers for prose (numbers.tex, numbers.json).
+
+    With all records of the papers' claims, as without --record: their table too (claims.md, claims.tex, claims.html).
+    """
     written = build(records, out, quick=quick)
     if quiet:
         return

@@ -30,7 +30,9 @@ from optcc.experiments.claims import (
     table_of,
 )
 from optcc.experiments.failover_speed import FailoverSpeed
+from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.lost_nics import LostNicsRecord
+from optcc.experiments.mid_collective import MidCollective
 from optcc.experiments.observation_cost import OFF, ObservationCost
 from optcc.experiments.paper_claims import CLAIMS
 from optcc.experiments.peers_record import PeerComparison
@@ -38,6 +40,7 @@ from optcc.experiments.record import RECORDS, Recorded
 from optcc.experiments.reranking import Reranking
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.experiments.training import TrainingStudy
+from optcc.experiments.training_failures import TrainingFailures
 
 PACKAGE = [(kind.own_path.name, kind.read()) for kind in kinds_of(CLAIMS)]
 TABLE = table_of(CLAIMS, PACKAGE)
@@ -94,6 +97,29 @@ def test_every_kind_of_record_must_be_there_once() -> None:
         table_of(CLAIMS, [each for each in PACKAGE if not isinstance(each[1], ScheduleRatios)])
     with pytest.raises(InputError, match=r"claims: 2 records of optcc-schedules/2: must be one"):
         table_of(CLAIMS, [*PACKAGE, *(each for each in PACKAGE if isinstance(each[1], ScheduleRatios))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "lists"),
+    [
+        (FailureStudy, {"cells": ()}),
+        (TrainingStudy, {"cells": ()}),
+        (TrainingFailures, {"runs": ()}),
+        (PeerComparison, {"losses": ()}),
+        (Reranking, {"rows": ()}),
+        (ScheduleRatios, {"cases": ()}),
+        (LostNicsRecord, {"rows": ()}),
+        (MidCollective, {"rows": ()}),
+    ],
+)
+def test_a_record_that_lacks_a_case_is_named(kind: type[Recorded], lists: dict[str, Any]) -> None:
+    records = [
+        (name, replace(record, **lists) if isinstance(record, kind) else record)  # type: ignore[type-var]
+        for name, record in PACKAGE
+    ]
+    message = rf"record '{kind.own_path.name}': lacks a case of claim \w+, \w+: must be of a whole study"
+    with pytest.raises(InputError, match=message):
+        table_of(CLAIMS, records)
 
 
 # The claims themselves
