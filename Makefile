@@ -76,7 +76,7 @@ demo: $(STAMP)
 	@$(BIN)/optcc demo $(ARGS)
 
 bench: $(STAMP)
-	@$(BIN)/python -m optcc.experiments.peers_on_fabric $(ARGS)
+	@$(BIN)/optcc experiment peers-on-fabric $(ARGS)
 
 figures: $(STAMP)
 	@$(BIN)/optcc figures $(ARGS)

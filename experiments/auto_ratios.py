@@ -5,7 +5,7 @@ of two of segments that suits it best, and `shares` under fair ports also with t
 KiB to 16 MiB; most are no multiple of anything but an element's four bytes. All is the same on every machine. The
 record is a file of its own format, `optcc-auto-ratios/1`. The one that comes with the package is made by
 
-    python -m optcc.experiments.auto_ratios
+    optcc experiment auto-ratios
 
 in about twenty minutes on one core. After a change of `auto` alone, `--again` keeps what the schedules take.
 """
@@ -25,7 +25,7 @@ from optcc.compiler import PEER_LANES, compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.experiments.schedule_cases import random_rates
 from optcc.schedule import Schedule
 from optcc.schedules.auto import CHUNK_BYTES_MIN, choose
@@ -194,7 +194,3 @@ def command(again: bool, topologies: tuple[str, ...]) -> Iterator[AutoRatios]:
         rows.append(row)
         click.echo(f"{row.topology}, {row.ports}, {row.size_bytes} B: {row.ratio:.3f}", err=True)
         yield AutoRatios(these_versions(), tuple(rows))
-
-
-if __name__ == "__main__":
-    run_command(command)

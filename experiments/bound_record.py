@@ -4,7 +4,7 @@ Nothing is measured: `curves` evaluates the closed forms of `optcc.verify.bounds
 The record is a file of its own format, `optcc-bounds/1`; rationals are text, "a/b" in lowest terms. The one that comes
 with the package is made by
 
-    python -m optcc.experiments.bound_record
+    optcc experiment bound-curves
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import ClassVar
 import click
 import msgspec
 
-from optcc.cli import main
 from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, text_of
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.predictions import optimum, ring
@@ -156,12 +155,8 @@ def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
 
 
 @click.command()
-@click.argument("output", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="bound-curves.json if absent.")
 def command(output: Path | None) -> None:
-    """Evaluate all curves and write the record to OUTPUT, or over the one that comes with the package."""
-    record = BoundCurves(TITLE, ("python", "-m", "optcc.experiments.bound_record"), curves())
+    """Evaluate all curves and write the record."""
+    record = BoundCurves(TITLE, ("optcc", "experiment", "bound-curves"), curves())
     record.write(output or BoundCurves.own_path)
-
-
-if __name__ == "__main__":
-    main(command=command)

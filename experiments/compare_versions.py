@@ -1,6 +1,6 @@
 """Two versions of optcc measured in turns on one machine, as a record: old against new.
 
-    python -m optcc.experiments.compare_versions OLD NEW        (as root, about a quarter of an hour; --quick: two)
+    optcc experiment versions OLD NEW        (as root, about a quarter of an hour; --quick: two)
 
 OLD and NEW are checkouts, each with its own .venv. Every measurement runs the code of one checkout in processes of its
 own, started by command lines that both versions have; the versions alternate, so that a drift of the machine touches
@@ -36,7 +36,7 @@ from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, OptccError, Runtim
 from optcc.experiments.fabric import LOCAL_JOB, WIRE_OVERHEAD, can_make_namespaces
 from optcc.experiments.failover_speed import NOTHING, FailoverSpeed
 from optcc.experiments.record import RECORDS, Check, Record, Samples, this_machine
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.experiments.transport_speed import OURS, PLAIN, TransportTiming
 from optcc.show import Card
 
@@ -356,10 +356,6 @@ def command(old: Path, new: Path, quick: bool) -> VersionComparison:
     """Measure the checkouts OLD and NEW in turns and write the record. The exit code is 1 if anything failed."""
     checkouts = {"old": Checkout(old), "new": Checkout(new)}
     found = measure(checkouts, QUICK if quick else FULL, lambda line: click.echo(line, err=True))
-    words = ("python", "-m", "optcc.experiments.compare_versions", "OLD", "NEW", *(("--quick",) if quick else ()))
+    words = ("optcc", "experiment", "versions", "OLD", "NEW", *(("--quick",) if quick else ()))
     versions = checkouts["old"].version, checkouts["new"].version
     return VersionComparison(words, this_machine(), *versions, found.cases(), tuple(found.failed))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -5,7 +5,7 @@ machine, and NumPy on a few bytes. The others run as four processes over loopbac
 MPI's own AllReduce. Processor times are user and kernel time, the mean over the ranks, and include MPI's busy waiting.
 The record is a file of its own format, `optcc-executor-speed/1`. The one that comes with the package is made by
 
-    python -m optcc.experiments.executor_speed
+    optcc experiment executor-speed
 
 in about half a minute on two cores that nothing else uses.
 """

@@ -1,6 +1,6 @@
 """What the failure of a NIC costs a collective that is under way, on emulated hosts, as a record.
 
-    python -m optcc.experiments.failover_speed        (a hundred failures, in about five minutes)
+    optcc experiment failover-speed        (a hundred failures, in about five minutes)
 
 Three hosts of two NICs repeat a ring of 8 MiB over the TCP transport. At a random moment of a run one NIC of one host
 fails, in one of seven ways; the next run starts with the failed NIC; then it is healed, and runs are repeated until

@@ -6,7 +6,7 @@ runs there are compiled. Bytecode of other packages is there, since pip writes i
 cache. Recorded are wall time and processor time, which other work on the machine disturbs less. The record is a file of
 its own format, `optcc-first-use/2`. The one that comes with the package is made by
 
-    python -m optcc.experiments.first_use
+    optcc experiment first-use
 
 in about three minutes.
 """
@@ -33,7 +33,7 @@ import msgspec
 import optcc
 from optcc.errors import RuntimeFault
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import Measured, check_times, head, record_command
 from optcc.show import Card
 
 SMALL = ("--topology", "8@1GB/s,3=500MB/s", "--size", "1MiB")
@@ -146,7 +146,3 @@ def command(cases: tuple[str, ...]) -> FirstUseRecord:
     """Measure how long commands take on a fresh environment, and again, and write the record."""
     with compiled_copy() as compiled:
         return FirstUseRecord(**head(), rows=tuple(run_case(name, compiled) for name in cases or tuple(CASES)))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -1,7 +1,7 @@
 """Everything that has to be shown on a GPU, by one command, without a network:
 
     pip install 'optcc[gpu,ucx]'                    # wheels alone: CuPy, NVRTC, the CUDA run-time's headers, UCX
-    python -m optcc.experiments.gpu_battery [--quick] -o gpu-battery.json
+    optcc experiment gpu-battery [--quick] -o gpu-battery.json
 
 in at most eight minutes on one GPU. Its parts are processes of their own, so that one that crashes or hangs is a line
 of the record, and the others go on:

@@ -3,7 +3,7 @@
 The files stay where they are: of each the record has its name, repository, commit and SHA-256. Nothing random is in
 it. The record is a file of its own format, `optcc-gpu-files/1`; the one that comes with the package is made by
 
-    python -m optcc.experiments.gpu_files OWNER/NAME@COMMIT=FOLDER ...
+    optcc experiment gpu-files OWNER/NAME@COMMIT=FOLDER ...
 
 from checkouts, and from folders of what the examples of microsoft/msccl-tools and of microsoft/mscclpp print;
 docs/other-files.md says how.
@@ -24,7 +24,7 @@ import msgspec
 
 from optcc.errors import CodecError, InputError
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.files import read_file
 from optcc.show import Card
 from optcc.strict_xml import BYTES_MAX
@@ -162,7 +162,3 @@ def judge_folder(source: str) -> list[GpuFileVerdict]:
 def command(sources: tuple[str, ...]) -> GpuFiles:
     """Judge all algorithms in the folders of SOURCES, each OWNER/NAME@COMMIT=FOLDER."""
     return GpuFiles(tuple(row for source in sources for row in judge_folder(source)))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -1,6 +1,6 @@
 """Kernels held to float64 and timed against the memory bandwidth of the same run, on the processor or on a GPU.
 
-    python -m optcc.experiments.kernel_bench [--device cpu|gpu]
+    optcc experiment kernels [--device cpu|gpu]
 
 First every dtype x reduction x size x alignment is compared, element by element, with arithmetic in float64 (in
 integers of Python's kind for float64 itself, in int64 for integers) that is rounded once, by other means than the
@@ -31,7 +31,7 @@ from optcc.cli import SizeType
 from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.runtime.kernels import Array, NumpyKernels
 from optcc.runtime.stored_types import stored_dtype
 from optcc.show import Card
@@ -579,7 +579,3 @@ def command(where: str, size: int, rounds: int, seed: int) -> KernelSpeed:
     click.echo(f"seed {seed}", err=True)
     wrong = check(device, seed, lambda line: click.echo(line, err=True))
     return KernelSpeed(where, machine, these_versions(), wrong, tuple(measure(device, size, rounds)))
-
-
-if __name__ == "__main__":
-    run_command(command)

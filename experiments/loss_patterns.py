@@ -5,7 +5,7 @@ Two to sixteen servers have lost any NICs, at least one is left at each; behind 
 `TRIED`, in as many chunks as `CHUNKS` says. The same on every machine. The record is a
 file of its own format, `optcc-loss-patterns/1`. The one that comes with the package is made by
 
-    python -m optcc.experiments.loss_patterns
+    optcc experiment loss-patterns
 
 some five seconds a pattern and port model; `--resume` measures what a record lacks.
 """
@@ -27,7 +27,7 @@ import msgspec
 from optcc.collective import Collective
 from optcc.errors import TopologyError
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import build
 from optcc.schedules.equal_trees import equal_trees_of
 from optcc.show import Card
@@ -187,7 +187,3 @@ def command(patterns: int, resume: bool) -> Iterator[LossPatterns]:
         if found:
             in_order = sorted(rows, key=lambda key: (key[0], THE_PORTS.index(key[1])))
             yield LossPatterns(these_versions(), tuple(rows[key] for key in in_order))
-
-
-if __name__ == "__main__":
-    run_command(command)

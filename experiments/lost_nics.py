@@ -12,7 +12,7 @@ NICs that are left.
 The same on every machine. The record is a file of its own format, `optcc-lost-nics/1`; the one that comes with the
 package is made by
 
-    python -m optcc.experiments.lost_nics
+    optcc experiment lost-nics
 
 in about half an hour on one core; `--resume` measures what a record lacks.
 """
@@ -35,7 +35,7 @@ from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import ON_NICS, find_schedule
 from optcc.show import Card
 from optcc.simulate import simulate
@@ -245,7 +245,3 @@ def command(resume: bool) -> Iterator[LostNicsRecord]:
                 click.echo(f"{case}, {name}: {row.ratio:.3f} with {row.segments} segments", err=True)
         if lacking:
             yield LostNicsRecord(these_versions(), tuple(rows[key] for key in sorted(rows)))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -1,6 +1,6 @@
 """How much a NIC costs that is lost, or becomes slow, in the middle of one long AllReduce, as a record.
 
-    python -m optcc.experiments.mid_collective           (about ten minutes, on a quiet machine)
+    optcc experiment mid-collective           (about ten minutes, on a quiet machine)
 
 A job on emulated hosts, whose NICs it measures itself, reduces 256 MiB again and again; somewhere in a run one NIC
 goes down, falls to half of its rate, or to a hundredth. Afterwards it is healed, and runs go on until they are as fast
@@ -33,7 +33,7 @@ from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.rank_lines import RankLines
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import Measured, check_times, head, record_command
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
@@ -224,7 +224,3 @@ def command(quick: bool, trials: int) -> Iterator[MidCollective]:
             ratios = " ".join(f"{each.ratio:.2f}" for each in rows[-1].trials)
             click.echo(f"{state}, {arm}: {ratios} of the least", err=True)
             yield MidCollective(**made, hosts=HOSTS, size_bytes=size_bytes, rows=tuple(rows))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -11,7 +11,7 @@ long that takes is recorded too. The order changes from round to round. What is 
 whose median is the cost. Rounds are many, as the machine is noisier than what is measured. The record that comes with
 the package is made by
 
-    python -m optcc.experiments.observation_cost
+    optcc experiment observation-cost
 
 in about seven minutes.
 """

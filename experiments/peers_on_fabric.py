@@ -1,6 +1,6 @@
 """Ours and peers on the same emulated hosts, interleaved, as one record.
 
-    python -m optcc.experiments.peers_on_fabric [--quick | --long]        (or: make bench)
+    optcc experiment peers-on-fabric [--quick | --long]        (or: make bench)
 
 Every contender runs once in each round: our schedules over TCP and over MPI, Open MPI's ring over TCP, over UCX and
 over MPTCP, MPICH over UCX, and Gloo, each over all NICs and with the algorithm that is its fastest here. Contenders
@@ -58,7 +58,6 @@ from optcc.experiments.peers_contenders import (
 )
 from optcc.experiments.peers_record import PeerComparison, Session, shown_state
 from optcc.experiments.record import these_versions, this_machine
-from optcc.experiments.recorder import run_command
 
 PATH = Path("results/peers-on-fabric.json")
 ROUNDS, ROUNDS_FEW = 5, 3
@@ -196,7 +195,7 @@ def measure(wanted: Sequence[Stage], options: PeerOptions) -> PeerComparison:
         OVERHEAD,
         (
             Session(
-                ["python", "-m", "optcc.experiments.peers_on_fabric", *sys.argv[1:]],
+                ["optcc", *sys.argv[1:]],
                 time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
                 this_machine(),
                 these_versions() | others,
@@ -306,7 +305,3 @@ def _versions_of(python: str, packages: Sequence[str]) -> dict[str, str]:
         return {}
     done = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, timeout=30, check=False)
     return dict(zip(packages, done.stdout.split(), strict=False))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -4,7 +4,7 @@ Processor time of one process on one core. What numba compiles is compiled befor
 case of fewer), and is not counted. The record is a file of its own format, `optcc-planning-speed/1`. The one that
 comes with the package is made by
 
-    python -m optcc.experiments.planning_speed
+    optcc experiment planning-speed
 
 in less than four minutes on a core that nothing else uses.
 """
@@ -24,7 +24,7 @@ import msgspec
 
 from optcc.compiled import compile_always
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import Measured, check_times, head, record_command
 from optcc.experiments.schedule_cases import random_rates
 from optcc.schedules.auto import choose
 from optcc.show import Card
@@ -140,7 +140,3 @@ def measure(ranks: Sequence[int] = tuple(REPEATS)) -> PlanningSpeed:
 def command(ranks: tuple[int, ...]) -> PlanningSpeed:
     """Measure how long planning takes, and write the record."""
     return measure(ranks or tuple(REPEATS))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -6,8 +6,8 @@ A kind of record is one module: a frozen dataclass of `Measured` with a `card`, 
     @click.option(...)
     def command(...) -> ToolSpeed: ...
 
-    if __name__ == "__main__":
-        run_command(command)
+`optcc.commands.experiment` names it. A module that starts itself as one process of a measurement ends with
+`run_command`.
 
 A record that is shown in the docs names their page; `optcc.experiments.docs_tables` writes the table there.
 """
@@ -107,9 +107,14 @@ def record_command(kind: type[Measured]) -> Callable[[Measure], click.Command]:
 
 
 def run_command(command: click.Command) -> None:
-    """Runs the command line of a module. SIGTERM raises SystemExit, so that clean-up runs."""
-    signal.signal(signal.SIGTERM, _leave)
+    """Runs the command line of a module that its own measurement starts."""
+    exit_on_sigterm()
     main(command=command)
+
+
+def exit_on_sigterm() -> None:
+    """SIGTERM raises SystemExit from now on, so that clean-up runs."""
+    signal.signal(signal.SIGTERM, _leave)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -5,7 +5,7 @@ many rails each, no two the same one, every second server none; NICs, fabrics, m
 `optcc.experiments.lost_nics`, and each schedule has its best number of segments. The same on every machine. The
 record is a file of its own format, `optcc-reranking/1`; the one that comes with the package is made by
 
-    python -m optcc.experiments.reranking
+    optcc experiment reranking
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from optcc.collective import Collective
 from optcc.experiments.lost_nics import FABRIC_RATE, NIC_RATE, PORTS, SIZE_BYTES, simulate_segments
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import find_schedule
 from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
@@ -123,7 +123,3 @@ def command() -> Iterator[Reranking]:
         rows.append(measure(*case))
         click.echo(f"{case}: {100 * (rows[-1].gain - 1):+.0f} %", err=True)
         yield Reranking(these_versions(), tuple(rows))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -4,7 +4,7 @@ Cases are made in `schedule_cases`. All but the planning seconds, and what did n
 machine. The record is a file of its own format, `optcc-schedules/2`; rationals are text, "a/b" in lowest terms. The one
 that comes with the package is made by
 
-    python -m optcc.experiments.schedule_record --jobs 2
+    optcc experiment schedule-ratios --jobs 2
 
 with the cheap cases first; what is done is kept beside the file, `--resume` goes on with it, and `--finish` makes a
 record of it as it is, in which the rest is listed as not run.
@@ -36,7 +36,6 @@ from optcc.experiments.record import (
     these_versions,
     this_machine,
 )
-from optcc.experiments.recorder import run_command
 from optcc.experiments.schedule_cases import (
     FULL,
     LATENCY_S,
@@ -282,24 +281,31 @@ def make(
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Few cases and few segments; without FILE, nothing is written.")
+@click.option("--quick", is_flag=True, help="Few cases and few segments; without -o, nothing is written.")
 @click.option("--jobs", default=1, show_default=True, help="Processes.")
 @click.option("--resume", is_flag=True, help="Go on with what an interrupted run left beside FILE.")
 @click.option("--finish", is_flag=True, help="Write the record of what such a run has done, and keep what it left.")
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="schedule-ratios.json of the package if absent.",
+)
 def command(quick: bool, jobs: int, resume: bool, finish: bool, file: Path | None) -> None:
-    """Simulate the schedules, write the record to FILE (the package's own), and list where goals are missed."""
+    """Simulate the schedules, write the record, and list where goals are missed."""
     study = QUICK if quick else FULL
     target = file or (None if quick else ScheduleRatios.own_path)
     if not 1 <= jobs <= JOBS_MAX:
         raise InputError(f"--jobs {jobs}: must be from 1 to {JOBS_MAX}")
     if (resume or finish) and target is None:
-        raise InputError("--resume and --finish: must come with FILE, beside which the unfinished record is")
+        raise InputError("--resume and --finish: must come with -o FILE, beside which the unfinished record is")
     partial = None
     if target is not None:
         said = f"schedules, {hashlib.sha256(repr(study).encode()).hexdigest()[:16]}"
         partial = Partial.open(target.with_name(f"{target.name}.partial"), said, resume=resume or finish)
-    words = ("python", "-m", "optcc.experiments.schedule_record", *(("--quick",) if quick else ()))
+    words = ("optcc", "experiment", "schedule-ratios", *(("--quick",) if quick else ()))
     record = make(study, words, jobs=jobs, partial=partial, report=_tell, finish=finish)
     if target is not None and partial is not None:
         record.write(target)
@@ -312,7 +318,3 @@ def command(quick: bool, jobs: int, resume: bool, finish: bool, file: Path | Non
 
 def _tell(done: int, of: int, name: str) -> None:
     click.echo(f"{done} of {of}: {name}", err=True)
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -1,6 +1,6 @@
 """A NIC dies in a training run, seen by all that looks inside a job, as a record.
 
-    python -m optcc.experiments.seen_failure           (about a minute)
+    optcc experiment seen-failure           (about a minute)
 
 Four emulated hosts train a small network with NumPy: each step averages its gradients by one AllReduce. In the middle
 of a step a NIC goes down. Beside the job runs what an operator would run: `optcc status` several times a second, a

@@ -6,7 +6,7 @@ its own, inside a host over shared memory, which no limit holds (HAN, its collec
 2.8 of T* in a trial). In each round every contender has a job with a few runs, of which the first does not count. T*
 is that of the hosts, rail by rail, whichever rank uses a NIC. Made by
 
-    python -m optcc.experiments.servers_on_fabric
+    optcc experiment servers-on-fabric
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check, Record
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import Measured, check_times, head, record_command
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
@@ -179,7 +179,3 @@ def command(states: tuple[str, ...], size_mib: int, rounds: int) -> Iterator[Ser
                 click.echo(f"{row.state}, {row.contender}: {row.ratio:.3f} of T*", err=True)
             in_order = sorted(rows, key=lambda key: (list(STATES).index(key[0]), list(CONTENDERS).index(key[1])))
             yield ServersOnFabric(**made, fabric=FABRIC, rows=tuple(rows[key] for key in in_order))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -2,7 +2,7 @@
 
 Neither tool is part of this package: docs/exports.md says how they are built. With their programs
 
-    python -m optcc.experiments.simulator_exports --loggopsim FOLDER --astra-sim PROGRAM --version ...
+    optcc experiment simulator-exports --loggopsim FOLDER --astra-sim PROGRAM --version ...
 
 compiles plans, writes GOAL and Chakra, runs the tools, and writes the record. Nothing random is in it, and no time of
 this machine.
@@ -24,7 +24,7 @@ import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, record_command
 from optcc.export import write_chakra, write_goal
 from optcc.export.chakra import all_reduce_workload
 from optcc.plan import Plan
@@ -218,7 +218,3 @@ def command(
                     made = (ASTRA_SIM, name, ranks, segments, CHAKRA_SLOTS, pieces, plan.digest)
                     rows.append(ExportTime(*made, took, seconds))
     return SimulatorExports(tools, SIZE_BYTES, tuple(rows))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -1,8 +1,8 @@
 """Random runs of the protocol in simulated time, every promise checked: one seed as a story, or many as a record.
 
-    python -m optcc.experiments.swarm --seed 7 --trace
-    python -m optcc.experiments.swarm --seeds 0:2000
-    python -m optcc.experiments.swarm --seeds 0:100000 -o experiments/records/swarm.json
+    optcc experiment swarm --seed 7 --trace
+    optcc experiment swarm --seeds 0:2000
+    optcc experiment swarm --seeds 0:100000 -o experiments/records/swarm.json
 
 `optcc.runtime.sim.swarm` says what a seed makes and what is checked. The exit code is 1 if a promise was broken; for
 each such seed the command that repeats it is printed. The record is a file of its own format, `optcc-swarm/1`.
@@ -25,7 +25,7 @@ import msgspec
 from optcc.cli import echo_card
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, head, run_command
+from optcc.experiments.recorder import Measured, head
 from optcc.runtime.sim.swarm import run_seed
 from optcc.runtime.sim.swarm_program import Violation
 from optcc.show import Card
@@ -87,7 +87,7 @@ class SwarmRuns(Measured):
 
 def repeat_command(seed: int) -> str:
     """The command that repeats a seed."""
-    return f"python -m optcc.experiments.swarm --seed {seed} --trace"
+    return f"optcc experiment swarm --seed {seed} --trace"
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,3 @@ def command(seed: int | None, seeds: str | None, trace: bool, jobs: int, output:
     for line in runs.remarks():
         click.echo(line)
     return runs.exit_code
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -4,7 +4,7 @@ Every case runs in a process of its own, so that its peak memory is its own; wha
 a small case, and is not counted. The record is a file of its own format, `optcc-tool-speed/1`. The one that comes with
 the package is made by
 
-    python -m optcc.experiments.tool_speed
+    optcc experiment tool-speed
 
 in about three minutes on one core. What others take is in docs/performance.md.
 """

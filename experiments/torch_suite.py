@@ -10,7 +10,7 @@ tests are for Gloo alone, by its name; those run once more with our backend wher
 
 The record is a file of its own format, `optcc-torch-suite/1`. The one that comes with the package is made by
 
-    make test-torch && .venv-torch/bin/python -m optcc.experiments.torch_suite
+    make test-torch && .venv-torch/bin/optcc experiment torch-suite
 
 in about six minutes.
 """
@@ -36,7 +36,7 @@ import msgspec
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, head, record_command, run_command
+from optcc.experiments.recorder import Measured, head, record_command
 from optcc.experiments.torch_suite_run import FOR_GLOO, TEST_S
 from optcc.show import Card
 
@@ -212,7 +212,3 @@ def command(pattern: str, ranks: int) -> TorchSuiteRecord:
     found = [dict(run_suite(backend, tests, environ)) for backend in ("gloo", "optcc", FOR_GLOO)]
     rows = tuple(SuiteTest(name, *(each[name] for each in found)) for name in tests)
     return TorchSuiteRecord(**head(), torch=metadata.version("torch"), n_ranks=ranks, tests=rows)
-
-
-if __name__ == "__main__":
-    run_command(command)

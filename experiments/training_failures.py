@@ -1,7 +1,7 @@
 """A small GPT is trained on emulated hosts while a NIC is slow, lost and back, with optcc and with Gloo: a record.
 
-    python -m optcc.experiments.training_failures            (twenty minutes; torch: make test-torch)
-    python -m optcc.experiments.training_failures --quick    (five minutes, a smaller model)
+    optcc experiment training-failures            (twenty minutes; torch: make test-torch)
+    optcc experiment training-failures --quick    (five minutes, a smaller model)
 
 Four hosts of two NICs, one rank each; DDP, whose buckets of gradients are reduced while the backward pass goes on, or
 FSDP2. Every backend trains in a job of its own, once on healthy hosts and once with the events, each in the middle of
@@ -41,7 +41,7 @@ from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates, NicTarget, control_address, exact_rate
 from optcc.experiments.rank_lines import Hung, RankLines
 from optcc.experiments.record import RECORDS, Check, stolen_jiffies, stolen_share
-from optcc.experiments.recorder import Measured, head, record_command, run_command
+from optcc.experiments.recorder import Measured, head, record_command
 from optcc.experiments.training_rank import GptShape, RankSetup
 from optcc.show import Card
 from optcc.topology import Topology
@@ -485,7 +485,3 @@ def command(
     )
     joined = None if join is None else TrainingFailures.read(join)
     return measure(setup, events, wraps or WRAPS, ways or tuple(WAYS), joined)
-
-
-if __name__ == "__main__":
-    run_command(command)

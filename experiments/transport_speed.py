@@ -7,7 +7,7 @@ from memory to memory. All but shared memory run in one job, round by round; job
 turns. Then ours and plain sockets again, round by round, over both NICs of four emulated hosts. The record is a file of
 its own format, `optcc-transport-speed/1`; the one that comes with the package is made by
 
-    python -m optcc.experiments.transport_speed
+    optcc experiment transport-speed
 
 in about three minutes; as root, for the hosts. CPU time is user and kernel time of all ranks,
 including the reduction.

@@ -1,6 +1,6 @@
 """How near to the bound an AllReduce comes of whose hosts nobody says anything, as a record.
 
-    python -m optcc.experiments.untold           (eight states and twenty random fabrics, in about 25 minutes)
+    optcc experiment untold           (eight states and twenty random fabrics, in about 25 minutes)
 
 Every row is the user's own command on emulated hosts,
 
@@ -32,7 +32,7 @@ from optcc.collective import Collective
 from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState, NicRates
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, head, record_command, run_command
+from optcc.experiments.recorder import Measured, head, record_command
 from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_size
@@ -220,7 +220,3 @@ def command(quick: bool) -> Iterator[Untold]:
         rows.append(measure_state(state))
         click.echo(f"{state.name}: {rows[-1].ratio:.3f} of T*", err=True)
         yield Untold(**made, rows=tuple(rows))
-
-
-if __name__ == "__main__":
-    run_command(command)

@@ -45,6 +45,7 @@ COMMANDS = {
     "compile": "make a plan, transfers, or a file for another tool of a schedule",
     "demo": "the whole story on emulated hosts: one server lost half its bandwidth",
     "doctor": "say what this host has, and what of it is misconfigured",
+    "experiment": "answer a question by a measurement or a study, and keep the record",
     "explain": "say what happened first in a job, and who waited for whom",
     "fabric": "emulate multi-NIC hosts as network namespaces",
     "figures": "draw every figure from the records",

@@ -6,7 +6,7 @@ and *liveness*: everything is delivered and reported within `GRACE_S`, without t
 if a rank was killed or some pair has no rail left for good, every rank that does not finish ends in an error, and all
 of them name the same ranks or rails and the same cause.
 
-    python -m optcc.experiments.swarm --seed 7 --trace
+    optcc experiment swarm --seed 7 --trace
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def test_ours_loses_a_nic_in_mid_run_and_goes_on(tmp_path: Path, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.realtime
 def test_a_comparison_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "optcc.experiments.peers_on_fabric", "--quick", "-o", str(tmp_path / "peers.json")]
+    optcc = [sys.executable, "-m", "optcc"]
+    words = [*optcc, "experiment", "peers-on-fabric", "--quick", "-o", str(tmp_path / "peers.json")]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:

@@ -196,4 +196,4 @@ def test_every_entry_point_reads_options(tmp_path: Path) -> None:
 
 
 def test_there_are_entry_points() -> None:
-    assert {"optcc.experiments.bound_record", "optcc.experiments.peers_rank"} <= set(ENTRIES)
+    assert {"optcc.experiments.docs_tables", "optcc.experiments.peers_rank"} <= set(ENTRIES)

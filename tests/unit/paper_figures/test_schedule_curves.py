@@ -293,7 +293,7 @@ def test_the_command_prints_and_writes_where_it_is_told(tmp_path: Path, monkeypa
     done = CliRunner().invoke(command, ["--quick"])
     assert done.exit_code == 0, done.output
     assert "r2ccl-allreduce" in done.stdout
-    assert CliRunner().invoke(command, ["--quick", str(tmp_path / "a.json")]).exit_code == 0
+    assert CliRunner().invoke(command, ["--quick", "-o", str(tmp_path / "a.json")]).exit_code == 0
     assert ScheduleRatios.read(tmp_path / "a.json") == small()
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
     assert ScheduleRatios.own_path.read_bytes() == before
@@ -301,7 +301,10 @@ def test_the_command_prints_and_writes_where_it_is_told(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(["--quick", "--resume"], "--resume and --finish: must come with FILE"), (["--jobs", "0"], "--jobs 0: must be")],
+    [
+        (["--quick", "--resume"], "--resume and --finish: must come with -o FILE"),
+        (["--jobs", "0"], "--jobs 0: must be"),
+    ],
 )
 def test_options_that_cannot_be(words: list[str], why: str) -> None:
     """Nothing is simulated."""

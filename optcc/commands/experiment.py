@@ -1,0 +1,199 @@
+"""`optcc experiment`: every question that is answered by a record, a command each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import click
+
+from optcc.cli import echo_card, echo_json, json_option
+from optcc.errors import did_you_mean
+from optcc.experiments.recorder import exit_on_sigterm
+from optcc.show import Card
+
+LIST = "list"
+_HERE = "optcc.experiments."
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A question, and where its command is: `command` of `module`, unless `attribute` says another name.
+
+    `needs` is what it cannot do without beyond this package; `record` the file of `experiments/records/` that it makes.
+    """
+
+    question: str
+    module: str
+    record: str
+    needs: str = ""
+    attribute: str = "command"
+
+    def load(self) -> click.Command:
+        """The command; imports its module."""
+        command = getattr(import_module(self.module), self.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _on_fabric(question: str, module: str, record: str, further: str = "") -> Experiment:
+    return Experiment(question, f"{_HERE}{module}", record, f"root, for emulated hosts{further}")
+
+
+EXPERIMENTS = {
+    "auto-ratios": Experiment(
+        "how near auto comes to the bound, by ranks and rates", f"{_HERE}auto_ratios", "auto-ratios.json"
+    ),
+    "bound-curves": Experiment(
+        "the bound and the ring against lost bandwidth and ranks", f"{_HERE}bound_record", "bound-curves.json"
+    ),
+    "executor-speed": Experiment(
+        "what a step of the executor costs, and where", f"{_HERE}executor_speed", "executor-speed.json"
+    ),
+    "failover-speed": _on_fabric(
+        "how long a collective stands still when a NIC fails", "failover_speed", "failover-speed.json"
+    ),
+    "failure-study": Experiment(
+        "AllReduce with failed NICs, by cluster size and failures: Monte Carlo",
+        "optcc.commands.study",
+        "failure-study.json",
+        attribute="failures",
+    ),
+    "first-use": Experiment(
+        "how long commands take on a fresh installation, and after", f"{_HERE}first_use", "first-use.json"
+    ),
+    "gpu-battery": Experiment(
+        "whether the device path is right and fast on a GPU", f"{_HERE}gpu_battery", "gpu-battery.json", "a GPU"
+    ),
+    "gpu-files": Experiment(
+        "what public MSCCL and MSCCL++ files are, judged",
+        f"{_HERE}gpu_files",
+        "gpu-files.json",
+        "checkouts of public repositories",
+    ),
+    "kernels": Experiment(
+        "what reductions and copies reach of the memory's bandwidth", f"{_HERE}kernel_bench", "kernels-cpu.json"
+    ),
+    "loss-patterns": Experiment(
+        "how near schedules come to the bound when any NICs of any servers are lost",
+        f"{_HERE}loss_patterns",
+        "loss-patterns.json",
+    ),
+    "lost-nics": Experiment(
+        "the field's schedules and ours on servers of eight GPUs that lost NICs", f"{_HERE}lost_nics", "lost-nics.json"
+    ),
+    "mid-collective": _on_fabric(
+        "what a NIC costs that is lost or slow in mid-collective", "mid_collective", "mid-collective.json"
+    ),
+    "observation-cost": _on_fabric("what status, recorder and taps cost", "observation_cost", "observation-cost.json"),
+    "peers-on-fabric": _on_fabric(
+        "AllReduce beside Open MPI, MPICH and Gloo, by state of the hosts", "peers_on_fabric", "peers-on-fabric.json"
+    ),
+    "planning-speed": Experiment(
+        "how long planning and proofs take, by ranks", f"{_HERE}planning_speed", "planning-speed.json"
+    ),
+    "reranking": Experiment(
+        "what R2CCL's re-ranking gains where servers lost different rails", f"{_HERE}reranking", "reranking.json"
+    ),
+    "schedule-ratios": Experiment(
+        "schedules in simulation against the bound: stragglers and random rates",
+        f"{_HERE}schedule_record",
+        "schedule-ratios.json",
+    ),
+    "seen-failure": _on_fabric(
+        "how the loss of a NIC in training shows in status, traces and taps", "seen_failure", "seen-failure.json"
+    ),
+    "servers-on-fabric": _on_fabric(
+        "AllReduce on hosts of several ranks, beside Open MPI", "servers_on_fabric", "servers-on-fabric.json"
+    ),
+    "simulator-exports": Experiment(
+        "whether LogGOPSim and ASTRA-sim say of our exports what simulate says",
+        f"{_HERE}simulator_exports",
+        "simulator-exports.json",
+        "LogGOPSim and ASTRA-sim",
+    ),
+    "swarm": Experiment(
+        "whether random faults break a promise of the protocol, in simulated time", f"{_HERE}swarm", "swarm.json"
+    ),
+    "tool-speed": Experiment("how fast verification and simulation are", f"{_HERE}tool_speed", "tool-speed.json"),
+    "torch-suite": Experiment(
+        "which of torch's own tests of distributed backends pass, beside Gloo",
+        f"{_HERE}torch_suite",
+        "torch-suite.json",
+        "torch (make test-torch)",
+    ),
+    "training": Experiment(
+        "training steps and inference of named models with failed NICs: Monte Carlo",
+        "optcc.commands.study",
+        "training.json",
+        attribute="train",
+    ),
+    "training-failures": _on_fabric(
+        "training a GPT while a NIC is lost, slow and back, beside Gloo",
+        "training_failures",
+        "training-failures.json",
+        "; torch (make test-torch)",
+    ),
+    "transport-speed": Experiment(
+        "what a message costs over each transport, beside plain sockets and Open MPI",
+        f"{_HERE}transport_speed",
+        "transport-speed.json",
+    ),
+    "untold": _on_fabric("how near to the bound hosts come of which nobody declares anything", "untold", "untold.json"),
+    "versions": _on_fabric("what two checkouts of this project take, in turns", "compare_versions", "versions.json"),
+}
+"""By name. What is asked of ranks starts them by itself."""
+
+
+class Experiments(click.Group):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return [LIST, *sorted(EXPERIMENTS)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name == LIST:
+            return show
+        return EXPERIMENTS[cmd_name].load() if cmd_name in EXPERIMENTS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuses an experiment that there is not with the one that it resembles."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"No such experiment {args[0]!r}{did_you_mean(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        rows = [(LIST, "list the experiments"), *((name, each.question) for name, each in sorted(EXPERIMENTS.items()))]
+        with formatter.section("Experiments"):
+            formatter.write_dl(rows)
+
+
+@click.group("experiment", cls=Experiments, no_args_is_help=False)
+def command() -> None:
+    """Answer a question by a measurement or a study, and keep the record that figures and docs are made of.
+
+    \b
+    Example:
+      optcc experiment list
+      optcc experiment bound-curves -o bound-curves.json
+    """
+    exit_on_sigterm()
+
+
+@click.command(LIST, epilog="Example: optcc experiment list --json")
+@json_option
+def show(as_json: bool) -> None:
+    """The experiments: the question of each, the record that it makes, and what it needs."""
+    if as_json:
+        echo_json(
+            [
+                {"name": name, "question": each.question, "record": each.record, "needs": each.needs}
+                for name, each in sorted(EXPERIMENTS.items())
+            ]
+        )
+        return
+    rows = tuple((name, each.question, each.record, each.needs) for name, each in sorted(EXPERIMENTS.items()))
+    echo_card(Card("experiments", ("name", "question", "record", "needs"), rows))

@@ -1,0 +1,81 @@
+"""`optcc experiment`: every record has its command, and nothing is written before it is asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from optcc import cli
+from optcc.commands.experiment import EXPERIMENTS, LIST
+from optcc.errors import EXIT_BAD_INPUT, EXIT_DONE
+from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.record import RECORDS
+
+ROOT = Path(__file__).parents[2]
+OTHERWISE = {"fabric-4x2-half.json"}
+"""Records of `optcc bench`."""
+NOT_RUN = {"gpu-battery.json"}
+"""No machine with a GPU has made it so far."""
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def test_every_record_is_made_by_one_experiment() -> None:
+    made = [each.record for each in EXPERIMENTS.values()]
+    assert len(set(made)) == len(made)
+    assert {each.name for each in RECORDS.glob("*.json")} - OTHERWISE == set(made) - NOT_RUN
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_help_writes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(cli.optcc, ["experiment", name, "--help"])
+    assert said.exit_code == EXIT_DONE
+    assert f"experiment {name} [OPTIONS]" in said.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_option_that_there_is_not_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["experiment", name, "--nonsense"]) == EXIT_BAD_INPUT
+    assert "No such option" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_all_take_a_file_for_their_record(name: str) -> None:
+    options = [word for each in EXPERIMENTS[name].load().params for word in each.opts]
+    assert "-o" in options
+
+
+def test_the_list_says_what_each_answers() -> None:
+    said = CliRunner().invoke(cli.optcc, ["experiment", LIST, "--json"])
+    found = {each["name"]: each for each in json.loads(said.output)}
+    assert set(found) == set(EXPERIMENTS)
+    assert found["bound-curves"]["record"] == BoundCurves.own_path.name
+    assert all(each["question"] for each in found.values())
+
+
+def test_an_experiment_writes_the_record_that_comes_with_the_package(tmp_path: Path) -> None:
+    assert cli.run(["experiment", "bound-curves", "-o", str(tmp_path / "curves.json")]) == EXIT_DONE
+    assert (tmp_path / "curves.json").read_bytes() == BoundCurves.own_path.read_bytes()
+
+
+def test_a_name_that_resembles_one_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["experiment", "swrm"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err == "optcc: No such experiment 'swrm'; did you mean swarm?\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_experiments_that_there_are(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"optcc experiment ([a-z-]+)", text))
+    assert names <= {LIST, *EXPERIMENTS}
+    modules = {each.module for each in EXPERIMENTS.values()}
+    assert not modules & set(re.findall(r"python -m (optcc[a-z_.]+)", text))
