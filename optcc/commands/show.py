@@ -84,7 +84,9 @@ def command(
     perfetto: Path | None,
     as_json: bool,
 ) -> None:
-    """Show how the schedule NAME (of the library, FILE.py:FUNCTION, or FILE.xml for MSCCL) is predicted to run.
+    """Show how the schedule NAME is predicted to run.
+
+    NAME is one of the library, FILE.py:FUNCTION, FILE.xml for MSCCL, or FILE.json, an execution plan of MSCCL++.
 
     With --measured the plan and its size are those of the trace; a picture of the prediction is drawn beside that of
     the run.

@@ -85,7 +85,7 @@ def command(
 ) -> None:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
 
-    NAME may also be FILE.xml, an algorithm for MSCCL.
+    NAME may also be FILE.xml, an algorithm for MSCCL, or FILE.json, an execution plan of MSCCL++.
 
     With --faults also what each of them cost, against the run without. With --as-written for thousands of ranks:
     transfers are timed as they are written, and none is kept.

@@ -1,4 +1,4 @@
-"""Files of other tools: `optcc verify FILE.xml` and `FILE.json`, `simulate FILE.xml`, `show FILE.xml`."""
+"""Files of other tools: `optcc verify FILE.xml` and `FILE.json`, `simulate` and `show` of both."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from optcc.verdict import PROVED
 from optcc.verify.gpu.msccl import MSCCL_TARGETS, verify_msccl
 from optcc.verify.gpu.msccl_plan import plan_of_msccl
 from optcc.verify.gpu.mscclpp import verify_mscclpp
+from optcc.verify.gpu.mscclpp_plan import plan_of_mscclpp
 
 ENDINGS = (".xml", ".json")
 
@@ -29,15 +30,14 @@ def read_foreign_plan(path: Path, size_bytes: int, what: str) -> tuple[Plan, str
     """The plan that the algorithm in a file amounts to, and the verdict on the file; a line on stderr says so if it is
     not proved, since then `what` is of a file that never runs.
 
-    Raises InputError for an execution plan of MSCCL++, which is judged and not timed, and what `plan_of_msccl` raises.
+    Raises what `plan_of_msccl` and `plan_of_mscclpp` raise.
     """
     data = read_file(path, BYTES_MAX)
-    if not data.lstrip().startswith(b"<"):
-        raise InputError(f"{path.name}: must be an algorithm in MSCCL's XML: plans of MSCCL++ are judged, not timed")
+    is_xml = data.lstrip().startswith(b"<")
     try:
-        verdict = verify_msccl(data, path.name)
+        verdict = verify_msccl(data, path.name) if is_xml else verify_mscclpp(data, path.name)
         root = dict(verdict.conditions).get("result", "root 0").removeprefix("root ")
-        plan = plan_of_msccl(data, size_bytes, root=int(root))
+        plan = (plan_of_msccl if is_xml else plan_of_mscclpp)(data, size_bytes, root=int(root))
     except (CodecError, InputError, PlanError) as error:
         raise type(error)(f"file {str(path)!r}: {error}") from None
     if verdict.verdict != PROVED:

@@ -55,14 +55,7 @@ def _findings(
     """Each property with its counterexample, None if it holds."""
     plan = file.plan
     conditions.append(("limits", "the loader of MSCCL++ 0.8 and 0.9"))
-    collective = plan.collective.lower().replace("_", "")
-    collective = collective if collective in _COLLECTIVES else "custom"
-    parts = file.parts
-    capacity = [
-        {"i": gpu.input_chunks * parts, "o": gpu.output_chunks * parts, "s": gpu.scratch_chunks * parts}
-        for gpu in plan.gpus
-    ]
-    buffers = GpuBuffers(collective, capacity, plan.inplace)
+    buffers = buffers_of(file)
     crowded = check_room(name, file)
     if crowded is not None:
         yield "limits", crowded
@@ -76,7 +69,7 @@ def _findings(
         wrong = [each.found for each in runs if each.found is not None and each.found.property == property_]
         conditions += [("races", f"{later} calls one after the other, and so for all")] if property_ == "races" else []
         yield property_, wrong[0] if wrong else None
-    if collective == "custom":
+    if buffers.collective == "custom":
         return
     for each in runs:
         wrong_result, root = check_gpu_result(name, buffers, each.captured, each.ops, file.lines)
@@ -84,6 +77,16 @@ def _findings(
     conditions += [("result", f"root {root}")] if root >= 0 else []
     for each in runs:
         yield "agreement", check_gpu_agreement(name, buffers, each.captured, each.ops)
+
+
+def buffers_of(file: MscclppFile) -> GpuBuffers:
+    """The cells of the GPUs of a plan; of `collective` "custom" where its name is none that is known."""
+    collective = file.plan.collective.lower().replace("_", "")
+    capacity = [
+        {name: chunks * file.parts for name, chunks in zip("ios", each, strict=True)}
+        for each in ((gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks) for gpu in file.plan.gpus)
+    ]
+    return GpuBuffers(collective if collective in _COLLECTIVES else "custom", capacity, file.plan.inplace)
 
 
 def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:

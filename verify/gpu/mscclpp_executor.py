@@ -21,7 +21,6 @@ refused), so every order ends in the same place, and one is looked at.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from optcc.errors import CodecError
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
 from optcc.verify.gpu.mscclpp_file import Buffer, MscclppFile, MscclppOp, MscclppOperand
+from optcc.verify.gpu.mscclpp_state import BlockThread, Cell, Known, RunningBlock
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
 _SYNC = frozenset(("nop", "barrier"))
@@ -38,69 +38,6 @@ _PACKET_SOURCES = {"rppkt": 0, "respkt": 1, "repkt": 1, "recpkt": 1, "recspkt": 
 """Operations whose sources are packets from this one on."""
 _PACKET_DESTINATIONS = {"ppkt": 0, "rppkt": 0, "respkt": 1, "recpkt": 1, "recspkt": 1, "cpkt": 0, "gstorepkt": 0}
 PACKETS = frozenset((*_PACKET_SOURCES, *_PACKET_DESTINATIONS))
-
-
-@dataclass(slots=True)
-class _Known:
-    """What a thread knows: `all` of it, and of that what it knows because calls have begun.
-
-    `reads` are those (op and cell) that it knows to be over because it has a packet that was made of them.
-    """
-
-    all: Column
-    begun: Column
-    reads: frozenset[tuple[int, int]] = frozenset()
-
-    def copy(self) -> _Known:
-        return _Known(self.all.copy(), self.begun.copy(), self.reads)
-
-    def learn(self, other: _Known) -> None:
-        np.maximum(self.all, other.all, out=self.all)
-        np.maximum(self.begun, other.begun, out=self.begun)
-        self.reads |= other.reads
-
-    def relaxed(self) -> _Known:
-        return _Known(self.begun.copy(), self.begun.copy(), self.reads)
-
-
-@dataclass(slots=True)
-class _Thread:
-    """One of the first threads of a block, which serve channels, or the last one, which stands for all others."""
-
-    known: _Known
-    at: int = 0
-
-
-@dataclass(slots=True)
-class _RunningBlock:
-    """A thread block in a call; `done` counts its operations over all calls.
-
-    `base` is what all of its threads know, `packets` what some have learned by reading packets.
-    """
-
-    gpu: int
-    number: int
-    ops: list[MscclppOp]
-    threads: list[_Thread]
-    base: _Known
-    packets: _Known
-    call: int = 0
-    done: int = 0
-
-
-@dataclass(slots=True)
-class _Cell:
-    """Who has written a cell last, and read it since: block, its operation counted over all calls, and op.
-
-    A packet has the `call` in which it was written, carries what its writer knew to have begun, and the reads (op and
-    cell) from which it was made.
-    """
-
-    writer: tuple[int, int, int] = (-1, 0, -1)
-    readers: list[tuple[int, int, int]] = field(default_factory=list)
-    call: int = -1
-    carries: Column | None = None
-    made_of: frozenset[tuple[int, int]] = frozenset()
 
 
 class MscclppExecutor:
@@ -116,23 +53,21 @@ class MscclppExecutor:
         self.found: StepCounterexample | None = None
         plan = file.plan
         self.total = sum(len(gpu.threadblocks) for gpu in plan.gpus)
-        self.blocks: list[_RunningBlock] = []
+        self.blocks: list[RunningBlock] = []
         for gpu in plan.gpus:
             for block in gpu.threadblocks:
                 width = 1 + max([0, *(max(len(op.channel_ids), len(op.semaphore_ids)) for op in block.ops)])
-                threads = [_Thread(self._nothing()) for _ in range(width)]
-                self.blocks.append(
-                    _RunningBlock(gpu.id, block.id, block.ops, threads, self._nothing(), self._nothing())
-                )
+                threads = [BlockThread(self._nothing()) for _ in range(width)]
+                self.blocks.append(RunningBlock(gpu.id, block.id, block.ops, threads, self._nothing(), self._nothing()))
         self.of_gpu = [[k for k, each in enumerate(self.blocks) if each.gpu == gpu.id] for gpu in plan.gpus]
         self.call = [0] * len(plan.gpus)
         halves = 2 if plan.use_double_scratch_buffer else 1
         self.packet_cells = buffers.n_cells
         n_cells = buffers.n_cells * (1 + halves)
-        self.cells = [_Cell() for _ in range(n_cells)]
+        self.cells = [Cell() for _ in range(n_cells)]
         self.values = [NOTHING] * n_cells
         self.captured = GpuContents(self.nodes, self.values[: buffers.n_cells], [-1] * buffers.n_cells)
-        self.signals: dict[tuple[int, int], deque[_Known]] = {}
+        self.signals: dict[tuple[int, int], deque[Known]] = {}
         self.semaphores = {
             (gpu.id, number): deque(self._nothing() for _ in range(each.init_value))
             for gpu in plan.gpus
@@ -141,8 +76,8 @@ class MscclppExecutor:
         self.peer = self._pair_channels()
         self._check_waiters()
 
-    def _nothing(self) -> _Known:
-        return _Known(np.zeros(self.total, dtype=np.int64), np.zeros(self.total, dtype=np.int64))
+    def _nothing(self) -> Known:
+        return Known(np.zeros(self.total, dtype=np.int64), np.zeros(self.total, dtype=np.int64))
 
     def _pair_channels(self) -> dict[tuple[int, int], tuple[int, int]]:
         """For each channel of a GPU the other end: its k-th to a peer is the peer's k-th back."""
@@ -175,7 +110,7 @@ class MscclppExecutor:
                         raise CodecError(f"{self._place(at, k)}: {what} {number} by two threads: is not judged")
                     used[key] = (at, phase, thread)
 
-    def _channels(self, block: _RunningBlock, op: MscclppOp) -> list[int]:
+    def _channels(self, block: RunningBlock, op: MscclppOp) -> list[int]:
         own = self.file.plan.gpus[block.gpu].threadblocks[block.number]
         numbers = [own.channel("memory", each) for each in op.channel_ids]
         return [number for number in numbers if number is not None]
@@ -288,9 +223,12 @@ class MscclppExecutor:
                 continue  # the last thread stands for all that do the data
             thread.at += 1
             moved = True
-        return self._meet(block) or moved
+        group = self._meeting(block)
+        if group:
+            self._meet(group)
+        return moved or bool(group)
 
-    def _serve(self, block: _RunningBlock, op: MscclppOp, number: int, thread: _Thread) -> bool:
+    def _serve(self, block: RunningBlock, op: MscclppOp, number: int, thread: BlockThread) -> bool:
         """What thread `number` does of an operation on channels or semaphores; false if it must wait."""
         ids = op.semaphore_ids if op.name.startswith("sem") else self._channels(block, op)
         if number >= len(ids):
@@ -309,18 +247,20 @@ class MscclppExecutor:
             thread.known.learn(word.relaxed() if op.name == "rlxwait" else word)
         return True
 
-    def _meet(self, block: _RunningBlock) -> bool:
-        """Lets all threads of the block pass a nop, or all blocks a barrier, that all have come to."""
+    def _meeting(self, block: RunningBlock) -> list[RunningBlock]:
+        """The blocks whose threads have all come to the nop or barrier that `block` is at; none if some are missing."""
         k = block.threads[0].at
         if k == len(block.ops) or any(thread.at != k for thread in block.threads) or block.ops[k].name not in _SYNC:
-            return False
+            return []
         op = block.ops[k]
-        group = [block]
-        if op.name == "barrier":
-            group = [each for each in self.blocks if each.gpu == block.gpu and self._at_barrier(each, op)]
-            if len(group) < (op.num_threadblocks or 0):
-                return False
-        known = block.base.copy()
+        if op.name == "nop":
+            return [block]
+        group = [each for each in self.blocks if each.gpu == block.gpu and self._at_barrier(each, op)]
+        return [] if len(group) < (op.num_threadblocks or 0) else group
+
+    def _meet(self, group: list[RunningBlock]) -> None:
+        """Lets all threads of these blocks pass the nop or barrier that they have come to."""
+        known = group[0].base.copy()
         for each in group:
             for thread in each.threads:
                 known.learn(thread.known)
@@ -334,9 +274,8 @@ class MscclppExecutor:
             for thread in each.threads:
                 thread.known = each.base.copy()
                 thread.at += 1
-        return True
 
-    def _at_barrier(self, block: _RunningBlock, op: MscclppOp) -> bool:
+    def _at_barrier(self, block: RunningBlock, op: MscclppOp) -> bool:
         k = block.threads[0].at
         if k == len(block.ops) or any(thread.at != k for thread in block.threads):
             return False
@@ -344,7 +283,7 @@ class MscclppExecutor:
 
     # Data -------------------------------------------------------------------------------------------------------------
 
-    def _move(self, at: int, block: _RunningBlock, thread: _Thread) -> bool:
+    def _move(self, at: int, block: RunningBlock, thread: BlockThread) -> bool:
         """Does a data operation; false if a packet has not come."""
         op = block.ops[thread.at]
         sources, targets = self._places(block, op)
@@ -382,7 +321,7 @@ class MscclppExecutor:
                 word = self.cells[cell].carries
                 heard |= self.cells[cell].made_of
                 if word is not None:
-                    block.packets.learn(_Known(word, word))
+                    block.packets.learn(Known(word, word))
         block.packets.reads |= heard
         return True
 
@@ -408,7 +347,7 @@ class MscclppExecutor:
             summed = [self.nodes.add(pair, index) for pair in zip(summed, column, strict=True)]
         return [summed] * n_targets
 
-    def _places(self, block: _RunningBlock, op: MscclppOp) -> tuple[list[list[int]], list[list[int]]]:
+    def _places(self, block: RunningBlock, op: MscclppOp) -> tuple[list[list[int]], list[list[int]]]:
         """The cells of each source and destination; those of a switch channel are one for each GPU."""
         sources, targets = self._operands(op)
         found: list[list[list[int]]] = [[], []]
@@ -432,7 +371,7 @@ class MscclppExecutor:
             sources = [_at(each, each.index, sources[0].type) for each in sources]
         return sources, targets
 
-    def _owners(self, block: _RunningBlock, operand: MscclppOperand) -> list[tuple[int, str]]:
+    def _owners(self, block: RunningBlock, operand: MscclppOperand) -> list[tuple[int, str]]:
         gpu = self.file.plan.gpus[block.gpu]
         own = gpu.threadblocks[block.number]
         if operand.switch_channel_id is not None:
@@ -449,7 +388,7 @@ class MscclppExecutor:
         return [(block.gpu, operand.type)]
 
     def _cells(
-        self, block: _RunningBlock, op: MscclppOp, gpu: int, buffer: str, operand: MscclppOperand, is_packet: bool
+        self, block: RunningBlock, op: MscclppOp, gpu: int, buffer: str, operand: MscclppOperand, is_packet: bool
     ) -> list[int]:
         parts = self.file.parts
         first, last = operand.index * parts, (operand.index + operand.size) * parts
