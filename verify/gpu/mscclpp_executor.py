@@ -10,6 +10,10 @@ operation. Only `nop` and `barrier` wait for all threads of the block. So:
   call, and so that they have ended the calls before.
 - A packet is read when it has been written in the same call: its flag is that call's. What was read to make it, of the
   same position, was read before: an operation that has the packet, and what comes behind it, may write there.
+- What a port channel moves, a proxy moves later: it reads the source and writes the destination at any time between the
+  operation and the next flush of the channel (`pwsf`), which the sender waits for. What the channel moved before comes
+  before, and a signal of the channel comes behind it and tells the receiver. `flush` flushes as many channels as it has
+  destinations, as the executor does: none in what its language writes. Nothing is flushed at the end of a call.
 - A call begins on a GPU when all of its blocks have ended the one before; then its caller may write the input and use
   the output.
 
@@ -28,12 +32,13 @@ from optcc.arrays import Column
 from optcc.errors import CodecError
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
-from optcc.verify.gpu.mscclpp_file import Buffer, MscclppFile, MscclppOp, MscclppOperand
-from optcc.verify.gpu.mscclpp_state import BlockThread, Cell, Known, RunningBlock
+from optcc.verify.gpu.mscclpp_file import PAIRED, PUSHES, Buffer, MscclppFile, MscclppOp, MscclppOperand
+from optcc.verify.gpu.mscclpp_state import BlockThread, CellUse, Known, RunningBlock
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
 _SYNC = frozenset(("nop", "barrier"))
-_BY_THREAD = frozenset(("signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release"))
+_BY_THREAD = frozenset(("signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release", "flush"))
+_SIGNALS = ("signal", "rlxsignal", "pws", "pwsf")
 _PACKET_SOURCES = {"rppkt": 0, "respkt": 1, "repkt": 1, "recpkt": 1, "recspkt": 1, "upkt": 0, "gstorepkt": 0}
 """Operations whose sources are packets from this one on."""
 _PACKET_DESTINATIONS = {"ppkt": 0, "rppkt": 0, "respkt": 1, "recpkt": 1, "recspkt": 1, "cpkt": 0, "gstorepkt": 0}
@@ -52,7 +57,13 @@ class MscclppExecutor:
         self.ops: list[GpuOp] = []
         self.found: StepCounterexample | None = None
         plan = file.plan
-        self.total = sum(len(gpu.threadblocks) for gpu in plan.gpus)
+        n_blocks = sum(len(gpu.threadblocks) for gpu in plan.gpus)
+        ports = [(gpu.id, len(gpu.peers()) + number) for gpu in plan.gpus for number in range(len(gpu.peers("port")))]
+        # In a clock, behind the blocks, two for each port channel: what has been moved, and what it was told to move.
+        self.moved = {end: n_blocks + number for number, end in enumerate(ports)}
+        self.told = {end: n_blocks + len(ports) + number for number, end in enumerate(ports)}
+        self.pushed = dict.fromkeys(ports, 0)
+        self.total = n_blocks + 2 * len(ports)
         self.blocks: list[RunningBlock] = []
         for gpu in plan.gpus:
             for block in gpu.threadblocks:
@@ -64,7 +75,7 @@ class MscclppExecutor:
         halves = 2 if plan.use_double_scratch_buffer else 1
         self.packet_cells = buffers.n_cells
         n_cells = buffers.n_cells * (1 + halves)
-        self.cells = [Cell() for _ in range(n_cells)]
+        self.cells = [CellUse() for _ in range(n_cells)]
         self.values = [NOTHING] * n_cells
         self.captured = GpuContents(self.nodes, self.values[: buffers.n_cells], [-1] * buffers.n_cells)
         self.signals: dict[tuple[int, int], deque[Known]] = {}
@@ -80,40 +91,49 @@ class MscclppExecutor:
         return Known(np.zeros(self.total, dtype=np.int64), np.zeros(self.total, dtype=np.int64))
 
     def _pair_channels(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """For each channel of a GPU the other end: its k-th to a peer is the peer's k-th back."""
-        ends: dict[tuple[int, int], list[int]] = {}
+        """For each channel of a GPU the other end: its k-th of a type to a peer is the peer's k-th back.
+
+        Channels of memory are counted first, then those of ports.
+        """
+        ends: dict[tuple[str, int, int], list[int]] = {}
         for gpu in self.file.plan.gpus:
-            for number, peer in enumerate(gpu.peers()):
-                ends.setdefault((gpu.id, peer), []).append(number)
+            numbered = enumerate([(kind, peer) for kind in ("memory", "port") for peer in gpu.peers(kind)])
+            for number, (kind, peer) in numbered:
+                ends.setdefault((kind, gpu.id, peer), []).append(number)
         paired: dict[tuple[int, int], tuple[int, int]] = {}
-        for (one, other), own in ends.items():
-            theirs = ends.get((other, one), [])
+        for (kind, one, other), own in ends.items():
+            theirs = ends.get((kind, other, one), [])
             for k, number in enumerate(own):
                 paired[one, number] = (other, theirs[k]) if k < len(theirs) else (other, -1 - number)
         return paired
 
     def _check_waiters(self) -> None:
         """Raises CodecError if two threads may wait for, or signal on, one channel or semaphore at the same time."""
-        used: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        used: dict[tuple[object, ...], tuple[int, int, int, set[int]]] = {}
         for at, block in enumerate(self.blocks):
             phase = 0
             for k, op in enumerate(block.ops):
                 phase += op.name in _SYNC
-                if op.name not in _BY_THREAD or op.name == "sem_release":
+                if op.name == "sem_release" or not (op.name in _BY_THREAD or _is_push(op)):
                     continue
                 what = "semaphore" if op.name == "sem_acquire" else "channel"
                 ids = op.semaphore_ids if op.name == "sem_acquire" else self._channels(block, op)
+                use = "wait" if op.name.endswith("wait") else op.name.removeprefix("rlx")
+                use = "signal" if _is_push(op) or use == "flush" else use
+                together = _is_push(op) and op.name not in ("pws", "pwsf")
                 for thread, number in enumerate(ids):
-                    key = (block.gpu, what, number, op.name.removeprefix("rlx"))
-                    before = used.get(key, (at, phase, thread))
-                    if before[0] != at or (before[1] == phase and before[2] != thread):
+                    key = (block.gpu, what, number, use)
+                    before = used.get(key, (at, phase, k, {thread}))
+                    threads = before[3] | {thread} if before[1] == phase else {thread}
+                    if before[0] != at or (len(threads) > 1 and not (together and before[2] == k)):
                         raise CodecError(f"{self._place(at, k)}: {what} {number} by two threads: is not judged")
-                    used[key] = (at, phase, thread)
+                    used[key] = (at, phase, k, threads)
 
     def _channels(self, block: RunningBlock, op: MscclppOp) -> list[int]:
-        own = self.file.plan.gpus[block.gpu].threadblocks[block.number]
-        numbers = [own.channel("memory", each) for each in op.channel_ids]
-        return [number for number in numbers if number is not None]
+        gpu = self.file.plan.gpus[block.gpu]
+        first = len(gpu.peers()) if op.by_port else 0
+        numbers = [gpu.threadblocks[block.number].channel(op.reach, each) for each in op.channel_ids]
+        return [first + number for number in numbers if number is not None]
 
     def _place(self, at: int, k: int) -> StepPlace:
         block = self.blocks[at]
@@ -217,6 +237,9 @@ class MscclppExecutor:
             if op.name in _BY_THREAD:
                 if not self._serve(block, op, number, thread):
                     continue
+            elif _is_push(op):
+                if not self._push(at, block, op, number, thread):
+                    continue
             elif number == len(block.threads) - 1 and not self._move(at, block, thread):
                 continue
             elif number < len(block.threads) - 1 and block.threads[-1].at <= thread.at:
@@ -234,17 +257,62 @@ class MscclppExecutor:
         if number >= len(ids):
             return True
         end = (block.gpu, ids[number])
-        if op.name == "sem_release":
+        if op.name == "flush":
+            if number < len(op.dst_buff):
+                thread.known.all[self.moved[end]] = thread.known.all[self.told[end]]
+        elif op.name == "sem_release":
             self.semaphores[end].append(thread.known.copy())
         elif op.name.endswith("signal"):
-            word = thread.known.relaxed() if op.name == "rlxsignal" else thread.known.copy()
-            self.signals.setdefault(self.peer[end], deque()).append(word)
+            self._signal(end, thread, op.name == "rlxsignal" and not op.by_port)
         else:
             queue = self.semaphores[end] if op.name == "sem_acquire" else self.signals.get(end)
             if not queue:
                 return False
             word = queue.popleft()
-            thread.known.learn(word.relaxed() if op.name == "rlxwait" else word)
+            thread.known.learn(word.relaxed() if op.name == "rlxwait" and not op.by_port else word)
+        return True
+
+    def _signal(self, end: tuple[int, int], thread: BlockThread, is_relaxed: bool = False) -> None:
+        """Sends what the thread knows, and behind it what it has told the channel to move."""
+        word = thread.known.relaxed() if is_relaxed else thread.known.copy()
+        if end in self.moved:
+            word.all[self.moved[end]] = word.all[self.told[end]]
+        self.signals.setdefault(self.peer[end], deque()).append(word)
+
+    def _push(self, at: int, block: RunningBlock, op: MscclppOp, number: int, thread: BlockThread) -> bool:
+        """What thread `number` has a proxy move; false if its packets have not come."""
+        ids = self._channels(block, op)
+        if number >= len(ids):
+            return True
+        sources, targets = self._places(block, op)
+        source, target = sources[number if op.name in PAIRED else 0], targets[number]
+        if op.name == "rppkt" and any(self.cells[cell].call != block.call for cell in source):
+            return False
+        end = (block.gpu, ids[number])
+        moved, told = self.moved[end], self.told[end]
+        self.pushed[end] += 1
+        moment = self.pushed[end]
+        index = self._add(self._place(at, thread.at))
+        clock = thread.known.all.copy()
+        clock[moved] = clock[told]
+        for cell in source:
+            self._read(moved, moment, clock, cell, index, op.name == "rppkt")
+        values = [self.values[cell] for cell in source]
+        for position, cell in enumerate(target):
+            taken = self.cells[source[position]]
+            made_of = taken.made_of | {(index, source[position])} if op.name in PACKETS else frozenset()
+            self._write(moved, moment, clock, cell, index, made_of | thread.known.reads)
+            self.values[cell] = values[position]
+            if op.name in PACKETS:
+                begun = thread.known.begun
+                held = self.cells[cell]
+                held.call, held.made_of = taken.call, made_of
+                held.carries = begun if taken.carries is None else np.maximum(begun, taken.carries)
+        thread.known.all[told] = moment
+        if op.name in ("pws", "pwsf"):
+            self._signal(end, thread)
+        if op.name == "pwsf":
+            thread.known.all[moved] = moment
         return True
 
     def _meeting(self, block: RunningBlock) -> list[RunningBlock]:
@@ -327,7 +395,7 @@ class MscclppExecutor:
 
     def _check_overlap(self, op: MscclppOp, plain: list[list[int]], targets: list[list[int]], index: int) -> None:
         """Finds a cell that the op reads and writes at two positions: which thread does what first is not fixed."""
-        by_pair = op.name in ("put", "get", "ppkt")
+        by_pair = op.name in PAIRED
         read = {cell: (by_pair * k, at) for k, cells in enumerate(plain) for at, cell in enumerate(cells)}
         for k, cells in enumerate(targets):
             for at, cell in enumerate(cells):
@@ -336,7 +404,7 @@ class MscclppExecutor:
 
     def _results(self, op: MscclppOp, columns: list[list[int]], n_targets: int, index: int) -> list[list[int]]:
         """What each destination gets; sums are from left to right, packets before the local operand."""
-        if op.name in ("put", "get", "ppkt"):
+        if op.name in PAIRED:
             return columns
         if op.name == "glres":
             summed = [self.nodes.add(each, index) for each in zip(*columns, strict=True)]
@@ -352,11 +420,11 @@ class MscclppExecutor:
         sources, targets = self._operands(op)
         found: list[list[list[int]]] = [[], []]
         for side, operands, packets in (
-            (0, sources, _PACKET_SOURCES.get(op.name, 99)),
+            (0, sources, 0 if op.by_port and op.name == "ppkt" else _PACKET_SOURCES.get(op.name, 99)),
             (1, targets, _PACKET_DESTINATIONS.get(op.name, 99)),
         ):
             for number, operand in enumerate(operands):
-                for gpu, buffer in self._owners(block, operand):
+                for gpu, buffer in self._owners(block, op, operand):
                     found[side].append(self._cells(block, op, gpu, buffer, operand, number >= packets))
         return found[0], found[1]
 
@@ -367,11 +435,11 @@ class MscclppExecutor:
             indices = [(src.index, dst.index) for src, dst in zip(sources, targets, strict=True)]
             sources = [_at(each, dst) for each, (_, dst) in zip(sources, indices, strict=True)]
             targets = [_at(each, src) for each, (src, _) in zip(targets, indices, strict=True)]
-        if op.name in ("put", "ppkt"):  # and the buffer of the first source for all
+        if op.name in ("put", "ppkt") and not op.by_port:  # and the buffer of the first source for all
             sources = [_at(each, each.index, sources[0].type) for each in sources]
         return sources, targets
 
-    def _owners(self, block: RunningBlock, operand: MscclppOperand) -> list[tuple[int, str]]:
+    def _owners(self, block: RunningBlock, op: MscclppOp, operand: MscclppOperand) -> list[tuple[int, str]]:
         gpu = self.file.plan.gpus[block.gpu]
         own = gpu.threadblocks[block.number]
         if operand.switch_channel_id is not None:
@@ -380,7 +448,7 @@ class MscclppExecutor:
             buffer, ranks = gpu.groups()[number]
             return [(rank, buffer) for rank in ranks]
         if operand.buffer_id is not None:
-            number = own.buffer(operand.buffer_id)
+            number = own.buffer(operand.buffer_id, op.reach)
             assert number is not None
             remote = gpu.remote_buffers[number]
             return [(remote.rank, remote.type)]
@@ -406,7 +474,7 @@ class MscclppExecutor:
         for at, block in enumerate(self.blocks):
             for k, op in enumerate(block.ops):
                 for operand in (each for side in self._operands(op) for each in side):
-                    for gpu, buffer in self._owners(block, operand):
+                    for gpu, buffer in self._owners(block, op, operand):
                         chunks = self.buffers.chunks(gpu, buffer) // self.file.parts
                         if operand.index + operand.size > chunks:
                             what = f"{_shown(operand)} is outside of {buffer}, which has {chunks} chunks at GPU {gpu}"
@@ -476,8 +544,8 @@ class MscclppExecutor:
         for at, block in enumerate(self.blocks):
             for k, op in enumerate(block.ops):
                 place = self._place(at, k)
-                for number in self._channels(block, op) if op.name.endswith(("signal", "wait")) else ():
-                    if op.name.endswith("signal"):
+                for number in self._channels(block, op) if op.name in (*_SIGNALS, "wait", "rlxwait") else ():
+                    if op.name in _SIGNALS:
                         sent.setdefault(self.peer[block.gpu, number], []).append(place)
                     else:
                         awaited.setdefault((block.gpu, number), []).append(place)
@@ -496,6 +564,11 @@ class MscclppExecutor:
                 what = f"semaphore {key[1]} ends {abs(change)} {'above' if change > 0 else 'below'} its start"
                 return counter(self.name, "matching", what, held[key][-1])
         return None
+
+
+def _is_push(op: MscclppOp) -> bool:
+    """Whether a proxy moves what the operation names."""
+    return op.by_port and op.name in PUSHES
 
 
 def _at(operand: MscclppOperand, index: int, kind: Buffer | None = None) -> MscclppOperand:

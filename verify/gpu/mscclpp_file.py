@@ -1,9 +1,8 @@
 """`MscclppFile`: an execution plan of MSCCL++ in JSON, read strictly, with the line of every operation.
 
 The format is that of 0.8 and 0.9, in which remote buffers are objects of their own; plans of 0.7, where channels have
-them, are refused by name. Read, but not judged, are channels
-of type `port` (to other servers) and the operations `pipeline`, `pws`, `pwsf` and `flush`, whose effect depends on the
-size of the call or on a proxy: they are refused by name.
+them, are refused by name. Read, but not judged, is `pipeline`, whose effect depends on the size of the call: it
+is refused by name.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ Buffer = Literal["i", "o", "s"]
 Access = Literal["memory", "port", "switch", "none"]
 NAMES = (
     *("nop", "barrier", "signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release"),
-    *("put", "get", "copy", "re", "res", "rre", "rres", "glres", "gstore"),
+    *("put", "pws", "pwsf", "flush", "get", "copy", "re", "res", "rre", "rres", "glres", "gstore"),
     *("ppkt", "rppkt", "respkt", "repkt", "recpkt", "recspkt", "upkt", "cpkt", "gstorepkt"),
 )
-NOT_JUDGED = ("pipeline", "pws", "pwsf", "flush")
+NOT_JUDGED = ("pipeline",)
 
 
 class MscclppOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +78,16 @@ class MscclppOp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iter_context: dict[str, int] | None = None
     ops: list[Any] = []
 
+    @property
+    def by_port(self) -> bool:
+        """Whether it goes through a proxy."""
+        return self.channel_type == "port"
+
+    @property
+    def reach(self) -> str:
+        """The type of the channels that it uses, and by which its remote buffers are reached."""
+        return "port" if self.by_port else "memory"
+
 
 class ChannelRefs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Channels of the GPU that a thread block uses."""
@@ -108,12 +117,12 @@ class MscclppBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own = [each for refs in self.channels if refs.channel_type == kind for each in refs.channel_ids]
         return own[number] if number < len(own) else None
 
-    def buffer(self, number: int) -> int | None:
-        """The GPU's number of the block's remote buffer `number`."""
+    def buffer(self, number: int, kind: str = "memory") -> int | None:
+        """The GPU's number of the block's remote buffer `number` of those reached by channels of that type."""
         own = [
             each
             for refs in self.remote_buffer_refs
-            if refs.access_channel_type == "memory"
+            if refs.access_channel_type == kind
             for each in refs.remote_buffer_ids
         ]
         return own[number] if number < len(own) else None
@@ -162,9 +171,9 @@ class MscclppGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remote_buffers: list[RemoteBuffer] = []
     semaphores: list[Semaphore] = []
 
-    def peers(self) -> list[int]:
-        """The peer of each memory channel."""
-        return [peer for each in self.channels if each.channel_type == "memory" for peer in each.connected_to]
+    def peers(self, kind: str = "memory") -> list[int]:
+        """The peer of each channel of that type."""
+        return [peer for each in self.channels if each.channel_type == kind for peer in each.connected_to]
 
     def groups(self) -> list[tuple[str, list[int]]]:
         """The buffer and the GPUs of each switch channel."""
@@ -254,20 +263,18 @@ class MscclppFile:
 def _check_gpu(path: str, gpu: MscclppGpu, n_gpus: int) -> None:
     """Raises CodecError for ids that name nothing, and for what is not judged."""
     for number, channel in enumerate(gpu.channels):
-        if channel.channel_type == "port":
-            raise CodecError(f"{path}.channels[{number}].channel_type: port: is not judged")
         for peer in (*channel.connected_to, *(rank for group in channel.rank_groups for rank in group.ranks)):
-            if peer >= n_gpus or (channel.channel_type == "memory" and peer == gpu.id):
+            if peer >= n_gpus or (channel.channel_type in ("memory", "port") and peer == gpu.id):
                 raise CodecError(f"{path}.channels[{number}]: {peer}: must be another GPU of the {n_gpus}")
     for number, buffer in enumerate(gpu.remote_buffers):
         if buffer.rank >= n_gpus:
             raise CodecError(f"{path}.remote_buffers[{number}].rank: {buffer.rank}: must be below {n_gpus}")
-    n_memory, n_switch = len(gpu.peers()), len(gpu.groups())
+    counts = {"memory": len(gpu.peers()), "port": len(gpu.peers("port")), "switch": len(gpu.groups())}
     for number, block in enumerate(gpu.threadblocks):
         at = f"{path}.threadblocks[{number}]"
         if block.id != number:
             raise CodecError(f"{at}.id: {block.id}: must be {number}, its place")
-        for kind, count in (("memory", n_memory), ("switch", n_switch)):
+        for kind, count in counts.items():
             used = [each for refs in block.channels if refs.channel_type == kind for each in refs.channel_ids]
             if used and max(used) >= count:
                 raise CodecError(f"{at}.channels: {kind} channel {max(used)}: must be below {count}")
@@ -284,20 +291,22 @@ def _check_halves(path: str, gpu: MscclppGpu) -> None:
     for number, block in enumerate(gpu.threadblocks):
         for k, op in enumerate(block.ops):
             for operand in (*op.src_buff, *op.dst_buff) if op.name in _DATA else ():
-                buffer = None if operand.buffer_id is None else block.buffer(operand.buffer_id)
+                buffer = None if operand.buffer_id is None else block.buffer(operand.buffer_id, op.reach)
                 channel = (
                     None if operand.switch_channel_id is None else block.channel("switch", operand.switch_channel_id)
                 )
                 is_scratch = buffer is not None and gpu.remote_buffers[buffer].type == "s"
+                is_scratch = is_scratch or (op.by_port and operand.type == "s")
                 if is_scratch or (channel is not None and gpu.groups()[channel][0] == "s"):
                     what = "scratch space of other GPUs in two halves, for other than packets"
                     raise CodecError(f"{path}.threadblocks[{number}].ops[{k}]: {what}: is not judged")
 
 
-_DATA = frozenset(("put", "get", "res", "rre", "rres", "glres", "gstore"))
+_DATA = frozenset(("put", "pws", "pwsf", "get", "res", "rre", "rres", "glres", "gstore"))
 _SHAPES = {
     **dict.fromkeys(("copy", "upkt", "cpkt", "glres", "gstore", "gstorepkt"), (1, 1, 1, 1)),
-    **dict.fromkeys(("put", "get", "ppkt"), (1, 8, 1, 8)),
+    **dict.fromkeys(("put", "pws", "pwsf", "get", "ppkt"), (1, 8, 1, 8)),
+    "flush": (0, 0, 0, 8),
     "rppkt": (1, 1, 1, 8),
     **dict.fromkeys(("re", "rre", "repkt"), (2, 10, 1, 1)),
     **dict.fromkeys(("res", "rres", "respkt"), (2, 10, 2, 10)),
@@ -307,8 +316,25 @@ _SHAPES = {
 """Fewest and most operands at `src_buff` and at `dst_buff`."""
 FROM_REMOTE = {"get": 0, "rre": 1, "rres": 1}
 """Operations whose sources are remote from this one on."""
-TO_REMOTE = {"put": 0, "res": 1, "rres": 1, "ppkt": 0, "rppkt": 0, "respkt": 1, "recspkt": 2}
+TO_REMOTE = {
+    "put": 0,
+    "pws": 0,
+    "pwsf": 0,
+    "flush": 0,
+    "res": 1,
+    "rres": 1,
+    "ppkt": 0,
+    "rppkt": 0,
+    "respkt": 1,
+    "recspkt": 2,
+}
 """Operations whose destinations are remote from this one on."""
+PAIRED = frozenset(("put", "pws", "pwsf", "get", "ppkt"))
+"""Operations whose k-th source goes to the k-th destination."""
+_WORDS = frozenset(("signal", "wait", "rlxsignal", "rlxwait"))
+PUSHES = frozenset(("put", "pws", "pwsf", "ppkt", "rppkt"))
+"""What a port channel moves: its k-th destination is written through its k-th channel."""
+_PORT_ONLY = frozenset(("pws", "pwsf", "flush"))
 OVER_SWITCH = {"glres": "both", "gstore": "dst", "gstorepkt": "dst"}
 
 
@@ -321,7 +347,7 @@ def _check_op(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) ->
     if not (low <= len(op.src_buff) <= high and low_to <= len(op.dst_buff) <= high_to):
         rule = f"{op.name} must have {low} to {high} and {low_to} to {high_to}"
         raise CodecError(f"{path}: {len(op.src_buff)} sources, {len(op.dst_buff)} destinations: {rule}")
-    if op.name in ("put", "get", "ppkt") and len(op.src_buff) != len(op.dst_buff):
+    if op.name in PAIRED and len(op.src_buff) != len(op.dst_buff):
         raise CodecError(f"{path}: {len(op.src_buff)} sources: must be as many as destinations")
     if op.reduce_op != "sum":
         raise CodecError(f"{path}.reduce_op: {op.reduce_op}: must be sum, whatever it is the executor adds up")
@@ -339,7 +365,7 @@ def _check_op(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) ->
             given = [name for name in ("type", "buffer_id", "switch_channel_id") if getattr(operand, name) is not None]
             if given != [field]:
                 raise CodecError(f"{path}.{side}[{number}]: must have {field}, and not {', '.join(given) or 'nothing'}")
-            if field == "buffer_id" and block.buffer(operand.buffer_id or 0) is None:
+            if field == "buffer_id" and block.buffer(operand.buffer_id or 0, op.reach) is None:
                 raise CodecError(
                     f"{path}.{side}[{number}].buffer_id: {operand.buffer_id}: the block has no such buffer"
                 )
@@ -351,18 +377,40 @@ def _check_op(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) ->
 
 def _check_ids(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) -> None:
     """Channels, semaphores and barriers of an operation that waits or signals."""
-    if op.name in ("signal", "wait", "rlxsignal", "rlxwait"):
-        if op.channel_type != "memory":
-            raise CodecError(f"{path}.channel_type: {op.channel_type}: must be memory, others are not judged")
+    if op.name in _PORT_ONLY and not op.by_port:
+        raise CodecError(f"{path}.channel_type: {op.channel_type}: must be port for {op.name}")
+    if op.by_port and op.name not in (*_WORDS, *PUSHES, "flush"):
+        raise CodecError(f"{path}.channel_type: port: {op.name} must not have it, the executor reads memory there")
+    if op.name in _WORDS and op.channel_type not in ("memory", "port"):
+        raise CodecError(f"{path}.channel_type: {op.channel_type}: must be memory or port, others are not judged")
+    if op.name in _WORDS or op.by_port:
         for each in op.channel_ids:
-            if block.channel("memory", each) is None:
+            if block.channel(op.reach, each) is None:
                 raise CodecError(f"{path}.channel_ids: {each}: the block has no such channel")
+    if op.by_port and op.name in PUSHES:
+        _check_push(path, gpu, block, op)
     if op.name in ("sem_acquire", "sem_release"):
         for each in op.semaphore_ids:
             if each >= len(gpu.semaphores):
                 raise CodecError(f"{path}.semaphore_ids: {each}: must be below {len(gpu.semaphores)}")
     if op.name == "barrier" and (op.barrier_id is None or not op.num_threadblocks):
         raise CodecError(f"{path}: a barrier must have barrier_id and num_threadblocks")
+
+
+def _check_push(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) -> None:
+    """What goes through a proxy: a channel for each destination, and to the GPU of that channel."""
+    if len(op.channel_ids) != len(op.dst_buff):
+        raise CodecError(f"{path}.channel_ids: {len(op.channel_ids)} channels: must be as many as destinations")
+    for number, (operand, each) in enumerate(zip(op.dst_buff, op.channel_ids, strict=True)):
+        buffer, channel = block.buffer(operand.buffer_id or 0, "port"), block.channel("port", each)
+        assert buffer is not None and channel is not None
+        rank, peer = gpu.remote_buffers[buffer].rank, gpu.peers("port")[channel]
+        if rank != peer:
+            raise CodecError(f"{path}.dst_buff[{number}]: a buffer of GPU {rank}: must be of GPU {peer}, its channel's")
+    for number, operand in enumerate(op.src_buff):
+        if op.name == "ppkt" and operand.type != "s":
+            rule = "must be s, the executor takes what a port channel puts for packets"
+            raise CodecError(f"{path}.src_buff[{number}].type: {operand.type}: {rule}")
 
 
 def _object_lines(data: bytes) -> Iterator[tuple[tuple[object, ...], int]]:

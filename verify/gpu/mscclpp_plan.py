@@ -26,7 +26,7 @@ from optcc.transfers import Transfers
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.mscclpp import buffers_of
 from optcc.verify.gpu.mscclpp_executor import MscclppExecutor
-from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, MscclppFile, MscclppOp
+from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, PAIRED, MscclppFile, MscclppOp
 from optcc.verify.gpu.mscclpp_state import BlockThread, RunningBlock
 
 DTYPE, ITEM = "float32", 4
@@ -99,6 +99,8 @@ class _PlanWriter(MscclppExecutor):
         self.new = [set[int]() for _ in self.blocks]
         self.packet_from: dict[int, int] = {}
         self.words: defaultdict[tuple[int, int], deque[tuple[int, set[int]]]] = defaultdict(deque)
+        self.ported: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        """What each port channel was told to move; its signals come behind it."""
         self.tokens = {end: deque(set[int]() for _ in each) for end, each in self.semaphores.items()}
         self.index = {(block.gpu, block.number): at for at, block in enumerate(self.blocks)}
 
@@ -113,17 +115,35 @@ class _PlanWriter(MscclppExecutor):
         at, end = self.index[block.gpu, block.number], (block.gpu, ids[number])
         known = self.learned[at][number]
         line = self.file.op_lines[block.gpu][block.number][thread.at]
-        if op.name == "sem_release":
+        if op.name == "flush":
+            known |= self.ported[end] if number < len(op.dst_buff) else set()
+        elif op.name == "sem_release":
             self.tokens[end].append(set(known))
         elif op.name == "sem_acquire":
             known |= self.tokens[end].popleft()
         elif op.name.endswith("signal"):
-            sent = self._signal(block.gpu, self.peer[end][0], line)
-            self._send(sent, (block.gpu, _OUT, 0, end[1]), known, (_OUT, *end))
-            self.words[self.peer[end]].append((sent, set(known)))
+            self._tell(end, known | self.ported[end], line)
         else:
             sent, told = self.words[end].popleft()
             known |= told | {self._receive(sent, RECV, (_OUT, *self.peer[end]), set())}
+        return True
+
+    def _push(self, at: int, block: RunningBlock, op: MscclppOp, number: int, thread: BlockThread) -> bool:
+        if not super()._push(at, block, op, number, thread):
+            return False
+        ids = self._channels(block, op)
+        if number >= len(ids):
+            return True
+        end, known = (block.gpu, ids[number]), self.learned[at][number]
+        line = self.file.op_lines[block.gpu][block.number][thread.at]
+        sources, targets = self._places(block, op)
+        source = sources[number if op.name in PAIRED else 0]
+        packets = {self.packet_from[cell] for cell in source if cell in self.packet_from}
+        self._copy(at, source, targets[number], known | packets, line, into=self.ported[end])
+        if op.name in ("pws", "pwsf"):
+            self._tell(end, known | self.ported[end], line)
+        if op.name == "pwsf":
+            known |= self.ported[end]
         return True
 
     def _meet(self, group: list[RunningBlock]) -> None:
@@ -148,7 +168,7 @@ class _PlanWriter(MscclppExecutor):
             for cell in cells
             if cell >= self.packet_cells and cell in self.packet_from
         }
-        if op.name in ("put", "get", "ppkt"):
+        if op.name in PAIRED:
             for source, target in zip(sources, targets, strict=True):
                 self._copy(at, source, target, known, line)
             return True
@@ -176,8 +196,21 @@ class _PlanWriter(MscclppExecutor):
         gpu = self.buffers.owner(cell)
         return gpu, (cell - self.buffers.first(gpu) + self.width * bool(is_packet)) * self.unit
 
-    def _copy(self, at: int, source: list[int], target: list[int], known: set[int], line: int, op: int = COPY) -> int:
-        """Writes that block `at` copies some cells, or adds them; the instruction that puts them at their place."""
+    def _copy(
+        self,
+        at: int,
+        source: list[int],
+        target: list[int],
+        known: set[int],
+        line: int,
+        op: int = COPY,
+        into: set[int] | None = None,
+    ) -> int:
+        """Writes that block `at` copies some cells, or adds them; the instruction that puts them at their place.
+
+        The instructions are added to `into`, which without a proxy is what the block has done since the last nop.
+        """
+        into = self.new[at] if into is None else into
         (src, read), (dst, write) = self._where(source), self._where(target)
         own, length = self.blocks[at].gpu, len(source) * self.unit
         stage = _LOCAL if src == dst else _MESSAGES
@@ -186,24 +219,30 @@ class _PlanWriter(MscclppExecutor):
         if src == dst:
             kind = LOCAL_COPY if op == COPY else LOCAL_REDUCE
             done = self._add_row((own, _DATA, at, 0), (kind, -1, -1, read, write, length, moved, -1), known)
-            self.new[at].add(done)
+            into.add(done)
         elif src == own:
             key = (_DATA, at, dst)
-            self.new[at].add(self._send(moved, (own, _DATA, at, 0), known, key))
+            into.add(self._send(moved, (own, _DATA, at, 0), known, key))
             done = self._receive(moved, RECV, key, set())
-            self.new[at].add(done)
+            into.add(done)
         else:
-            asked = self._signal(own, src, line)
+            asked = self._word(own, src, line)
             self._send(asked, (own, _OUT, 1, at * len(self.of_gpu) + src), known, (_IN, at, src))
             come = self._receive(asked, RECV, (_IN, at, src), set())
             key = (_DATA, at, src)
-            self.new[at].add(self._send(moved, (src, _OUT, 2, at), {come}, key))
+            into.add(self._send(moved, (src, _OUT, 2, at), {come}, key))
             done = self._receive(moved, RECV if op == COPY else RECV_REDUCE, key, known)
-            self.new[at].add(done)
+            into.add(done)
         self.packet_from.update((cell, done) for cell in target if cell >= self.packet_cells)
         return done
 
-    def _signal(self, src: int, dst: int, line: int) -> int:
+    def _tell(self, end: tuple[int, int], known: set[int], line: int) -> None:
+        """Writes the message of a signal."""
+        sent = self._word(end[0], self.peer[end][0], line)
+        self._send(sent, (end[0], _OUT, 0, end[1]), known, (_OUT, *end))
+        self.words[self.peer[end]].append((sent, set(known)))
+
+    def _word(self, src: int, dst: int, line: int) -> int:
         """The transfer of an element that says or asks for something."""
         offset = 2 * self.width * self.unit + ITEM * self.signals_sent
         self.signals_sent += 1

@@ -59,7 +59,7 @@ class RunningBlock:
 
 
 @dataclass(slots=True)
-class Cell:
+class CellUse:
     """Who has written a cell last, and read it since: block, its operation counted over all calls, and op.
 
     A packet has the `call` in which it was written, carries what its writer knew to have begun, and the reads (op and

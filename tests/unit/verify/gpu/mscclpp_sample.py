@@ -31,8 +31,10 @@ class _Block:
         return {"buffer_id": 3 * self.peers.index(int(match[2])) + "IOS".index(match[1]), **place}
 
     def op(self, text: str) -> dict[str, Any]:
-        """`put i0 > S1.0`, `wait 1 2'`, `sem_acquire 0`, `nop`."""
+        """`put i0 > S1.0`, `wait 1 2'`, `sem_acquire 0`, `nop`; `put*` and so on go over port channels."""
         name, *words = text.split()
+        if name.endswith("*"):
+            return self.port_op(name[:-1], words)
         if name in ("signal", "wait", "rlxsignal", "rlxwait"):
             return {"name": name, "channel_ids": [self.channel(word) for word in words], "channel_type": "memory"}
         if name.startswith("sem"):
@@ -46,6 +48,18 @@ class _Block:
         return {"name": name, "channel_type": "memory"} | {
             side: [self.operand(word) for word in each] for side, each in sides.items()
         }
+
+    def port_op(self, name: str, words: list[str]) -> dict[str, Any]:
+        """`put* i0 > S1.0`, `signal* 1`; `flush* 1` as the language writes it, `flush* 1 > S1.0` with a destination."""
+        at = words.index(">") if ">" in words else len(words)
+        sides = {"dst_buff": words[at + 1 :]}
+        if name in ("signal", "wait", "rlxsignal", "rlxwait", "flush"):
+            ids = [self.peers.index(int(word)) for word in words[:at]]
+        else:
+            ids = [self.peers.index(int(word[1 : word.index(".")])) for word in sides["dst_buff"]]
+            sides["src_buff"] = words[:at]
+        places = {side: [self.operand(word) for word in each] for side, each in sides.items() if each}
+        return {"name": name, "channel_ids": ids, "channel_type": "port", **places}
 
 
 def plan(
@@ -97,8 +111,23 @@ def plan(
                 "semaphores": [{"init_value": value} for value in semaphores],
             }
         )
+    if any("*" in text for blocks in gpus for text in blocks):
+        for gpu in made:
+            _add_ports(gpu)
     head = {"name": "sample", "collective": coll, "protocol": proto, "inplace": in_place, **fields}
     return json.dumps({**head, "gpus": made}, indent=1).encode()
+
+
+def _add_ports(gpu: dict[str, Any]) -> None:
+    """A port channel to each other GPU, through which all its buffers are reached."""
+    peers = list(dict.fromkeys(gpu["channels"][0]["connected_to"]))
+    gpu["channels"].append({"channel_type": "port", "connected_to": peers})
+    for buffer in gpu["remote_buffers"]:
+        buffer["access_channel_types"] = ["memory", "port"]
+    for block in gpu["threadblocks"]:
+        ids = block["remote_buffer_refs"][0]["remote_buffer_ids"]
+        block["channels"].append({"channel_type": "port", "channel_ids": list(range(len(peers)))})
+        block["remote_buffer_refs"].append({"access_channel_type": "port", "remote_buffer_ids": ids})
 
 
 START = "rlxsignal {0}; rlxwait {0}; nop; "
