@@ -33,7 +33,7 @@ from optcc.errors import CodecError
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
 from optcc.verify.gpu.mscclpp_file import PAIRED, PUSHES, Buffer, MscclppFile, MscclppOp, MscclppOperand
-from optcc.verify.gpu.mscclpp_state import BlockThread, CellUse, Known, RunningBlock
+from optcc.verify.gpu.mscclpp_state import BlockThread, CellUse, Known, RunningBlock, shown
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
 _SYNC = frozenset(("nop", "barrier"))
@@ -63,6 +63,9 @@ class MscclppExecutor:
         self.moved = {end: n_blocks + number for number, end in enumerate(ports)}
         self.told = {end: n_blocks + len(ports) + number for number, end in enumerate(ports)}
         self.pushed = dict.fromkeys(ports, 0)
+        self.packets_had: dict[tuple[int, int, int], set[int]] = {}
+        self.packets_moved: dict[int, tuple[int, int, frozenset[int]]] = {}
+        """For an op that has moved packets over a port: its entry in clocks, its moment, and the cells it wrote."""
         self.total = n_blocks + 2 * len(ports)
         self.blocks: list[RunningBlock] = []
         for gpu in plan.gpus:
@@ -140,9 +143,9 @@ class MscclppExecutor:
         op = block.ops[k]
         words = [op.name]
         if op.src_buff:
-            words.append(" + ".join(_shown(each) for each in op.src_buff[:4]))
+            words.append(" + ".join(shown(each) for each in op.src_buff[:4]))
         if op.dst_buff:
-            words.append("into " + ", ".join(_shown(each) for each in op.dst_buff[:4]))
+            words.append("into " + ", ".join(shown(each) for each in op.dst_buff[:4]))
         if op.channel_ids:
             channels = self._channels(block, op)
             peers = [str(self.peer[block.gpu, each][0]) for each in channels]
@@ -308,6 +311,8 @@ class MscclppExecutor:
                 held = self.cells[cell]
                 held.call, held.made_of = taken.call, made_of
                 held.carries = begun if taken.carries is None else np.maximum(begun, taken.carries)
+        if op.name in PACKETS:
+            self.packets_moved[index] = (moved, moment, frozenset(target))
         thread.known.all[told] = moment
         if op.name in ("pws", "pwsf"):
             self._signal(end, thread)
@@ -391,7 +396,17 @@ class MscclppExecutor:
                 if word is not None:
                     block.packets.learn(Known(word, word))
         block.packets.reads |= heard
+        self._learn_moved(block, {cell for cells in packets for cell in cells})
         return True
+
+    def _learn_moved(self, block: RunningBlock, taken: set[int]) -> None:
+        """A block that has had all packets of a move knows that it is over, and what its channel moved before."""
+        for index in {self.cells[cell].writer[2] for cell in taken}.intersection(self.packets_moved):
+            moved, moment, cells = self.packets_moved[index]
+            had = self.packets_had.setdefault((block.gpu, block.number, index), set())
+            had |= cells & taken
+            if had == cells:
+                block.packets.all[moved] = max(block.packets.all[moved], moment)
 
     def _check_overlap(self, op: MscclppOp, plain: list[list[int]], targets: list[list[int]], index: int) -> None:
         """Finds a cell that the op reads and writes at two positions: which thread does what first is not fixed."""
@@ -477,7 +492,7 @@ class MscclppExecutor:
                     for gpu, buffer in self._owners(block, op, operand):
                         chunks = self.buffers.chunks(gpu, buffer) // self.file.parts
                         if operand.index + operand.size > chunks:
-                            what = f"{_shown(operand)} is outside of {buffer}, which has {chunks} chunks at GPU {gpu}"
+                            what = f"{shown(operand)} is outside of {buffer}, which has {chunks} chunks at GPU {gpu}"
                             return counter(self.name, "limits", what, self._place(at, k))
         return None
 
@@ -574,12 +589,3 @@ def _is_push(op: MscclppOp) -> bool:
 def _at(operand: MscclppOperand, index: int, kind: Buffer | None = None) -> MscclppOperand:
     """The operand at another index, or of another buffer."""
     return MscclppOperand(index, operand.size, kind or operand.type, operand.buffer_id, operand.switch_channel_id)
-
-
-def _shown(operand: MscclppOperand) -> str:
-    if operand.switch_channel_id is not None:
-        buffer = f"switch {operand.switch_channel_id} "
-    else:
-        buffer = operand.type or f"remote {operand.buffer_id} "
-    last = operand.index + operand.size
-    return f"{buffer}[{operand.index}]" if operand.size == 1 else f"{buffer}[{operand.index}:{last}]"

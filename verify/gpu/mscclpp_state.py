@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from optcc.arrays import Column
-from optcc.verify.gpu.mscclpp_file import MscclppOp
+from optcc.verify.gpu.mscclpp_file import MscclppOp, MscclppOperand
 
 
 @dataclass(slots=True)
@@ -71,3 +71,13 @@ class CellUse:
     call: int = -1
     carries: Column | None = None
     made_of: frozenset[tuple[int, int]] = frozenset()
+
+
+def shown(operand: MscclppOperand) -> str:
+    """A place as it is called in messages."""
+    if operand.switch_channel_id is not None:
+        buffer = f"switch {operand.switch_channel_id} "
+    else:
+        buffer = operand.type or f"remote {operand.buffer_id} "
+    last = operand.index + operand.size
+    return f"{buffer}[{operand.index}]" if operand.size == 1 else f"{buffer}[{operand.index}:{last}]"

@@ -10,6 +10,7 @@ import pytest
 from optcc.errors import CodecError
 from optcc.verdict import PROVED, REFUTED
 from optcc.verify.gpu.mscclpp import verify_mscclpp
+from optcc.verify.gpu.mscclpp_executor import MscclppExecutor
 from optcc.verify.gpu.mscclpp_plan import plan_of_mscclpp
 from optcc.verify.gpu.operations import StepCounterexample
 from tests.unit.verify.gpu.mscclpp_sample import both, plan
@@ -87,6 +88,24 @@ def test_a_race_with_the_proxy_is_refuted(name: str) -> None:
     assert verdict.properties["races"] == REFUTED and isinstance(found, StepCounterexample)
     assert ((found.gpu, found.thread_block, found.step), found.file) == (at, "ports.json"), found
     assert cell in found.summary, found
+
+
+HALVES = {
+    "at once": "cpkt i0 > s1; nop; ppkt* s1 > SP.0; nop; repkt i0 s0 > i0",
+    "one after the other": "cpkt i0x2 > s2x2; nop; ppkt* s2x2 > SP.0x2; nop; repkt i0 s0 > i0; repkt i1 s1 > i1",
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_packets_of_the_next_call_tell_that_those_of_this_one_were_moved(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their source is written again two calls later; nothing else says that the proxy has read it."""
+    data = both(HALVES[name], proto="LL", chunks=1 + (name != "at once"), use_double_scratch_buffer=True)
+    verdict = verify_mscclpp(data)
+    assert verdict.verdict == PROVED, verdict.counterexample
+    monkeypatch.setattr(MscclppExecutor, "_learn_moved", lambda *_: None)
+    assert verify_mscclpp(data).properties["races"] == REFUTED
 
 
 def test_other_faults_of_ports() -> None:
