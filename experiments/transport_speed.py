@@ -139,7 +139,7 @@ class TransportSpeed(Measured):
 Work = Callable[[], None]
 
 
-def _work(transport: Transport, size_bytes: int) -> Iterator[Work]:
+def work_over(transport: Transport, size_bytes: int) -> Iterator[Work]:
     """A run of our schedule for this size over a transport; checks the result of the first."""
     name, _ = SIZES[size_bytes]
     topology = Topology.parse(f"{RANKS}@1GB/s")
@@ -307,7 +307,7 @@ def run_job(route: str) -> list[TransportTiming]:
             is_long = size_bytes == max(SIZES)
             if route == _FABRIC_ROUTE and not is_long:
                 continue
-            checks = [(case, _work(transport, size_bytes)) for case, transport in transports.items()]
+            checks = [(case, work_over(transport, size_bytes)) for case, transport in transports.items()]
             if plain is not None:
                 checks.append((PLAIN, _plain_work(plain, rank, size_bytes)))
             works = {case: next(check) for case, check in checks}
@@ -315,7 +315,7 @@ def run_job(route: str) -> list[TransportTiming]:
                 works[PEER[route]] = _peer_work(comm, size_bytes)
             if plain is not None and is_long:
                 works[RAW] = _raw_work(plain, rank, size_bytes)
-            rows += _rounds(comm, works, size_bytes, n_runs)
+            rows += time_in_turns(comm, works, size_bytes, n_runs)
             for _, check in checks:
                 next(check, None)
     if route == _FABRIC_ROUTE:
@@ -323,7 +323,7 @@ def run_job(route: str) -> list[TransportTiming]:
     return rows if rank == 0 else []
 
 
-def _rounds(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs: int) -> list[TransportTiming]:
+def time_in_turns(comm: MPI.Intracomm, works: dict[str, Work], size_bytes: int, n_runs: int) -> list[TransportTiming]:
     """Each case once a round; the first round does not count."""
     found: dict[str, list[tuple[float, float, float]]] = {case: [] for case in works}
     for round_ in range(1 + ROUNDS):
@@ -364,7 +364,7 @@ def measure(n_jobs: int = JOBS) -> TransportSpeed:
             click.echo(f"a job of {route} is done", err=True)
             for row in msgspec.json.decode(output, type=list[TransportTiming]):
                 key = (row.case, row.size_bytes)
-                rows[key] = _joined(rows[key], row) if key in rows else row
+                rows[key] = joined(rows[key], row) if key in rows else row
     versions = {"isal": metadata.version("isal")} if find_spec("isal") is not None else {}
     return TransportSpeed(this_machine(), these_versions() | versions, tuple(rows.values()))
 
@@ -389,7 +389,7 @@ def _run_on_fabric() -> str:
     return done.stdout
 
 
-def _joined(first: TransportTiming, second: TransportTiming) -> TransportTiming:
+def joined(first: TransportTiming, second: TransportTiming) -> TransportTiming:
     samples = Samples(
         first.samples.seconds + second.samples.seconds,
         first.samples.steal + second.samples.steal,

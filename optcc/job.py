@@ -24,7 +24,7 @@ from optcc.runtime.nics import RATES_VARIABLE, inside_of, nics_of
 from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.rendezvous import Meet
 from optcc.runtime.slices import SLICE_S
-from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.tcp import TcpTransport, authenticates
 from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.units import show_rate
@@ -44,6 +44,7 @@ def init(
     schedules: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
     slice_s: float = SLICE_S,
+    authenticate: bool | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Communicator:
     """A communicator over TCP and all NICs that OPTCC_SOCKET_IFNAME leaves; collective.
@@ -52,6 +53,8 @@ def init(
     `measure` is False or OPTCC_NIC_RATES declares their rates: messages are striped, and plans made, for what they
     carry. A `topology`, or its text, counts unless that is something else. `schedules` see `optcc.planner.Planner`; a
     collective that takes longer than `deadline_s` seconds fails. `slice_s` see `optcc.Communicator`.
+    `authenticate`, at every rank or at none, puts an authentication tag on every frame between ranks; None leaves that
+    to OPTCC_AUTHENTICATE (docs/transports.md).
 
     Raises InputError for variables of launchers that contradict each other or the number of ranks that MPI has started,
     or a topology of another number of ranks, EnvironmentMissing without a NIC or what the launcher needs,
@@ -62,7 +65,9 @@ def init(
     if meet is None:
         meet = meet_of(find_launch(environ), environ, next(_numbers))
     nics = nics_of(environ)
-    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ))
+    if authenticate is None:
+        authenticate = authenticates(environ)
+    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ), authenticate=authenticate)
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:

@@ -41,6 +41,9 @@ def _on_fabric(question: str, module: str, record: str, further: str = "") -> Ex
 
 
 EXPERIMENTS = {
+    "authentication-cost": Experiment(
+        "what an authentication tag on every frame costs", f"{_HERE}authentication_cost", "authentication-cost.json"
+    ),
     "auto-ratios": Experiment(
         "how near auto comes to the bound, by ranks and rates", f"{_HERE}auto_ratios", "auto-ratios.json"
     ),

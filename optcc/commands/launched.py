@@ -16,7 +16,7 @@ from optcc.runtime.nics import inside_of, nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import MonotonicClock, Transport
 from optcc.runtime.transports.mpi import MpiTransport
-from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.tcp import TcpTransport, authenticates
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import load as load_ucx
 
@@ -60,7 +60,7 @@ def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> I
     meet, nics = over_mpi(mpi.comm), nics_of(environ)
     transport: TcpTransport | UcxTransport
     if carrier == "tcp":
-        transport = TcpTransport(meet, nics, inside=inside_of(nics, environ))
+        transport = TcpTransport(meet, nics, inside=inside_of(nics, environ), authenticate=authenticates(environ))
     else:
         transport = UcxTransport(meet, nics)
     try:

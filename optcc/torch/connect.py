@@ -16,7 +16,7 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.nics import inside_of, nics_of
 from optcc.runtime.probe import Rates
 from optcc.runtime.rendezvous import Meet, over_store
-from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.transports.tcp import TcpTransport, authenticates
 from optcc.topology import Topology
 
 
@@ -79,7 +79,7 @@ def connect(
     measured now; collective. Raises as `optcc.init`."""
     topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
     nics = nics_of(environ)
-    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ))
+    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ), authenticate=authenticates(environ))
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:

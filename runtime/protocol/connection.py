@@ -261,9 +261,9 @@ class SendConnection(Connection):
         del controls[:at]
         return states
 
-    def bye(self, failed: bool) -> bytes:
-        """The last frame; empty in the middle of a chunk, where it cannot be sent."""
-        return b"" if self._pending else bye_header(self.session, failed)
+    def bye(self, failed: bool, states: bytes = b"") -> bytes:
+        """The last frame, behind those of `states`; empty in the middle of a chunk, where it cannot be sent."""
+        return b"" if self._pending else states + bye_header(self.session, failed)
 
 
 # --- the receiving end ------------------------------------------------------------------------------------------------
@@ -524,6 +524,6 @@ class RecvConnection(Connection):
         self.blocked = bool(self._out)
         return not self._out and bool(self._urgent or self.states)
 
-    def bye(self, failed: bool) -> bytes:
-        """The last frame; empty where it cannot be sent."""
-        return b"" if self._out else bye_header(self.session, failed)
+    def bye(self, failed: bool, states: bytes = b"") -> bytes:
+        """The last frame, behind those of `states`; empty where it cannot be sent."""
+        return b"" if self._out else states + bye_header(self.session, failed)

@@ -52,7 +52,8 @@ from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.protocol.relay import Onward, Relays
 from optcc.runtime.protocol.reports import Reports
-from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.protocol.sealing import SealedRecvConnection
+from optcc.runtime.protocol.settings import NicEntry, Settings, differs
 from optcc.runtime.protocol.striping import Striping
 from optcc.runtime.protocol.suspicion import PROBE_S, Suspicion
 from optcc.runtime.striping import divide_plan
@@ -245,11 +246,9 @@ class Endpoint(LocalRank):
         The states of all channels come first, on each connection: those that were sent last may be lost with a rail,
         and nobody can ask again.
         """
-        frame = connection.bye(self.failure is not None)
         inbound = self.inbounds.get(connection.peer)
-        if not frame or inbound is None:
-            return frame
-        return inbound.final_states(connection.session) + frame
+        states = b"" if inbound is None else inbound.final_states(connection.session)
+        return connection.bye(self.failure is not None, states)
 
     def begin_leaving(self) -> None:
         """From now on `may_leave` counts how long this rank has waited.
@@ -405,13 +404,21 @@ class Endpoint(LocalRank):
         return connection
 
     def _join(self, accepting: Accepting) -> RecvConnection:
-        """The caller is a rank of this job, and its rail is up."""
+        """The caller is a rank of this job, and its rail is up. Raises WireError for one that is set up otherwise."""
         hello = accepting.hello
         assert hello is not None
+        ours, theirs = self.settings.authenticate, hello.authenticate
+        if theirs != ours:
+            # The proof covers what the hello says: it is the caller's, and nobody has changed it on the way.
+            error = differs(hello.src, self.rank, "authenticate", theirs, ours)
+            self.fail(error)
+            raise WireError(str(error))
         del self.accepting[accepting]
         inbound = self.inbound(hello.src)
         count = self.rail_counts[accepting.nic]
-        connection = RecvConnection(hello.src, hello.rail, accepting.session, count, self.checksum, inbound)
+        end = hello.src, hello.rail, accepting.session, count, self.checksum, inbound
+        keys = accepting.keys
+        connection = RecvConnection(*end) if keys is None else SealedRecvConnection(*end, keys)
         connection.wire, connection.nic = accepting.wire, accepting.nic
         inbound.joined(connection)
         self._greet(connection)

@@ -40,7 +40,8 @@ or, of data and state, 60 bytes:
 
 crc is CRC-32, of a chunk as of a header; that of a chunk is 0 unless the flag CHECKED is set. A length is compared with
 that of the posted slot and never used to allocate more than an eager message. A checksum protects against errors, not
-against an attacker; the handshake (`hello`) authenticates the peer.
+against an attacker; the handshake (`hello`) authenticates the peer,
+and records around the frames what it sends, if that is asked for (`sealing`).
 """
 
 from __future__ import annotations

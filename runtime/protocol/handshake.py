@@ -1,14 +1,15 @@
 """Connections during their handshake: one that this rank opens, and one that somebody has opened to it. No I/O.
 
 The driver gives the bytes that have come, at most `wanted` of them, and sends `reply`. When the handshake is over,
-`session` is that of both ends and the endpoint makes a `SendConnection` or a `RecvConnection` of it.
+`session` is that of both ends, `keys` are None unless frames are authenticated, and the endpoint makes a
+`SendConnection` or a `RecvConnection` of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from optcc.runtime.protocol.hello import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, RELAY, Caller, Hello, Listener
+from optcc.runtime.protocol.hello import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, RELAY, Caller, Hello, Keys, Listener
 from optcc.runtime.protocol.liveness import Connection
 
 
@@ -25,6 +26,11 @@ class Dialing(Connection):
         super().__init__()
         self.peer, self.rail, self.nic, self.address = peer, rail, nic, address
         self._callers, self.n_answers, self._got, self.established, self.session = callers, 0, b"", False, 0
+
+    @property
+    def keys(self) -> Keys | None:
+        """What the last rank that has answered and this one authenticate frames with, if they do."""
+        return self._callers[self.n_answers - 1].keys if self.n_answers else None
 
     @property
     def opening(self) -> bytes:
@@ -62,6 +68,11 @@ class Accepting(Connection):
         super().__init__()
         self._listener, self._got, self._is_answered, self._is_proved = listener, b"", False, False
         self.nic, self.deadline_s, self.session, self.onward = nic, deadline_s, 0, b""
+
+    @property
+    def keys(self) -> Keys | None:
+        """What the caller and this rank authenticate frames with, if they do."""
+        return self._listener.keys
 
     @property
     def hello(self) -> Hello | None:

@@ -5,8 +5,9 @@
     caller    proof over both
 
 A hello of the rail `RELAY` asks a rank to pass on another hello, which follows the proof (`relay`). The proofs are
-HMAC-SHA-256 under different labels, so a reflected answer is no proof. The handshake authenticates the peer; what
-follows is neither encrypted nor authenticated.
+HMAC-SHA-256 under different labels, so a reflected answer is no proof. The handshake authenticates the peer. What
+follows is not encrypted, and authenticated only if both ends are set up so (`sealing`): then the highest bit of the
+version is set, and HMAC-SHA-256 under two more labels gives each direction its key, from the secret and both nonces.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from optcc.runtime.protocol.frames import VERSION, WireError
 
@@ -23,6 +25,7 @@ JOB_BYTES = 16
 NONCE_BYTES = 32
 RELAY = 0xFFFF
 _MAC_BYTES = 32
+_AUTHENTICATE = 1 << 15
 _MAGIC = b"optcc-tc"
 _HELLO = struct.Struct(f"!8sHHII{JOB_BYTES}s{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
@@ -32,12 +35,16 @@ PROOF_BYTES = _MAC_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a connection is for: data from `src` to `dst` over the `rail`-th rail of the pair, in `job`."""
+    """What a connection is for: data from `src` to `dst` over the `rail`-th rail of the pair, in `job`.
+
+    With `authenticate`, frames have tags.
+    """
 
     src: int
     dst: int
     rail: int
     job: bytes
+    authenticate: bool = False
 
     @staticmethod
     def read(opening: bytes) -> Hello:
@@ -45,9 +52,16 @@ class Hello:
         magic, version, rail, src, dst, job, _ = _HELLO.unpack(opening)
         if magic != _MAGIC:
             raise WireError("hello: not one of optcc")
-        if version != VERSION:
-            raise WireError(f"hello: version {version}: must be {VERSION}")
-        return Hello(src, dst, rail, job)
+        if version & ~_AUTHENTICATE != VERSION:
+            raise WireError(f"hello: version {version & ~_AUTHENTICATE}: must be {VERSION}")
+        return Hello(src, dst, rail, job, bool(version & _AUTHENTICATE))
+
+
+class Keys(NamedTuple):
+    """The keys of a connection, 32 bytes each: of what the caller sends, and of what the listener sends."""
+
+    of_caller: bytes
+    of_listener: bytes
 
 
 class Caller:
@@ -62,9 +76,11 @@ class Caller:
     """
 
     def __init__(self, secret: bytes, hello: Hello, *, nonce: bytes) -> None:
-        self._secret = secret
-        self.opening = _HELLO.pack(_MAGIC, VERSION, hello.rail, hello.src, hello.dst, hello.job, nonce)
+        self._secret, self._authenticate = secret, hello.authenticate
+        version = VERSION | _AUTHENTICATE if hello.authenticate else VERSION
+        self.opening = _HELLO.pack(_MAGIC, version, hello.rail, hello.src, hello.dst, hello.job, nonce)
         self.session = 0
+        self.keys: Keys | None = None
 
     def take(self, answer: bytes) -> bytes:
         """The proof that answers the answer; raises WireError if the other end does not know the secret."""
@@ -72,6 +88,7 @@ class Caller:
         if not hmac.compare_digest(answer[NONCE_BYTES:], _mac(self._secret, b"answer", transcript)):
             raise WireError("hello: the other end does not know the secret of this job")
         self.session = _session(self._secret, transcript)
+        self.keys = _keys(self._secret, transcript) if self._authenticate else None
         return _mac(self._secret, b"proof", transcript)
 
 
@@ -83,6 +100,7 @@ class Listener:
         self._transcript = b""
         self.hello: Hello | None = None
         self.session = 0
+        self.keys: Keys | None = None
 
     def take_hello(self, opening: bytes) -> bytes:
         """The answer; raises WireError if this is no hello of this version."""
@@ -95,6 +113,8 @@ class Listener:
         if not hmac.compare_digest(proof, _mac(self._secret, b"proof", self._transcript)):
             raise WireError("hello: the caller does not know the secret of this job")
         self.session = _session(self._secret, self._transcript)
+        assert self.hello is not None
+        self.keys = _keys(self._secret, self._transcript) if self.hello.authenticate else None
 
 
 def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
@@ -103,3 +123,7 @@ def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
 
 def _session(secret: bytes, transcript: bytes) -> int:
     return int.from_bytes(_mac(secret, b"session", transcript)[:4], "big")
+
+
+def _keys(secret: bytes, transcript: bytes) -> Keys:
+    return Keys(_mac(secret, b"key of the caller", transcript), _mac(secret, b"key of the listener", transcript))

@@ -39,6 +39,7 @@ from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.rail import REDIAL_S_MIN, Opposite, PathFinder, Rail
 from optcc.runtime.protocol.reports import Reports
+from optcc.runtime.protocol.sealing import SealedSendConnection
 from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import SENT
@@ -497,7 +498,8 @@ class Outbound:
 
     def _caller(self, rank: int, rail: int) -> Caller:
         local = self._local
-        return Caller(local.secret, Hello(local.rank, rank, rail, local.job), nonce=local.draw(NONCE_BYTES))
+        hello = Hello(local.rank, rank, rail, local.job, authenticate=local.settings.authenticate)
+        return Caller(local.secret, hello, nonce=local.draw(NONCE_BYTES))
 
     def _dial_detour(self) -> None:
         """Dials the peer through other ranks, if a path is known."""
@@ -530,7 +532,9 @@ class Outbound:
         """The handshake is over, but for sending the proof: the rail is up."""
         local, rail = self._local, self.rails[dialing.rail]
         count = local.rail_counts[rail.mine]
-        connection = SendConnection(self.peer, dialing.rail, dialing.session, count, local.checksum)
+        end = self.peer, dialing.rail, dialing.session, count, local.checksum
+        keys = dialing.keys
+        connection = SendConnection(*end) if keys is None else SealedSendConnection(*end, keys)
         connection.wire, connection.nic = dialing.wire, rail.mine
         local.up[connection] = None
         if rail is not self._detour:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from optcc.errors import InputError
+from optcc.errors import InputError, MismatchError
 from optcc.failover import Link
 
 CHUNK_BYTES_MAX = 1 << 30
@@ -19,6 +19,8 @@ NicEntry = tuple[str, str, int, int, int]
 class Settings:
     """How a rank is set up; see `optcc.runtime.transports.tcp.TcpTransport`.
 
+    With `authenticate`, every frame after the handshake is under an authentication tag (`sealing`).
+
     Raises InputError for numbers out of range.
     """
 
@@ -30,6 +32,7 @@ class Settings:
     silent_s: float
     stall_s: float
     hello_s: float
+    authenticate: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_bytes <= CHUNK_BYTES_MAX:
@@ -38,6 +41,15 @@ class Settings:
         for name in ("silent_s", "stall_s", "hello_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} {getattr(self, name)}: must be above 0")
+
+
+def differs(rank: int, own: int, field: str, theirs: object, ours: object) -> MismatchError:
+    """The error where `rank` is set up otherwise than this rank, `own`.
+
+    >>> print(differs(3, 0, "authenticate", True, False))
+    rank 3 differs from rank 0: authenticate True instead of False
+    """
+    return MismatchError(f"rank {rank} differs from rank {own}: {field} {theirs} instead of {ours}")
 
 
 @dataclass(slots=True)

@@ -38,8 +38,9 @@ class SimNetwork:
     """The network between the ranks of a topology of one GPU a server, and their simulated clock; used by `run_sim`.
 
     Instead of a topology, a number of ranks with `N_RAILS` NICs of 1 Gbit/s each. `chunk_bytes`, `window`, `crc`,
-    `replan`, `learn_rates`, `silent_s` and `stall_s` are those of `TcpTransport`; `nic_faults` happen at their
-    simulated times, and NICs lose segments with probability `loss`, or damage them with `corrupt` (which wants `crc`).
+    `authenticate`, `replan`, `learn_rates`, `silent_s` and `stall_s` are those of `TcpTransport`; `nic_faults` happen
+    at their simulated times, and NICs lose segments with probability `loss`, or damage them with `corrupt` (which wants
+    `crc` or `authenticate`).
 
     Raises InputError for numbers that cannot be, TopologyError for a fault of a NIC that is not there.
     """
@@ -51,6 +52,7 @@ class SimNetwork:
         chunk_bytes: int = 1 << 20,
         window: int = 32,
         crc: bool = False,
+        authenticate: bool = False,
         replan: bool = False,
         learn_rates: bool = True,
         silent_s: float = 0.1,
@@ -63,8 +65,8 @@ class SimNetwork:
         for label, value in (("loss", loss), ("corrupt", corrupt)):
             if not 0 <= value < 1:
                 raise InputError(f"{label} {value}: must be from 0 to below 1")
-        if corrupt and not crc:
-            raise InputError("corrupt: must come with crc, or damaged bytes are not noticed")
+        if corrupt and not (crc or authenticate):
+            raise InputError("corrupt: must come with crc or authenticate, or damaged bytes are not noticed")
         rates = _rates_of(topology)
         self.n_ranks = len(rates)
         rng = random.Random(seed)
@@ -83,7 +85,7 @@ class SimNetwork:
                 nic = self.network.nics[rank, number] = SimulatedNic(rank, number, float(out), float(in_))
                 nic.loss = loss
             book.append(tuple((f"eth{number}", str(rank), number, *nic) for number, nic in enumerate(nics)))
-        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, 5.0)
+        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, 5.0, authenticate)
         secret, job = rng.randbytes(32), rng.randbytes(16)
         self.hosts = [
             SimulatedHost(

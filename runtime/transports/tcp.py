@@ -14,9 +14,9 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from select import EPOLLIN, EPOLLOUT, epoll
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -32,7 +32,7 @@ from optcc.runtime.protocol.hello import JOB_BYTES, SECRET_BYTES
 from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established
-from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.protocol.settings import NicEntry, Settings, differs
 from optcc.runtime.rendezvous import Meet, Meeting
 from optcc.runtime.transport import RECEIVED, WOKEN, Clock, MonotonicClock
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
@@ -45,6 +45,7 @@ BUFFER_BYTES = 0
 SILENT_S = 0.1
 STALL_S = 5.0
 HELLO_S = 5.0
+AUTHENTICATE_VARIABLE = "OPTCC_AUTHENTICATE"
 _BACKLOG = 1024
 _ACCEPTS_AT_ONCE = 16
 _CONTROL_BYTES = 1 << 14
@@ -62,6 +63,8 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crc: bool
     nics: tuple[NicEntry, ...]
     inside: NicEntry | None = None
+    # Absent where it is off, so that the record of who does not use it is what it was.
+    authenticate: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _File(Protocol):
@@ -101,7 +104,8 @@ class TcpTransport(EndpointTransport):
     learns of. With `learn_rates`, NICs that are measured to be slower than others of their host, relative to what is
     declared, get less. `buffer_bytes` sizes the sockets' buffers, 0 leaves them to the system. A connection on which
     nothing is acknowledged for `silent_s` is given up; a rank that no rail reaches for `stall_s` is AllRailsFailed;
-    `hello_s` is the time that a handshake may take.
+    `hello_s` is the time that a handshake may take. With `authenticate`, at every rank or at none, each frame after the
+    handshake is under an authentication tag (`optcc.runtime.protocol.sealing`).
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
     """
@@ -122,12 +126,13 @@ class TcpTransport(EndpointTransport):
         hello_s: float = HELLO_S,
         clock: Clock | None = None,
         inside: HostNic | None = None,
+        authenticate: bool = False,
     ) -> None:
         if not nics or len({nic.name for nic in nics}) < len(nics):
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")
         if buffer_bytes < 0:
             raise InputError(f"buffers of {buffer_bytes} B: must not be negative")
-        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, hello_s)
+        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, hello_s, authenticate)
         self._nics, self._buffer_bytes = tuple(nics), buffer_bytes
         self._clock = clock or MonotonicClock()
         self._epoll = epoll()
@@ -141,7 +146,8 @@ class TcpTransport(EndpointTransport):
         try:
             own = [self._listen(nic) for nic in nics]
             within = None if inside is None else self._listen(inside)
-            terms = _Terms(VERSION, chunk_bytes, window, crc, tuple(own), within)
+            tags: Literal[True] | msgspec.UnsetType = True if authenticate else msgspec.UNSET
+            terms = _Terms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags)
             self._meeting = meet(msgspec.json.encode(terms))
             everyone = _read_book(self._meeting, terms)
             insides = _read_insides(everyone)
@@ -490,6 +496,18 @@ class TcpTransport(EndpointTransport):
         self._nic_news += watch.read()
 
 
+def authenticates(environ: Mapping[str, str]) -> bool:
+    """Whether OPTCC_AUTHENTICATE asks for authenticated frames; raises InputError unless it is 0, 1, or not there.
+
+    >>> authenticates({}), authenticates({"OPTCC_AUTHENTICATE": "1"})
+    (False, True)
+    """
+    value = environ.get(AUTHENTICATE_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise InputError(f"{AUTHENTICATE_VARIABLE} {value!r}: must be 0 or 1")
+    return value == "1"
+
+
 def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
     try:
         return listen(nic.address, _BACKLOG, buffer_bytes)
@@ -531,7 +549,9 @@ def _read_book(meeting: Meeting, own: _Terms) -> list[_Terms]:
         for field in ("version", "chunk_bytes", "window", "crc"):
             ours, theirs = getattr(own, field), getattr(terms, field)
             if ours != theirs:
-                raise MismatchError(f"rank {rank} differs from rank {meeting.rank}: {field} {theirs} instead of {ours}")
+                raise differs(rank, meeting.rank, field, theirs, ours)
+        if terms.authenticate != own.authenticate:
+            raise differs(rank, meeting.rank, "authenticate", terms.authenticate is True, own.authenticate is True)
         if not terms.nics:
             raise MismatchError(f"rank {rank} has no NIC")
         book.append(terms)

@@ -63,7 +63,11 @@ def test_keeps_the_promises_of_a_transport(n_ranks: int, n_rails: int) -> None:
     assert len(names[0]) == 14
 
 
-@pytest.mark.parametrize("settings", [{"crc": True}, SMALL, {"window": 1}, {"replan": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"crc": True}, {"authenticate": True}, SMALL | {"authenticate": True}, SMALL, {"window": 1}, {"replan": True}],
+    ids=str,
+)
 def test_keeps_them_however_it_is_set_up(settings: dict[str, Any]) -> None:
     run_tcp(3, lambda _, transport: check_transport(lambda: transport), rates=(30, 20), **settings)
 
