@@ -10,7 +10,7 @@ ours; the thick line at 1 is the bound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "lost-nics"
 OURS, FORESTCOLL = "ours", "forestcoll"
-_LOOK = {
+LOOK = {
     "nccl-ring": ("NCCL ring; R2CCL-Balance is the same", "ring", "s"),
     "r2ccl-nics": ("R2CCL-AllReduce", "r2ccl-allreduce", "^"),
     "hierarchical-nics": ("hierarchical, pipelined", "r2ccl-balance", "v"),
@@ -35,6 +35,8 @@ _LOOK = {
     OURS: ("ours", "optimal", "o"),
 }
 """For each line its name, whose colour it has, and its mark; later ones on top of the others."""
+BOUND: dict[str, Any] = {"color": style.INK, "linewidth": 1.6}
+"""How the bound is drawn."""
 _HIGH_PT, _HEAD_PT, _FOOT_PT = 150.0, 62.0, 27.0
 _LEFT_PT, _RIGHT_PT, _GAP_PT = 31.0, 6.0, 9.0
 _TICKS = (1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4)
@@ -53,7 +55,7 @@ def data(record: LostNicsRecord) -> LostNicsTable:
     eights = [case for case in record.cases if case.gpus == GPUS]
     for servers in sorted({case.servers for case in eights}):
         own = [case for case in eights if case.servers == servers]
-        panels.append((servers, {name: _line(record, own, name) for name in _LOOK}))
+        panels.append((servers, {name: _line(record, own, name) for name in LOOK}))
     return LostNicsTable(tuple(panels))
 
 
@@ -78,7 +80,7 @@ def numbers(table: LostNicsTable) -> dict[str, Number]:
             for lost, ratio in points:
                 key = f"{servers}-servers/{lost:g}-lost/{name}/over-bound-percent"
                 found[key] = Number.percent(100 * (ratio - 1))
-    for name in _LOOK:
+    for name in LOOK:
         every = [ratio for _, lines in table.panels for _, ratio in lines[name]]
         if every:
             found[f"most/{name}/over-bound-percent"] = Number.percent(100 * (max(every) - 1))
@@ -92,6 +94,21 @@ def draw(table: LostNicsTable) -> Figure:
 
 
 def _draw(table: LostNicsTable) -> Figure:
+    most = max((ratio for _, lines in table.panels for each in lines.values() for _, ratio in each), default=1)
+    lines = dict(table.panels)
+
+    def draw_panel(axes: Axes, servers: int) -> None:
+        _draw_panel(axes, servers, lines[servers], 1.06 * most)
+
+    title = f"One server of {GPUS} GPUs loses NICs: what schedules of an AllReduce take"
+    return draw_panels(title, "time / T*", tuple(LOOK), tuple(lines), draw_panel)
+
+
+def draw_panels(
+    title: str, measured: str, names: Sequence[str], servers: Sequence[int], draw_panel: Callable[[Axes, int], None]
+) -> Figure:
+    """A figure as wide as a page: title, conditions, a legend of the lines `names` and the bound, and a panel for each
+    number of servers, drawn by `draw_panel`; `measured` is on the common vertical axis. Call it within the style."""
     from matplotlib.lines import Line2D
 
     width, height = style.PAGE_IN * style.POINTS_IN, _HEAD_PT + _HIGH_PT + _FOOT_PT
@@ -100,25 +117,25 @@ def _draw(table: LostNicsTable) -> Figure:
     def put(y_pt: float, text: str, **how: Any) -> None:
         figure.text(3 / width, 1 - y_pt / height, text, va="top", **how)
 
-    put(3, f"One server of {GPUS} GPUs loses NICs: what schedules of an AllReduce take", size=8, weight="bold")
+    put(3, title, size=8, weight="bold")
     said = (
         f"{show_size(SIZE_BYTES)}, NICs of 50 GB/s, fabric 450 GB/s a GPU, {PORTS} ports, PXN charged; each with its "
     )
     put(4 + 8 * style.LINE, f"{said}best segments, at most 2^20 transfers.", size=style.SMALL_PT, color=style.FAINT)
-    most = max((ratio for _, lines in table.panels for each in lines.values() for _, ratio in each), default=1)
-    panel = (width - _LEFT_PT - _RIGHT_PT - (len(table.panels) - 1) * _GAP_PT) / max(1, len(table.panels))
-    for number, (servers, lines) in enumerate(table.panels):
+    panel = (width - _LEFT_PT - _RIGHT_PT - (len(servers) - 1) * _GAP_PT) / max(1, len(servers))
+    for number, each in enumerate(servers):
         x = _LEFT_PT + number * (panel + _GAP_PT)
         axes = figure.add_axes((x / width, _FOOT_PT / height, panel / width, _HIGH_PT / height))
-        _draw_panel(axes, servers, lines, 1.06 * most)
+        axes.set_title(f"{each} servers", size=style.LABEL_PT, weight="bold", loc="left", pad=3)
+        axes.grid(axis="both")
+        draw_panel(axes, each)
         if number:
             axes.tick_params(axis="y", which="both", labelleft=False)
         else:
-            axes.set_ylabel("time / T*", labelpad=1)
-    shown = [Line2D([], [], **_how(name)) for name in _LOOK]
+            axes.set_ylabel(measured, labelpad=1)
     figure.legend(
-        [*shown, Line2D([], [], color=style.INK, linewidth=1.6)],
-        [*(said for said, _, _ in _LOOK.values()), "certified bound T*"],
+        [*(Line2D([], [], **look_of(name)) for name in names), Line2D([], [], **BOUND)],
+        [*(LOOK[name][0] for name in names), "certified bound T*"],
         loc="upper left",
         bbox_to_anchor=(_LEFT_PT / width, 1 - 26 / height),
         ncols=4,
@@ -131,8 +148,9 @@ def _draw(table: LostNicsTable) -> Figure:
     return figure
 
 
-def _how(name: str) -> dict[str, Any]:
-    _, coloured, marker = _LOOK[name]
+def look_of(name: str) -> dict[str, Any]:
+    """How the line of a name in `LOOK` is drawn."""
+    _, coloured, marker = LOOK[name]
     look: dict[str, Any] = {"color": style.colour(coloured), "linewidth": 0.9}
     if not marker:
         return {**look, "linestyle": (0, (4, 2))}
@@ -148,9 +166,7 @@ def _draw_panel(axes: Axes, servers: int, lines: dict[str, list[tuple[float, flo
     axes.set_xlim(-0.3, GPUS - 0.7)
     axes.set_xticks(range(GPUS))
     axes.set_xlabel("NICs lost", labelpad=1.5)
-    axes.set_title(f"{servers} servers", size=style.LABEL_PT, weight="bold", loc="left", pad=3)
-    axes.grid(axis="both")
-    axes.axhline(1, color=style.INK, linewidth=1.6, zorder=3, gid=f"bound:{servers}")
+    axes.axhline(1, **BOUND, zorder=3, gid=f"bound:{servers}")
     for name, points in lines.items():
         xs, ys = [lost for lost, _ in points], [ratio for _, ratio in points]
-        axes.plot(xs, ys, **_how(name), zorder=5, gid=f"line:{servers}:{name}")
+        axes.plot(xs, ys, **look_of(name), zorder=5, gid=f"line:{servers}:{name}")

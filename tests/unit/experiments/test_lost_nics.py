@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from optcc.errors import CodecError
-from optcc.experiments.lost_nics import FIELD, GPUS, LOST, LostNics, LostNicsRecord, measure
-from optcc.paper_figures import lost_nics_curves
+from optcc.experiments.lost_nics import CLAIM_GPUS, FIELD, GPUS, LOST, LostNics, LostNicsRecord, measure
+from optcc.paper_figures import lost_nics_curves, server_gpus_curves
 
 
 def test_the_record_has_every_schedule_and_ours_is_near_the_bound() -> None:
@@ -65,6 +65,26 @@ def test_the_figure_shows_what_the_record_says() -> None:
             line = drawn[f"line:{servers}:{name}"]
             assert np.asarray(line.get_xydata()).tolist() == [list(point) for point in points]
     assert "4-servers/4-lost/ours/over-bound-percent" in lost_nics_curves.numbers(table)
+
+
+def test_the_claim_is_drawn_and_tabled_by_gpus_a_server_in_percent_over_the_fault_free_ring() -> None:
+    record = LostNicsRecord.read()
+    table = server_gpus_curves.data(record)
+    figure = server_gpus_curves.draw(table)
+    drawn = {line.get_gid(): np.asarray(line.get_xydata()).tolist() for ax in figure.axes for line in ax.get_lines()}
+    shown = {cells[0]: dict(zip(record.claim().columns, cells, strict=True)) for cells in record.claim().rows}
+    assert [servers for servers, _ in table.panels][-1] == 16
+    for servers, lines in table.panels:
+        for name, column in {**{each: each for each in FIELD}, "ours": "ours", "bound": "T*"}.items():
+            assert drawn[f"line:{servers}:{name}"] == [list(point) for point in lines[name]]
+            assert [gpus for gpus, _ in lines[name]] == list(CLAIM_GPUS)
+            for gpus, percent in lines[name]:
+                assert shown[f"{servers} x {gpus}"][column] == f"{percent:.1f}"
+                key = f"{servers}-servers/{gpus}-gpus/{name}/over-fault-free-percent"
+                assert server_gpus_curves.numbers(table)[key].text == f"{percent:.1f}"
+        for gpus, percent in lines["bound"]:
+            # The result enters the slow server at half of the rate: 2 n/B, over 2 (p - 1)/p n/B of p GPUs.
+            assert percent == pytest.approx(100 / (servers * gpus - 1))
 
 
 @pytest.mark.parametrize(
