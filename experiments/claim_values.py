@@ -138,9 +138,10 @@ def ours_on_servers(record: LostNicsRecord) -> ClaimValue:
 
 
 def _on_servers(record: LostNicsRecord, ratio: Callable[[LostNics], float]) -> ClaimValue:
-    cases = [each for each in record.cases if each.servers == CLAIM_SERVERS and each.lost == each.gpus / 2]
+    servers = max(CLAIM_SERVERS)
+    cases = [each for each in record.claimed if each.servers == servers]
     gpus = [each.gpus for each in cases]
-    where = f"{CLAIM_SERVERS} servers of {min(gpus)} to {max(gpus)} GPUs"
+    where = f"{servers} servers of {min(gpus)} to {max(gpus)} GPUs"
     return spread((over(ratio(each)) for each in cases), " %", 1, where)
 
 
