@@ -145,7 +145,7 @@ EXPERIMENTS = {
     "untold": _on_fabric("how near to the bound hosts come of which nobody declares anything", "untold", "untold.json"),
     "versions": _on_fabric("what two checkouts of this project take, in turns", "compare_versions", "versions.json"),
 }
-"""By name. What is asked of ranks starts them by itself."""
+"""By name. An experiment that measures ranks starts them itself."""
 
 
 class Experiments(click.Group):

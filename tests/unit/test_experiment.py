@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,22 @@ OTHERWISE = {"fabric-4x2-half.json"}
 NOT_RUN = {"gpu-battery.json"}
 """No machine with a GPU has made it so far."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+@pytest.fixture(autouse=True)
+def handler_is_kept() -> Iterator[None]:
+    """The command sets a handler of SIGTERM, which later tests are not to have."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_lets_clean_up_run() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert cli.run(["experiment", LIST]) == EXIT_DONE
+    with pytest.raises(SystemExit) as ended:
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_every_record_is_made_by_one_experiment() -> None:
