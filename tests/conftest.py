@@ -124,6 +124,12 @@ def no_namespaces() -> str | None:
     return reason
 
 
+def no_nft() -> str | None:
+    """Why packets cannot be dropped silently here, or None."""
+    found = import_module("optcc.experiments.fabric.programs").which("nft")
+    return "no nft: apt-get install nftables" if found is None else None
+
+
 def no_gpu() -> str | None:
     """Why kernels cannot run on a GPU here, or None."""
     if find_spec("cupy") is None:
@@ -138,6 +144,7 @@ def no_gpu() -> str | None:
 NEEDS: dict[str, tuple[Callable[[], str | None], bool]] = {
     "mpi": (no_mpi, True),
     "netns": (no_namespaces, True),
+    "nft": (no_nft, True),
     "gpu": (no_gpu, False),
 }
 """Marker to (why not, whether CI must have it)."""

@@ -91,7 +91,7 @@ def test_the_lp_is_the_closed_form(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40, 500))
+@pytest.mark.parametrize("seed", range(40, 140))
 def test_the_lp_is_the_closed_form_on_more(seed: int) -> None:
     check_closed_form(seed)
 
@@ -176,7 +176,7 @@ def test_the_lp_is_the_best_of_all_tree_pairs(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_lp_is_the_best_of_all_tree_pairs_of_five(seed: int) -> None:
     rng = random.Random(seed)
     rates = [(Fraction(rng.randint(1, 50)), Fraction(rng.randint(1, 50))) for _ in range(5)]
@@ -230,7 +230,7 @@ def test_failed_rails(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 50))
+@pytest.mark.parametrize("seed", range(10, 30))
 def test_more_failed_rails(seed: int) -> None:
     check_failed_rails(seed)
 
@@ -305,6 +305,6 @@ def test_graphs_with_switches(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60, 600))
+@pytest.mark.parametrize("seed", range(60, 300))
 def test_more_graphs_with_switches(seed: int) -> None:
     check_random_graph(seed)

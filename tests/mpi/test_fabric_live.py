@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,6 @@ from optcc.experiments.fabric import (
 )
 
 pytestmark = pytest.mark.netns
-needs_nft = pytest.mark.skipif(shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin") is None, reason="no nft")
 
 _NUMBERS = itertools.count()
 ROOT = Path(__file__).resolve().parents[2]
@@ -283,9 +281,9 @@ def test_one_flow_takes_what_its_rate_says(name: str) -> None:
     [
         ("down", "down"),
         ("carrier", "no-carrier"),
-        pytest.param("blackhole", "blackhole", marks=needs_nft),
-        pytest.param("blackhole-out", "blackhole", marks=needs_nft),
-        pytest.param("blackhole-in", "blackhole", marks=needs_nft),
+        pytest.param("blackhole", "blackhole", marks=pytest.mark.nft),
+        pytest.param("blackhole-out", "blackhole", marks=pytest.mark.nft),
+        pytest.param("blackhole-in", "blackhole", marks=pytest.mark.nft),
     ],
 )
 def test_failed_nic_carries_nothing_until_healed(name: str, how: str, state: str) -> None:
@@ -314,7 +312,7 @@ def _connects(fabric: Fabric, nic: int) -> bool:
     return subprocess.run(argv, timeout=10, check=False).returncode == 111  # ECONNREFUSED
 
 
-@needs_nft
+@pytest.mark.nft
 def test_one_failure_turns_into_another(name: str) -> None:
     with Fabric.up(FabricSpec.parse("2@1Mbit/s", name=name)) as fabric:
         for how, state in [("down", "down"), ("blackhole", "blackhole"), ("carrier", "no-carrier")]:

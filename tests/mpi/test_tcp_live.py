@@ -330,6 +330,7 @@ def test_a_hundred_failures_cost_no_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.realtime
 @pytest.mark.battery(15, 17)
 @netns
+@pytest.mark.nft
 def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, tmp_path: Path) -> None:
     """One packet in a hundred, one in twenty, and three quarters of the rate."""
     command = ["ip", "netns", "exec", core_namespace(name), "nft", "-f", "-"]
@@ -360,8 +361,9 @@ def test_a_cable_that_loses_packets_or_most_of_its_rate_costs_no_bit(name: str, 
 @pytest.mark.parametrize(
     ("hosts", "how"),
     [
-        *(pytest.param(3, how, marks=[pytest.mark.slow, pytest.mark.realtime]) for how in ("blackhole", "down")),
-        (4, "blackhole"),
+        pytest.param(3, "blackhole", marks=[pytest.mark.slow, pytest.mark.realtime, pytest.mark.nft]),
+        pytest.param(3, "down", marks=[pytest.mark.slow, pytest.mark.realtime]),
+        pytest.param(4, "blackhole", marks=pytest.mark.nft),
     ],
 )
 def test_a_host_without_nics_is_the_same_error_everywhere(hosts: int, how: str, name: str, tmp_path: Path) -> None:

@@ -116,7 +116,11 @@ def test_the_command_says_what_is_missed_and_fails_for_wrong_bits(
 
 @pytest.mark.netns
 @pytest.mark.parametrize(
-    "kinds", [("down", "reset", "degraded"), pytest.param(KINDS, marks=[pytest.mark.slow, pytest.mark.realtime])]
+    "kinds",
+    [
+        ("down", "reset", "degraded"),
+        pytest.param(KINDS, marks=[pytest.mark.slow, pytest.mark.realtime, pytest.mark.nft]),
+    ],
 )
 def test_a_nic_fails_and_every_bit_is_right(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Short messages: how long it takes is not looked at, nor whether runs are as fast as before."""
@@ -132,6 +136,7 @@ def test_a_nic_fails_and_every_bit_is_right(kinds: tuple[str, ...], monkeypatch:
     assert not list(RUN_ROOT.glob(f"failover-{os.getpid()}*"))
 
 
+@pytest.mark.nft
 def test_each_failure_is_a_line_that_a_program_waits_for() -> None:
     fabric = Fabric("trial")
     assert triggers(fabric, "down", NicTarget(1, 0)) == [
