@@ -338,12 +338,12 @@ def test_generated_programs_are_read_as_python_runs_them() -> None:
     assert seen["read"] >= 30, seen
 
 
-PARTS, IN_A_PART = 4, 5_000
+PARTS, IN_A_PART = 4, 1_500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_20000_generated_programs_are_read_as_python_runs_them(part: int, seed: int) -> None:
+def test_6000_generated_programs_are_read_as_python_runs_them(part: int, seed: int) -> None:
     first = (seed * PARTS + part) * IN_A_PART
     sources = {program_of(first + number): first + number for number in range(IN_A_PART)}
     seen: Counter[str] = Counter()
