@@ -21,6 +21,7 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.engine import DEADLINE_S
 from optcc.runtime.launchers import find_launch, meet_of
 from optcc.runtime.nics import RATES_VARIABLE, inside_of, nics_of
+from optcc.runtime.partition import Partition, partition_s_of
 from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.rendezvous import Meet
 from optcc.runtime.slices import SLICE_S
@@ -45,6 +46,8 @@ def init(
     deadline_s: float = DEADLINE_S,
     slice_s: float = SLICE_S,
     authenticate: bool | None = None,
+    partition: Partition | None = None,
+    partition_s: float | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Communicator:
     """A communicator over TCP and all NICs that OPTCC_SOCKET_IFNAME leaves; collective.
@@ -56,9 +59,15 @@ def init(
     `authenticate`, at every rank or at none, puts an authentication tag on every frame between ranks; None leaves that
     to OPTCC_AUTHENTICATE (docs/transports.md).
 
+    `partition`, the same at every rank, says what becomes of the job if a host has no live rail left: "fail" ends it in
+    AllRailsFailed after a few seconds; with "wait" collectives stand still until the host has a rail again, and go on
+    where they were. If that takes longer than `partition_s` seconds (60 unless given) the job ends as with "fail".
+    Deadlines are later by as much. None leaves the two to OPTCC_PARTITION and OPTCC_PARTITION_S, where "fail" is the
+    default (docs/failover.md).
+
     Raises InputError for variables of launchers that contradict each other or the number of ranks that MPI has started,
-    or a topology of another number of ranks, EnvironmentMissing without a NIC or what the launcher needs,
-    DeadlineExceeded if some rank does not come.
+    a topology of another number of ranks, or a partition policy that cannot be, EnvironmentMissing without a NIC or
+    what the launcher needs, DeadlineExceeded if some rank does not come.
     """
     if isinstance(topology, str):
         topology = Topology.parse(topology)
@@ -67,7 +76,10 @@ def init(
     nics = nics_of(environ)
     if authenticate is None:
         authenticate = authenticates(environ)
-    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ), authenticate=authenticate)
+    waits_s = partition_s_of(environ, partition, partition_s)
+    transport = TcpTransport(
+        *(meet, nics), inside=inside_of(nics, environ), authenticate=authenticate, partition_s=waits_s
+    )
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:

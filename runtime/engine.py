@@ -66,6 +66,7 @@ from optcc.runtime.transport import (
     Event,
     MonotonicClock,
     Transport,
+    WaitsForHosts,
 )
 from optcc.verdict import Verdict
 
@@ -159,6 +160,8 @@ class Engine:
         self.rank, self.n_ranks = transport.rank, transport.n_ranks
         self.failure: RuntimeFault | None = None
         self.clock: Clock = clock or MonotonicClock()
+        # By how much deadlines are later, as a host without a rail may be waited for.
+        self.patience_s = transport.partition_s if isinstance(transport, WaitsForHosts) else 0.0
         # By the transport's handle: whose channel it is, and its number in the plan.
         self._routes: dict[int, tuple[PersistentPlan, int]] = {}
         self._computes: deque[tuple[PersistentPlan, BoundAction]] = deque()
@@ -332,7 +335,7 @@ class Engine:
         """Goes on with every run until `goal` is done, for `timeout_s` at most; whether it is. Raises as
         `Handle.test`."""
         self.check_alive()
-        return self._drive(goal, self.clock.now_s() + timeout_s)
+        return self._drive(goal, self.clock.now_s() + timeout_s + self.patience_s)
 
     def barrier(self, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         """Returns once every rank has called it; runs that are under way go on meanwhile.
@@ -340,6 +343,7 @@ class Engine:
         Raises DeadlineExceeded if some rank has not come within `timeout_s`, and what a run raises.
         """
         self.check_alive()
+        timeout_s += self.patience_s
         deadline_s = self.clock.now_s() + timeout_s
         for goal in self._barrier.rounds():
             if not self._drive(goal, deadline_s):
@@ -582,7 +586,7 @@ class Handle:
     )
 
     def __init__(self, plan: Driven, arrays: Arrays | None, deadline_s: float) -> None:
-        self.plan, self.deadline_s, self.due_s = plan, deadline_s, _NEVER_S
+        self.plan, self.deadline_s, self.due_s = plan, deadline_s + plan.engine.patience_s, _NEVER_S
         # For the flight recorder.
         self.number, self.waited_from_s = 0, 0.0
         self.taps: RunTaps | None = None

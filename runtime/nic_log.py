@@ -1,5 +1,5 @@
 """`NicLog`: one line for each NIC of this rank that is given up, slower than it was, or back, and for each rank that it
-reaches through others alone.
+reaches through others alone, or waits for.
 
 The lines are warnings of the logger `optcc.nics`, which Python prints on stderr unless a program says otherwise. A
 state counts once it has lasted `SETTLE_S`, at once if the kernel says that the link is down, and a NIC has at most one
@@ -46,6 +46,8 @@ class NicLog:
         self._rank, self._names = rank, tuple(names)
         self._nics = [_NicState() for _ in names]
         self._detoured: Set[int] = frozenset()
+        # The ranks that are waited for, and since when.
+        self._absent: dict[int, float] = {}
 
     def look(
         self, now_s: float, up: Sequence[bool], connections: Sequence[CarryingConnection], shares: Sequence[float]
@@ -80,6 +82,17 @@ class NicLog:
                 "optcc: rank %d: no rail to rank %d is left: what goes there goes through other ranks", self._rank, peer
             )
         self._detoured = peers
+
+    def note_absent(self, now_s: float, peers: Set[int], up_to_s: float) -> None:
+        """No rail reaches these ranks, which are waited for, up to `up_to_s`."""
+        for peer in sorted(peers - self._absent.keys()):
+            self._absent[peer] = now_s
+            logger.warning(
+                "optcc: rank %d: no rail to rank %d is left: it is waited for, up to %g s", self._rank, peer, up_to_s
+            )
+        for peer in sorted(self._absent.keys() - peers):
+            waited_s = now_s - self._absent.pop(peer)
+            logger.warning("optcc: rank %d: rank %d is back after another %.1f s", self._rank, peer, waited_s)
 
     def _say_state(self, number: int, now_s: float) -> None:
         state = self._nics[number]

@@ -41,7 +41,7 @@ import numpy as np
 from optcc.errors import DeadlineExceeded, InputError
 from optcc.plan import Channel
 from optcc.runtime.protocol.settings import NicEntry, RailCount
-from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, Event, MonotonicClock, Transport
+from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, Event, MonotonicClock, Transport, WaitsForHosts
 from optcc.topology import Nic, Server, Topology
 
 GROUP_MAX = 8
@@ -461,6 +461,8 @@ class _Probe:
         self, transport: ProbedTransport, clock: Clock, deadline_s: float, beside: Beside, known: Rates
     ) -> None:
         self._transport, self._clock, self._beside = transport, clock, beside
+        if isinstance(transport, WaitsForHosts):
+            deadline_s += transport.partition_s
         self._deadline_s, self._due_s = deadline_s, clock.now_s() + deadline_s
         self._rank, self._nics = transport.rank, transport.nics
         self._hosts = hosts_of(self._nics)

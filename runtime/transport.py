@@ -134,6 +134,16 @@ class Defers(Protocol):
 
 
 @runtime_checkable
+class WaitsForHosts(Protocol):
+    """A transport that may wait for hosts without a live rail (`optcc.runtime.partition`)."""
+
+    @property
+    def partition_s(self) -> float:
+        """How long it waits for one, seconds, by which deadlines are later; 0 if such a host ends the job."""
+        ...
+
+
+@runtime_checkable
 class Wakes(Protocol):
     """A transport whose `poll` another thread can end."""
 

@@ -13,6 +13,7 @@ from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, InputError, MismatchE
 from optcc.runtime.launchers import check_count, find_launch
 from optcc.runtime.mpi_library import load_mpi, wait_for
 from optcc.runtime.nics import inside_of, nics_of
+from optcc.runtime.partition import partition_s_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import MonotonicClock, Transport
 from optcc.runtime.transports.mpi import MpiTransport
@@ -60,7 +61,12 @@ def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> I
     meet, nics = over_mpi(mpi.comm), nics_of(environ)
     transport: TcpTransport | UcxTransport
     if carrier == "tcp":
-        transport = TcpTransport(meet, nics, inside=inside_of(nics, environ), authenticate=authenticates(environ))
+        transport = TcpTransport(
+            *(meet, nics),
+            inside=inside_of(nics, environ),
+            authenticate=authenticates(environ),
+            partition_s=partition_s_of(environ),
+        )
     else:
         transport = UcxTransport(meet, nics)
     try:

@@ -14,6 +14,7 @@ from optcc.job import agreed_topology, keep_to_own_nics, measure_nics, tcp_ports
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.nics import inside_of, nics_of
+from optcc.runtime.partition import partition_s_of
 from optcc.runtime.probe import Rates
 from optcc.runtime.rendezvous import Meet, over_store
 from optcc.runtime.transports.tcp import TcpTransport, authenticates
@@ -79,7 +80,12 @@ def connect(
     measured now; collective. Raises as `optcc.init`."""
     topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
     nics = nics_of(environ)
-    transport = TcpTransport(meet, nics, inside=inside_of(nics, environ), authenticate=authenticates(environ))
+    transport = TcpTransport(
+        *(meet, nics),
+        inside=inside_of(nics, environ),
+        authenticate=authenticates(environ),
+        partition_s=partition_s_of(environ),
+    )
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:

@@ -269,11 +269,11 @@ class Endpoint(LocalRank):
     def may_leave(self) -> bool:
         """True if `owes_nothing`, or if more waiting is in vain.
 
-        A peer that computes is waited for up to `LINGER_S`, one that cannot be reached `CLOSE_S`, in time that this
-        rank has watched.
+        A peer that computes is waited for up to `LINGER_S`, one that cannot be reached `CLOSE_S`, or `partition_s` if
+        that is longer, in time that this rank has watched.
         """
         return not (self.is_needed() and self.leaving_s < LINGER_S) and not any(
-            self.leaving_s < (LINGER_S if self._is_reached(peer) else CLOSE_S) and self._owes(peer)
+            self.leaving_s < (LINGER_S if self._is_reached(peer) else self._absent_s(peer)) and self._owes(peer)
             for peer in self._peers()
         )
 
@@ -298,6 +298,23 @@ class Endpoint(LocalRank):
         """True if a peer is connected, or its kernel has answered lately: it computes, and will look again."""
         outbound = self.outbounds.get(peer)
         return bool(self.up_to(peer)) or (outbound is not None and outbound.dark_s < CLOSE_S)
+
+    def _absent_s(self, peer: int) -> float:
+        """How long a peer is waited for that cannot be reached. One that refuses connections has ended."""
+        outbound = self.outbounds.get(peer)
+        has_ended = outbound is not None and any(rail.refused for rail in outbound.direct)
+        return CLOSE_S if has_ended else max(CLOSE_S, self.settings.partition_s)
+
+    def absent(self) -> set[int]:
+        """The peers that this rank waits for, and that no rail has reached for a while (`CLOSE_S`)."""
+        inbounds = self.inbounds
+        return {
+            peer
+            for peer, out in self.outbounds.items()
+            if out.dark_s >= CLOSE_S
+            and peer not in self.left
+            and (out.has_work() or (peer in inbounds and inbounds[peer].has_work()))
+        }
 
     def _owes(self, peer: int) -> bool:
         outbound, inbound, connections = self.outbounds.get(peer), self.inbounds.get(peer), self.up_to(peer)

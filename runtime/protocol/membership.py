@@ -1,9 +1,10 @@
 """When a rank is lost, when no rail is left, and how all ranks come to name the same one. No I/O.
 
 A rank says bye on every connection when it closes, and whether it does so because of a failure. A rank that is gone
-without a bye refuses connections: its listeners live as long as it does. A rank that no rail reaches for `stall_s` may
-be alive. What a rank finds in this way, and its own errors, it tells all others (`failure_agreement`): the state of a
-rank travels in `NEWS_FRAME`s, eight bytes each, over every connection, and over each new one.
+without a bye refuses connections: its listeners live as long as it does. A rank that no rail reaches for
+`cut_off_s` may be alive. What a rank finds in this way, and its own errors, it tells all others
+(`failure_agreement`): the state of a rank travels in `NEWS_FRAME`s, eight bytes each, over every connection, and over
+each new one.
 
 A rank that computes does not answer. So nobody waits for it if somebody is known to be at fault; else, where a deadline
 has passed, it is the one that is named.
@@ -287,5 +288,5 @@ def _find_unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound 
     is_refused = all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)
     if is_refused and (from_ is None or not from_.is_joined()):
         yield FailureFinding.of(GONE, peer, _ENDED)
-    elif to.dark_s >= local.settings.stall_s:
+    elif to.dark_s >= local.settings.cut_off_s:
         yield FailureFinding.cut(local.rank, peer)

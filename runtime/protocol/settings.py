@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 from optcc.errors import InputError, MismatchError
 from optcc.failover import Link
@@ -10,6 +11,9 @@ from optcc.failover import Link
 CHUNK_BYTES_MAX = 1 << 30
 RATE_MIN = 125_000
 """Declared rates below this, in bytes/s, are proportions; above it they also bound how long a queue drains."""
+
+_AGREED_S = 1.0
+"""Within this time after the first rank has found that no rail reaches another one, all raise the same error."""
 
 NicEntry = tuple[str, str, int, int, int]
 """A NIC as the ranks exchange it: name, address, port, rate out, rate in (bytes/s)."""
@@ -19,7 +23,9 @@ NicEntry = tuple[str, str, int, int, int]
 class Settings:
     """How a rank is set up; see `optcc.runtime.transports.tcp.TcpTransport`.
 
-    With `authenticate`, every frame after the handshake is under an authentication tag (`sealing`).
+    With `authenticate`, every frame after the handshake is under an authentication tag (`sealing`). With `partition_s`
+    above 0, a host without a live rail is waited for instead of ending the job after `stall_s`
+    (`optcc.runtime.partition`).
 
     Raises InputError for numbers out of range.
     """
@@ -33,6 +39,7 @@ class Settings:
     stall_s: float
     hello_s: float
     authenticate: bool = False
+    partition_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_bytes <= CHUNK_BYTES_MAX:
@@ -41,6 +48,14 @@ class Settings:
         for name in ("silent_s", "stall_s", "hello_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} {getattr(self, name)}: must be above 0")
+        if not (isfinite(self.partition_s) and self.partition_s >= 0):
+            raise InputError(f"partition_s {self.partition_s}: must be a number of seconds above 0, or 0")
+
+    @property
+    def cut_off_s(self) -> float:
+        """A rank that no rail has reached for so long is cut off: with `partition_s`, soon enough for all ranks to have
+        agreed on that by then."""
+        return max(self.partition_s - _AGREED_S, self.partition_s / 2) or self.stall_s
 
 
 def differs(rank: int, own: int, field: str, theirs: object, ours: object) -> MismatchError:

@@ -64,6 +64,11 @@ class EndpointTransport(ABC):
         return self._endpoint.hosts
 
     @property
+    def partition_s(self) -> float:
+        """See `optcc.runtime.transport.WaitsForHosts`."""
+        return self._endpoint.settings.partition_s
+
+    @property
     def counts(self) -> Counts:
         """What has happened so far."""
         return replace(self._endpoint.counts)
@@ -226,6 +231,7 @@ class EndpointTransport(ABC):
         endpoint = self._endpoint
         endpoint.now_s = self._clock.now_s()
         exchange = Exchange(endpoint, payload)
+        timeout_s += self.partition_s
         self._flush()
         self._progress(exchange.step, timeout_s)
         if not exchange.step():
@@ -274,7 +280,7 @@ class EndpointTransport(ABC):
         endpoint.begin_leaving()
         if failure is None:
             # `may_leave` ends the wait; the limit is twice that, should this process be stopped meanwhile.
-            self._progress(endpoint.may_leave, 2 * LINGER_S)
+            self._progress(endpoint.may_leave, 2 * max(LINGER_S, self.partition_s))
         else:
             self._progress(endpoint.membership.is_known, FAREWELL_S)
         endpoint.failure = failure

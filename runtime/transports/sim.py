@@ -38,9 +38,9 @@ class SimNetwork:
     """The network between the ranks of a topology of one GPU a server, and their simulated clock; used by `run_sim`.
 
     Instead of a topology, a number of ranks with `N_RAILS` NICs of 1 Gbit/s each. `chunk_bytes`, `window`, `crc`,
-    `authenticate`, `replan`, `learn_rates`, `silent_s` and `stall_s` are those of `TcpTransport`; `nic_faults` happen
-    at their simulated times, and NICs lose segments with probability `loss`, or damage them with `corrupt` (which wants
-    `crc` or `authenticate`).
+    `authenticate`, `replan`, `learn_rates`, `silent_s`, `stall_s` and `partition_s` are those of `TcpTransport`;
+    `nic_faults` happen at their simulated times, and NICs lose segments with probability `loss`, or damage them with
+    `corrupt` (which wants `crc` or `authenticate`).
 
     Raises InputError for numbers that cannot be, TopologyError for a fault of a NIC that is not there.
     """
@@ -57,6 +57,7 @@ class SimNetwork:
         learn_rates: bool = True,
         silent_s: float = 0.1,
         stall_s: float = 5.0,
+        partition_s: float = 0.0,
         nic_faults: FaultPlan | None = None,
         loss: float = 0.0,
         corrupt: float = 0.0,
@@ -85,7 +86,8 @@ class SimNetwork:
                 nic = self.network.nics[rank, number] = SimulatedNic(rank, number, float(out), float(in_))
                 nic.loss = loss
             book.append(tuple((f"eth{number}", str(rank), number, *nic) for number, nic in enumerate(nics)))
-        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, 5.0, authenticate)
+        waits = silent_s, stall_s, 5.0
+        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, *waits, authenticate, partition_s)
         secret, job = rng.randbytes(32), rng.randbytes(16)
         self.hosts = [
             SimulatedHost(

@@ -65,6 +65,7 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inside: NicEntry | None = None
     # Absent where it is off, so that the record of who does not use it is what it was.
     authenticate: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    partition_s: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class _File(Protocol):
@@ -105,7 +106,8 @@ class TcpTransport(EndpointTransport):
     declared, get less. `buffer_bytes` sizes the sockets' buffers, 0 leaves them to the system. A connection on which
     nothing is acknowledged for `silent_s` is given up; a rank that no rail reaches for `stall_s` is AllRailsFailed;
     `hello_s` is the time that a handshake may take. With `authenticate`, at every rank or at none, each frame after the
-    handshake is under an authentication tag (`optcc.runtime.protocol.sealing`).
+    handshake is under an authentication tag (`optcc.runtime.protocol.sealing`). With `partition_s` above 0, the same at
+    every rank, a host without a live rail is waited for so long instead of `stall_s` (`optcc.runtime.partition`).
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
     """
@@ -127,12 +129,14 @@ class TcpTransport(EndpointTransport):
         clock: Clock | None = None,
         inside: HostNic | None = None,
         authenticate: bool = False,
+        partition_s: float = 0.0,
     ) -> None:
         if not nics or len({nic.name for nic in nics}) < len(nics):
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")
         if buffer_bytes < 0:
             raise InputError(f"buffers of {buffer_bytes} B: must not be negative")
-        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, silent_s, stall_s, hello_s, authenticate)
+        waits = silent_s, stall_s, hello_s
+        settings = Settings(chunk_bytes, window, crc, replan, learn_rates, *waits, authenticate, partition_s)
         self._nics, self._buffer_bytes = tuple(nics), buffer_bytes
         self._clock = clock or MonotonicClock()
         self._epoll = epoll()
@@ -147,7 +151,8 @@ class TcpTransport(EndpointTransport):
             own = [self._listen(nic) for nic in nics]
             within = None if inside is None else self._listen(inside)
             tags: Literal[True] | msgspec.UnsetType = True if authenticate else msgspec.UNSET
-            terms = _Terms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags)
+            waits_s = partition_s or msgspec.UNSET
+            terms = _Terms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags, waits_s)
             self._meeting = meet(msgspec.json.encode(terms))
             everyone = _read_book(self._meeting, terms)
             insides = _read_insides(everyone)
@@ -279,6 +284,8 @@ class TcpTransport(EndpointTransport):
             between_hosts = tuple(each for each in endpoint.up if each.nic < n_nics)
             self._nic_log.look(now_s, endpoint.nic_up[:n_nics], between_hosts, shares)
             self._nic_log.note_detours({peer for peer, out in endpoint.outbounds.items() if out.is_detoured})
+            if endpoint.settings.partition_s:
+                self._nic_log.note_absent(now_s, endpoint.absent(), endpoint.settings.partition_s)
 
     def _flush(self) -> None:
         """Writes what has been queued, also what a broken connection leaves to others, and carries out the rest."""
@@ -552,6 +559,8 @@ def _read_book(meeting: Meeting, own: _Terms) -> list[_Terms]:
                 raise differs(rank, meeting.rank, field, theirs, ours)
         if terms.authenticate != own.authenticate:
             raise differs(rank, meeting.rank, "authenticate", terms.authenticate is True, own.authenticate is True)
+        if terms.partition_s != own.partition_s:
+            raise differs(rank, meeting.rank, "partition_s", terms.partition_s or 0.0, own.partition_s or 0.0)
         if not terms.nics:
             raise MismatchError(f"rank {rank} has no NIC")
         book.append(terms)

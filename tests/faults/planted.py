@@ -174,7 +174,7 @@ FIXES = (
     ),
     PlantedFault(
         "a rank leaves though a peer that computes has not taken its messages",
-        *(Endpoint, "may_leave", "LINGER_S if self._is_reached(peer) else CLOSE_S", "CLOSE_S"),
+        *(Endpoint, "may_leave", "LINGER_S if self._is_reached(peer) else self._absent_s(peer)", "CLOSE_S"),
     ),
     PlantedFault(
         "a report of one channel clears what is owed for another",
@@ -293,7 +293,7 @@ MUTATIONS = (
     ),
     PlantedFault(
         "a pair without a rail is waited for",
-        *(membership, "_find_unreachable", "to.dark_s >= local.settings.stall_s", "False"),
+        *(membership, "_find_unreachable", "to.dark_s >= local.settings.cut_off_s", "False"),
     ),
     PlantedFault("news of failures is ignored", *(Endpoint, "_note_controls", "kind == NEWS_FRAME", "False")),
     PlantedFault(

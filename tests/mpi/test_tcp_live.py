@@ -72,7 +72,7 @@ transport = Watched(at_address(tuple(given["at"]), rank, n, secret, timeout_s=20
 plan = ring(n, size, segments=2)
 executor = Executor(plan, rank, transport, verify_plan(plan), deadline_s=40)
 data, recv = make_input(rank, size // 4, "float32", "sum"), np.empty(size // 4, np.float32)
-seconds, sent, wrong, error, culprits, failed_nics = [], [], 0, "", (), ()
+seconds, agreed, sent, wrong, error, culprits, failed_nics = [], [], [], 0, "", (), ()
 print("ready", flush=True)
 began = time.monotonic()
 try:
@@ -88,7 +88,9 @@ try:
             time.sleep(given["idle_s"])
         wrong += wrong_elements(plan, rank, recv)
         over = (time.monotonic() - began >= given["for_s"] or os.path.exists(given["stop"])) and len(seconds) >= 2
+        over_at = time.monotonic()
         stop = transport.allgather(bytes([over]))[0][0]
+        agreed.append(time.monotonic() - over_at)
 except OptccError as fault:
     error, culprits, failed_nics = f"{type(fault).__name__}: {fault}", fault.culprits, fault.nics
 failed_s = time.monotonic() - at
@@ -97,9 +99,9 @@ rails = [[rail.name, rail.sent_bytes, rail.failures] for rail in transport.rails
 transport.close()
 left = len(os.listdir("/proc/self/fd"))
 intact = bool((data == make_input(rank, size // 4, "float32", "sum")).all())
-print(json.dumps({"seconds": seconds, "wrong": wrong, "error": error, "failed_s": failed_s, "rails": rails,
-    "sent": sent, "resent": transport.counts.resent, "files": left, "gaps": gaps, "lost": lost, "given_up": given_up,
-    "culprits": culprits, "nics": failed_nics, "input": intact}), flush=True)
+print(json.dumps({"seconds": seconds, "agreed": agreed, "wrong": wrong, "error": error, "failed_s": failed_s,
+    "rails": rails, "sent": sent, "resent": transport.counts.resent, "files": left, "gaps": gaps, "lost": lost,
+    "given_up": given_up, "culprits": culprits, "nics": failed_nics, "input": intact}), flush=True)
 """
 
 
@@ -377,6 +379,26 @@ def test_a_host_without_nics_is_the_same_error_everywhere(hosts: int, how: str, 
         assert (each["culprits"], each["nics"]) == ([1], [[1, "eth0"], [1, "eth1"]])
         assert each["input"], "inputs are as they were"
         assert isinstance(each["failed_s"], float) and each["failed_s"] < 2.0 + 4.0 + 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.realtime
+@netns
+@pytest.mark.parametrize("how", ["blackhole", "down"])
+def test_a_host_without_nics_is_waited_for_if_the_job_says_so(how: str, name: str, tmp_path: Path) -> None:
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=1 << 20, for_s=20.0, stall_s=0.5, partition_s=15.0)
+        time.sleep(0.5)
+        fabric.fail("h1", how=how)
+        time.sleep(2.0)
+        fabric.heal("h1")
+        time.sleep(1.0)
+        job.stop.touch()
+        seen = job.results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+        waits = [*each["seconds"], *each["agreed"]]
+        assert 1.0 < max(waits) < 4.0 and sum(wait > 1.0 for wait in waits) == 1
 
 
 @pytest.mark.battery(22)

@@ -21,7 +21,7 @@ from optcc.topology import Topology
 from optcc.torch.connect import JobNetwork, Options, connect, meet_in
 from optcc.torch.process_group import create
 
-LO = {"OPTCC_SOCKET_IFNAME": "=lo"}
+LO = {"OPTCC_SOCKET_IFNAME": "=lo", "OPTCC_PARTITION": "wait", "OPTCC_PARTITION_S": "20"}
 MEET = timedelta(seconds=20)
 
 
@@ -50,6 +50,7 @@ def test_a_group_of_some_ranks_takes_what_was_measured_for_them() -> None:
         assert isinstance(comm, Communicator)
         transport: Any = comm.engine.transport
         assert [nic[3:] for nics in transport.nics for nic in nics] == [(1001, 1002), (3001, 3002)]
+        assert transport.partition_s == 20.0
         planner: Any = comm._base
         assert [int(rate) for rate in planner.topology.out] == [40_000_000, 10_000_000]
         comm.close()

@@ -75,3 +75,14 @@ def test_a_measured_rate_has_a_line_when_it_has_changed(lines: pytest.LogCapture
     for now_s, share in ((0.0, 1.0), (2.0, 0.95), (4.0, 0.5), (4.1, 0.4), (6.0, 0.45), (8.0, 1.0)):
         log.look(now_s, BOTH, [FIRST, SECOND], [1.0, share])
     assert lines.messages == [f"optcc: rank 1: eth1 sends at {share} % of its declared rate" for share in (50, 100)]
+
+
+def test_a_rank_that_is_waited_for_has_a_line_and_another_one_when_it_is_back(lines: pytest.LogCaptureFixture) -> None:
+    log = NicLog(0, ["eth0"])
+    for now_s, peers in ((1.0, set[int]()), (2.0, {2}), (3.0, {1, 2}), (14.5, {1})):
+        log.note_absent(now_s, peers, 60.0)
+    assert lines.messages == [
+        "optcc: rank 0: no rail to rank 2 is left: it is waited for, up to 60 s",
+        "optcc: rank 0: no rail to rank 1 is left: it is waited for, up to 60 s",
+        "optcc: rank 0: rank 2 is back after another 12.5 s",
+    ]

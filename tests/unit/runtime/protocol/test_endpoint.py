@@ -185,6 +185,8 @@ def test_rails_join_nics_of_one_name_or_in_their_order() -> None:
         ({"silent_s": 0.0}, "silent_s 0.0: must be above 0"),
         ({"stall_s": -1.0}, "stall_s -1.0: must be above 0"),
         ({"hello_s": 0.0}, "hello_s 0.0: must be above 0"),
+        ({"partition_s": -1.0}, "partition_s -1.0: must be a number of seconds above 0, or 0"),
+        ({"partition_s": float("inf")}, "partition_s inf: must be a number of seconds above 0, or 0"),
     ],
     ids=str,
 )

@@ -268,3 +268,26 @@ def test_a_rank_of_which_only_a_word_is_awaited_is_dialled_if_nobody_else_is_the
     first.epochs.agreement.ready()
     network.until(lambda: bool(first.up_to(2)), 3.0)
     assert last.epochs.agreement.wanted is not None
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_without_a_rail_is_waited_for_as_long_as_its_policy_says_unless_it_has_ended(
+    rank: int, has_ended: bool
+) -> None:
+    """Also by a receiver, which has no reason to dial a source that it waits for no more."""
+    network, _ = joined((0, 1), partition_s=4 * CLOSE_S)
+    endpoint, peer = network.endpoints[rank], 1 - rank
+    if has_ended:
+        network.leave(peer, silently=True)
+    else:
+        network.unreachable |= {(0, 0), (0, 1), (1, 0), (1, 1)}
+        for connection in list(endpoint.up):
+            endpoint.broken(connection, "reset")
+    endpoint.begin_leaving()
+    network.run(CLOSE_S / 2)
+    assert not endpoint.may_leave()
+    network.run(2 * CLOSE_S)
+    assert endpoint.may_leave() == has_ended
+    network.run(2 * CLOSE_S)
+    assert endpoint.may_leave()

@@ -117,13 +117,16 @@ def test_wrong_numbers_are_rejected() -> None:
 
 
 @pytest.mark.battery(30)
-def test_ranks_that_are_set_up_differently_say_who() -> None:
+@pytest.mark.parametrize(
+    ("name", "first", "second"), [("chunk_bytes", 4096, 8192), ("partition_s", 0.0, 30.0), ("partition_s", 60.0, 30.0)]
+)
+def test_ranks_that_are_set_up_differently_say_who(name: str, first: float, second: float) -> None:
     room = Room(2)
     seen: list[str] = []
 
     def body(rank: int) -> None:
         with pytest.raises(MismatchError) as caught:
-            TcpTransport(room.meet(rank), nics_of(rank, 1), chunk_bytes=4096 * (1 + rank))
+            TcpTransport(room.meet(rank), nics_of(rank, 1), **{name: (first, second)[rank]})  # type: ignore[arg-type]
         seen.append(str(caught.value))
 
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(2)]
@@ -132,8 +135,8 @@ def test_ranks_that_are_set_up_differently_say_who() -> None:
     for thread in threads:
         thread.join(DONE_S)
     assert sorted(seen) == [
-        "rank 0 differs from rank 1: chunk_bytes 4096 instead of 8192",
-        "rank 1 differs from rank 0: chunk_bytes 8192 instead of 4096",
+        f"rank 0 differs from rank 1: {name} {first} instead of {second}",
+        f"rank 1 differs from rank 0: {name} {second} instead of {first}",
     ]
 
 
