@@ -45,9 +45,7 @@ CASES = (
     BatteryCase("5 % loss, reordering, copies", "exact"),
     BatteryCase("rates of 3 : 1 and 10 : 1", "90 % of the sum; bytes by rate"),
     BatteryCase("a rate collapses in mid-run", "measured; faster than a plan that keeps its shares"),
-    BatteryCase(
-        "rails of 1 ms and 50 ms", "the slow one does not hold up the fast one", "striping knows rates, not latencies"
-    ),
+    BatteryCase("rails of 1 ms and 50 ms", "the slow one does not hold up the fast one"),
     BatteryCase("one bit flips in a payload", "refused, sent again, counted (with checksums)"),
     BatteryCase("a damaged header or length", "costs the connection, nothing else"),
     BatteryCase("a NIC damages everything", "left alone"),

@@ -163,6 +163,10 @@ class SendConnection(Connection):
         self._queue.clear()
         return waiting
 
+    def waiting(self) -> int:
+        """Bytes of chunks that wait here for the socket."""
+        return sum(len(view) for *_, view in self._queue if view is not None) + sum(map(len, self._pending))
+
     def holds(self, owner: Owner) -> bool:
         """True if something of this channel waits here for the socket."""
         return any(each[0] is owner for each in self._queue)

@@ -436,7 +436,7 @@ class Endpoint(LocalRank):
         end = hello.src, hello.rail, accepting.session, count, self.checksum, inbound
         keys = accepting.keys
         connection = RecvConnection(*end) if keys is None else SealedRecvConnection(*end, keys)
-        connection.wire, connection.nic = accepting.wire, accepting.nic
+        connection.wire, connection.nic, connection.kernel = accepting.wire, accepting.nic, accepting.kernel
         inbound.joined(connection)
         self._greet(connection)
         return connection

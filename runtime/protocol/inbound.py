@@ -29,6 +29,7 @@ from optcc.failover import (
     step,
 )
 from optcc.failover_cache import ReceiverCache
+from optcc.runtime.protocol.arrival import is_uneven, one_way_s
 from optcc.runtime.protocol.channel import RecvChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, RecvConnection
 from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX, GONE_FRAME, State, state_header
@@ -80,6 +81,8 @@ class Inbound:
         self._cache = ReceiverCache(self._link)
         self._channels: dict[int, RecvChannel] = {}
         self.history = ReportHistory()
+        # The nearest connection, over which states are reported, if their latencies differ.
+        self._nearest: RecvConnection | None = None
         # By rail, the session of a connection that was given up here and not replaced since.
         self._gone: dict[int, int] = {}
         self.was_joined = False
@@ -147,7 +150,7 @@ class Inbound:
         channel.posted += 1
         if not is_here:
             channel.slots.append((view, True, True))
-            connection = self.connections[self._rails[after.reports_on]] if after.reports_on >= 0 else None
+            connection = self._to_report(after.reports_on)
             if connection is not None:
                 connection.states[channel.k] = None
                 self._reports.deferred[connection] = self
@@ -207,13 +210,29 @@ class Inbound:
 
         If it `can_wait`, with a message to the peer or when this rank waits.
         """
-        connection = self.connections[self._rails[virtual]] if virtual >= 0 else None
+        connection = self._to_report(virtual)
         if connection is not None:
             connection.states[channel.k] = None
             if can_wait:
                 self._reports.deferred[connection] = self
             else:
                 self._local.wake(connection)
+
+    def _to_report(self, virtual: int) -> RecvConnection | None:
+        """The connection that reports what the table has reported over a virtual rail.
+
+        Any may: whichever is lost or avoided, all states are reported again.
+        """
+        if virtual < 0:
+            return None
+        return self._nearest or self.connections[self._rails[virtual]]
+
+    def _look_at_latencies(self) -> None:
+        """Which connection is the nearest, of those over the rails of the pair that are used."""
+        direct = self.connections[: len(self._queue_s)]
+        used = [each for each in direct if each is not None and not each.is_avoided]
+        known = {each: latency_s for each in used if (latency_s := one_way_s(each)) is not None}
+        self._nearest = min(known, key=known.__getitem__) if is_uneven(known) else None
 
     # --- the table
 
@@ -291,7 +310,7 @@ class Inbound:
         end.linked, end.delivered = after, number + 1
         end.slots.popleft()
         self._note_delivery(end, is_last)
-        if can_wait and virtual == rail:
+        if can_wait and virtual == rail and self._nearest is None:
             connection.states[channel] = None
             self._reports.deferred[connection] = self
         else:
@@ -350,6 +369,7 @@ class Inbound:
             connection.queue_s = self._queue_s[connection.rail]
         self._local.up[connection] = None
         self.was_joined = True
+        self._look_at_latencies()
         self._gone.pop(connection.rail, None)
         self.repeat_gone(connection)
         self._map_rails()
@@ -376,6 +396,7 @@ class Inbound:
         has_changed = False
         for connection in avoid([each for each in self.connections if each is not None]):
             has_changed = True
+            self._look_at_latencies()
             for channel in list(self._channels.values()):
                 self._tell(channel, connection.rail, DOWN if connection.is_avoided else UP)
         if has_changed:
@@ -399,6 +420,7 @@ class Inbound:
         if self.connections[connection.rail] is not connection:
             return
         self.connections[connection.rail] = None
+        self._look_at_latencies()
         local.counts.damaged += error.is_damage
         local.note("left" if self.peer in local.left else "lost", str(error), self.peer, connection.nic)
         self.update_avoided()
@@ -436,3 +458,5 @@ class Inbound:
         for connection in self.connections:
             if connection is not None:
                 self._suspicion.judge(connection, watched_s, self)
+        if len(self._queue_s) > 1:
+            self._look_at_latencies()

@@ -32,7 +32,8 @@ class KernelReport(NamedTuple):
     `unsent_bytes` not sent yet; `segment_bytes`; `window_bytes` that the receiver takes; `acked_bytes` in all; the
     smoothed round trip with four times its variation; time with bytes in flight or to send in all, and the part of it
     in which neither the receiver's window nor the send buffer held them up (both 0 if the kernel does not say);
-    `probes` of a closed window that were not answered.
+    `probes` of a closed window that were not answered; the least round trip that it has measured, without any queue on
+    the path, and how many bytes its congestion window lets be on their way (0 if the kernel does not say).
     """
 
     timeouts: int
@@ -45,6 +46,8 @@ class KernelReport(NamedTuple):
     busy_s: float = 0.0
     open_s: float = 0.0
     probes: int = 0
+    least_round_trip_s: float = 0.0
+    congestion_bytes: int = 0
 
 
 class Connection:
@@ -116,7 +119,8 @@ class Connection:
         if not report.timeouts:
             path_s = max(self.round_trip_s, round_trip_s)
             limit_s = max(limit_s, _GAPS * self._gap_s, _ROUND_TRIPS * path_s)
-            suspect_s = max(suspect_s, self._gap_s, path_s, self.queue_s)
+            # The first sample may count for `_FIRST_S` too much, and the next one comes so much later.
+            suspect_s = max(suspect_s, self._gap_s, path_s, self.queue_s, report.least_round_trip_s + 2 * _FIRST_S)
         # Suspicion ends with an acknowledgement only, not when the measured round trip grows meanwhile.
         self.suspect |= self._silent_s >= suspect_s
         return self._silent_s >= limit_s

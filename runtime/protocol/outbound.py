@@ -30,6 +30,7 @@ from optcc.failover import (
     step,
 )
 from optcc.failover_cache import SenderCache
+from optcc.runtime.protocol.arrival import Arrivals, is_uneven
 from optcc.runtime.protocol.channel import TIMEOUT_S, TIMEOUT_S_MAX, SendChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, Owner, SendConnection
 from optcc.runtime.protocol.frames import CHANNELS_MAX, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME
@@ -40,6 +41,7 @@ from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.rail import REDIAL_S_MIN, Opposite, PathFinder, Rail
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.sealing import SealedSendConnection
+from optcc.runtime.protocol.settings import RATE_MIN
 from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import SENT
@@ -85,6 +87,8 @@ class Outbound:
         # The parts of the rails by measured rates; None: as declared, and as the messages are cut.
         self._parts: tuple[float, ...] | None = None
         self._credit = [0.0] * len(self.direct)
+        # When chunks arrive over each rail; None while their latencies are about equal.
+        self._arrivals: Arrivals | None = None
         self._link = Link(self.striping.n_turns, local.settings.window)
         self._cache = SenderCache(self._link)
         self._channels: dict[int, SendChannel] = {}
@@ -175,6 +179,8 @@ class Outbound:
         connection = self.rails[rail].connection
         if connection is None or not connection.is_idle() or self._parts is not None or number != channel.posted:
             return None
+        if self._arrivals is not None:
+            return None
         has_slot = number < channel.slots
         if len(view) > local.eager_bytes or not (has_slot or (channel.slots and number - acked < EARLY_CHUNKS_MAX)):
             return None
@@ -263,7 +269,9 @@ class Outbound:
         sender = channel.sender
         virtual = sender.offered % self._link.n_rails
         is_taken = virtual in sender.out or (sender.changing and virtual == sender.asked)
-        if self._parts is not None and not channel.striping.is_fixed:
+        if self._arrivals is not None:
+            rail = self._choose_soonest(channel, rail)
+        elif self._parts is not None and not channel.striping.is_fixed:
             if is_taken:
                 return False
             rail = self._choose(len(channel.chunks[channel.sender.offered - channel.sender.acked][0]))
@@ -299,6 +307,7 @@ class Outbound:
                 if action.message == DATA:
                     view = channel.chunks[action.number - sender.acked][0]
                     connection.put(channel, action.number, action.epoch, view)
+                    self._count(connection, len(view))
                     if action.number < channel.highest:
                         local.counts.resent += 1
                     else:
@@ -383,8 +392,39 @@ class Outbound:
             for channel in list(self._channels.values()):
                 self._tell(channel, connection.rail, DOWN if connection.is_avoided else UP)
 
+    def _choose_soonest(self, channel: SendChannel, rail: int) -> int:
+        """The rail over which the next chunk of a channel arrives first, of those that have a part of its messages; or
+        `rail` if none of them is used."""
+        assert self._arrivals is not None
+        parts = channel.striping.parts
+        used = [each for each in self._used() if each < len(parts) and parts[each]]
+        n_bytes = len(channel.chunks[channel.sender.offered - channel.sender.acked][0])
+        return self._arrivals.choose(used, n_bytes, self._local.now_s) if used else rail
+
+    def _look_at_latencies(self) -> None:
+        """Chunks are divided by when they arrive from now on, or as before, as the latencies of the rails are."""
+        connections = [rail.connection for rail in self.direct]
+        if not is_uneven(each for each in connections if each is not None):
+            self._arrivals = None
+            return
+        if self._arrivals is None:
+            self._arrivals = Arrivals(len(self.direct))
+        local, peer = self._local, self.peer
+        declared = [
+            min(local.entry(local.rank, each.mine)[3], local.entry(peer, each.theirs)[4]) for each in self.direct
+        ]
+        rates: list[float] = [*declared]
+        if self._parts is not None:
+            # As parts, but so that none is faster than declared.
+            unit = max(part / rate for part, rate in zip(self._parts, declared, strict=True))
+            rates = [max(1.0, part / unit) for part in self._parts]
+        self._arrivals.take(connections, rates, local.now_s, is_known=min(declared) >= RATE_MIN)
+
     def _choose(self, n_bytes: int) -> int:
-        """The rail for so many bytes: the one that is most behind with its part."""
+        """The rail for so many bytes: the one over which they arrive first, or that is most behind with its part."""
+        used = [each for each in self._used() if each < len(self.direct)]
+        if self._arrivals is not None and used:
+            return self._arrivals.choose(used, n_bytes, self._local.now_s)
         assert self._parts is not None
         self._credit = [credit + part * n_bytes for credit, part in zip(self._credit, self._parts, strict=True)]
         rail = self._credit.index(max(self._credit))
@@ -407,13 +447,21 @@ class Outbound:
         if self._parts is None:
             return
         for connection in connections:
-            for owner, number, epoch, view in connection.take_back():
+            waiting = connection.take_back()
+            self._count(connection, -sum(len(view) for *_, view in waiting if view is not None))
+            for owner, number, epoch, view in waiting:
                 to = connection
                 # A chunk of a former plan decides nothing about the rail of the one that has replaced it.
                 if view is not None and not owner.is_stale(number, epoch):
                     to = self._move(owner, number, connection, self._choose(len(view)))
                 to.put(owner, number, epoch, view)
+                self._count(to, 0 if view is None else len(view))
                 self._local.wake(to)
+
+    def _count(self, connection: SendConnection, n_bytes: int) -> None:
+        """So many bytes more wait on a connection."""
+        if self._arrivals is not None:
+            self._arrivals.add(connection.rail, n_bytes, self._local.now_s)
 
     def _hold_little(self, connection: SendConnection) -> None:
         """On slow rails the kernel buffers little, so that chunks can still be moved to another rail."""
@@ -535,7 +583,7 @@ class Outbound:
         end = self.peer, dialing.rail, dialing.session, count, local.checksum
         keys = dialing.keys
         connection = SendConnection(*end) if keys is None else SealedSendConnection(*end, keys)
-        connection.wire, connection.nic = dialing.wire, rail.mine
+        connection.wire, connection.nic, connection.kernel = dialing.wire, rail.mine, dialing.kernel
         local.up[connection] = None
         if rail is not self._detour:
             connection.queue_s = local.queue_s(rail.mine, self.peer, rail.theirs)
@@ -543,6 +591,7 @@ class Outbound:
         rail.dialing, rail.connection, rail.refused, rail.wait_s = None, connection, False, REDIAL_S_MIN
         self.was_joined = True
         self._hold_little(connection)
+        self._look_at_latencies()
         local.counts.detours += rail is self._detour
         local.note("up", "detour" if rail is self._detour else "", self.peer, rail.mine)
         for channel in list(self._channels.values()):
@@ -591,6 +640,8 @@ class Outbound:
                 if local.now_s >= rail.next_s:
                     self._dial(rail, number)
                 local.watch_within(max(CLOSE_WATCH_S, rail.next_s - local.now_s))
+        if len(self.direct) > 1:
+            self._look_at_latencies()
         self._apart_s = 0.0 if self.is_direct else self._apart_s + elapsed_s
         self._tick_detour(watched_s, is_gone=is_gone)
         if is_joined or self.is_detoured:

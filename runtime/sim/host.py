@@ -271,6 +271,7 @@ class SimulatedHost:
 
     def _greet(self, connection: Dialing | Accepting, data: bytes) -> None:
         end: End = connection.wire
+        connection.kernel = end.outgoing.report()
         reply, successor = self.endpoint.received_hello(connection, data)
         if reply:
             end.outgoing.write([reply])

@@ -125,7 +125,7 @@ class SimulatedNetwork:
             if given_up[0]:
                 return
             if self._passes(src, dst) and self._passes(dst, src):
-                self.clock.plan(2 * self.latency_s, answer)
+                self.clock.plan(self.round_trip_s(src, dst), answer)
             elif tries < _SYN_TRIES:
                 self.clock.plan(SYN_RTO_S * 2**tries, lambda: knock(tries + 1))
 
@@ -155,7 +155,7 @@ class SimulatedNetwork:
         """
         if self._passes(flow.src, flow.dst):
             queue_s = max(self.clock.now_s, flow.src.out_free_s, flow.dst.in_free_s) - self.clock.now_s
-            self.clock.plan(queue_s + self.latency_s, lambda: self._come_reset(flow))
+            self.clock.plan(queue_s + (self.latency_s + flow.src.delay_s), lambda: self._come_reset(flow))
 
     def _come_reset(self, flow: Flow) -> None:
         if self._passes(flow.src, flow.dst):
@@ -207,10 +207,10 @@ class SimulatedNetwork:
             damaged[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
             data = bytes(damaged)
             self.n_corrupted += 1
-        fails = src.fails + dst.fails
+        fails, latency_s = src.fails + dst.fails, self.latency_s + src.delay_s
 
         def comes() -> None:
-            self.clock.plan(_enter(dst, left_s, size) + self.latency_s - left_s, arrives)
+            self.clock.plan(_enter(dst, left_s, size) + latency_s - left_s, arrives)
 
         def arrives() -> None:
             if fails != src.fails + dst.fails or not (src.is_up and src.out_open and dst.is_up and dst.in_open):
@@ -221,7 +221,7 @@ class SimulatedNetwork:
         if self._in_turn:
             self.clock.plan(left_s - now_s, comes)
         else:
-            self.clock.plan(came_s + self.latency_s - now_s, arrives)
+            self.clock.plan(came_s + latency_s - now_s, arrives)
 
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""
@@ -233,7 +233,11 @@ class SimulatedNetwork:
             if self._passes(flow.dst, flow.src):
                 flow.take_ack(arrived)
 
-        self.clock.plan(self.latency_s, comes)
+        self.clock.plan(self.latency_s + flow.dst.delay_s, comes)
+
+    def round_trip_s(self, src: SimulatedNic, dst: SimulatedNic) -> float:
+        """What a segment that takes no time to send, and its answer, take from one NIC to another."""
+        return 2 * self.latency_s + (src.delay_s + dst.delay_s)
 
     def _passes(self, src: SimulatedNic, dst: SimulatedNic) -> bool:
         return src.is_up and src.out_open and dst.is_up and dst.in_open

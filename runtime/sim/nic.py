@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class SimulatedNic:
-    """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried."""
+    """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried; what it sends takes
+    `delay_s` longer than the network's latency."""
 
     rank: int
     number: int
@@ -21,6 +22,7 @@ class SimulatedNic:
     fails: int = 0
     out_free_s: float = 0.0
     in_free_s: float = 0.0
+    delay_s: float = 0.0
 
     def sends(self) -> bool:
         """True if what is sent leaves it."""

@@ -31,7 +31,6 @@ class Carrier(Protocol):
     """What carries segments and answers (`SimulatedNetwork`)."""
 
     clock: SimulatedClock
-    latency_s: float
     segment_bytes: int
 
     def draw_buffer(self) -> int:
@@ -44,6 +43,10 @@ class Carrier(Protocol):
 
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""
+        ...
+
+    def round_trip_s(self, src: SimulatedNic, dst: SimulatedNic) -> float:
+        """What a segment that takes no time to send, and its answer, take from one NIC to another."""
         ...
 
     def reset(self, flow: Flow) -> None:
@@ -116,6 +119,7 @@ class Flow:
     def report(self) -> KernelReport:
         """The counters of the sender's kernel."""
         busy_s, now_s = self.busy_s, self._network.clock.now_s
+        round_trip_s = self._network.round_trip_s(self.src, self.dst)
         if self.written > self.acked:
             busy_s += now_s - self.busy_since_s
         return KernelReport(
@@ -125,10 +129,11 @@ class Flow:
             segment_bytes=self._network.segment_bytes,
             window_bytes=max(0, self._window()),
             acked_bytes=self.acked,
-            round_trip_s=2 * self._network.latency_s,
+            round_trip_s=round_trip_s,
             busy_s=busy_s,
             open_s=busy_s - self._closed_s - max(0.0, now_s - self._closed_since_s) * (self._closed_since_s >= 0),
             probes=self.probes,
+            least_round_trip_s=round_trip_s,
         )
 
     def close(self) -> None:

@@ -38,9 +38,9 @@ class SimNetwork:
     """The network between the ranks of a topology of one GPU a server, and their simulated clock; used by `run_sim`.
 
     Instead of a topology, a number of ranks with `N_RAILS` NICs of 1 Gbit/s each. `chunk_bytes`, `window`, `crc`,
-    `authenticate`, `replan`, `learn_rates`, `silent_s`, `stall_s` and `partition_s` are those of `TcpTransport`;
-    `nic_faults` happen at their simulated times, and NICs lose segments with probability `loss`, or damage them with
-    `corrupt` (which wants `crc` or `authenticate`).
+    `authenticate`, `replan`, `learn_rates`, `silent_s`, `stall_s` and `partition_s` are those of `TcpTransport`; each
+    socket has buffers of `buffer_bytes`; `nic_faults` happen at their simulated times, and NICs lose segments with
+    probability `loss`, or damage them with `corrupt` (which wants `crc` or `authenticate`).
 
     Raises InputError for numbers that cannot be, TopologyError for a fault of a NIC that is not there.
     """
@@ -58,6 +58,7 @@ class SimNetwork:
         silent_s: float = 0.1,
         stall_s: float = 5.0,
         partition_s: float = 0.0,
+        buffer_bytes: int = _BUFFER_BYTES,
         nic_faults: FaultPlan | None = None,
         loss: float = 0.0,
         corrupt: float = 0.0,
@@ -66,6 +67,8 @@ class SimNetwork:
         for label, value in (("loss", loss), ("corrupt", corrupt)):
             if not 0 <= value < 1:
                 raise InputError(f"{label} {value}: must be from 0 to below 1")
+        if buffer_bytes < _SEGMENT_BYTES:
+            raise InputError(f"buffers of {buffer_bytes} B: must hold a segment of {_SEGMENT_BYTES} B")
         if corrupt and not (crc or authenticate):
             raise InputError("corrupt: must come with crc or authenticate, or damaged bytes are not noticed")
         rates = _rates_of(topology)
@@ -76,7 +79,7 @@ class SimNetwork:
             rng,
             latency_s=latency_s,
             segment_bytes=_SEGMENT_BYTES,
-            buffer_bytes=(_BUFFER_BYTES, _BUFFER_BYTES),
+            buffer_bytes=(buffer_bytes, buffer_bytes),
             in_turn=True,
         )
         self.network.corrupt = corrupt

@@ -409,6 +409,7 @@ class TcpTransport(EndpointTransport):
         if not data:
             self._endpoint.broken(connection, "closed during the handshake")
             return
+        connection.kernel = sample(sock)
         reply, successor = self._endpoint.received_hello(connection, data)
         if reply:
             self._send_hello(connection, reply)

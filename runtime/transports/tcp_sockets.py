@@ -10,11 +10,13 @@ from optcc.runtime.protocol.liveness import KernelReport
 
 _INFO_BYTES = 256
 # struct tcp_info (linux/tcp.h): timeouts and probes of a closed window since the last acknowledgement, segment size,
-# segments not acknowledged; round trip and its variation (us); bytes acknowledged; bytes that were never sent; time
-# (us) with bytes on their way, and the parts of it in which the receiver's window was closed, and the send buffer too
-# small; the receiver's window. The last since Linux 5.4.
-_INFO = struct.Struct("=2xBB12xI4xI40xII44xQ16xI20xQQQ36xI")
+# segments not acknowledged; round trip and its variation (us); segments of the congestion window; bytes acknowledged;
+# bytes that were never sent; the least round trip (us) of the last five minutes; time (us) with bytes on their way,
+# and the parts of it in which the receiver's window was closed, and the send buffer too small; the receiver's window.
+# The last since Linux 5.4.
+_INFO = struct.Struct("=2xBB12xI4xI40xII4xI36xQ16xII16xQQQ36xI")
 _INFO_OLD = struct.Struct("=2xBB12xI4xI40xII44xQ")
+_NEVER_MEASURED_US = 0xFFFFFFFF
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
 # linux/tcp.h; -1 leaves the limit to the system.
@@ -83,8 +85,10 @@ def sample(sock: socket.socket) -> KernelReport | None:
             unacked,
             rtt_us,
             variation_us,
+            congestion,
             acked,
             unsent,
+            least_us,
             busy_us,
             full_us,
             small_us,
@@ -92,15 +96,17 @@ def sample(sock: socket.socket) -> KernelReport | None:
         ) = _INFO.unpack_from(info)
     elif len(info) >= _INFO_OLD.size:
         timeouts, probes, segment, unacked, rtt_us, variation_us, acked = _INFO_OLD.unpack_from(info)
-        unsent = busy_us = full_us = small_us = window = 0
+        unsent = busy_us = full_us = small_us = window = congestion = 0
+        least_us = _NEVER_MEASURED_US
     else:
         return None
     # Before the first measurement the kernel only guesses: one second, or three if it had to repeat the SYN.
     round_trip_s = (rtt_us + 4 * variation_us) / 1e6 if rtt_us else 0.0
+    least_s = least_us / 1e6 if least_us != _NEVER_MEASURED_US else 0.0
     # A segment in flight without a known size is one byte, not none.
     return KernelReport(
         *(timeouts, unacked * max(1, segment), unsent, segment, window, acked, round_trip_s),
-        *(busy_us / 1e6, (busy_us - full_us - small_us) / 1e6, probes),
+        *(busy_us / 1e6, (busy_us - full_us - small_us) / 1e6, probes, least_s, congestion * segment),
     )
 
 

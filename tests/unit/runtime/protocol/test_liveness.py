@@ -68,6 +68,15 @@ def test_a_connection_is_not_suspected_while_a_queue_may_be_in_the_way() -> None
     assert [silent for silent, _ in found] == [False] * 4 + [True], "it is found silent no later"
 
 
+def test_a_far_path_is_not_suspected_before_it_can_have_answered() -> None:
+    """The first sample may come as soon as bytes have left, and counts for more; the next one after the answer."""
+    connection = Connection()
+    report = IDLE._replace(in_flight_bytes=3, round_trip_s=0.1, least_round_trip_s=0.1)
+    judge(connection, IDLE, 0.02, 0.1)
+    assert not any(judge(connection, report, 0.01, 0.1) or connection.suspect for _ in range(11))
+    assert not any(judge(connection, report, 0.01, 0.1) for _ in range(2)) and connection.suspect
+
+
 def test_half_way_to_silence_a_connection_is_suspect() -> None:
     connection, report = Connection(), IDLE._replace(in_flight_bytes=1000)
     judge(connection, report, 0.1, 0.4)

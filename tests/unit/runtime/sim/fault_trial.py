@@ -72,6 +72,8 @@ class FaultTrial:
 
     The faults of `once_resent` come so long after some rank has sent a chunk again as they say.
 
+    What a NIC sends takes so much longer than the network's latency as `delays_s` says, by its number.
+
     `damaging`: a NIC, rank and number, that flips a bit of every segment from this time on, seconds.
 
     The result of each is compared with the sum, to the bit. Raises what the ranks raise.
@@ -85,6 +87,7 @@ class FaultTrial:
         once_resent: Sequence[SwarmFault] = (),
         n_hosts: int = 4,
         rates: Sequence[int] = (RATE, RATE),
+        delays_s: Sequence[float] = (),
         pause_s: float = 0.0,
         corrupt: float = 0.0,
         damaging: tuple[int, int, float] | None = None,
@@ -98,6 +101,8 @@ class FaultTrial:
         self.planner = Planner(self.topology, schedules={"allreduce": "shares"}, segments=8, ports="fair")
         self.network = SimNetwork(self.topology, **settings)  # type: ignore[arg-type]
         self.network.network.corrupt = corrupt
+        for nic in self.network.network.nics.values():
+            nic.delay_s = delays_s[nic.number] if delays_s else 0.0
         if damaging is not None:
             self._damage_all_over(self.network.network.nics[damaging[:2]], damaging[2])
         declared = [[(rate, rate) for rate in rates]] * n_hosts

@@ -7,12 +7,18 @@ misses the collective.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import cache
 
+import numpy as np
 import pytest
 
 from optcc.errors import AllRailsFailed
+from optcc.plan import Channel
 from optcc.runtime.sim.scenario import INFINITY, SwarmFault
+from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
+from optcc.topology import Nic, Server, Topology
 from tests.unit.runtime.sim.fault_trial import RATE, FaultTrial
 
 AT_S = 0.05
@@ -199,3 +205,90 @@ def test_a_process_that_stands_still_for_a_while_delays_the_others_and_nothing_e
     run = trial.runs[trial.hit()]
     assert 0.9 < run.seconds < 1.0 + 3 * trial.runs[0].seconds
     assert trial.runs[-1].seconds < 1.1 * trial.runs[0].seconds
+
+
+NEAR_S, FAR_S = 0.001, 0.05
+"""Latencies of two rails, one way."""
+FAST_RATE, CHUNK_BYTES, ROOM_BYTES = 125_000_000, 1 << 20, 16 << 20
+"""A window of less than 12.5 MB would be what a rail of 50 ms carries in a round trip of 100 ms."""
+
+
+def message_seconds(sizes: Sequence[int], rates: tuple[int, int], delays_s: Sequence[float]) -> list[float]:
+    """What a message of each size takes to be delivered over two rails, from when it is posted."""
+    nics = tuple(Nic(rail, Fraction(rate), Fraction(rate)) for rail, rate in enumerate(rates))
+    servers = tuple(Server(f"h{rank}", 1, nics) for rank in range(2))
+    topology = Topology(servers, latency_s=Fraction(NEAR_S))
+    network = SimNetwork(topology, chunk_bytes=CHUNK_BYTES, buffer_bytes=ROOM_BYTES)
+    for nic in network.network.nics.values():
+        nic.delay_s = delays_s[nic.number]
+    moments: list[float] = []
+
+    def body(rank: int, transport: SimTransport) -> None:
+        (handle,) = transport.open([Channel(0, 1, 1)])
+        for _ in range(4):
+            # Each time the far rail comes a step further in its handshake.
+            transport.barrier()
+            transport.clock.sleep_s(3 * FAR_S)
+        for size in sizes:
+            data = np.arange(size, dtype=np.uint32).view(np.uint8)[:size]
+            array = np.zeros(size, np.uint8) if rank else data
+            if rank:
+                transport.post_recv(handle, array)
+            transport.barrier()
+            if not rank:
+                moments.append(transport.clock.now_s())
+                transport.post_send(handle, array)
+            while not transport.poll(5.0):
+                pass
+            if rank:
+                moments.append(transport.clock.now_s())
+                assert np.array_equal(array, data)
+            transport.barrier()
+
+    run_sim(network, body)
+    return [ended - began for began, ended in zip(moments[::2], moments[1::2], strict=True)]
+
+
+def best_split_s(size: int, rate: float) -> float:
+    """The least time for a message over rails of one rate and of the two latencies: the last bytes arrive together, or
+    all go over the near rail."""
+    near = min(size, (size + rate * (FAR_S - NEAR_S)) / 2)
+    return max(near / rate + NEAR_S, (size - near) / rate + FAR_S if near < size else 0.0)
+
+
+@pytest.mark.battery(18)
+@pytest.mark.parametrize(
+    ("rate", "far"),
+    [
+        (FAST_RATE, 1),
+        pytest.param(FAST_RATE, 0, marks=pytest.mark.slow),
+        pytest.param(20_000_000, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_message_over_rails_of_unequal_latency_takes_the_best_split(rate: int, far: int) -> None:
+    sizes = (1 << 16, 1 << 18, 1 << 20, 8 << 20)
+    delays_s = [(FAR_S - NEAR_S) * (nic == far) for nic in range(2)]
+    for size, seconds in zip(sizes, message_seconds(sizes, (rate, rate), delays_s), strict=True):
+        # Headers; and where both rails have a part, a chunk cannot be divided.
+        is_split = size > rate * (FAR_S - NEAR_S)
+        assert seconds < 1.02 * best_split_s(size, rate) + (CHUNK_BYTES / rate / 2 if is_split else 5e-4)
+
+
+@pytest.mark.battery(18)
+def test_a_far_rail_does_not_hold_up_a_collective() -> None:
+    """Which takes what it does over the near rail alone; with the stripes of equal rails two to four times that."""
+    trial = FaultTrial(n_runs=2, delays_s=(NEAR_S, FAR_S))
+    near_s = trial.least_s(*((rank, 1) for rank in range(4)))
+    # Some steps of a latency each, and the plan is for both.
+    assert trial.runs[-1].seconds < 1.7 * near_s
+    assert not any(note.kind == "suspected" for host in trial.network.hosts for note in host.endpoint.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.battery(18)
+@pytest.mark.parametrize("nic", [0, 1])
+def test_either_of_two_rails_of_unequal_latency_may_fail(nic: int) -> None:
+    trial = FaultTrial([fault("down", nic=nic, at_s=0.15)], n_runs=4, delays_s=(NEAR_S, FAR_S))
+    run = trial.runs[trial.hit()]
+    assert run.seconds < trial.runs[0].seconds + (2.0 if nic == 0 else 0.1)
+    assert all(bool(sent[nic]) == (nic == 0 and rank != 1) for rank, sent in enumerate(trial.runs[-1].sent))

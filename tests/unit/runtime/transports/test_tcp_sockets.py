@@ -31,7 +31,7 @@ class FakeSocket:
                 "rtt": ("=I", 68),
             },
             **{"variation": ("=I", 72), "acked": ("=Q", 120), "unsent": ("=I", 144), "busy": ("=Q", 168)},
-            **{"full": ("=Q", 176), "window": ("=I", 228)},
+            **{"full": ("=Q", 176), "window": ("=I", 228), "congestion": ("=I", 80), "least": ("=I", 148)},
         }
         info = bytearray(INFO_BYTES)
         for name, value in self.fields.items():
@@ -49,6 +49,9 @@ def test_the_counters_are_where_the_kernel_puts_them() -> None:
     fields = {"timeouts": 2, "unacked": 3, "rtt": 100_000, "variation": 25_000, "acked": 77, "unsent": 5, "window": 9}
     report = KernelReport(2, 3000, 5, 1000, 9, 77, 0.2, 0.5, 0.25, 4)
     assert sample_of(**fields, probes=4, busy=500_000, full=250_000) == report
+    near = sample_of(**fields, probes=4, busy=500_000, full=250_000, congestion=10, least=1500)
+    assert near == report._replace(least_round_trip_s=0.0015, congestion_bytes=10_000)
+    assert sample_of(least=0xFFFFFFFF) == KernelReport(0, 0, 0, 1000, 0, 0, 0.0), "not measured"
     assert sample_of(rtt=0, variation=250_000) == KernelReport(0, 0, 0, 1000, 0, 0, 0.0), "a guess, not a measurement"
     assert sample_of(unacked=3, segment=0) == KernelReport(0, 3, 0, 0, 0, 0, 0.0), "in flight all the same"
 
