@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from optcc.errors import CodecError
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
 from optcc.verify.gpu.collective_result import GpuBuffers, check_gpu_agreement, check_gpu_result
 from optcc.verify.gpu.mscclpp_executor import PACKETS, MscclppExecutor
-from optcc.verify.gpu.mscclpp_file import MscclppFile, MscclppOp
+from optcc.verify.gpu.mscclpp_file import CELLS_MAX, MscclppFile, MscclppOp
 from optcc.verify.gpu.operations import StepCounterexample, StepPlace, counter
 from optcc.verify.plan import VERSION
 
@@ -80,13 +81,39 @@ def _findings(
 
 
 def buffers_of(file: MscclppFile) -> GpuBuffers:
-    """The cells of the GPUs of a plan; of `collective` "custom" where its name is none that is known."""
+    """The cells of the GPUs of a plan; of `collective` "custom" where its name is none that is known.
+
+    Plans in place may name the chunks of one side only, and `output_chunks` 0 must not mean that nothing is promised:
+    a side that has fewer chunks than the collective gives it has as many.
+
+    Raises CodecError if these would be too many.
+    """
     collective = file.plan.collective.lower().replace("_", "")
+    collective = collective if collective in _COLLECTIVES else "custom"
+    in_place, n_gpus = file.plan.inplace, len(file.plan.gpus)
+    inputs = [gpu.input_chunks for gpu in file.plan.gpus]
+    outputs = [gpu.output_chunks for gpu in file.plan.gpus]
+    least_in, least_out = 0, max(*inputs, *outputs)
+    if collective == "allgather":
+        least_in = max(*inputs, max(outputs) // n_gpus)
+        least_out = n_gpus * least_in
+    elif collective == "reducescatter":
+        least_out = max(*outputs, max(inputs) // n_gpus)
+        least_in = n_gpus * least_out
+    elif collective == "custom":
+        least_out = 0
+    elif in_place or collective in ("allreduce", "alltoall"):
+        least_in = least_out
     capacity = [
-        {name: chunks * file.parts for name, chunks in zip("ios", each, strict=True)}
-        for each in ((gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks) for gpu in file.plan.gpus)
+        {"i": max(least_in, gpu.input_chunks), "o": max(least_out, gpu.output_chunks), "s": gpu.scratch_chunks}
+        for gpu in file.plan.gpus
     ]
-    return GpuBuffers(collective if collective in _COLLECTIVES else "custom", capacity, file.plan.inplace)
+    cells = file.parts * sum(sum(each.values()) for each in capacity)
+    if cells > CELLS_MAX:
+        raise CodecError(f"$.gpus: {cells} parts of chunks, with what {collective} needs: must be at most {CELLS_MAX}")
+    return GpuBuffers(
+        collective, [{name: count * file.parts for name, count in each.items()} for each in capacity], in_place
+    )
 
 
 def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:

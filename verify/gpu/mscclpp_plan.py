@@ -50,8 +50,7 @@ def plan_of_mscclpp(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
     if buffers.collective == "custom":
         rule = "must be a known collective: nothing says what this one computes"
         raise InputError(f"collective {file.plan.collective}: {rule}")
-    chunks = max(max(gpu.input_chunks, gpu.output_chunks) for gpu in file.plan.gpus)
-    cells = chunks * file.parts
+    cells = max(buffers.chunks(gpu.id, side) for gpu in file.plan.gpus for side in "io")
     if cells == 0 or size_bytes < cells * ITEM or size_bytes % (cells * ITEM):
         rule = f"must be a multiple of {max(1, cells) * ITEM}: the file has {cells} chunks, or parts of them"
         raise InputError(f"size of {size_bytes} B: {rule}")

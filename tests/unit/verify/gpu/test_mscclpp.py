@@ -314,6 +314,21 @@ def test_a_remote_place_must_be_in_its_buffer() -> None:
     assert "remote 2 [4] is outside of s, which has 4 chunks at GPU 1" in found.summary
 
 
+@pytest.mark.parametrize(("coll", "chunks"), [("allreduce", (1, 0)), ("allgather", (0, 2)), ("reducescatter", (2, 0))])
+def test_a_side_without_chunks_is_no_promise_of_nothing(coll: str, chunks: tuple[int, int]) -> None:
+    """In place the plan may name one side only; what does nothing is wrong for two GPUs all the same."""
+    found = verify_mscclpp(both("nop", coll=coll, chunks=chunks)).counterexample
+    assert found is not None and found.property == "result", found
+
+
+def test_in_place_one_side_is_enough() -> None:
+    assert verify_mscclpp(both(EXCHANGE, chunks=(1, 0))).verdict == PROVED
+    assert verify_mscclpp(both(EXCHANGE.replace("i0", "o0"), chunks=(1, 0))).verdict == PROVED
+    without = both(EXCHANGE, chunks=(1, 0), in_place=False)
+    found = verify_mscclpp(without).counterexample
+    assert found is not None and "o[0] of the output is never written" in found.summary
+
+
 def test_unknown_collectives_promise_nothing() -> None:
     assert verify_mscclpp(both(EXCHANGE, coll="send_recv")).verdict == UNKNOWN
 
