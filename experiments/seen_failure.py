@@ -47,6 +47,8 @@ HOSTS, NIC = "4x2@200Mbit/s", "h2.eth1"
 STEPS, FAILS_IN, SEED = 60, 20, 1
 IN, HIDDEN, OUT, BATCH, RATE = 1000, 1500, 300, 32, 0.03
 BEFORE, AFTER = "before", "after"
+TOPOLOGIES = {BEFORE: "4@50MB/s", AFTER: "4@50MB/s,2=25MB/s"}
+"""What the NICs of each host carry together."""
 TAP = "norms points=input,output"
 _LOOK_S, _STATUS_S, _JOB_S, _DEADLINE_S = 0.1, 0.6, 240.0, 120.0
 _SINCE_S = -4.0
@@ -303,7 +305,7 @@ class _Watch:
 
     def _trace(self, when: str, step: int) -> TracedStep:
         measured = read_trace(self._folder / f"{when}.trace")
-        fabric = Topology.parse("4@50MB/s" if when == BEFORE else "4@50MB/s,2=25MB/s")
+        fabric = Topology.parse(TOPOLOGIES[when])
         predicted = simulate(measured.plan, fabric, model="fair")
         transfers = measured.plan.transfers
         return TracedStep(

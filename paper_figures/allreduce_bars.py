@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "allreduce-bars"
+SAYS = (
+    "Time of an AllReduce by each schedule, measured, for each state of the hosts: how far above the "
+    "lower bound T* it is, and what the simulator predicted."
+)
+"""What the figure says, for a gallery."""
 _HEALTHY = "healthy"
 _NAME_LENGTH_MAX = 24
 _WHERE_LENGTH_MAX = 160

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "bound-curves"
+SAYS = (
+    "What lost bandwidth must cost: with one straggler of many ranks that keeps half of its bandwidth "
+    "almost nothing, where a ring takes twice as long."
+)
+"""What the figure says, for a gallery."""
 _COLOURS = ("#c7a90c", "#7fb53b", "#2a9d6f", "#1f7f8c", "#31608f", "#3b2a6b")
 """From few ranks to many: one ramp, light to dark, that also reads in grey."""
 _TOP_PT, _BOTTOM_PT = 112.0, 92.0

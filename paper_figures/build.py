@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
-from optcc.experiments.claims import kinds_of
+from optcc.experiments.claims import ClaimsTable, kinds_of
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.lost_nics import LostNicsRecord
 from optcc.experiments.paper_claims import CLAIMS
@@ -30,6 +30,7 @@ from optcc.paper_figures import (
     lost_nics_curves,
     numbers,
     peer_dots,
+    report,
     schedule_curves,
     server_gpus_curves,
     size_curves,
@@ -47,9 +48,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureKind:
-    """How a kind of record is drawn: `tables` gives a table for each figure, by the name of its files."""
+    """How a kind of record is drawn: `tables` gives a table for each figure, by the name of its files; `says` is what
+    the figure says."""
 
     name: str
+    says: str
     record: type[Recorded]
     tables: Callable[[Any], Mapping[str, Any]]
     draw: Callable[[Any], Figure]
@@ -58,7 +61,10 @@ class FigureKind:
 
 def _single(module: Any, record: type[Recorded]) -> FigureKind:
     """A module that makes one figure of a record."""
-    return FigureKind(module.NAME, record, lambda each: {module.NAME: module.data(each)}, module.draw, module.numbers)
+    return FigureKind(
+        *(module.NAME, module.SAYS, record, lambda each: {module.NAME: module.data(each)}),
+        *(module.draw, module.numbers),
+    )
 
 
 FIGURES = (
@@ -69,7 +75,7 @@ FIGURES = (
     _single(server_gpus_curves, LostNicsRecord),
     _single(training_curves, TrainingFailures),
     _single(failure_views, SeenFailure),
-    FigureKind(peer_dots.NAME, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
+    FigureKind(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
 )
 """Figures of one record each. Bars are drawn from all measurements together."""
 MANIFEST_FORMAT = "optcc-figures/1"
@@ -78,12 +84,20 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Drawn:
-    """One figure or table: its files by name, its numbers, and the records it was made from."""
+    """One figure or table: its files by name, its numbers, and the records it was made from; what a figure says."""
 
     name: str
     files: dict[str, bytes]
     numbers: dict[str, Number]
     sources: tuple[Source, ...]
+    says: str = ""
+
+    def for_report(self) -> report.ReportFigure | None:
+        """The figure as an SVG; None if this is no figure, or has no SVG."""
+        picture = self.files.get(f"{self.name}.svg")
+        if picture is None:
+            return None
+        return report.ReportFigure(self.name, self.says, picture, "image/svg+xml", self.sources)
 
 
 @dataclass(frozen=True)
@@ -101,12 +115,15 @@ class WrittenFigures(Shown):
         return [{"file": str(path), "records": [each.as_json() for each in sources]} for path, sources in self.files]
 
 
-def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> WrittenFigures:
+def build(
+    paths: Sequence[Path], out: Path, *, quick: bool = False, commands: Mapping[str, str] | None = None
+) -> WrittenFigures:
     """Draws every figure from the records at `paths`, or from those of the package if there are none, into `out`.
 
     Files are SVG, PDF, PNG and a PNG of twice the resolution (`quick`: one PNG), the table of the papers' claims if all
     its records are there, `numbers.tex`, `numbers.json` and `manifest.json`, which names each figure's records with
-    their SHA-256. Nothing is written before everything is drawn, and each file is replaced whole.
+    their SHA-256; and, unless `quick`, the page `report.html` with all of it, in which `commands` says by which command
+    a record of that file name is made. Nothing is written before everything is drawn, and each file is replaced whole.
 
     Raises InputError for a record that is missing or a folder that cannot be written, CodecError for a broken record,
     EnvironmentMissing without matplotlib.
@@ -117,6 +134,9 @@ def build(paths: Sequence[Path], out: Path, *, quick: bool = False) -> WrittenFi
     found = {each.name: each.numbers for each in drawn}
     files["numbers.tex"] = (numbers.as_tex(found), read)
     files["numbers.json"] = (numbers.as_json(found), read)
+    if not quick:
+        pictures = [each for figure in drawn if (each := figure.for_report()) is not None]
+        files[report.FILE] = (report.page(read, pictures, _claims_of(read), commands or {}), read)
     files[MANIFEST] = (manifest(drawn), read)  # written last, since it lists the others
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -162,7 +182,7 @@ def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
             raise type(error)(f"records {said}: {error}") from None
         figure = allreduce_bars.draw(table)
         files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-        yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own))
+        yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own), allreduce_bars.SAYS)
 
 
 def _draw_sweeps(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
@@ -176,7 +196,7 @@ def _draw_sweeps(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
             taken[sweep.name] = source.name
             figure = size_curves.draw(sweep)
             files = {f"{sweep.name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-            yield Drawn(sweep.name, files, size_curves.numbers(sweep), (source,))
+            yield Drawn(sweep.name, files, size_curves.numbers(sweep), (source,), size_curves.SAYS)
 
 
 def _draw_kind(kind: FigureKind, read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
@@ -189,16 +209,24 @@ def _draw_kind(kind: FigureKind, read: Sequence[Source], quick: bool) -> Iterato
         for name, table in kind.tables(source.record).items():
             figure = kind.draw(table)
             files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-            yield Drawn(name, files, kind.numbers(table), (source,))
+            yield Drawn(name, files, kind.numbers(table), (source,), kind.says)
 
 
 def _claims(read: Sequence[Source]) -> Iterator[Drawn]:
     """The table of the papers' claims, if all its records are there."""
+    table = _claims_of(read)
+    if table is not None:
+        own = tuple(source for source in read if isinstance(source.record, kinds_of(CLAIMS)))
+        yield Drawn(claims_table.NAME, claims_table.files(table), claims_table.numbers(table), own)
+
+
+def _claims_of(read: Sequence[Source]) -> ClaimsTable | None:
+    """The claims, if all their records are there."""
     kinds = kinds_of(CLAIMS)
     own = [source for source in read if isinstance(source.record, kinds)]
-    if all(any(isinstance(source.record, kind) for source in own) for kind in kinds):
-        table = claims_table.table([(source.name, source.record) for source in own])
-        yield Drawn(claims_table.NAME, claims_table.files(table), claims_table.numbers(table), tuple(own))
+    if not all(any(isinstance(source.record, kind) for source in own) for kind in kinds):
+        return None
+    return claims_table.table([(source.name, source.record) for source in own])
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

@@ -6,7 +6,7 @@ The claims are those of `optcc.experiments.paper_claims`; every number of ours i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from optcc.experiments.claims import COLUMNS, ClaimsTable, table_of
@@ -66,17 +66,24 @@ def _tex_table(card: Card) -> str:
 
 def as_html(claims: ClaimsTable) -> bytes:
     """A page that needs nothing else."""
-    tables = "".join(_html_table(card) for card in claims.cards())
-    head = f'<meta charset="utf-8"><title>{_html(TITLE)}</title><style>{_STYLE}</style>'
-    body = f"<h1>{_html(TITLE)}</h1>\n<p>{_html(claims.counts())}</p>\n{tables}"
+    tables = "".join(html_tables(claims))
+    head = f'<meta charset="utf-8"><title>{as_html_text(TITLE)}</title><style>{_STYLE}</style>'
+    body = f"<h1>{as_html_text(TITLE)}</h1>\n<p>{as_html_text(claims.counts())}</p>\n{tables}"
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}</body>\n</html>\n'.encode()
 
 
-def _html_table(card: Card) -> str:
-    heads = "".join(f"<th>{_html(column)}</th>" for column in card.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{_html(cell)}</td>' for cell in row)}</tr>\n" for row in card.rows)
+def html_tables(claims: ClaimsTable, heading: str = "h2") -> Iterator[str]:
+    """A heading and a table for each paper."""
+    for card in claims.cards():
+        yield f"<{heading}>{as_html_text(card.title)}</{heading}>\n{html_table(card)}"
+
+
+def html_table(card: Card) -> str:
+    """All rows of a card, without its title."""
+    heads = "".join(f"<th>{as_html_text(column)}</th>" for column in card.columns)
+    rows = "".join(f"<tr>{''.join(f'<td>{as_html_text(cell)}</td>' for cell in row)}</tr>\n" for row in card.rows)
     body = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody>"
-    return f"<h2>{_html(card.title)}</h2>\n<table>\n{body}\n</table>\n"
+    return f"<table>\n{body}\n</table>\n"
 
 
 def numbers(claims: ClaimsTable) -> dict[str, Number]:
@@ -104,5 +111,6 @@ def _tex(text: str) -> str:
     return _with_code(text, escaped, r"\texttt{{{}}}")
 
 
-def _html(text: str) -> str:
+def as_html_text(text: str) -> str:
+    """`text`, what is between backquotes as code."""
     return _with_code(text, escape, "<code>{}</code>")

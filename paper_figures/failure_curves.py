@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "failure-curves"
+SAYS = (
+    "NICs that fail anywhere in a cluster: how much longer an AllReduce takes by each schedule, in the "
+    "median, in bad and in the worst of the trials."
+)
+"""What the figure says, for a gallery."""
 PANELS_MAX = 4
 _LOOK = {
     "ring-failover": ("ring, whole channels", "ring", "s"),

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "seen-failure"
+SAYS = (
+    "A NIC goes down in a training run, as `optcc status`, taps and traces show it: named at once, "
+    "planned around within seconds, no gradient lost."
+)
+"""What the figure says, for a gallery."""
 _HEAD_PT, _FOOT_PT, _LEFT_PT, _RIGHT_PT = 30.0, 24.0, 50.0, 8.0
 _PANEL_PT, _GAP_PT, _TRACE_PT = 78.0, 15.0, 92.0
 _MB = 1e6

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "schedule-curves"
+SAYS = (
+    "One straggler, simulated: a ring and R2CCL's schedules follow the straggler, OptCC and `optimal` "
+    "stay within some percent of the bound T*."
+)
+"""What the figure says, for a gallery."""
 MODEL = "fifo"
 """The port model of the marks."""
 _LOOK = {

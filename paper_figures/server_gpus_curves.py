@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "server-gpus"
+SAYS = (
+    "One server loses half of its NICs: overhead over the fault-free ring by GPUs a server, beside the "
+    "certified bound T*."
+)
+"""What the figure says, for a gallery."""
 LINES = tuple(name for name in LOOK if name in (*FIELD, OURS))
 """The schedules; `bound` is a line of its own."""
 _BOUND = "bound"

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "size-curves"
+SAYS = (
+    "Time and bus bandwidth of an AllReduce against the size of the message, measured: below some size "
+    "latency decides, above it the bound T*."
+)
+"""What the figure says, for a gallery."""
 SIZES_MIN = 3
 """Fewer sizes are bars."""
 _TITLES = {"allreduce": "AllReduce", "reducescatter": "ReduceScatter", "allgather": "AllGather"}

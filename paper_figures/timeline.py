@@ -101,7 +101,9 @@ def port_intervals(transfers: Transfers, topology: Topology, timing: Timing) -> 
     out, in_, size = out[used], in_[used], transfers.bytes[used]
     port = np.concatenate((out, in_))
     start_s = np.concatenate((timing.start_s[used], timing.taken_s[used]))
-    end_s = np.concatenate((timing.sent_s[used], timing.landed_s(used, size / rates[in_])))
+    # What was measured has arrived when it has, be it faster than the declared rate.
+    landed_s = timing.sent_s[used] if timing.model == MEASURED else timing.landed_s(used, size / rates[in_])
+    end_s = np.concatenate((timing.sent_s[used], landed_s))
     share = np.tile(size, 2) / rates[port] / (end_s - start_s)
     return PortIntervals(column(np.tile(used, 2)), column(port), start_s, end_s, share)
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "training-failures"
+SAYS = (
+    "A training job while a NIC is slow, lost and back: the losses are those of the healthy job, steps "
+    "are longer while bandwidth lacks, and Gloo's job ends."
+)
+"""What the figure says, for a gallery."""
 _LOOK = {
     ("optcc", "stay"): ("optcc, plans stay", "optcc"),
     ("optcc", "change"): ("optcc, plans change", "optimal"),

@@ -15,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WINGS = ("schedules", "verify", "runtime", "experiments", "paper_figures")
-HEAVY = ("cupy", "highspy", "matplotlib", "mpi4py", "networkx", "numba", "numpy", "pulp", "rich", "scipy", "z3")
+HEAVY = (
+    *("bokeh", "cupy", "highspy", "matplotlib", "mpi4py", "networkx", "numba"),
+    *("numpy", "pulp", "rich", "scipy", "z3"),
+)
 UNSAFE_MODULES = frozenset(("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"))
 PICKLE_WRITERS = {"runtime/observe/torch_dump.py": "torchfrtrace reads nothing else"}
 """Files that write pickles for programs of others, and why; none may read one."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from optcc.cli import echo_card, echo_json, json_option
+from optcc.commands.experiment import EXPERIMENTS
 from optcc.paper_figures.build import build
 
 
@@ -34,8 +35,10 @@ def command(quick: bool, records: tuple[Path, ...], out: Path, quiet: bool, as_j
     """Draw every figure from records, and write down its numbers for prose (numbers.tex, numbers.json).
 
     With all records of the papers' claims, as without --record: their table too (claims.md, claims.tex, claims.html).
+    Unless --quick: all of it as one page without network, report.html, with timelines to zoom and ask.
     """
-    written = build(records, out, quick=quick)
+    commands = {each.record: f"optcc experiment {name}" for name, each in EXPERIMENTS.items()}
+    written = build(records, out, quick=quick, commands=commands)
     if quiet:
         return
     if as_json:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -319,7 +320,7 @@ def test_every_format_is_written(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     written = build.build(paths, out)
     expected = {f"{NAME}.svg", f"{NAME}.pdf", f"{NAME}.png", f"{NAME}@2x.png"}
-    others = {"numbers.tex", "numbers.json", "manifest.json"}
+    others = {"numbers.tex", "numbers.json", "manifest.json", "report.html"}
     assert {path.name for path in out.iterdir()} == expected | others == {path.name for path, _ in written.files}
     assert ElementTree.parse(out / f"{NAME}.svg").getroot().tag.endswith("svg")
     pdf = (out / f"{NAME}.pdf").read_bytes()
@@ -328,6 +329,8 @@ def test_every_format_is_written(tmp_path: Path) -> None:
     assert small.startswith(PNG) and large.startswith(PNG)
     widths = [int.from_bytes(each[16:20], "big") for each in (small, large)]
     assert widths == [680, 1360]
+    picture = b64encode((out / f"{NAME}.svg").read_bytes()).decode()
+    assert f'src="data:image/svg+xml;base64,{picture}"' in (out / "report.html").read_text(encoding="utf-8")
     digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
     manifest = json.loads((out / "manifest.json").read_bytes())
     assert manifest["figures"] == {
