@@ -9,15 +9,14 @@ import click
 
 from optcc.cli import CollectiveType, OneOf, SecondsType, SizeType, TopologyType, echo_card, echo_json, json_option
 from optcc.collective import COLLECTIVES, PERSONALISED, ROOTED, Collective
-from optcc.errors import InputError
 from optcc.files import replace_file
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Certificate
-from optcc.verify.bounds.certified import certified_bound, explain_if_pooled
-from optcc.verify.bounds.closed_forms import collective_bound
+from optcc.verify.bounds.certified import certified_bound, certified_exchange, explain_if_pooled
+from optcc.verify.bounds.exchange_bound import ExchangeUnknown
 from optcc.verify.bounds.explain import Explanation, exact
 from optcc.verify.bounds.lp import BoundUnknown
-from optcc.verify.bounds.port_load import PortLoad, certify_load
+from optcc.verify.bounds.priced import Priced
 from optcc.verify.bounds.solvers import SOLVERS
 
 _NAMES = f"{', '.join(COLLECTIVES)}; the message of an alltoall is that of all ranks together."
@@ -59,16 +58,15 @@ def command(
 ) -> None:
     """The least time that any schedule can take on TOPOLOGY, why, and what would help.
 
-    Closed forms where there are some, else a linear program over cuts (servers that talk rail by rail and lost
-    different rails; fabrics behind uplinks of pods). Every bound comes with a certificate that is replayed in exact
-    arithmetic before anything is printed; `optcc replay` checks it again. With --solver the linear program is solved
-    even where there is a closed form, and its certificate must support that bound.
+    Closed forms where there are some, else a linear program: over cuts (servers that talk rail by rail and lost
+    different rails; fabrics behind uplinks of pods), over flows for an alltoall, a gather or a scatter. Every bound
+    comes with a certificate that is replayed in exact arithmetic before anything is printed; `optcc replay` checks it
+    again. With --solver the linear program is solved even where there is a closed form, and its certificate must
+    support that bound.
     """
     wanted = Collective(collective, topology.n_ranks, root)
     if collective in PERSONALISED:
-        if solver_name is not None or achievable or file is not None:
-            raise InputError(f"{collective}: --solver, --achievable, --certificate: are for collectives of trees")
-        _tell_load(certify_load(collective_bound(topology, size, wanted), topology, wanted), as_json)
+        _tell_exchange(topology, size, wanted, solver_name, time_limit, file, as_json)
         return
     told = explain_if_pooled(topology, size, wanted, segments)
     try:
@@ -98,37 +96,52 @@ def command(
     click.echo(f"exactly {certificate.seconds} s{by}; certificate replayed{_achieved(certificate)}")
 
 
-def _tell_load(load: PortLoad, as_json: bool) -> None:
-    """Prints the bound of an AllToAll, a Gather or a Scatter."""
-    if not as_json:
-        echo_card(load.bound)
-        click.echo(f"exactly {load.seconds} s; counted again from the conditions of the collective")
+def _tell_exchange(
+    topology: Topology,
+    size: int,
+    wanted: Collective,
+    solver_name: str | None,
+    time_limit: float,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Prints the bound of an AllToAll, a Gather or a Scatter; what is achieved is in the certificate in any case."""
+    try:
+        certificate, told, solved_by = certified_exchange(
+            topology, size, wanted, solver_name=solver_name, time_limit_s=time_limit
+        )
+    except ExchangeUnknown as unknown:
+        click.echo(f"best certified bound so far: {unknown.best.seconds} s", err=True)
+        raise
+    if file is not None:
+        replace_file(file, certificate.to_bytes())
+    if as_json:
+        binding = certificate.binding if told is None else told.binding
+        echo_json(_certified_json(certificate, binding, solved_by, None))
         return
-    echo_json(
-        {
-            "seconds": float(load.seconds),
-            "seconds_exact": _ratio(load.seconds),
-            "binding": list(load.bound.binding),
-            "achievable_exact": _ratio(load.seconds) if load.bound.tight else None,
-            "gap": "0" if load.bound.tight else None,
-            "solver": None,
-            "certificate": load.as_json(),
-            "explanation": None,
-        }
-    )
+    echo_card(certificate if told is None else told)
+    by = "" if solver_name is None else f" (linear program solved by {solver_name})"
+    click.echo(f"exactly {certificate.seconds} s{by}; certificate replayed{_achieved(certificate, 'flow')}")
 
 
 def _as_json(certificate: Certificate, told: Explanation | None, solved_by: str | None) -> dict[str, object]:
-    achieved = None if certificate.achieved is None else certificate.achieved.seconds
+    binding = certificate.binding if told is None else told.bound.binding
+    return _certified_json(certificate, binding, solved_by, None if told is None else told.as_json())
+
+
+def _certified_json(
+    certificate: Priced, binding: tuple[str, ...], solved_by: str | None, explanation: dict[str, object] | None
+) -> dict[str, object]:
+    reached = certificate.reached()
     return {
         "seconds": float(certificate.seconds),
         "seconds_exact": _ratio(certificate.seconds),
-        "binding": list(certificate.binding if told is None else told.bound.binding),
-        "achievable_exact": None if achieved is None else _ratio(achieved),
+        "binding": list(binding),
+        "achievable_exact": None if reached is None else _ratio(reached.seconds),
         "gap": None if certificate.gap is None else exact(certificate.gap),
         "solver": solved_by,
         "certificate": certificate.as_json(),
-        "explanation": None if told is None else told.as_json(),
+        "explanation": explanation,
     }
 
 
@@ -137,10 +150,8 @@ def _ratio(number: Fraction) -> str:
     return f"{number.numerator}/{number.denominator}"
 
 
-def _achieved(certificate: Certificate) -> str:
-    """What is known of reaching the bound."""
-    if certificate.achieved is None or certificate.gap is None:
+def _achieved(certificate: Priced, what: str = "packing of trees") -> str:
+    """What is known of reaching the bound, by a `what`."""
+    if certificate.gap is None:
         return ""
-    return (
-        "; reached by a packing of trees" if certificate.gap == 0 else f"; a packing of trees has gap {certificate.gap}"
-    )
+    return f"; reached by a {what}" if certificate.gap == 0 else f"; a {what} has gap {certificate.gap}"

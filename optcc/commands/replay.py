@@ -9,7 +9,9 @@ import click
 from optcc.cli import TopologyType, echo_card, echo_json, json_option
 from optcc.files import read_file
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate_file import FILE_BYTES_MAX, read_certificate
+from optcc.verify.bounds.certificate_file import FILE_BYTES_MAX, read_either
+from optcc.verify.bounds.exchange import ExchangeCertificate
+from optcc.verify.bounds.exchange_replay import replay_exchange
 from optcc.verify.bounds.replay import replay
 
 
@@ -19,14 +21,17 @@ from optcc.verify.bounds.replay import replay
 @json_option
 def command(file: Path, topology: Topology | None, as_json: bool) -> None:
     """Check the certificate in FILE in exact arithmetic, without any solver."""
-    certificate = read_certificate(read_file(file, FILE_BYTES_MAX))
-    replay(certificate, topology)
-    achieved, gap = certificate.achieved, certificate.gap
+    certificate = read_either(read_file(file, FILE_BYTES_MAX))
+    if isinstance(certificate, ExchangeCertificate):
+        replay_exchange(certificate, topology)
+    else:
+        replay(certificate, topology)
+    achieved, gap = certificate.reached(), certificate.gap
     if as_json:
         echo_json(
             {
                 "verdict": "proved",
-                "collective": certificate.demand.collective,
+                "collective": certificate.collective,
                 "size_bytes": certificate.size_bytes,
                 "seconds": float(certificate.seconds),
                 "seconds_exact": f"{certificate.seconds.numerator}/{certificate.seconds.denominator}",

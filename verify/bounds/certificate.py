@@ -8,19 +8,17 @@ content. `optcc.verify.bounds.certificate_file` reads it. Rationals are strings 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
+from typing import ClassVar
 
 from optcc.errors import SolverError
-from optcc.show import Card, Shown
-from optcc.units import SIZE_BYTES_MAX, show_rate, show_size, show_time
+from optcc.units import SIZE_BYTES_MAX
 from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowNetwork
+from optcc.verify.bounds.priced import Priced, network_content, write_ratio
 
-FORMAT = "optcc-certificate/1"
 MODEL = "trees on the endpoints of this network, fluid, no latency"
 _KINDS = (REDUCE, BROADCAST)
 
@@ -55,8 +53,10 @@ class Achieved:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate(Shown):
+class Certificate(Priced):
     """The bound `seconds` = size_bytes * crossing / supply; see `optcc.verify.bounds.replay` for the inequalities."""
+
+    FORMAT: ClassVar[str] = "optcc-certificate/1"
 
     network: FlowNetwork
     demand: Demand
@@ -133,79 +133,41 @@ class Certificate(Shown):
         )
 
     @property
-    def binding(self) -> tuple[str, ...]:
-        """The ports with a nonzero price."""
-        return tuple(p.name for p, price in zip(self.network.ports, self.prices, strict=True) if price)
+    def collective(self) -> str:
+        return self.demand.collective
 
-    @property
-    def shares(self) -> dict[str, Fraction]:
-        """The share of each binding port in the bound: 1 % more rate there lowers the bound by share %."""
-        return {
-            port.name: port.rate * price / self.supply
-            for port, price in zip(self.network.ports, self.prices, strict=True)
-            if price
-        }
-
-    @property
-    def gap(self) -> Fraction | None:
-        """The relative gap between packing and bound; None without a packing."""
-        if self.achieved is None:
-            return None
-        return self.achieved.seconds / self.seconds - 1 if self.seconds else self.achieved.seconds
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the canonical content: that of `as_json`, keys sorted, no blanks."""
-        return _digest(self._content())
-
-    def as_json(self) -> dict[str, object]:
-        """The file's content as plain values; fractions as "a/b"."""
-        return {"format": FORMAT, "digest": self.digest, **self._content()}
-
-    def to_bytes(self) -> bytes:
-        """The file."""
-        lines = (f"{json.dumps(key)}: {_canonical(value)}" for key, value in self.as_json().items())
-        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-    def card(self) -> Card:
-        rates = {port.name: port.rate for port in self.network.ports}
-        rows = tuple(
-            (name, show_rate(rates[name]), f"{float(100 * share):.2f} %")
-            for name, share in sorted(self.shares.items(), key=lambda each: -each[1])
-        )
-        what = f"no {self.demand.collective} of {show_size(self.size_bytes)}"
-        title = f"{what} is faster than {show_time(float(self.seconds))}"
-        if self.achieved is not None:
-            title += f"; {show_time(float(self.achieved.seconds))} can be done"
-        return Card(title, ("port", "rate", "of the bound"), rows)
+    def reached(self) -> Achieved | None:
+        return self.achieved
 
     def _content(self) -> dict[str, object]:
         network, achieved = self.network, self.achieved
         return {
             "model": MODEL,
             "collective": self.demand.collective,
-            "roots": None if self.demand.roots is None else [_write(x) for x in self.demand.roots],
+            "roots": None if self.demand.roots is None else [write_ratio(x) for x in self.demand.roots],
             "size_bytes": self.size_bytes,
-            "seconds": _write(self.seconds),
-            "demand": _write(self.crossing),
-            "supply": _write(self.supply),
-            "endpoints": list(network.endpoints),
-            "switches": list(network.switches),
-            "ports": [{"name": port.name, "rate": _write(port.rate)} for port in network.ports],
-            "links": [{"tail": link.tail, "head": link.head, "ports": list(link.ports)} for link in network.links],
-            "cuts": [{"kind": c.kind, "nodes": list(c.nodes), "weight": _write(c.weight)} for c in self.cuts],
-            "prices": [_write(price) for price in self.prices],
-            "potentials": {kind: [_write(each) for each in self.potentials[kind]] for kind in _KINDS},
+            "seconds": write_ratio(self.seconds),
+            "demand": write_ratio(self.crossing),
+            "supply": write_ratio(self.supply),
+            **network_content(network),
+            "cuts": [{"kind": c.kind, "nodes": list(c.nodes), "weight": write_ratio(c.weight)} for c in self.cuts],
+            "prices": [write_ratio(price) for price in self.prices],
+            "potentials": {kind: [write_ratio(each) for each in self.potentials[kind]] for kind in _KINDS},
             "achieved": None
             if achieved is None
             else {
-                "seconds": _write(achieved.seconds),
-                "roots": [_write(x) for x in achieved.roots],
-                "loads": {kind: [_write(load) for load in achieved.loads[kind]] for kind in _KINDS},
+                "seconds": write_ratio(achieved.seconds),
+                "roots": [write_ratio(x) for x in achieved.roots],
+                "loads": {kind: [write_ratio(load) for load in achieved.loads[kind]] for kind in _KINDS},
                 "trees": None
                 if achieved.trees is None
                 else [
-                    {"kind": t.kind, "root": t.root, "weight": _write(t.weight), "paths": [list(p) for p in t.paths]}
+                    {
+                        "kind": t.kind,
+                        "root": t.root,
+                        "weight": write_ratio(t.weight),
+                        "paths": [list(p) for p in t.paths],
+                    }
                     for t in achieved.trees
                 ],
             },
@@ -234,15 +196,3 @@ def least_crossing(cuts: tuple[Cut, ...], demand: Demand, p: int) -> Fraction:
 def _check_length(what: str, values: tuple[object, ...], length: int) -> None:
     if len(values) != length:
         raise SolverError(f"certificate: {len(values)} {what}: must be {length}")
-
-
-def _write(number: Fraction) -> str:
-    return f"{number.numerator}/{number.denominator}"
-
-
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def _digest(content: dict[str, object]) -> str:
-    return hashlib.sha256(_canonical({"format": FORMAT, **content}).encode()).hexdigest()

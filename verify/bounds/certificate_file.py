@@ -1,4 +1,5 @@
-"""A strict reader of `optcc-certificate/1` files; `replay` then checks the numbers."""
+"""A strict reader of `optcc-certificate/1` and `optcc-exchange/1` files; `replay` and `replay_exchange` then check the
+numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from optcc.collective import RANKS_MAX
 from optcc.errors import CodecError, OptccError, SolverError
 from optcc.strict_json import check_no_key_twice, decode, show
 from optcc.units import SIZE_BYTES_MAX
 from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, PackedTree
+from optcc.verify.bounds.exchange import EXCHANGE_FORMAT, BlockDemand, BlockFlow, ExchangeCertificate
 from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowLink, FlowNetwork, SharedPort
 
 FILE_BYTES_MAX = 2**28
@@ -69,6 +72,47 @@ class _Achieved(_Strict):
     trees: _Array[_Tree] | None
 
 
+class _Block(msgspec.Struct, forbid_unknown_fields=True, gc=False, rename={"source": "from", "sink": "to"}):
+    source: _Index
+    sink: _Index
+    share: str
+
+
+class _GroupFlow(_Strict):
+    endpoint: _Index
+    links: _Array[_Index]
+    loads: _Array[str]
+
+
+class _Flow(_Strict):
+    seconds: str
+    flows: _Array[_GroupFlow]
+
+
+class _ExchangeFile(_Strict):
+    format: Literal["optcc-exchange/1"]
+    digest: str
+    model: Literal["paths between the endpoints of this network, fluid, no latency"]
+    collective: _Name
+    gpus: _Array[Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]]
+    root: _Index
+    blocks: _Array[_Block] | None
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
+    seconds: str
+    demand: str
+    supply: str
+    endpoints: _Array[_Name]
+    switches: _Array[_Name]
+    ports: _Array[_Port]
+    links: _Array[_Link]
+    prices: _Array[str]
+    achieved: _Flow | None
+
+
+class _Head(msgspec.Struct):
+    format: str = ""
+
+
 class _File(_Strict):
     format: Literal["optcc-certificate/1"]
     digest: str
@@ -90,6 +134,17 @@ class _File(_Strict):
 
 
 _DECODER = msgspec.json.Decoder(_File)
+_EXCHANGE_DECODER = msgspec.json.Decoder(_ExchangeFile)
+_HEAD_DECODER = msgspec.json.Decoder(_Head)
+
+
+def read_either(data: bytes) -> Certificate | ExchangeCertificate:
+    """The certificate in a file of either format; raises what the readers of both raise."""
+    try:
+        head = _HEAD_DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        head = _Head()  # the reader says what is wrong
+    return read_exchange(data) if head.format == EXCHANGE_FORMAT else read_certificate(data)
 
 
 def read_certificate(data: bytes) -> Certificate:
@@ -121,14 +176,56 @@ def read_certificate(data: bytes) -> Certificate:
             network, demand, file.size_bytes, cuts, prices, potentials, crossing, supply, seconds, achieved
         ),
     )
-    if file.digest != certificate.digest:
-        raise SolverError(
-            f"certificate: digest {file.digest[:16]}...: its content has {certificate.digest[:16]}...: altered"
-        )
+    _check_digest(file.digest, certificate.digest)
     return certificate
 
 
-def _network(file: _File) -> FlowNetwork:
+def read_exchange(data: bytes) -> ExchangeCertificate:
+    """The certificate in an `optcc-exchange/1` file; raises as `read_certificate` does."""
+    if len(data) > FILE_BYTES_MAX:
+        raise CodecError(f"$: {len(data)} B: must be at most {FILE_BYTES_MAX} B")
+    file = decode(data, _EXCHANGE_DECODER)
+    check_no_key_twice(data, _ExchangeFile, "$")
+    network = _network(file)
+    blocks = None
+    if file.blocks is not None:
+        blocks = tuple(
+            (block.source, block.sink, _rational(block.share, f"$.blocks[{i}].share"))
+            for i, block in enumerate(file.blocks)
+        )
+    demand = _make("$.collective", lambda: BlockDemand(file.collective, tuple(file.gpus), file.root, blocks))
+    prices = _rationals(file.prices, "$.prices", len(network.ports))
+    crossing, supply = _rational(file.demand, "$.demand"), _rational(file.supply, "$.supply")
+    seconds = _rational(file.seconds, "$.seconds")
+    achieved = None if file.achieved is None else _flow(file.achieved, network)
+    certificate = _make(
+        "$.prices",
+        lambda: ExchangeCertificate(network, demand, file.size_bytes, prices, crossing, supply, seconds, achieved),
+    )
+    _check_digest(file.digest, certificate.digest)
+    return certificate
+
+
+def _flow(file: _Flow, network: FlowNetwork) -> BlockFlow:
+    path = "$.achieved"
+    loads: dict[int, tuple[tuple[int, Fraction], ...]] = {}
+    for i, group in enumerate(file.flows):
+        endpoint = _index(group.endpoint, f"{path}.flows[{i}].endpoint", len(network.endpoints))
+        if endpoint in loads:
+            raise CodecError(f"{path}.flows[{i}].endpoint: {endpoint}: must be there once")
+        links = _indices(group.links, f"{path}.flows[{i}].links", len(network.links))
+        loads[endpoint] = tuple(
+            zip(links, _rationals(group.loads, f"{path}.flows[{i}].loads", len(links)), strict=True)
+        )
+    return BlockFlow(_rational(file.seconds, f"{path}.seconds"), loads)
+
+
+def _check_digest(claimed: str, follows: str) -> None:
+    if claimed != follows:
+        raise SolverError(f"certificate: digest {claimed[:16]}...: its content has {follows[:16]}...: altered")
+
+
+def _network(file: _File | _ExchangeFile) -> FlowNetwork:
     rates = [_rational(port.rate, f"$.ports[{index}].rate") for index, port in enumerate(file.ports)]
     ports = [
         _make(f"$.ports[{index}].rate", partial(SharedPort, port.name, rate))

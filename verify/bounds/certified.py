@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from fractions import Fraction
+from functools import lru_cache
 
-from optcc.collective import PERSONALISED, Collective
-from optcc.errors import SolverError, SolverUnknown, TopologyError
+from optcc.collective import Collective
+from optcc.errors import InputError, SolverError, SolverUnknown, TopologyError
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Certificate
 from optcc.verify.bounds.closed_form_certificates import certify
-from optcc.verify.bounds.closed_forms import FABRIC, collective_bound, require_pooled
+from optcc.verify.bounds.closed_forms import FABRIC, Bound, collective_bound, require_pooled
+from optcc.verify.bounds.exchange import ExchangeCertificate, is_exchange
+from optcc.verify.bounds.exchange_bound import exchange_bound
 from optcc.verify.bounds.explain import Explanation, explain
 from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.bounds.packing import pack
@@ -43,9 +46,25 @@ def least_seconds(topology: Topology, size_bytes: int, wanted: Collective, *, ti
     Raises InputError for a negative size, TopologyError if some servers cannot reach others, `BoundUnknown`, with the
     best bound so far, if the time is over.
     """
-    if wanted.name in PERSONALISED or wanted.cells or is_closed(topology):
+    if is_exchange(wanted) and not is_closed_for_blocks(topology):
+        if size_bytes < 0:
+            raise InputError(f"size {size_bytes}: must not be negative")
+        return size_bytes * _least_of_blocks(topology, wanted, time_limit_s)
+    if is_exchange(wanted) or wanted.cells or is_closed(topology):
         return collective_bound(topology, size_bytes, wanted).seconds
     return certified_bound(topology, size_bytes, wanted, None, time_limit_s=time_limit_s)[0].seconds
+
+
+@lru_cache(maxsize=64)
+def _least_of_blocks(topology: Topology, wanted: Collective, time_limit_s: float) -> Fraction:
+    """The bound on an exchange by linear program, in seconds per byte: for all sizes of a benchmark at once."""
+    return exchange_bound(topology, wanted, 1, time_limit_s=time_limit_s)[0].seconds
+
+
+def is_closed_for_blocks(topology: Topology) -> bool:
+    """False if the bound on an exchange needs more than the ports of servers and pods: fabrics of finite rate, and
+    where `is_closed` is false."""
+    return is_closed(topology) and all(server.fabric is None or server.gpus == 1 for server in topology.servers)
 
 
 def is_closed(topology: Topology) -> bool:
@@ -102,6 +121,30 @@ def certified_bound(
             f"must not be less than the closed form, {told.bound.seconds} s"
         )
     return (_with_trees(certificate, SOLVERS[name]) if achievable else certificate), name
+
+
+def certified_exchange(
+    topology: Topology,
+    size_bytes: int,
+    wanted: Collective,
+    *,
+    solver_name: str | None = None,
+    time_limit_s: float = 60.0,
+) -> tuple[ExchangeCertificate, Bound | None, str | None]:
+    """The certified bound on an exchange, the closed form where there is one, and which solver solved a linear program.
+
+    With `solver_name` the linear program is solved in any case. Raises what `exchange_bound` raises, and SolverError if
+    the certificate and the closed form contradict.
+    """
+    solver = None if solver_name is None else SOLVERS[solver_name]
+    certificate, solved = exchange_bound(topology, wanted, size_bytes, time_limit_s=time_limit_s, solver=solver)
+    solved_by = (solver_name or DEFAULT_SOLVER) if solved else None
+    if not is_closed_for_blocks(topology):
+        return certificate, None, solved_by
+    told = collective_bound(topology, size_bytes, wanted)
+    if certificate.seconds != told.seconds:
+        raise SolverError(f"bound {told.seconds} s: its certificate gives {certificate.seconds} s")
+    return certificate, told, solved_by
 
 
 def _with_trees(certificate: Certificate, solver: MakeSolver) -> Certificate:

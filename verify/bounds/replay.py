@@ -47,20 +47,24 @@ def replay(certificate: Certificate, topology: Topology | None = None) -> None:
         if cut.kind not in demand.kinds:
             raise SolverError(f"certificate: a {cut.kind} cut: {demand.collective} has no such trees")
     crossing = least_crossing(certificate.cuts, demand, len(network.endpoints))
-    _same("demand", certificate.crossing, crossing)
+    check_same("demand", certificate.crossing, crossing)
     supply = sum((p.rate * price for p, price in zip(network.ports, certificate.prices, strict=True)), Fraction(0))
-    _same("supply", certificate.supply, supply)
+    check_same("supply", certificate.supply, supply)
     if supply == 0 and crossing > 0:
         raise SolverError(f"certificate: demand {crossing} of ports that cost nothing")
-    _same("seconds", certificate.seconds, certificate.size_bytes * crossing / supply if supply else Fraction(0))
+    check_same("seconds", certificate.seconds, certificate.size_bytes * crossing / supply if supply else Fraction(0))
     if certificate.seconds < 0:
         raise SolverError(f"certificate: seconds {certificate.seconds}: must not be negative")
     if certificate.achieved is not None:
         _check_achieved(certificate, certificate.achieved)
 
 
-def _check_topology(certificate: Certificate, topology: Topology) -> None:
-    ours, theirs = certificate.network, FlowNetwork.from_topology(topology)
+def check_network(ours: FlowNetwork, topology: Topology) -> bool:
+    """True if `ours` is the network of `topology` with its GPUs as endpoints, False if it is that of its servers.
+
+    Raises SolverError if it is neither, naming what differs.
+    """
+    theirs = FlowNetwork.from_topology(topology)
     fabric = len(ours.endpoints) != len(theirs.endpoints)
     if fabric:
         theirs = FlowNetwork.from_topology(topology, fabric=True)
@@ -70,9 +74,14 @@ def _check_topology(certificate: Certificate, topology: Topology) -> None:
     for port in ours.ports:
         if port.name not in rates:
             raise SolverError(f"certificate: port {port.name}: the topology has none of that name")
-        _same(f"rate of port {port.name}", port.rate, rates[port.name], "the topology says")
+        check_same(f"rate of port {port.name}", port.rate, rates[port.name], "the topology says")
     if ours != theirs:
         raise SolverError("certificate: its links are not those of the topology")
+    return fabric
+
+
+def _check_topology(certificate: Certificate, topology: Topology) -> None:
+    fabric = check_network(certificate.network, topology)
     roots = certificate.demand.roots
     if certificate.demand.collective in ("allgather", "reducescatter"):
         wanted = tuple(Fraction(gpus, topology.n_ranks) for gpus in endpoint_gpus(topology, fabric=fabric))
@@ -230,6 +239,7 @@ def _all_lead_to(root: int, parent: dict[int, int]) -> bool:
     return True
 
 
-def _same(what: str, claimed: Fraction, follows: Fraction, why: str = "what follows is") -> None:
+def check_same(what: str, claimed: Fraction, follows: Fraction, why: str = "what follows is") -> None:
+    """Raises SolverError if a number of a certificate is not the one that follows."""
     if claimed != follows:
         raise SolverError(f"certificate: {what} {claimed}: {why} {follows}")

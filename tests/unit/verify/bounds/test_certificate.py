@@ -16,12 +16,13 @@ import pytest
 from optcc.cli import run
 from optcc.errors import CodecError, OptccError, SolverError
 from optcc.topology import Nic, Server, Topology
-from optcc.verify.bounds.certificate import Certificate, _digest
+from optcc.verify.bounds.certificate import Certificate
 from optcc.verify.bounds.certificate_file import read_certificate
 from optcc.verify.bounds.closed_form_certificates import certify
 from optcc.verify.bounds.closed_forms import BoundTerm, allreduce_bound
 from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.bounds.packing import pack
+from optcc.verify.bounds.priced import digest_of
 from optcc.verify.bounds.replay import replay
 
 TEXTS = ["4@50MB/s,3=25MB/s", "4@50MB/s,3=49MB/s", "5@50MB/s,1=10MB/s:20MB/s", "2@3B/s,1=2B/s", "3@1B/s"]
@@ -143,7 +144,7 @@ def test_forged_certificates_prove_nothing_untrue(number: int) -> None:
         document = json.loads(certificate.to_bytes())
         alter(rng, document)
         content = {key: value for key, value in document.items() if key not in ("digest", "format")}
-        document["digest"] = _digest(content)
+        document["digest"] = digest_of(certificate.FORMAT, content)
         try:
             forged = read_certificate(json.dumps(document).encode())
             replay(forged, topology)
