@@ -11,7 +11,7 @@ T in seconds per byte of the message. Distances are computed again here, and wha
 no link shortens one (`optcc.verify.bounds.exchange.distances`).
 
 A flow that achieves a time is counted node by node: what an endpoint receives less what it sends on is its demand,
-switches keep nothing, and no port carries more than its rate in that time.
+switches keep nothing, and no port carries more than its rate in that time. That it is not below the bound follows.
 """
 
 from __future__ import annotations
@@ -76,5 +76,3 @@ def _check_flow(certificate: ExchangeCertificate, achieved: BlockFlow) -> None:
                 f"certificate: port {port.name} carries {load * certificate.size_bytes} bytes: "
                 f"more than {achieved.seconds * port.rate} in the time achieved"
             )
-    if achieved.seconds < certificate.seconds:
-        raise SolverError(f"certificate: achieved {achieved.seconds} s is less than the bound {certificate.seconds} s")

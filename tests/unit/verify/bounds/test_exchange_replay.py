@@ -214,5 +214,5 @@ def test_the_command_writes_what_replay_accepts(tmp_path: Path, capsys: pytest.C
     assert run(["replay", str(file), "--topology", "torus:2x3@1GB/s"]) == 0
     assert "gap 0" in capsys.readouterr().out
     assert run(["replay", str(file), "--topology", "torus:2x3@2GB/s"]) == 1
-    assert run([*words, "--time-limit", "0.000001s", "--solver", "highs"]) != 0
+    assert run([*words, "--time-limit", "1e-9", "--solver", "highs"]) != 0
     assert "best certified bound so far" in capsys.readouterr().err
