@@ -1,6 +1,6 @@
 """The verifier of execution plans of MSCCL++ (JSON).
 
-limits     the loader of 0.8 and 0.9 has room for the plan
+limits     the loader, of 0.7 or of 0.8 and 0.9, has room for the plan
 matching   every channel is waited for as often as it is signalled, and every semaphore ends as it began
 deadlock   all operations end
 races      conflicting accesses are ordered, also between a call and the next, and with what the caller does
@@ -21,9 +21,14 @@ from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
 from optcc.verify.gpu.collective_result import GpuBuffers, check_gpu_agreement, check_gpu_result
 from optcc.verify.gpu.mscclpp_executor import PACKETS, MscclppExecutor
 from optcc.verify.gpu.mscclpp_file import CELLS_MAX, MscclppFile, MscclppOp
+from optcc.verify.gpu.mscclpp_file_07 import is_mscclpp_07, parse_mscclpp_07
 from optcc.verify.gpu.operations import StepCounterexample, StepPlace, counter
 from optcc.verify.plan import VERSION
 
+_LOADERS = {
+    "0.7": "the loader of MSCCL++ 0.7; chunks of a multiple of 16 B, in buffers that are whole allocations",
+    "0.8": "the loader of MSCCL++ 0.8 and 0.9",
+}
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "reduce")
 
 
@@ -38,7 +43,7 @@ def verify_mscclpp(data: bytes, name: str = "file.json") -> Verdict:
 
     Raises CodecError for what is not such a plan, or has something that is not judged.
     """
-    file = MscclppFile.parse(data)
+    file = read_mscclpp(data)
     properties = {"limits": UNKNOWN, **dict.fromkeys(PROPERTIES, UNKNOWN)}
     conditions: list[tuple[str, str]] = []
     found = None
@@ -50,12 +55,17 @@ def verify_mscclpp(data: bytes, name: str = "file.json") -> Verdict:
     return Verdict(hashlib.sha256(data).hexdigest(), properties, found, VERSION, tuple(conditions))
 
 
+def read_mscclpp(data: bytes) -> MscclppFile:
+    """The plan with these bytes, in the form of 0.8; raises CodecError for what is of neither format, or not judged."""
+    return parse_mscclpp_07(data) if is_mscclpp_07(data) else MscclppFile.parse(data)
+
+
 def _findings(
     name: str, file: MscclppFile, conditions: list[tuple[str, str]]
 ) -> Iterator[tuple[str, StepCounterexample | None]]:
     """Each property with its counterexample, None if it holds."""
     plan = file.plan
-    conditions.append(("limits", "the loader of MSCCL++ 0.8 and 0.9"))
+    conditions.append(("limits", _LOADERS[file.version]))
     buffers = buffers_of(file)
     crowded = check_room(name, file)
     if crowded is not None:
@@ -119,6 +129,8 @@ def buffers_of(file: MscclppFile) -> GpuBuffers:
 def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:
     """The first thing that the loader has no room for."""
     plan = file.plan
+    for number, what in file.unloadable[:1]:
+        return counter(name, "limits", what, StepPlace(file.lines[number], number))
     for gpu in plan.gpus:
         if plan.min_message_size >= 2**31:
             what = f"min_message_size {plan.min_message_size}: must be below 2^31, it is read as an int"
@@ -140,7 +152,7 @@ def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:
                 if op.name in PACKETS and plan.protocol != "LL":
                     rule = f"protocol {plan.protocol}: must be LL for packets, which need twice the scratch space"
                 if rule is not None:
-                    return counter(name, "limits", rule, StepPlace(lines[k], gpu.id, block.id, k, op.name))
+                    return counter(name, "limits", rule, StepPlace(lines[k], gpu.id, block.id, k, op.word))
     return None
 
 

@@ -12,8 +12,8 @@ operation. Only `nop` and `barrier` wait for all threads of the block. So:
   same position, was read before: an operation that has the packet, and what comes behind it, may write there.
 - What a port channel moves, a proxy moves later: it reads the source and writes the destination at any time between the
   operation and the next flush of the channel (`pwsf`), which the sender waits for. What the channel moved before comes
-  before, and a signal of the channel comes behind it and tells the receiver. `flush` flushes as many channels as it has
-  destinations, as the executor does: none in what its language writes. Nothing is flushed at the end of a call.
+  before, and a signal of the channel comes behind it and tells the receiver. In 0.8 `flush` flushes as many channels as
+  it has destinations: none in what its language writes. Nothing is flushed at the end of a call.
 - A call begins on a GPU when all of its blocks have ended the one before; then its caller may write the input and use
   the output.
 
@@ -32,7 +32,7 @@ from optcc.arrays import Column
 from optcc.errors import CodecError
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
-from optcc.verify.gpu.mscclpp_file import PAIRED, PUSHES, Buffer, MscclppFile, MscclppOp, MscclppOperand
+from optcc.verify.gpu.mscclpp_file import PUSHES, Buffer, MscclppFile, MscclppOp, MscclppOperand, is_paired
 from optcc.verify.gpu.mscclpp_state import BlockThread, CellUse, Known, RunningBlock, shown
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
@@ -141,7 +141,7 @@ class MscclppExecutor:
     def _place(self, at: int, k: int) -> StepPlace:
         block = self.blocks[at]
         op = block.ops[k]
-        words = [op.name]
+        words = [op.word]
         if op.src_buff:
             words.append(" + ".join(shown(each) for each in op.src_buff[:4]))
         if op.dst_buff:
@@ -261,7 +261,7 @@ class MscclppExecutor:
             return True
         end = (block.gpu, ids[number])
         if op.name == "flush":
-            if number < len(op.dst_buff):
+            if number < self.file.flushed(op):
                 thread.known.all[self.moved[end]] = thread.known.all[self.told[end]]
         elif op.name == "sem_release":
             self.semaphores[end].append(thread.known.copy())
@@ -288,8 +288,8 @@ class MscclppExecutor:
         if number >= len(ids):
             return True
         sources, targets = self._places(block, op)
-        source, target = sources[number if op.name in PAIRED else 0], targets[number]
-        if op.name == "rppkt" and any(self.cells[cell].call != block.call for cell in source):
+        source, target = sources[min(number, len(sources) - 1)], targets[number]
+        if op.name == "rppkt" and any(self.cells[cell].call != block.call for each in sources for cell in each):
             return False
         end = (block.gpu, ids[number])
         moved, told = self.moved[end], self.told[end]
@@ -375,18 +375,21 @@ class MscclppExecutor:
         to_packet = _PACKET_DESTINATIONS.get(op.name, 99)
         plain = [cells for number, cells in enumerate(sources) if number < packet_from]
         self._check_overlap(op, plain, targets, index)
+        by_pair = is_paired(op)
         results = self._results(op, columns, len(targets), index)
-        for position in range(len(columns[0])):
-            taken = [self.cells[cells[position]] for cells in packets]
-            made_of = frozenset((index, cells[position]) for cells in sources).union(*(each.made_of for each in taken))
-            words = [each.carries for each in taken if each.carries is not None]
-            carries = np.maximum.reduce([block.base.begun, *words])
-            known = np.maximum(clock, carries)
-            for number, cells in enumerate(targets):
-                self._write(at, block.done, known, cells[position], index, made_of | block.base.reads)
-                self.values[cells[position]] = results[number][position]
+        for number, cells in enumerate(targets):
+            made = [number] if by_pair else range(len(sources))
+            for position, cell in enumerate(cells):
+                used = [sources[each][position] for each in made]
+                taken = [self.cells[sources[each][position]] for each in made if each >= packet_from]
+                made_of = frozenset((index, each) for each in used).union(*(each.made_of for each in taken))
+                words = [each.carries for each in taken if each.carries is not None]
+                carries = np.maximum.reduce([block.base.begun, *words])
+                known = np.maximum(clock, carries)
+                self._write(at, block.done, known, cell, index, made_of | block.base.reads)
+                self.values[cell] = results[number][position]
                 if number >= to_packet:
-                    held = self.cells[cells[position]]
+                    held = self.cells[cell]
                     held.call, held.carries, held.made_of = block.call, carries, made_of
         heard: set[tuple[int, int]] = set()
         for cells in packets:
@@ -410,7 +413,7 @@ class MscclppExecutor:
 
     def _check_overlap(self, op: MscclppOp, plain: list[list[int]], targets: list[list[int]], index: int) -> None:
         """Finds a cell that the op reads and writes at two positions: which thread does what first is not fixed."""
-        by_pair = op.name in PAIRED
+        by_pair = is_paired(op)
         read = {cell: (by_pair * k, at) for k, cells in enumerate(plain) for at, cell in enumerate(cells)}
         for k, cells in enumerate(targets):
             for at, cell in enumerate(cells):
@@ -419,7 +422,7 @@ class MscclppExecutor:
 
     def _results(self, op: MscclppOp, columns: list[list[int]], n_targets: int, index: int) -> list[list[int]]:
         """What each destination gets; sums are from left to right, packets before the local operand."""
-        if op.name in PAIRED:
+        if is_paired(op):
             return columns
         if op.name == "glres":
             summed = [self.nodes.add(each, index) for each in zip(*columns, strict=True)]

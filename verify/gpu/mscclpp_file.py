@@ -1,8 +1,7 @@
 """`MscclppFile`: an execution plan of MSCCL++ in JSON, read strictly, with the line of every operation.
 
-The format is that of 0.8 and 0.9, in which remote buffers are objects of their own; plans of 0.7, where channels have
-them, are refused by name. Read, but not judged, is `pipeline`, whose effect depends on the size of the call: it
-is refused by name.
+The format is that of 0.8 and 0.9, in which remote buffers are objects of their own; `mscclpp_file_07` puts plans of 0.7
+into it. Read, but not judged, is `pipeline`, whose effect depends on the size of the call: it is refused by name.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ from optcc.strict_json import check_no_key_twice, decode
 BYTES_MAX = 2**26
 CELLS_MAX = 2**19
 BLOCKS_MAX = 1024
-_GPUS_MAX = 256
-_OF_07 = re.compile(rb'"gpus"\s*:\s*\[\s*\{[^{}[\]]*"inputChunks"\s*:')
-"""What only a plan of 0.7 or older has in its first GPU: there offsets are of groups of chunks, and channels have the
-buffers at both ends."""
+GPUS_MAX = 256
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}\n,]', re.DOTALL)
 
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**15)]
 Chunks = Annotated[int, msgspec.Meta(ge=0, le=CELLS_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Buffer = Literal["i", "o", "s"]
+Version = Literal["0.7", "0.8"]
 Access = Literal["memory", "port", "switch", "none"]
 NAMES = (
     *("nop", "barrier", "signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release"),
@@ -77,6 +74,11 @@ class MscclppOp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduce_op: str = "sum"
     iter_context: dict[str, int] | None = None
     ops: list[Any] = []
+
+    @property
+    def word(self) -> str:
+        """Its name in the file."""
+        return self.name
 
     @property
     def by_port(self) -> bool:
@@ -185,12 +187,14 @@ class MscclppGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
 
-class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MscclppPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of a plan, in the form of 0.8."""
+
     name: str
     collective: str
     protocol: Literal["Simple", "LL"]
     inplace: bool
-    gpus: Annotated[list[MscclppGpu], msgspec.Meta(min_length=1, max_length=_GPUS_MAX)]
+    gpus: Annotated[list[MscclppGpu], msgspec.Meta(min_length=1, max_length=GPUS_MAX)]
     reuse_resources: bool = False
     num_threads_per_block: Small = 1024
     use_double_scratch_buffer: bool = False
@@ -200,34 +204,32 @@ class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _decoder() -> msgspec.json.Decoder[_Plan]:
-    return msgspec.json.Decoder(_Plan)
+def _decoder() -> msgspec.json.Decoder[MscclppPlan]:
+    return msgspec.json.Decoder(MscclppPlan)
 
 
 @dataclass(frozen=True, slots=True)
 class MscclppFile:
     """A plan; `lines[gpu]` is the line of each GPU, `op_lines[gpu][block]` those of the operations.
 
-    Every chunk is `parts` cells, so that thread blocks of a group have whole ones.
+    Every chunk is `parts` cells, so that thread blocks of a group have whole ones. `unloadable` are GPUs at which the
+    loader of `version` fails, with the reason.
     """
 
-    plan: _Plan
+    plan: MscclppPlan
     lines: list[int]
     op_lines: list[list[list[int]]]
     parts: int
+    version: Version = "0.8"
+    unloadable: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def parse(cls, data: bytes) -> MscclppFile:
         """Reads a file; raises CodecError, with the path to the field, for what is not such a plan or not judged."""
         if len(data) > BYTES_MAX:
             raise CodecError(f"{len(data)} B: must be at most {BYTES_MAX} B")
-        try:
-            plan = decode(data, _decoder())
-        except CodecError:
-            if _OF_07.search(data) is not None:
-                raise CodecError("$.gpus[0].inputChunks: a plan of MSCCL++ 0.7 or older: is not judged") from None
-            raise
-        check_no_key_twice(data, _Plan, "$")
+        plan = decode(data, _decoder())
+        check_no_key_twice(data, MscclppPlan, "$")
         for number, gpu in enumerate(plan.gpus):
             path = f"$.gpus[{number}]"
             if gpu.id != number:
@@ -235,6 +237,17 @@ class MscclppFile:
             _check_gpu(path, gpu, len(plan.gpus))
             if plan.use_double_scratch_buffer:
                 _check_halves(path, gpu)
+        return cls.of(plan, data)
+
+    @classmethod
+    def of(
+        cls,
+        plan: MscclppPlan,
+        data: bytes,
+        version: Version = "0.8",
+        unloadable: tuple[tuple[int, str], ...] = (),
+    ) -> MscclppFile:
+        """The file with a plan that was read from these bytes; raises CodecError if it is too large to be judged."""
         groups = [
             op.tbg_info.tbg_size for gpu in plan.gpus for block in gpu.threadblocks for op in block.ops if op.tbg_info
         ]
@@ -257,7 +270,13 @@ class MscclppFile:
                 for g, gpu in enumerate(plan.gpus)
             ],
             parts,
+            version,
+            unloadable,
         )
+
+    def flushed(self, op: MscclppOp) -> int:
+        """How many of its channels a `flush` flushes: 0.8 counts destinations, of which its language writes none."""
+        return len(op.channel_ids if self.version == "0.7" else op.dst_buff)
 
 
 def _check_gpu(path: str, gpu: MscclppGpu, n_gpus: int) -> None:
@@ -331,6 +350,13 @@ TO_REMOTE = {
 """Operations whose destinations are remote from this one on."""
 PAIRED = frozenset(("put", "pws", "pwsf", "get", "ppkt"))
 """Operations whose k-th source goes to the k-th destination."""
+
+
+def is_paired(op: MscclppOp) -> bool:
+    """Whether the k-th source goes to the k-th destination; of `rppkt` where it has more than one, as in 0.7."""
+    return op.name in PAIRED or (op.name == "rppkt" and len(op.src_buff) > 1)
+
+
 _WORDS = frozenset(("signal", "wait", "rlxsignal", "rlxwait"))
 PUSHES = frozenset(("put", "pws", "pwsf", "ppkt", "rppkt"))
 """What a port channel moves: its k-th destination is written through its k-th channel."""

@@ -24,7 +24,7 @@ from optcc.plan import LOCAL_COPY, LOCAL_REDUCE, RECV, RECV_REDUCE, SEND, SLOTS_
 from optcc.schedule import COPY, REDUCE
 from optcc.transfers import Transfers
 from optcc.verify.gpu.collective_result import GpuBuffers
-from optcc.verify.gpu.mscclpp import buffers_of
+from optcc.verify.gpu.mscclpp import buffers_of, read_mscclpp
 from optcc.verify.gpu.mscclpp_executor import MscclppExecutor
 from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, PAIRED, MscclppFile, MscclppOp
 from optcc.verify.gpu.mscclpp_state import BlockThread, RunningBlock
@@ -45,7 +45,7 @@ def plan_of_mscclpp(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
     that the file is not for, for operations of a switch, and for a collective of which nothing is known; PlanError
     where a signal is not waited for, an operation leaves its buffer, or threads wait for each other.
     """
-    file = MscclppFile.parse(data)
+    file = read_mscclpp(data)
     buffers = buffers_of(file)
     if buffers.collective == "custom":
         rule = "must be a known collective: nothing says what this one computes"
@@ -61,7 +61,7 @@ def plan_of_mscclpp(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
         for block in gpu.threadblocks:
             for op, line in zip(block.ops, lines[block.id], strict=True):
                 if op.name in OVER_SWITCH:
-                    raise InputError(f"line {line}: {op.name}: must be an operation without a switch, to be timed")
+                    raise InputError(f"line {line}: {op.word}: must be an operation without a switch, to be timed")
     writer = _PlanWriter(file, buffers, size_bytes // cells)
     wrong = writer.find_outside() or writer.match()
     if wrong is not None:
@@ -115,7 +115,7 @@ class _PlanWriter(MscclppExecutor):
         known = self.learned[at][number]
         line = self.file.op_lines[block.gpu][block.number][thread.at]
         if op.name == "flush":
-            known |= self.ported[end] if number < len(op.dst_buff) else set()
+            known |= self.ported[end] if number < self.file.flushed(op) else set()
         elif op.name == "sem_release":
             self.tokens[end].append(set(known))
         elif op.name == "sem_acquire":
@@ -136,7 +136,7 @@ class _PlanWriter(MscclppExecutor):
         end, known = (block.gpu, ids[number]), self.learned[at][number]
         line = self.file.op_lines[block.gpu][block.number][thread.at]
         sources, targets = self._places(block, op)
-        source = sources[number if op.name in PAIRED else 0]
+        source = sources[min(number, len(sources) - 1)]
         packets = {self.packet_from[cell] for cell in source if cell in self.packet_from}
         self._copy(at, source, targets[number], known | packets, line, into=self.ported[end])
         if op.name in ("pws", "pwsf"):
@@ -172,8 +172,8 @@ class _PlanWriter(MscclppExecutor):
                 self._copy(at, source, target, known, line)
             return True
         if self._where(targets[0])[0] != block.gpu:  # packets handed on
-            for target in targets:
-                self._copy(at, sources[0], target, known, line)
+            for number, target in enumerate(targets):
+                self._copy(at, sources[min(number, len(sources) - 1)], target, known, line)
             return True
         terms = sorted(sources, key=lambda cells: cells[0] < self.packet_cells)
         total = targets[0]
@@ -220,7 +220,7 @@ class _PlanWriter(MscclppExecutor):
             done = self._add_row((own, _DATA, at, 0), (kind, -1, -1, read, write, length, moved, -1), known)
             into.add(done)
         elif src == own:
-            key = (_DATA, at, dst)
+            key = (_DATA, at, src, dst)
             into.add(self._send(moved, (own, _DATA, at, 0), known, key))
             done = self._receive(moved, RECV, key, set())
             into.add(done)
@@ -228,7 +228,7 @@ class _PlanWriter(MscclppExecutor):
             asked = self._word(own, src, line)
             self._send(asked, (own, _OUT, 1, at * len(self.of_gpu) + src), known, (_IN, at, src))
             come = self._receive(asked, RECV, (_IN, at, src), set())
-            key = (_DATA, at, src)
+            key = (_DATA, at, src, dst)
             into.add(self._send(moved, (src, _OUT, 2, at), {come}, key))
             done = self._receive(moved, RECV if op == COPY else RECV_REDUCE, key, known)
             into.add(done)

@@ -349,7 +349,7 @@ def test_unknown_collectives_promise_nothing() -> None:
         ('"name": "sample"', '"name": "sample", "name": "sample"', "name"),
         ('"protocol"', '"extra": 1, "protocol"', "extra"),
         ("{", "[", "$"),
-        ('"input_chunks"', '"inputChunks"', "$.gpus[0].inputChunks: a plan of MSCCL++ 0.7 or older: is not judged"),
+        ('"input_chunks"', '"inputChunks"', "$.gpus[0].input_chunks: missing: must be given"),
     ],
 )
 def test_what_is_not_a_plan_is_refused_with_its_path(old: str, new: str, says: str) -> None:
