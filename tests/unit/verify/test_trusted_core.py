@@ -81,7 +81,7 @@ def test_the_core_is_all_that_a_verdict_on_a_plan_imports() -> None:
 
 def test_the_core_of_a_bound_is_all_that_replay_imports() -> None:
     core = table()[9][1]
-    found = rests_on("optcc.verify.bounds.replay", "optcc.verify.bounds.certificate_file")
+    found = rests_on(*(f"optcc.verify.bounds.{name}" for name in ("replay", "exchange_replay", "certificate_file")))
     assert core == {file for file in found if file.parent.name == "bounds"}
 
 
