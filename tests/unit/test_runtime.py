@@ -459,7 +459,8 @@ class TestLoopback:
             LoopbackNetwork(rails, 2)
 
     def test_a_port_at_half_rate_takes_twice_as_long(self) -> None:
-        plan = ring(3, 3 << 20, segments=4)
+        # Long enough that some milliseconds of another process do not decide.
+        plan = ring(3, 12 << 20, segments=4)
 
         def body(rank: int, transport: LoopbackTransport) -> float:
             executor = Executor(plan, rank, transport, proved(plan), deadline_s=20)
