@@ -20,12 +20,12 @@ from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.engine import DEADLINE_S
 from optcc.runtime.launchers import find_launch, meet_of
-from optcc.runtime.nics import RATES_VARIABLE, inside_of, nics_of
-from optcc.runtime.partition import Partition, partition_s_of
+from optcc.runtime.nics import RATES_VARIABLE, nics_of
+from optcc.runtime.partition import Partition
 from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.rendezvous import Meet
 from optcc.runtime.slices import SLICE_S
-from optcc.runtime.transports.tcp import TcpTransport, authenticates
+from optcc.runtime.transports.tcp import TcpTransport, open_tcp
 from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.units import show_rate
@@ -73,12 +73,8 @@ def init(
         topology = Topology.parse(topology)
     if meet is None:
         meet = meet_of(find_launch(environ), environ, next(_numbers))
-    nics = nics_of(environ)
-    if authenticate is None:
-        authenticate = authenticates(environ)
-    waits_s = partition_s_of(environ, partition, partition_s)
-    transport = TcpTransport(
-        *(meet, nics), inside=inside_of(nics, environ), authenticate=authenticate, partition_s=waits_s
+    transport = open_tcp(
+        *(meet, nics_of(environ), environ), authenticate=authenticate, partition=partition, partition_s=partition_s
     )
     try:
         n_ranks = transport.n_ranks

@@ -12,12 +12,11 @@ import click
 from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, InputError, MismatchError, OptccError, RuntimeFault
 from optcc.runtime.launchers import check_count, find_launch
 from optcc.runtime.mpi_library import load_mpi, wait_for
-from optcc.runtime.nics import inside_of, nics_of
-from optcc.runtime.partition import partition_s_of
+from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import MonotonicClock, Transport
 from optcc.runtime.transports.mpi import MpiTransport
-from optcc.runtime.transports.tcp import TcpTransport, authenticates
+from optcc.runtime.transports.tcp import open_tcp
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import load as load_ucx
 
@@ -59,16 +58,7 @@ def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> I
         yield mpi
         return
     meet, nics = over_mpi(mpi.comm), nics_of(environ)
-    transport: TcpTransport | UcxTransport
-    if carrier == "tcp":
-        transport = TcpTransport(
-            *(meet, nics),
-            inside=inside_of(nics, environ),
-            authenticate=authenticates(environ),
-            partition_s=partition_s_of(environ),
-        )
-    else:
-        transport = UcxTransport(meet, nics)
+    transport = open_tcp(meet, nics, environ) if carrier == "tcp" else UcxTransport(meet, nics)
     try:
         yield transport
     finally:

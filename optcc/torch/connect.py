@@ -13,11 +13,10 @@ from optcc.errors import InputError
 from optcc.job import agreed_topology, keep_to_own_nics, measure_nics, tcp_ports
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.nics import inside_of, nics_of
-from optcc.runtime.partition import partition_s_of
+from optcc.runtime.nics import nics_of
 from optcc.runtime.probe import Rates
 from optcc.runtime.rendezvous import Meet, over_store
-from optcc.runtime.transports.tcp import TcpTransport, authenticates
+from optcc.runtime.transports.tcp import open_tcp
 from optcc.topology import Topology
 
 
@@ -79,13 +78,7 @@ def connect(
     """A communicator of `ranks` of the job, and what is known of its network: `network`, if that is known, else what is
     measured now; collective. Raises as `optcc.init`."""
     topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
-    nics = nics_of(environ)
-    transport = TcpTransport(
-        *(meet, nics),
-        inside=inside_of(nics, environ),
-        authenticate=authenticates(environ),
-        partition_s=partition_s_of(environ),
-    )
+    transport = open_tcp(meet, nics_of(environ), environ)
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:

@@ -23,7 +23,8 @@ import msgspec
 from optcc.errors import EnvironmentMissing, InputError, MismatchError
 from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.nic_log import NicLog
-from optcc.runtime.nics import HostNic
+from optcc.runtime.nics import HostNic, inside_of
+from optcc.runtime.partition import Partition, partition_s_of
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import VERSION, crc32
@@ -514,6 +515,28 @@ def authenticates(environ: Mapping[str, str]) -> bool:
     if value not in ("", "0", "1"):
         raise InputError(f"{AUTHENTICATE_VARIABLE} {value!r}: must be 0 or 1")
     return value == "1"
+
+
+def open_tcp(
+    meet: Meet,
+    nics: Sequence[HostNic],
+    environ: Mapping[str, str],
+    *,
+    authenticate: bool | None = None,
+    partition: Partition | None = None,
+    partition_s: float | None = None,
+) -> TcpTransport:
+    """The transport over `nics` that the variables of `environ` describe; an argument counts before its variable.
+
+    Raises InputError for a variable that cannot be, and what `TcpTransport` raises.
+    """
+    return TcpTransport(
+        meet,
+        nics,
+        inside=inside_of(nics, environ),
+        authenticate=authenticates(environ) if authenticate is None else authenticate,
+        partition_s=partition_s_of(environ, partition, partition_s),
+    )
 
 
 def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:

@@ -11,6 +11,7 @@ import optcc
 from optcc.commands import launched
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.runtime.partition import PARTITION_S, partition_s_of
+from optcc.runtime.transports import tcp
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_commands_over_tcp_read_the_variables(monkeypatch: pytest.MonkeyPatch) -
         made.append(settings["partition_s"])
         raise EnvironmentMissing("a test")
 
-    monkeypatch.setattr(launched, "TcpTransport", make)
+    monkeypatch.setattr(tcp, "TcpTransport", make)
     monkeypatch.setattr(launched, "over_mpi", lambda _: None)
     environ = {"OPTCC_SOCKET_IFNAME": "=lo", "OPTCC_PARTITION": "wait", "OPTCC_PARTITION_S": "20"}
     carrier = launched.carried_by(SimpleNamespace(comm=None), "tcp", environ)  # type: ignore[arg-type]
