@@ -194,15 +194,17 @@ class LocalRank:
         the NICs of a host are its ranks' in equal parts, in order. All rails if no NIC there belongs to it."""
         ranks = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[src]]
         place, count = ranks.index(src), len(self.book[src])
-        rates = [
-            (mine, min(self.book[src][mine][3], self.book[dst][theirs][4])) for mine, theirs in self.pairs(src, dst)
-        ]
+        rates = [(mine, self.rail_rate(src, mine, dst, theirs)) for mine, theirs in self.pairs(src, dst)]
         own = [rate if mine * len(ranks) // count == place else 0 for mine, rate in rates]
         return own if any(own) else [rate for _, rate in rates]
 
     def entry(self, rank: int, nic: int) -> NicEntry:
         """The NIC of this number, or what the rank listens at for those of its own host."""
         return self.book[rank][nic] if nic < len(self.book[rank]) else self.insides[rank]
+
+    def rail_rate(self, src: int, mine: int, dst: int, theirs: int) -> int:
+        """What a rail carries from `src` to `dst` at most, as declared, bytes/s."""
+        return min(self.entry(src, mine)[3], self.entry(dst, theirs)[4])
 
     def queue_s(self, mine: int, peer: int, theirs: int) -> float:
         """Seconds that a full socket's bytes take between a NIC of this rank and a peer's; 0 if rates are unknown."""
@@ -211,7 +213,7 @@ class LocalRank:
 
     def striping(self, src: int, dst: int) -> Striping:
         """How messages from `src` to `dst` are striped: by what the NICs of each rail send and receive at most."""
-        parts = [min(self.entry(src, mine)[3], self.entry(dst, theirs)[4]) for mine, theirs in self.pairs(src, dst)]
+        parts = [self.rail_rate(src, mine, dst, theirs) for mine, theirs in self.pairs(src, dst)]
         return Striping.of(parts, self.first_turn(src, dst))
 
     def first_turn(self, src: int, dst: int) -> int:

@@ -410,9 +410,7 @@ class Outbound:
         if self._arrivals is None:
             self._arrivals = Arrivals(len(self.direct))
         local, peer = self._local, self.peer
-        declared = [
-            min(local.entry(local.rank, each.mine)[3], local.entry(peer, each.theirs)[4]) for each in self.direct
-        ]
+        declared = [local.rail_rate(local.rank, each.mine, peer, each.theirs) for each in self.direct]
         rates: list[float] = [*declared]
         if self._parts is not None:
             # As parts, but so that none is faster than declared.
