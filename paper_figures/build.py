@@ -129,14 +129,16 @@ def build(
     EnvironmentMissing without matplotlib.
     """
     read = sources.read(paths or sources.find(RECORDS))
-    drawn = draw_all(read, quick=quick)
+    style.require_matplotlib()
+    claims = _claims_of(read)
+    drawn = draw_all(read, claims, quick=quick)
     files = {name: (content, each.sources) for each in drawn for name, content in each.files.items()}
     found = {each.name: each.numbers for each in drawn}
     files["numbers.tex"] = (numbers.as_tex(found), read)
     files["numbers.json"] = (numbers.as_json(found), read)
     if not quick:
         pictures = [each for figure in drawn if (each := figure.for_report()) is not None]
-        files[report.FILE] = (report.page(read, pictures, _claims_of(read), commands or {}), read)
+        files[report.FILE] = (report.page(read, pictures, claims, commands or {}), read)
     files[MANIFEST] = (manifest(drawn), read)  # written last, since it lists the others
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -147,14 +149,13 @@ def build(
     return WrittenFigures(tuple((out / name, each) for name, (_, each) in files.items()))
 
 
-def draw_all(read: Sequence[Source], *, quick: bool) -> tuple[Drawn, ...]:
-    """Every figure that the records give, drawn and not yet written."""
-    style.require_matplotlib()
+def draw_all(read: Sequence[Source], claims: ClaimsTable | None, *, quick: bool) -> tuple[Drawn, ...]:
+    """Every figure that the records give, and the table of the claims, if there is one; drawn and not yet written."""
     return (
         *_draw_bars(read, quick),
         *_draw_sweeps(read, quick),
         *(each for kind in FIGURES for each in _draw_kind(kind, read, quick)),
-        *_claims(read),
+        *(() if claims is None else (_draw_claims(read, claims),)),
     )
 
 
@@ -212,21 +213,21 @@ def _draw_kind(kind: FigureKind, read: Sequence[Source], quick: bool) -> Iterato
             yield Drawn(name, files, kind.numbers(table), (source,), kind.says)
 
 
-def _claims(read: Sequence[Source]) -> Iterator[Drawn]:
-    """The table of the papers' claims, if all its records are there."""
-    table = _claims_of(read)
-    if table is not None:
-        own = tuple(source for source in read if isinstance(source.record, kinds_of(CLAIMS)))
-        yield Drawn(claims_table.NAME, claims_table.files(table), claims_table.numbers(table), own)
+def _draw_claims(read: Sequence[Source], table: ClaimsTable) -> Drawn:
+    return Drawn(claims_table.NAME, claims_table.files(table), claims_table.numbers(table), _claimed(read))
 
 
 def _claims_of(read: Sequence[Source]) -> ClaimsTable | None:
-    """The claims, if all their records are there."""
-    kinds = kinds_of(CLAIMS)
-    own = [source for source in read if isinstance(source.record, kinds)]
-    if not all(any(isinstance(source.record, kind) for source in own) for kind in kinds):
+    """The table of the papers' claims, if all its records are there."""
+    own = _claimed(read)
+    if not all(any(isinstance(source.record, kind) for source in own) for kind in kinds_of(CLAIMS)):
         return None
     return claims_table.table([(source.name, source.record) for source in own])
+
+
+def _claimed(read: Sequence[Source]) -> tuple[Source, ...]:
+    """The records that the claims are about."""
+    return tuple(source for source in read if isinstance(source.record, kinds_of(CLAIMS)))
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

@@ -139,13 +139,10 @@ def _records(
     rows = []
     claimed = set() if claims is None else {name.partition(" ")[0] for row in claims.rows for name in row.records}
     for source in read:
-        shown = [figure.name for figure in figures if source in figure.sources]
-        shown += ["claims"] if source.name.removesuffix(".json") in claimed else []
-        shown += (
-            ["table"]
-            if not any(source in figure.sources for figure in figures) and isinstance(source.record, Shown)
-            else []
-        )
+        drawn = [figure.name for figure in figures if source in figure.sources]
+        shown = [*drawn, *(["claims"] if source.name.removesuffix(".json") in claimed else [])]
+        if not drawn and isinstance(source.record, Shown):
+            shown.append("table")
         for each in provenances(source.record):
             command = " ".join(each.command) or commands.get(source.name, UNKNOWN)
             rows.append(
