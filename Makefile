@@ -100,7 +100,7 @@ $(TORCH_STAMP): requirements.lock pyproject.toml
 	printf %s '$(CURDIR)' > $(TORCH_STAMP)
 
 slow: $(STAMP)
-	@$(BIN)/pytest -n auto -m 'slow and not realtime and not search' $(ARGS)
+	@$(BIN)/pytest -n auto --dist worksteal -m 'slow and not realtime and not search' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet --output-format concise

@@ -80,12 +80,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Slow tests run if they are asked for; those that measure time or use the host's network, one after the other.
 
     Those of the host come first, as they are the longest chain. Then the swarm: it needs no compiled kernel, so that
-    this process does not compile what another one is about to.
+    this process does not compile what another one is about to. Then what has the longest tests: begun last, one of
+    them would keep all other processes waiting.
     """
     for item in items:
         if _is_of_host(item):
             item.add_marker(pytest.mark.xdist_group("host"))
-    items.sort(key=lambda item: (not _is_of_host(item), item.path.name != "test_swarm.py"))
+    first = ("test_swarm.py", "test_agreement.py", "test_exploration.py")
+    items.sort(key=lambda item: (not _is_of_host(item), item.path.name not in first, item.path.name != first[0]))
     if config.getoption("--run-slow") or "slow" in config.getoption("-m"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

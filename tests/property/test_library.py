@@ -65,10 +65,10 @@ def test_a_sample_of_the_library_is_proved(name: str, seed: int) -> None:
 @pytest.mark.parametrize("ports", MODELS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_whole_library_is_proved(name: str, ports: Model, seed: int) -> None:
-    """Every number of ranks, with one straggler or more: over the port models with each number of them."""
+    """Over the port models every number of ranks, and with each model every number of stragglers."""
     rng = random.Random(f"{name} {ports} {seed}")
-    for p in RANKS:
-        check(SCHEDULES[name], p, STRAGGLERS[(p + MODELS.index(ports)) % len(STRAGGLERS)], ports, rng)
+    for number, p in enumerate(RANKS[MODELS.index(ports) :: len(MODELS)]):
+        check(SCHEDULES[name], p, STRAGGLERS[number % len(STRAGGLERS)], ports, rng)
 
 
 @pytest.mark.parametrize("ports", MODELS)

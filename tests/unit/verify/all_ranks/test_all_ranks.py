@@ -424,7 +424,7 @@ def test_random_rings_are_proved_only_if_they_are_right(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_many_random_rings_are_proved_only_if_they_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judge_random_rings(tmp_path, monkeypatch, seed=6, count=40, budget_s=10)
+    judge_random_rings(tmp_path, monkeypatch, seed=6, count=20, budget_s=10)
 
 
 def test_a_fault_from_seven_ranks_up_is_refuted_with_seven(tmp_path: Path) -> None:
