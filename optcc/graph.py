@@ -28,6 +28,11 @@ SWITCHES_MAX = 3
 """Of a route between two GPUs: up from a leaf, and down to another one."""
 
 
+_Onward = tuple[dict[int, tuple[int, tuple[int, ...]]], dict[int, frozenset[int]]]
+"""For each GPU that is reached, which of the first links its route takes, and the links after it; and for each of the
+first links the GPUs that it leads to over a single switch."""
+
+
 class GraphLink(NamedTuple):
     """From node `tail` to node `head`, `rate` bytes/s. GPUs are nodes 0..p-1, switches the ones after them."""
 
@@ -80,28 +85,67 @@ class Graph:
     @cached_property
     def routes(self) -> tuple[dict[int, tuple[int, ...]], ...]:
         """For each GPU, the links to each GPU that it can reach without passing another one."""
-        p = len(self.gpus)
-        outof: list[list[int]] = [[] for _ in self.nodes]
+        firsts = self._outof
+        return tuple(
+            {to: (firsts[gpu][first], *rest) for to, (first, rest) in table.items() if to != gpu}
+            for gpu, (table, _) in enumerate(self._onward)
+        )
+
+    def led_by_one_switch(self, gpu: int) -> dict[int, frozenset[int]]:
+        """By the number of a link from `gpu` into a switch: the GPUs to which its route goes on with a single link."""
+        return {
+            self._outof[gpu][first]: reached - {gpu} if gpu in reached else reached
+            for first, reached in self._onward[gpu][1].items()
+        }
+
+    @cached_property
+    def _outof(self) -> list[list[int]]:
+        """The links that leave each node."""
+        found: list[list[int]] = [[] for _ in self.nodes]
         for number, link in enumerate(self.links):
-            outof[link.tail].append(number)
-        between = [self._between(switch, outof) for switch in range(p, len(self.nodes))]
-        found: list[dict[int, tuple[int, ...]]] = []
-        for gpu in range(p):
-            best: dict[int, tuple[tuple[int, Fraction], tuple[int, ...]]] = {}
-            for first in outof[gpu]:
-                head, rate = self.links[first].head, self.links[first].rate
-                if head < p:
-                    best[head] = (-1, rate), (first,)
-                    continue
-                for middle in between[head - p].values():
-                    slowest = min((rate, *(self.links[number].rate for number in middle)))
-                    for last in outof[self.links[middle[-1]].head if middle else head]:
-                        to = self.links[last].head
-                        merit = (-2 - len(middle), min(slowest, self.links[last].rate))
-                        if to < p and to != gpu and (to not in best or merit > best[to][0]):
-                            best[to] = merit, (first, *middle, last)
-            found.append({to: route for to, (_, route) in best.items()})
-        return tuple(found)
+            found[link.tail].append(number)
+        return found
+
+    @cached_property
+    def _speed(self) -> list[int]:
+        """For each link, how many rates are lower: in the order of the rates, and faster to compare."""
+        lower = {rate: number for number, rate in enumerate(sorted({link.rate for link in self.links}))}
+        return [lower[link.rate] for link in self.links]
+
+    @cached_property
+    def _onward(self) -> list[_Onward]:
+        """What `_find_onward` finds for each GPU: once where links lead to the same nodes at the same rates."""
+        between = [self._between(switch, self._outof) for switch in range(len(self.gpus), len(self.nodes))]
+        known: dict[tuple[tuple[int, int], ...], _Onward] = {}
+        found: list[_Onward] = []
+        for gpu in range(len(self.gpus)):
+            firsts = tuple((self.links[number].head, self._speed[number]) for number in self._outof[gpu])
+            if firsts not in known:
+                known[firsts] = self._find_onward(firsts, between)
+            found.append(known[firsts])
+        return found
+
+    def _find_onward(self, firsts: Sequence[tuple[int, int]], between: Sequence[dict[int, tuple[int, ...]]]) -> _Onward:
+        """The best routes over first links to these (node, speed)."""
+        p, speed = len(self.gpus), self._speed
+        best: dict[int, tuple[tuple[int, int], tuple[int, tuple[int, ...]]]] = {}
+        for first, (head, rate) in enumerate(firsts):
+            if head < p:
+                best[head] = (-1, rate), (first, ())
+                continue
+            for middle in between[head - p].values():
+                slowest = min((rate, *(speed[number] for number in middle)))
+                for last in self._outof[self.links[middle[-1]].head if middle else head]:
+                    to = self.links[last].head
+                    merit = (-2 - len(middle), min(slowest, speed[last]))
+                    if to < p and (to not in best or merit > best[to][0]):
+                        best[to] = merit, (first, (*middle, last))
+        table = {to: route for to, (_, route) in best.items()}
+        single: dict[int, set[int]] = {}
+        for to, (first, rest) in table.items():
+            if len(rest) == 1:
+                single.setdefault(first, set()).add(to)
+        return table, {first: frozenset(reached) for first, reached in single.items()}
 
     def _between(self, switch: int, outof: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
         """The links from `switch` to each switch on the way to which there is at most one other."""

@@ -113,6 +113,7 @@ def certified_bound(
         time_limit_s=time_limit_s,
         primal=achievable or told is None,
         fabric=not closed or (told is not None and told.bound.model.startswith(FABRIC)),
+        symmetric=not achievable,
         solver=SOLVERS[name],
     ).certificate
     if told is not None and (solver_name or not achievable) and certificate.seconds < told.bound.seconds:

@@ -31,8 +31,8 @@ def certify(bound: Bound, topology: Topology, root: int = 0) -> Certificate:
 
 
 def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[Certificate]:
-    """Explicit certificates: each endpoint alone, in and out; all in ports together, and all out ports; and the
-    bottleneck cuts.
+    """Explicit certificates: endpoints alone, in and out, the slowest of those with the same share of the roots; all in
+    ports together, and all out ports; and the bottleneck cuts.
 
     in v: the bytes of all others enter {v}, and leave the rest. Together: each endpoint is entered once and left once,
     and the core conserves flow.
@@ -43,17 +43,15 @@ def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[
         return [Certificate.of(network, demand, size_bytes, (), tuple(zeros))]
     found: list[Certificate] = []
     one = Fraction(1)
-    for v in range(p):
+    for v, into, ports in _slowest_endpoints(network, demand):
         rest = tuple(node for node in nodes if node != v)
-        for into in (True, False):
-            prices = list(zeros)
-            for link in network.links:
-                if (link.head if into else link.tail) == v:
-                    prices[link.ports[0]] = one
-            # links into v enter {v} and leave the rest; links out of v leave {v} and enter the rest
-            sides = {BROADCAST: (v,) if into else rest, REDUCE: rest if into else (v,)}
-            cuts = tuple(Cut(kind, sides[kind], one) for kind in demand.kinds)
-            found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices)))
+        prices = list(zeros)
+        for port in ports:
+            prices[port] = one
+        # links into v enter {v} and leave the rest; links out of v leave {v} and enter the rest
+        sides = {BROADCAST: (v,) if into else rest, REDUCE: rest if into else (v,)}
+        cuts = tuple(Cut(kind, sides[kind], one) for kind in demand.kinds)
+        found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices)))
     found += [
         Certificate.of(network, demand, size_bytes, cuts, prices) for cuts, prices in _bottlenecks(network, demand)
     ]
@@ -70,6 +68,22 @@ def closed_forms(network: FlowNetwork, demand: Demand, size_bytes: int) -> list[
             potentials = {kind: (Fraction(level[kind]),) * len(network.switches) for kind in demand.kinds}
             found.append(Certificate.of(network, demand, size_bytes, cuts, tuple(prices), potentials))
     return found
+
+
+def _slowest_endpoints(network: FlowNetwork, demand: Demand) -> list[tuple[int, bool, set[int]]]:
+    """(endpoint, whether its ports in, these ports), those of the least rate for each share of the roots and way."""
+    ports: dict[tuple[int, bool], set[int]] = {}
+    for link in network.links:
+        ports.setdefault((link.head, True), set()).add(link.ports[0])
+        ports.setdefault((link.tail, False), set()).add(link.ports[0])
+    slowest: dict[tuple[Fraction, bool], tuple[Fraction, int]] = {}
+    for v in range(len(network.endpoints)):
+        share = Fraction(0) if demand.roots is None else demand.roots[v]
+        for into in (True, False):
+            rate = sum((network.ports[port].rate for port in ports.get((v, into), ())), Fraction(0))
+            slowest[share, into] = min(slowest.get((share, into), (rate, v)), (rate, v))
+    chosen = sorted((v, not into) for (_, into), (_, v) in slowest.items())
+    return [(v, not out, ports.get((v, not out), set())) for v, out in chosen]
 
 
 def _bottlenecks(network: FlowNetwork, demand: Demand) -> list[tuple[tuple[Cut, ...], tuple[Fraction, ...]]]:

@@ -11,12 +11,16 @@ By Edmonds' theorem the cuts say exactly that broadcast_e packs out-trees and re
 (`optcc.verify.bounds.flow`), so the optimum is a bound on every schedule that reduces and broadcasts each element
 along trees, and a mixture of such trees attains it. There are 2^p cuts; violated ones are found by minimum cuts and
 added as rows. The duals of the cuts, ports and switches are the certificate (`optcc.verify.bounds.replay`).
+
+Links that automorphisms exchange have one variable together (`optcc.verify.bounds.symmetry`), and likewise ports,
+switches and the images of a cut one row. What the program says of an orbit is written out for each of its members: the
+certificate, and its replay, are of the whole network.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -28,13 +32,21 @@ from optcc.show import Card, Shown
 from optcc.topology import Topology
 from optcc.verify.bounds.certificate import Achieved, Certificate, Cut
 from optcc.verify.bounds.closed_form_certificates import closed_forms
-from optcc.verify.bounds.flow import narrow_cuts
-from optcc.verify.bounds.network import BROADCAST, REDUCE, Demand, FlowNetwork, endpoint_gpus, require_connected
-from optcc.verify.bounds.replay import replay, starved_sets
+from optcc.verify.bounds.network import (
+    BROADCAST,
+    REDUCE,
+    Borders,
+    Demand,
+    FlowNetwork,
+    endpoint_gpus,
+    require_connected,
+)
+from optcc.verify.bounds.replay import cut_finder, find_starved, replay, worth_of_links
 from optcc.verify.bounds.solvers import (
     AT_LEAST,
     AT_MOST,
     EQUAL,
+    Coefficients,
     HighsSolver,
     Infeasible,
     LinearProgram,
@@ -43,9 +55,11 @@ from optcc.verify.bounds.solvers import (
     Unsolved,
     exact_vertex,
 )
+from optcc.verify.bounds.symmetry import Symmetry, find_symmetry
 
 TIME_LIMIT_S = 60.0
 CLAIM_TOLERANCE = 1e-6
+_FLOAT_ROUNDING = Fraction(1, 10**12)
 _FLOAT_UNIT = 2**40
 _FLOAT_SLACK = 2**14
 _DENOMINATORS = (10, 1000, 10**6, 10**9, 10**12)
@@ -106,6 +120,7 @@ def lp_bound(
     time_limit_s: float = TIME_LIMIT_S,
     primal: bool = True,
     fabric: bool = False,
+    symmetric: bool = False,
     solver: MakeSolver = HighsSolver,
     clock: Callable[[], float] = time.monotonic,
 ) -> CertifiedBound:
@@ -115,9 +130,11 @@ def lp_bound(
     >>> str(bound.seconds), str(bound.gap), bound.binding
     ('4', '0', ('in h3',))
 
-    With `fabric`, GPUs behind fabrics of finite rate are endpoints of their own. A collective given by its name has
-    root 0. Raises TopologyError if some endpoints cannot reach others, BoundUnknown with the best bound so far at the
-    time limit, SolverError if the solver's claim differs from what its own numbers prove.
+    With `fabric`, GPUs behind fabrics of finite rate are endpoints of their own. If `symmetric`, links that are alike
+    get the same load, which is much faster for many equal servers; otherwise loads are those of a vertex, which pack
+    into fewer trees. A collective given by its name has root 0. Raises TopologyError if some endpoints cannot reach
+    others, BoundUnknown with the best bound so far at the time limit, SolverError if the solver's claim differs from
+    what its own numbers prove.
     """
     started = clock()
     network = topology if isinstance(topology, FlowNetwork) else FlowNetwork.from_topology(topology, fabric=fabric)
@@ -131,11 +148,13 @@ def lp_bound(
         replay(best)
         return CertifiedBound(best)
     unit_s = best.seconds / size_bytes
-    search = _Search(CutProgram(network, demand, unit_s, best.cuts), best, primal, solver)
+    group = find_symmetry(network, demand) if symmetric else Symmetry.none(network)
+    search = _Search(CutProgram(network, demand, unit_s, best.cuts, group=group), best, primal, solver)
     search.run(lambda: time_limit_s - (clock() - started))
     if primal and search.best.gap != 0 and any(port.rate * unit_s < _NEGLIGIBLE for port in network.ports):
         # The range of rates is too wide for floats: ignore the slowest ports, and let the gap say what that costs.
-        again = _Search(CutProgram(network, demand, unit_s, best.cuts, _NEGLIGIBLE), search.best, primal, solver)
+        coarse = CutProgram(network, demand, unit_s, best.cuts, _NEGLIGIBLE, group=group)
+        again = _Search(coarse, search.best, primal, solver)
         with suppress(BoundUnknown):
             again.run(lambda: time_limit_s - (clock() - started))
         search = again
@@ -175,7 +194,7 @@ class _Search:
         if vertex is not None:
             self._keep(self.cuts.certificate(vertex[1], self.best.size_bytes))
         claim = self.cuts.unit_s * self.best.size_bytes * Fraction(last.objective)
-        if self.best.seconds < claim:
+        if self.best.seconds < claim - _FLOAT_ROUNDING * self.best.seconds:
             self._keep_rounded(last)
         if not abs(claim - self.best.seconds) <= CLAIM_TOLERANCE * self.best.seconds:
             raise SolverError(f"solver: claims {float(claim)} s: its numbers support {float(self.best.seconds)} s")
@@ -212,7 +231,7 @@ class CutProgram:
     """The linear program of one network and demand, with the cuts so far; T is in units of `unit_s` (s per byte).
 
     A port that could carry every tree in one unit never binds (T >= 1), so rates are capped there: this keeps the
-    program well scaled for any rates.
+    program well scaled for any rates. With a `group`, variables are those of orbits.
     """
 
     def __init__(
@@ -222,54 +241,58 @@ class CutProgram:
         unit_s: Fraction,
         with_cuts: Sequence[Cut] = (),
         negligible: Fraction = Fraction(0),
+        *,
+        group: Symmetry | None = None,
     ) -> None:
         self.network, self.demand, self.unit_s, self.negligible = network, demand, unit_s, negligible
+        self.group = group = group or Symmetry.none(network)
         self.program = LinearProgram()
         p, nodes = len(network.endpoints), network.nodes
+        self.every_node = frozenset(range(network.n_nodes))
+        self.chosen = [v for v in group.nodes.first if v < p]  # an endpoint of each orbit
         self.time = self.program.variable("T", cost=1)
-        self.root = [self.program.variable(f"root {nodes[v]}") for v in range(p)] if demand.roots is None else []
+        self.root = [self.program.variable(f"root {nodes[v]}") for v in self.chosen] if demand.roots is None else []
         self.load = {
             kind: [
-                self.program.variable(f"{kind} {nodes[link.tail]} to {nodes[link.head]} link {number}")
-                for number, link in enumerate(network.links)
+                self.program.variable(
+                    f"{kind} {nodes[network.links[number].tail]} to {nodes[network.links[number].head]} link {number}"
+                )
+                for number in group.links.first
             ]
             for kind in demand.kinds
         }
-        self.into: dict[int, list[int]] = {node: [] for node in range(network.n_nodes)}
-        self.outof: dict[int, list[int]] = {node: [] for node in range(network.n_nodes)}
-        for number, link in enumerate(network.links):
-            self.outof[link.tail].append(number)
-            self.into[link.head].append(number)
+        self.borders = Borders(network)
+        self.finders = {kind: cut_finder(network, kind) for kind in demand.kinds}
         self.port_constraint = self._ports_have_room()
         self.switch_constraint = self._switches_pass_on()
         if demand.roots is None:
-            self.program.constraint("roots", tuple((column, Fraction(1)) for column in self.root), EQUAL, Fraction(1))
+            whole = [(column, group.nodes.sizes[orbit]) for orbit, column in enumerate(self.root)]
+            self.program.constraint("roots", _summed(whole), EQUAL, Fraction(1))
         self.cut_constraint: dict[tuple[str, frozenset[int]], int] = {}
-        everything = frozenset(range(network.n_nodes))
+        self.known: set[tuple[str, bool, frozenset[int]]] = set()
         for cut in with_cuts:
             self.add_cut(cut.kind, frozenset(cut.nodes))
         for kind in demand.kinds:
-            for v in range(p):
+            for v in self.chosen:
                 self.add_cut(kind, frozenset((v,)))
-                self.add_cut(kind, everything - {v})
+                self.add_cut(kind, self.every_node - {v})
+
+    def _columns(self, kind: str, links: Sequence[int], factor: int = 1) -> list[tuple[int, int]]:
+        """(variable, factor) for the load of each of `links`."""
+        return [(self.load[kind][self.group.links.of[link]], factor) for link in links]
 
     def _ports_have_room(self) -> list[int]:
         users: list[list[int]] = [[] for _ in self.network.ports]
         for number, link in enumerate(self.network.links):
-            for port in link.ports:
-                users[port].append(number)
-        return [
-            self.program.constraint(
-                f"port {port.name}",
-                (
-                    (self.time, -self._in_one_unit(port.rate)),
-                    *((self.load[kind][link], Fraction(1)) for kind in self.demand.kinds for link in users[number]),
-                ),
-                AT_MOST,
-                Fraction(0),
-            )
-            for number, port in enumerate(self.network.ports)
-        ]
+            for used in link.ports:
+                users[used].append(number)
+        found = []
+        for number in self.group.ports.first:
+            port = self.network.ports[number]
+            carried = _summed([each for kind in self.demand.kinds for each in self._columns(kind, users[number])])
+            coefficients = ((self.time, -self._in_one_unit(port.rate)), *carried)
+            found.append(self.program.constraint(f"port {port.name}", coefficients, AT_MOST, Fraction(0)))
+        return found
 
     def _in_one_unit(self, rate: Fraction) -> Fraction:
         """Messages that a port of this rate carries in one unit of T."""
@@ -278,59 +301,64 @@ class CutProgram:
         return Fraction(0) if messages < self.negligible else min(messages, Fraction(most))
 
     def _switches_pass_on(self) -> dict[str, list[int]]:
-        p = len(self.network.endpoints)
+        nodes, borders = self.network.nodes, self.borders
         return {
             kind: [
                 self.program.constraint(
-                    f"{kind} through {name}",
-                    (
-                        *((self.load[kind][link], Fraction(1)) for link in self.into[p + switch]),
-                        *((self.load[kind][link], Fraction(-1)) for link in self.outof[p + switch]),
+                    f"{kind} through {nodes[switch]}",
+                    _summed(
+                        [
+                            *self._columns(kind, borders.into[switch]),
+                            *self._columns(kind, borders.outof[switch], factor=-1),
+                        ]
                     ),
                     EQUAL,
                     Fraction(0),
                 )
-                for switch, name in enumerate(self.network.switches)
+                for switch in self.group.nodes.first[len(self.chosen) :]
             ]
             for kind in self.demand.kinds
         }
 
     def add_cut(self, kind: str, nodes: frozenset[int]) -> bool:
-        """load(across the border of `nodes`) + x(nodes) >= 1, unless it is present or trivial; True if added."""
-        held = [v for v in range(len(self.network.endpoints)) if v in nodes]
+        """load(across the border of `nodes`) + x(nodes) >= 1, unless it or an image of it is present, or it is trivial,
+        or has too many images; True if added."""
+        p = len(self.network.endpoints)
+        held = [v for v in range(p) if v in nodes]
         given = Fraction(0) if self.demand.roots is None else sum((self.demand.roots[v] for v in held), Fraction(0))
-        if (kind, nodes) in self.cut_constraint or given == 1 or len(held) == len(self.network.endpoints):
+        inverted, small = self._smaller_side(nodes)
+        if (kind, inverted, small) in self.known or given == 1 or len(held) == p:
             return False
-        links, far = (self.into, "tail") if kind == BROADCAST else (self.outof, "head")
-        crossing = [
-            link
-            for node in sorted(nodes)
-            for link in links[node]
-            if getattr(self.network.links[link], far) not in nodes
-        ]
-        coefficients = [(self.load[kind][link], Fraction(1)) for link in crossing]
+        images = self.group.images(small)
+        if images is None:
+            return False
+        self.known.update((kind, inverted, image) for image in images)
+        entries = self._columns(kind, self.borders.crossed(kind, nodes))
         if self.demand.roots is None:
-            coefficients += [(self.root[v], Fraction(1)) for v in held]
+            entries += [(self.root[self.group.nodes.of[v]], 1) for v in held]
         name = f"{kind} cut {len(self.cut_constraint)}"
-        self.cut_constraint[kind, nodes] = self.program.constraint(name, tuple(coefficients), AT_LEAST, 1 - given)
+        self.cut_constraint[kind, nodes] = self.program.constraint(name, _summed(entries), AT_LEAST, 1 - given)
         return True
 
+    def _smaller_side(self, nodes: frozenset[int]) -> tuple[bool, frozenset[int]]:
+        """Whether the complement of `nodes` is smaller, and the smaller one."""
+        inverted = 2 * len(nodes) > self.network.n_nodes
+        return inverted, self.every_node - nodes if inverted else nodes
+
     def add_violated(self, values: Sequence[float]) -> int:
-        """Adds cuts that float `values` violate beyond rounding; returns their number."""
-        roots = (
-            [float(x) for x in self.demand.roots] if self.demand.roots is not None else [values[c] for c in self.root]
-        )
+        """Adds cuts that float `values` violate beyond rounding; returns their number.
+
+        The narrowest cuts that hold an endpoint are as symmetric as this endpoint, and so have few images.
+        """
+        roots = self.demand.roots or [values[column] for column in self._root_columns()]
         added = 0
         for kind in self.demand.kinds:
-            for _, nodes in narrow_cuts(
-                self.network.n_nodes,
-                [
-                    (link.tail, link.head) if kind == BROADCAST else (link.head, link.tail)
-                    for link in self.network.links
-                ],
-                [max(0, round(values[column] * _FLOAT_UNIT)) for column in self.load[kind]],
-                [max(0, round(x * _FLOAT_UNIT)) for x in roots],
+            whole = [max(0, round(values[column] * _FLOAT_UNIT)) for column in self.load[kind]]
+            for _, nodes in self.finders[kind].find(
+                [whole[orbit] for orbit in self.group.links.of],
+                [max(0, round(float(x) * _FLOAT_UNIT)) for x in roots],
                 _FLOAT_UNIT - _FLOAT_SLACK,
+                alike=self.group.nodes.of,
             ):
                 added += self.add_cut(kind, nodes)
         return added
@@ -340,57 +368,75 @@ class CutProgram:
         roots, loads = self._packing(values)
         added = 0
         for kind in self.demand.kinds:
-            for _, nodes in starved_sets(self.network, loads[kind], roots, kind):
+            for _, nodes in self._starved(kind, loads[kind], roots):
                 added += self.add_cut(kind, nodes)
         return added
+
+    def _starved(
+        self, kind: str, loads: Sequence[Fraction], roots: Sequence[Fraction]
+    ) -> list[tuple[Fraction, frozenset[int]]]:
+        """`starved_sets` of loads that are equal in every orbit."""
+        return find_starved(self.finders[kind], loads, roots, self.group.nodes.of)
+
+    def _root_columns(self) -> list[int]:
+        """The variable for the root share of each endpoint."""
+        return [self.root[orbit] for orbit in self.group.nodes.of[: len(self.network.endpoints)]]
 
     def _packing(self, values: Sequence[Fraction]) -> tuple[tuple[Fraction, ...], dict[str, tuple[Fraction, ...]]]:
         """Roots and loads of `values`, negative ones set to zero."""
         zero = Fraction(0)
         roots = self.demand.roots
         if roots is None:
-            roots = tuple(max(zero, values[column]) for column in self.root)
+            roots = tuple(max(zero, values[column]) for column in self._root_columns())
         loads = {kind: (zero,) * len(self.network.links) for kind in _KINDS}
         for kind in self.demand.kinds:
-            loads[kind] = tuple(max(zero, values[column]) for column in self.load[kind])
+            chosen = [max(zero, values[column]) for column in self.load[kind]]
+            loads[kind] = tuple(chosen[orbit] for orbit in self.group.links.of)
         return roots, loads
 
     def _passed_on(self, loads: dict[str, tuple[Fraction, ...]]) -> bool:
         """True if every switch conserves flow."""
+        into, outof = self.borders.into, self.borders.outof
         return all(
-            sum((loads[kind][link] for link in self.into[switch]), Fraction(0))
-            == sum((loads[kind][link] for link in self.outof[switch]), Fraction(0))
+            sum((loads[kind][link] for link in into[switch]), Fraction(0))
+            == sum((loads[kind][link] for link in outof[switch]), Fraction(0))
             for kind in self.demand.kinds
-            for switch in range(len(self.network.endpoints), self.network.n_nodes)
+            for switch in self.group.nodes.first[len(self.chosen) :]
         )
 
     def certificate(self, duals: Sequence[Fraction], size_bytes: int) -> Certificate:
         """The bound that `duals` prove after repair: no negative weight or price, and inequality (1) of `replay` holds.
 
-        Where the cuts of a link weigh more than its ports cost, the price of its slowest port rises by the difference.
+        What an orbit is worth is shared among its members. Where the cuts of a link weigh more than its ports cost, the
+        price of its slowest port rises by the difference.
         """
-        network, zero = self.network, Fraction(0)
-        cuts = tuple(
-            Cut(kind, tuple(sorted(nodes)), duals[row])
-            for (kind, nodes), row in self.cut_constraint.items()
-            if duals[row] > 0
-        )
-        prices = [max(zero, -duals[row]) for row in self.port_constraint]
-        potentials = {kind: tuple(duals[row] for row in rows) for kind, rows in self.switch_constraint.items()}
+        network, group, zero = self.network, self.group, Fraction(0)
+        cuts: list[Cut] = []
+        for (kind, nodes), row in self.cut_constraint.items():
+            if duals[row] > 0:
+                inverted, small = self._smaller_side(nodes)
+                images = group.images(small)
+                assert images is not None
+                for image in images:
+                    side = self.every_node - image if inverted else image
+                    cuts.append(Cut(kind, tuple(sorted(side)), duals[row] / len(images)))
+        price = [
+            max(zero, -duals[row]) / size for row, size in zip(self.port_constraint, group.ports.sizes, strict=True)
+        ]
+        prices = [price[orbit] for orbit in group.ports.of]
+        potentials = {kind: self._spread_over_switches(duals, rows) for kind, rows in self.switch_constraint.items()}
         for kind in self.demand.kinds:
-            level = [zero] * len(network.endpoints) + list(potentials[kind])
-            holding: list[set[int]] = [set() for _ in range(network.n_nodes)]
-            for number, cut in enumerate(cuts):
-                if cut.kind == kind:
-                    for node in cut.nodes:
-                        holding[node].add(number)
-            for link in network.links:
-                outside, inside = (link.tail, link.head) if kind == BROADCAST else (link.head, link.tail)
-                worth = sum((cuts[each].weight for each in holding[inside] - holding[outside]), zero)
-                missing = worth + level[link.head] - level[link.tail] - sum((prices[port] for port in link.ports), zero)
+            worths = worth_of_links(network, cuts, potentials[kind], kind)
+            for link, worth in zip(network.links, worths, strict=True):
+                missing = worth - sum(prices[port] for port in link.ports) if worth > 0 else 0
                 if missing > 0:
                     prices[min(link.ports, key=lambda port: network.ports[port].rate)] += missing
-        return Certificate.of(network, self.demand, size_bytes, cuts, tuple(prices), potentials)
+        return Certificate.of(network, self.demand, size_bytes, tuple(cuts), tuple(prices), potentials)
+
+    def _spread_over_switches(self, duals: Sequence[Fraction], rows: Sequence[int]) -> tuple[Fraction, ...]:
+        """The potential of every switch, from those of the orbits' rows."""
+        orbits, p, first = self.group.nodes, len(self.network.endpoints), len(self.chosen)
+        return tuple(duals[rows[orbit - first]] / orbits.sizes[orbit] for orbit in orbits.of[p:])
 
     def achieved(self, values: Sequence[Fraction], size_bytes: int) -> Achieved | None:
         """The packing of `values` with loads scaled up until every cut holds; None if it is not one."""
@@ -398,7 +444,7 @@ class CutProgram:
         if min(values) < 0 or sum(roots) != 1 or not self._passed_on(loads):
             return None
         for kind in self.demand.kinds:
-            while starved := starved_sets(self.network, loads[kind], roots, kind):
+            while starved := self._starved(kind, loads[kind], roots):
                 inside = [sum((roots[v] for v in nodes if v < len(roots)), Fraction(0)) for _, nodes in starved]
                 if any(share == x for (share, _), x in zip(starved, inside, strict=True)):
                     return None
@@ -411,6 +457,14 @@ class CutProgram:
                     carried[port] += load
         slowest = max(load / port.rate for load, port in zip(carried, self.network.ports, strict=True))
         return Achieved(slowest * size_bytes, roots, loads)
+
+
+def _summed(entries: Iterable[tuple[int, int]]) -> Coefficients:
+    """(variable, coefficient), the factors of each variable added up; without zeros."""
+    sums: dict[int, int] = {}
+    for column, factor in entries:
+        sums[column] = sums.get(column, 0) + factor
+    return tuple((column, Fraction(factor)) for column, factor in sums.items() if factor)
 
 
 def _check_finite(cuts: CutProgram, solved: Solved) -> None:

@@ -242,7 +242,8 @@ def _of_graph(graph: Graph) -> FlowNetwork:
     GPUs of a server exchange data through its fabric, although the core joins their NICs too. So GPUs from which a
     switch does not lead to all GPUs that it is linked to send into a switch of their own beside it.
     """
-    p, nodes, routes = len(graph.gpus), graph.nodes, graph.routes
+    p, nodes = len(graph.gpus), graph.nodes
+    leads = [graph.led_by_one_switch(gpu) for gpu in range(p)]
     ports = tuple(SharedPort(graph.name_of(link), link.rate) for link in graph.links)
     outof: list[list[int]] = [[] for _ in nodes]
     into: list[list[int]] = [[] for _ in nodes]
@@ -263,7 +264,7 @@ def _of_graph(graph: Graph) -> FlowNetwork:
                 links.append(FlowLink(gpu, switch, (number,)))
                 used.add(switch)
                 continue
-            led = frozenset(gpu_to for gpu_to, last in to.items() if routes[gpu].get(gpu_to) == (number, last))
+            led = leads[gpu].get(number, frozenset())
             groups.setdefault(led | {gpu} if led | {gpu} >= to.keys() else led, []).append(number)
         for led, entering in groups.items():
             own = switch
@@ -344,22 +345,45 @@ class Demand:
         return cls(collective.name, tuple(Fraction(int(each)) for each in held))
 
 
+class Borders:
+    """The links over the border of a set of nodes, found from its smaller side."""
+
+    def __init__(self, network: FlowNetwork) -> None:
+        self.network = network
+        self.into: list[list[int]] = [[] for _ in range(network.n_nodes)]
+        self.outof: list[list[int]] = [[] for _ in range(network.n_nodes)]
+        for number, link in enumerate(network.links):
+            self.outof[link.tail].append(number)
+            self.into[link.head].append(number)
+
+    def crossed(self, kind: str, nodes: frozenset[int]) -> list[int]:
+        """The links into `nodes` (broadcast) or out of them (reduce), by their node inside and their number."""
+        near, far = ("head", "tail") if kind == BROADCAST else ("tail", "head")
+        here, there = (self.into, self.outof) if kind == BROADCAST else (self.outof, self.into)
+        links, n_nodes = self.network.links, self.network.n_nodes
+        if 2 * len(nodes) <= n_nodes:
+            return [each for node in sorted(nodes) for each in here[node] if getattr(links[each], far) not in nodes]
+        others = (node for node in range(n_nodes) if node not in nodes)
+        found = ((getattr(links[each], near), each) for node in others for each in there[node])
+        return [each for node, each in sorted(found) if node in nodes]
+
+
 def require_connected(network: FlowNetwork, demand: Demand) -> None:
     """Raises TopologyError naming the endpoints that cannot reach others though `demand` requires it."""
     p = len(network.endpoints)
     onward: list[list[int]] = [[] for _ in range(network.n_nodes)]
+    back: list[list[int]] = [[] for _ in range(network.n_nodes)]
     for link in network.links:
         onward[link.tail].append(link.head)
+        back[link.head].append(link.tail)
+    every = set(range(p))
+    if every <= _reached(0, onward) and every <= _reached(0, back):
+        return
     roots = [v for v in range(p) if demand.roots is None or demand.roots[v]]
-    senders = set(range(p)) if REDUCE in demand.kinds else set(roots)
+    senders = every if REDUCE in demand.kinds else set(roots)
     missing: dict[tuple[str, ...], list[str]] = {}
     for start in sorted(senders):
-        seen, todo = {start}, [start]
-        while todo:
-            for node in onward[todo.pop()]:
-                if node not in seen:
-                    seen.add(node)
-                    todo.append(node)
+        seen = _reached(start, onward)
         wanted = range(p) if BROADCAST in demand.kinds and (start in roots or demand.roots is None) else roots
         lost = tuple(network.endpoints[v] for v in wanted if v not in seen)
         if lost:
@@ -367,3 +391,14 @@ def require_connected(network: FlowNetwork, demand: Demand) -> None:
     if missing:
         said = "; ".join(f"{', '.join(who)} cannot reach {', '.join(whom)}" for whom, who in missing.items())
         raise TopologyError(f"network: {said}: {demand.collective} needs a way")
+
+
+def _reached(start: int, onward: Sequence[Sequence[int]]) -> set[int]:
+    """The nodes to which `onward` leads from `start`."""
+    seen, todo = {start}, [start]
+    while todo:
+        for node in onward[todo.pop()]:
+            if node not in seen:
+                seen.add(node)
+                todo.append(node)
+    return seen

@@ -198,7 +198,9 @@ def _grow(p: int, every: Sequence[Arc], left: Sequence[int], rest: int) -> list[
         arc = max(frontier, key=lambda each: (left[each], -each))
         tail, head = every[arc]
         graph = ResidualGraph(p + 1, every, scaled)
-        if graph.flow_to(head, {p, tail}, rest * fine)[0] < rest * fine:
+        for node in {p, tail}:
+            graph.merge(node)
+        if graph.flow_to(head, rest * fine) < rest * fine:
             refused.add(arc)  # a set that rules it out still does for a larger tree
             continue
         tree.append(arc)

@@ -21,15 +21,16 @@ The upper bound is either trees, counted port by port, or link loads that satisf
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 
 from optcc.errors import SolverError
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate import Achieved, Certificate, least_crossing
-from optcc.verify.bounds.flow import narrow_cuts
-from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork, endpoint_gpus
+from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, least_crossing, whole_or_fraction
+from optcc.verify.bounds.flow import CutFinder
+from optcc.verify.bounds.network import BROADCAST, REDUCE, Borders, FlowNetwork, endpoint_gpus
 
 
 def replay(certificate: Certificate, topology: Topology | None = None) -> None:
@@ -103,22 +104,33 @@ def _check_signs(certificate: Certificate) -> None:
 def _check_links(certificate: Certificate, kind: str) -> None:
     """Checks inequality (1) for every link."""
     network = certificate.network
-    cuts = [cut for cut in certificate.cuts if cut.kind == kind]
-    holding: list[set[int]] = [set() for _ in range(network.n_nodes)]
-    for number, cut in enumerate(cuts):
-        for node in cut.nodes:
-            holding[node].add(number)
-    potential = [Fraction(0)] * len(network.endpoints) + list(certificate.potentials[kind])
-    for number, link in enumerate(network.links):
-        outside, inside = (link.tail, link.head) if kind == BROADCAST else (link.head, link.tail)
-        crossed = sum((cuts[each].weight for each in holding[inside] - holding[outside]), Fraction(0))
-        worth = crossed + potential[link.head] - potential[link.tail]
-        price = sum((certificate.prices[port] for port in link.ports), Fraction(0))
+    worths = worth_of_links(network, certificate.cuts, certificate.potentials[kind], kind)
+    prices = [whole_or_fraction(price) for price in certificate.prices]
+    for number, (link, worth) in enumerate(zip(network.links, worths, strict=True)):
+        price = sum(prices[port] for port in link.ports)
         if worth > price:
             where = f"{network.nodes[link.tail]}->{network.nodes[link.head]}"
             raise SolverError(
                 f"certificate: link {number} ({where}): {kind} cuts weigh {worth}, its ports cost {price}"
             )
+
+
+def worth_of_links(
+    network: FlowNetwork, cuts: Sequence[Cut], potentials: Sequence[Fraction], kind: str
+) -> list[Fraction | int]:
+    """The left side of inequality (1) for every link."""
+    borders = Borders(network)
+    worth: list[Fraction | int] = [0] * len(network.links)
+    for cut in cuts:
+        if cut.kind == kind:
+            weight = whole_or_fraction(cut.weight)
+            for number in borders.crossed(kind, frozenset(cut.nodes)):
+                worth[number] += weight
+    level = [0] * len(network.endpoints) + [whole_or_fraction(each) for each in potentials]
+    if any(level):
+        for number, link in enumerate(network.links):
+            worth[number] += level[link.head] - level[link.tail]
+    return worth
 
 
 def _check_achieved(certificate: Certificate, achieved: Achieved) -> None:
@@ -171,19 +183,28 @@ def _check_cuts(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
 
 
 def starved_sets(
-    network: FlowNetwork,
-    loads: tuple[Fraction, ...] | list[Fraction],
-    roots: tuple[Fraction, ...] | list[Fraction],
-    kind: str,
+    network: FlowNetwork, loads: Sequence[Fraction], roots: Sequence[Fraction], kind: str
 ) -> list[tuple[Fraction, frozenset[int]]]:
     """Sets S whose links in (broadcast) or out (reduce) carry less than 1 - x(S), with load plus x(S); exact."""
-    unit = lcm(*(each.denominator for each in (*loads, *roots)))
-    found = narrow_cuts(
-        network.n_nodes,
-        [(link.tail, link.head) if kind == BROADCAST else (link.head, link.tail) for link in network.links],
+    return find_starved(cut_finder(network, kind), loads, roots)
+
+
+def cut_finder(network: FlowNetwork, kind: str) -> CutFinder:
+    """Finds the narrow cuts of trees of `kind`."""
+    arcs = [(link.tail, link.head) if kind == BROADCAST else (link.head, link.tail) for link in network.links]
+    return CutFinder(network.n_nodes, arcs, len(network.endpoints))
+
+
+def find_starved(
+    finder: CutFinder, loads: Sequence[Fraction], roots: Sequence[Fraction], alike: Sequence[int] | None = None
+) -> list[tuple[Fraction, frozenset[int]]]:
+    """`starved_sets` with a `finder` that is used again, and endpoints `alike`."""
+    unit = lcm(*{each.denominator for each in (*loads, *roots)})
+    found = finder.find(
         [load.numerator * (unit // load.denominator) for load in loads],
         [x.numerator * (unit // x.denominator) for x in roots],
         unit,
+        alike=alike,
     )
     return [(Fraction(share, unit), nodes) for share, nodes in found]
 
