@@ -94,9 +94,11 @@ def _bottlenecks(network: FlowNetwork, demand: Demand) -> list[tuple[tuple[Cut, 
     """
     p = len(network.endpoints)
     root = 0 if demand.roots is None else next(v for v in range(p) if demand.roots[v])
-    speed = [min(network.ports[port].rate for port in link.ports) for link in network.links]
+    lower = {rate: number for number, rate in enumerate(sorted({port.rate for port in network.ports}))}
+    order = [lower[port.rate] for port in network.ports]  # that of the rates, and faster to compare
+    speed = [min(order[port] for port in link.ports) for link in network.links]
 
-    def sides(above: Fraction) -> list[tuple[bool, set[int]]]:
+    def sides(above: int) -> list[tuple[bool, set[int]]]:
         """(forward, nodes) for each direction in which links faster than `above` do not join all endpoints."""
         found = []
         for forward in (True, False):
@@ -125,7 +127,7 @@ def _bottlenecks(network: FlowNetwork, demand: Demand) -> list[tuple[tuple[Cut, 
         prices = [Fraction(0)] * len(network.ports)
         for link in network.links:
             if (link.tail in seen, link.head in seen) == (forward, not forward):
-                prices[min(link.ports, key=lambda port: network.ports[port].rate)] = Fraction(1)
+                prices[min(link.ports, key=lambda port: order[port])] = Fraction(1)
         into = {BROADCAST: rest if forward else here, REDUCE: here if forward else rest}
         found.append((tuple(Cut(kind, into[kind], Fraction(1)) for kind in demand.kinds), tuple(prices)))
     return found

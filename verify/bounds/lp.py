@@ -20,7 +20,7 @@ certificate, and its replay, are of the whole network.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -30,7 +30,7 @@ from optcc.collective import Collective
 from optcc.errors import SolverError, SolverUnknown
 from optcc.show import Card, Shown
 from optcc.topology import Topology
-from optcc.verify.bounds.certificate import Achieved, Certificate, Cut
+from optcc.verify.bounds.certificate import Achieved, Certificate, Cut, whole_or_fraction
 from optcc.verify.bounds.closed_form_certificates import closed_forms
 from optcc.verify.bounds.network import (
     BROADCAST,
@@ -41,7 +41,7 @@ from optcc.verify.bounds.network import (
     endpoint_gpus,
     require_connected,
 )
-from optcc.verify.bounds.replay import cut_finder, find_starved, replay, worth_of_links
+from optcc.verify.bounds.replay import carried_by_ports, cut_finder, find_starved, in_units, replay, worth_of_links
 from optcc.verify.bounds.solvers import (
     AT_LEAST,
     AT_MOST,
@@ -410,28 +410,50 @@ class CutProgram:
         What an orbit is worth is shared among its members. Where the cuts of a link weigh more than its ports cost, the
         price of its slowest port rises by the difference.
         """
-        network, group, zero = self.network, self.group, Fraction(0)
-        cuts: list[Cut] = []
+        group, zero = self.group, Fraction(0)
+        cuts: list[tuple[str, frozenset[int], Fraction]] = []
         for (kind, nodes), row in self.cut_constraint.items():
             if duals[row] > 0:
                 inverted, small = self._smaller_side(nodes)
                 images = group.images(small)
                 assert images is not None
-                for image in images:
-                    side = self.every_node - image if inverted else image
-                    cuts.append(Cut(kind, tuple(sorted(side)), duals[row] / len(images)))
-        price = [
+                sides = [self.every_node - image if inverted else image for image in images]
+                cuts += [(kind, side, duals[row] / len(sides)) for side in sides]
+        costs = [
             max(zero, -duals[row]) / size for row, size in zip(self.port_constraint, group.ports.sizes, strict=True)
         ]
-        prices = [price[orbit] for orbit in group.ports.of]
-        potentials = {kind: self._spread_over_switches(duals, rows) for kind, rows in self.switch_constraint.items()}
+        levels = [self._spread_over_switches(duals, rows) for rows in self.switch_constraint.values()]
+        # a certificate only depends on the ratios of its numbers: whole ones are much faster to add
+        unit, _ = in_units([*(weight for _, _, weight in cuts), *costs, *(each for level in levels for each in level)])
+        return self._mended(
+            [Cut(kind, tuple(sorted(side)), weight * unit) for kind, side, weight in cuts],
+            [costs[orbit] * unit for orbit in group.ports.of],
+            {
+                kind: tuple(each * unit for each in level)
+                for kind, level in zip(self.switch_constraint, levels, strict=True)
+            },
+            size_bytes,
+        )
+
+    def _mended(
+        self,
+        cuts: Sequence[Cut],
+        prices: Sequence[Fraction],
+        potentials: Mapping[str, tuple[Fraction, ...]],
+        size_bytes: int,
+    ) -> Certificate:
+        """The certificate of these, with prices raised until inequality (1) of `replay` holds."""
+        network = self.network
+        whole = [whole_or_fraction(price) for price in prices]
         for kind in self.demand.kinds:
             worths = worth_of_links(network, cuts, potentials[kind], kind)
             for link, worth in zip(network.links, worths, strict=True):
-                missing = worth - sum(prices[port] for port in link.ports) if worth > 0 else 0
+                missing = worth - sum(whole[port] for port in link.ports) if worth > 0 else 0
                 if missing > 0:
-                    prices[min(link.ports, key=lambda port: network.ports[port].rate)] += missing
-        return Certificate.of(network, self.demand, size_bytes, tuple(cuts), tuple(prices), potentials)
+                    whole[min(link.ports, key=lambda port: network.ports[port].rate)] += missing
+        return Certificate.of(
+            network, self.demand, size_bytes, tuple(cuts), tuple(Fraction(price) for price in whole), potentials
+        )
 
     def _spread_over_switches(self, duals: Sequence[Fraction], rows: Sequence[int]) -> tuple[Fraction, ...]:
         """The potential of every switch, from those of the orbits' rows."""
@@ -450,11 +472,7 @@ class CutProgram:
                     return None
                 factor = max((1 - x) / (share - x) for (share, _), x in zip(starved, inside, strict=True))
                 loads[kind] = tuple(load * factor for load in loads[kind])
-        carried = [Fraction(0)] * len(self.network.ports)
-        for kind in self.demand.kinds:
-            for link, load in zip(self.network.links, loads[kind], strict=True):
-                for port in link.ports:
-                    carried[port] += load
+        carried = carried_by_ports(self.network, loads)
         slowest = max(load / port.rate for load, port in zip(carried, self.network.ports, strict=True))
         return Achieved(slowest * size_bytes, roots, loads)
 

@@ -71,13 +71,15 @@ class FlowNetwork(Shown):
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise TopologyError(f"{what} {twice}: the name is used twice")
+        n_nodes, n_ports = self.n_nodes, len(self.ports)
         for number, link in enumerate(self.links):
-            if link.tail == link.head or not 0 <= link.tail < self.n_nodes or not 0 <= link.head < self.n_nodes:
-                raise TopologyError(f"link {number}: {link.tail}->{link.head}: must join two nodes of {self.n_nodes}")
-            if not link.ports or len(set(link.ports)) < len(link.ports):
-                raise TopologyError(f"link {number}: ports {link.ports}: must name at least one, each once")
-            if any(not 0 <= port < len(self.ports) for port in link.ports):
-                raise TopologyError(f"link {number}: ports {link.ports}: must be below {len(self.ports)}")
+            tail, head, ports = link.tail, link.head, link.ports
+            if tail == head or not 0 <= tail < n_nodes or not 0 <= head < n_nodes:
+                raise TopologyError(f"link {number}: {tail}->{head}: must join two nodes of {n_nodes}")
+            if not ports or (len(ports) > 1 and len(set(ports)) < len(ports)):
+                raise TopologyError(f"link {number}: ports {ports}: must name at least one, each once")
+            if min(ports) < 0 or max(ports) >= n_ports:
+                raise TopologyError(f"link {number}: ports {ports}: must be below {n_ports}")
 
     @property
     def n_nodes(self) -> int:

@@ -21,7 +21,7 @@ The upper bound is either trees, counted port by port, or link loads that satisf
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
@@ -139,15 +139,13 @@ def _check_achieved(certificate: Certificate, achieved: Achieved) -> None:
         raise SolverError(f"certificate: roots {[str(x) for x in achieved.roots]}: must be shares of 1")
     if demand.roots is not None and achieved.roots != demand.roots:
         raise SolverError("certificate: the roots achieved are not those of the collective")
-    carried = [Fraction(0)] * len(network.ports)
     for kind, loads in achieved.loads.items():
         if kind not in demand.kinds and any(loads):
             raise SolverError(f"certificate: {kind} loads: {demand.collective} has no such trees")
-        for number, (link, load) in enumerate(zip(network.links, loads, strict=True)):
-            if load < 0:
+        for number, load in enumerate(loads):
+            if load.numerator < 0:
                 raise SolverError(f"certificate: {kind} load {load} of link {number}: must not be negative")
-            for each in link.ports:
-                carried[each] += load
+    carried = carried_by_ports(network, achieved.loads)
     for port, load in zip(network.ports, carried, strict=True):
         if load * certificate.size_bytes > achieved.seconds * port.rate:
             raise SolverError(
@@ -166,20 +164,38 @@ def _check_achieved(certificate: Certificate, achieved: Achieved) -> None:
 def _check_cuts(network: FlowNetwork, achieved: Achieved, kind: str) -> None:
     """Checks that switches conserve flow and that every set of nodes gets (or gives) the whole message."""
     p, loads = len(network.endpoints), achieved.loads[kind]
-    kept = [Fraction(0)] * network.n_nodes
-    for link, load in zip(network.links, loads, strict=True):
+    unit, whole = in_units(loads)
+    kept = [0] * network.n_nodes
+    for link, load in zip(network.links, whole, strict=True):
         kept[link.head] += load
         kept[link.tail] -= load
     for node in range(p, network.n_nodes):
         if kept[node]:
             raise SolverError(
-                f"certificate: {network.nodes[node]} keeps {kept[node]} of the {kind} loads: must pass on all"
+                f"certificate: {network.nodes[node]} keeps {Fraction(kept[node], unit)} of the {kind} loads: "
+                "must pass on all"
             )
     starved = starved_sets(network, loads, achieved.roots, kind)
     if starved:
         share, nodes = starved[0]
         names = ", ".join(network.nodes[node] for node in sorted(nodes))
         raise SolverError(f"certificate: {kind} loads give {{{names}}} only {share} of the message")
+
+
+def carried_by_ports(network: FlowNetwork, loads: Mapping[str, Sequence[Fraction]]) -> list[Fraction]:
+    """What each port carries, in messages."""
+    unit, whole = in_units([load for each in loads.values() for load in each])
+    carried = [0] * len(network.ports)
+    for number, load in enumerate(whole):
+        for port in network.links[number % len(network.links)].ports:
+            carried[port] += load
+    return [Fraction(load, unit) for load in carried]
+
+
+def in_units(numbers: Sequence[Fraction]) -> tuple[int, list[int]]:
+    """`numbers` as whole multiples of one over the first value: exact as well, and much faster to add."""
+    unit = lcm(*{each.denominator for each in numbers})
+    return unit, [each.numerator * (unit // each.denominator) for each in numbers]
 
 
 def starved_sets(
@@ -199,13 +215,8 @@ def find_starved(
     finder: CutFinder, loads: Sequence[Fraction], roots: Sequence[Fraction], alike: Sequence[int] | None = None
 ) -> list[tuple[Fraction, frozenset[int]]]:
     """`starved_sets` with a `finder` that is used again, and endpoints `alike`."""
-    unit = lcm(*{each.denominator for each in (*loads, *roots)})
-    found = finder.find(
-        [load.numerator * (unit // load.denominator) for load in loads],
-        [x.numerator * (unit // x.denominator) for x in roots],
-        unit,
-        alike=alike,
-    )
+    unit, whole = in_units((*loads, *roots))
+    found = finder.find(whole[: len(loads)], whole[len(loads) :], unit, alike=alike)
     return [(Fraction(share, unit), nodes) for share, nodes in found]
 
 
