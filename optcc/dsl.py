@@ -93,9 +93,16 @@ class Segment:
     index: int
     sections: int
     scratch_slots: int
+    _chunks: dict[int, Chunk] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By section, the chunks of the message that were asked for."""
 
     def __getitem__(self, section: int) -> Chunk:
-        return self._chunk(section, DATA)
+        if type(section) is not int:
+            return self._chunk(section, DATA)
+        known = self._chunks.get(section)
+        if known is None:
+            known = self._chunks[section] = self._chunk(section, DATA)
+        return known
 
     def scratch(self, section: int, slot: int = 0) -> Chunk:
         """A private chunk of every rank, as large as section `section`; it holds nothing until it is written."""
@@ -301,13 +308,27 @@ class Program:
         )
 
     def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
-        wrong = self._wrong(op, src, dst, chunk, into)
-        if wrong:
-            raise self._error(f"{src}->{dst} {chunk}{wrong}")
-        if into.slot != DATA:
-            self._written.add((dst, into.segment, into.section, into.slot))
-        row = (int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, self._current_stage())
-        self._rows.append((*row, self._line()))
+        n_ranks = self.collective.n_ranks
+        # Nearly every transfer is such a one, and asks for no more than this.
+        is_plain = (
+            into is chunk
+            and chunk.slot == DATA
+            and type(src) is type(dst) is int
+            and 0 <= src < n_ranks
+            and 0 <= dst < n_ranks
+            and src != dst
+            and not self._finished
+        )
+        if not is_plain:
+            wrong = self._wrong(op, src, dst, chunk, into)
+            if wrong:
+                raise self._error(f"{src}->{dst} {chunk}{wrong}")
+            if into.slot != DATA:
+                self._written.add((dst, into.segment, into.section, into.slot))
+        stage = self._stage if self._stage >= 0 else self._current_stage()
+        caller = sys._getframe(2)  # mostly the author's, who calls `Chunk.reduce` or `copy`
+        line = caller.f_lineno if caller.f_code.co_filename == self.source else self._line()
+        self._rows.append((int(src), int(dst), op, chunk.segment, chunk.section, chunk.slot, into.slot, stage, line))
         if self._sink is not None and len(self._rows) == _SINK_ROWS:
             self._flush()
         self._count(1)
