@@ -71,6 +71,15 @@ def _all_have_failed() -> bool:
     return wait_for(load_mpi().COMM_WORLD.Ibarrier(), clock, clock.now_s() + _ALIKE_S)
 
 
+def _end_job(mpi: MpiTransport, what: str, exit_code: int) -> None:
+    """Says what this rank has met and ends all others with it; alone it leaves MPI in order, which says nothing."""
+    click.echo(f"optcc: rank {mpi.rank}: {what}", err=True)
+    sys.stderr.flush()
+    if mpi.n_ranks == 1:
+        sys.exit(exit_code)
+    mpi.comm.Abort(exit_code)
+
+
 @contextmanager
 def abort_on_failure(mpi: MpiTransport) -> Iterator[None]:
     """Ends the job with the exit code of what one rank alone has met, and says it; what all ranks meet, rank 0 says."""
@@ -83,20 +92,14 @@ def abort_on_failure(mpi: MpiTransport) -> Iterator[None]:
             # All ranks that are left raise the same, and the first of them says it: the job ends then.
             MonotonicClock().sleep_s(_SAID_S)
         what = str(fault).removeprefix(f"rank {mpi.rank}: ")
-        click.echo(f"optcc: rank {mpi.rank}: {what}", err=True)
-        sys.stderr.flush()
-        mpi.comm.Abort(fault.exit_code)
+        _end_job(mpi, what, fault.exit_code)
         raise
     except MemoryError as error:
-        click.echo(f"optcc: rank {mpi.rank}: out of memory: {error}", err=True)
-        sys.stderr.flush()
-        mpi.comm.Abort(EXIT_BAD_INPUT)
+        _end_job(mpi, f"out of memory: {error}", EXIT_BAD_INPUT)
         raise
     except OptccError as error:
         if not _all_have_failed():
-            click.echo(f"optcc: rank {mpi.rank}: {error}", err=True)
-            sys.stderr.flush()
-            mpi.comm.Abort(error.exit_code)
+            _end_job(mpi, str(error), error.exit_code)
         if mpi.rank == 0:
             raise
         sys.exit(error.exit_code)

@@ -77,6 +77,15 @@ def test_a_command_refuses_to_be_several_jobs_of_one_rank(tmp_path: Path) -> Non
     assert "WORLD_SIZE says 2 ranks, MPI has started 1" in done.stderr
 
 
+def test_a_job_of_one_rank_says_one_line_when_it_fails() -> None:
+    """Open MPI added eight of its own: that its process was aborted."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    words = [*OPTCC, "bench", "-b", "1000000G", "-n", "1"]
+    done = subprocess.run(words, env=clean, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "out of memory" in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.realtime
 @pytest.mark.netns
