@@ -111,7 +111,7 @@ def step_with_nic_down(record: TrainingFailures) -> ClaimValue:
     runs = [run for run in _with_failures(record, "optcc") if run.plans == "change"]
     longer = [over(_step_of(run, "down") / _step_of(run, "healthy")) for run in runs]
     left = over(record.bound_s(runs[0], "down") / record.bound_s(runs[0], "healthy"))
-    where = f"a NIC of {record.hosts} x {record.nics} down, network-bound (T* of the gradients {left:+.0f} %)"
+    where = f"a NIC of {record.hosts} x {record.nics} down, network-bound (T* of the gradients {left:+z.0f} %)"
     return spread(longer, " %", 0, where)
 
 
@@ -187,7 +187,7 @@ def reranking_gain(record: Reranking) -> ClaimValue:
     """By how much re-ranking raises the bandwidth of the rings, in percent."""
     gains = [over(row.gain) for row in record.rows]
     case = next(row for row in record.rows if (row.servers, row.degraded, row.lost) == (RERANKED, 2, 1))
-    others = f"{min(gains):+.0f} to {max(gains):+.0f} % in {len(gains)} cases"
+    others = f"{min(gains):+z.0f} to {max(gains):+z.0f} % in {len(gains)} cases"
     return spread([over(case.gain)], " %", 1, f"{RERANKED} servers, 2 lost a rail each; {others}")
 
 
@@ -256,8 +256,8 @@ def tap_cost(record: ObservationCost) -> ClaimValue:
         return [100 * record.cost_s(spot, case) / off_s for case in (NORMS, TENTH)]
 
     slow, fast = costs(FABRIC), costs(LOOPBACK)
-    shaped = f"network-bound {min(slow):+.2f} to {max(slow):+.2f} %"
-    text = f"{shaped}, processor-bound {min(fast):+.1f} to {max(fast):+.1f} %, AllReduce of {show_size(LONG)}"
+    shaped = f"network-bound {min(slow):+z.2f} to {max(slow):+z.2f} %"
+    text = f"{shaped}, processor-bound {min(fast):+z.1f} to {max(fast):+z.1f} %, AllReduce of {show_size(LONG)}"
     return ClaimValue(min(slow + fast), max(slow + fast), text)
 
 

@@ -177,9 +177,9 @@ class ObservationCost(Measured):
         left_s = statistics.median(self.row(spot, case).drain_seconds) if case in TAPS else 0.0
         if spot[1] == SHORT:
             left = f", drain {1e6 * left_s:.1f} µs" if left_s else ""
-            return f"{1e6 * cost_s:+.1f} ± {1e6 * spread_s:.1f} µs{left}"
+            return f"{1e6 * cost_s:+z.1f} ± {1e6 * spread_s:.1f} µs{left}"
         left = f", drain {left_s / off_s:.2%}" if left_s else ""
-        return f"{cost_s / off_s:+.2%} ± {spread_s / off_s:.2%}{left}"
+        return f"{cost_s / off_s:+z.2%} ± {spread_s / off_s:.2%}{left}"
 
 
 def run_job(bed: str, share: float) -> list[ObservationTiming]:

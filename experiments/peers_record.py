@@ -253,7 +253,7 @@ class PeerComparison(Measured):
                 show_size(loss.size_bytes),
                 f"{loss.after_s:.2f}",
                 "-" if loss.run_s is None else f"{loss.run_s:.3f}",
-                "-" if loss.stall_s is None else f"{loss.stall_s:+.3f}",
+                "-" if loss.stall_s is None else f"{loss.stall_s:+z.3f}",
                 loss.outcome,
             )
             for loss in self.losses
@@ -328,7 +328,7 @@ class StateRuns(Shown):
             f"{run.median_s:.4g}",
             f"{busbw:.4f}",
             f"{run.bound_percent:.1f}",
-            f"{100 * (run.median_s / reference - 1):+.1f} %" if reference else "-",
+            f"{100 * (run.median_s / reference - 1):+z.1f} %" if reference else "-",
             "-" if run.predicted_s is None else f"{run.predicted_s:.4g}",
             f"{run.cpu_s_per_gb:.2f}",
             f"{run.busy_s_per_gb:.2f}",

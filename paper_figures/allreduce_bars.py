@@ -241,17 +241,16 @@ class _Percents(enum.Enum):
     BARE = (0, "")
 
     def text(self, value: float) -> str:
-        """`value` in percent, with its sign; the minus is one."""
+        """`value` in percent, with its sign; the minus is one, and what rounds to zero has none."""
         digits, unit = self.value
-        text = f"{value:+.0f}" if abs(value) >= 9.95 else f"{value:+.{digits}f}"
+        text = f"{value:+z.0f}" if abs(value) >= 9.95 else f"{value:+z.{digits}f}"
         return text.replace("-", "−") + unit
 
 
 def _title(case: BarCase) -> str:
-    size = show_size(case.size_bytes)
-    number = size.rstrip("KMGTiB")
+    size = style.spaced(show_size(case.size_bytes))
     reduction = "" if case.reduction == "sum" else f" ({case.reduction})"
-    return f"AllReduce{reduction} of {number} {size[len(number) :]} {case.dtype}, {case.ranks} ranks"
+    return f"AllReduce{reduction} of {size} {case.dtype}, {case.ranks} ranks"
 
 
 def _caption(table: BarTable) -> list[str]:

@@ -106,15 +106,15 @@ def _draw(table: BoundTable) -> Figure:
 
     put(3, "What lost bandwidth must cost: the least time T* of an AllReduce", size=style.TITLE_PT, weight="bold")
     said = (
-        "T_ff: the ring before anything was lost. All stragglers have lost the same share, out and in. "
+        f"{style.T_FF}: the ring before anything was lost. All stragglers have lost the same share, out and in. "
         "Fluid limit, no latency; from the closed form."
     )
-    put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
+    put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT, parse_math=True)
     n_columns = len(table.panels)
     panel = (width - _LEFT_PT - _RIGHT_PT - (n_columns - 1) * _GAP_PT) / n_columns
     rows = (
-        (_FOOT_PT + _BOTTOM_PT + _BETWEEN_PT, _TOP_PT, False, "T* / T_ff"),
-        (_FOOT_PT, _BOTTOM_PT, True, "T* / T_ff − 1 (%)"),
+        (_FOOT_PT + _BOTTOM_PT + _BETWEEN_PT, _TOP_PT, False, f"T* / {style.T_FF}"),
+        (_FOOT_PT, _BOTTOM_PT, True, f"T* / {style.T_FF} − 1 (%)"),
     )
     lines: dict[str, Artist] = {}
     for y, tall, log, label in rows:
@@ -126,7 +126,7 @@ def _draw(table: BoundTable) -> Figure:
             if number:
                 axes.tick_params(axis="y", which="both", labelleft=False)
             else:
-                axes.set_ylabel(label)
+                axes.set_ylabel(label, parse_math=True)
                 axes.yaxis.set_label_coords(-(_LEFT_PT - 9) / panel, 0.5)
     shown = [next(line for gid, line in lines.items() if gid.endswith(f":{ranks}")) for ranks in table.ranks]
     figure.legend(

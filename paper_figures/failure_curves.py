@@ -5,7 +5,7 @@
     numbers(table)                  its numbers for prose
 
 A column for each number of servers. Lines are medians over the trials, fluid, by formula; the shade above a line goes
-up to the 95th percentile, and dots are the worst trials. Marks are medians of what was simulated, with a size and a
+up to the 95th percentile, and bars are the worst trials. Marks are medians of what was simulated, with a size and a
 latency. The scale is logarithmic.
 """
 
@@ -139,11 +139,11 @@ def _draw(table: FailureTable) -> Figure:
     put(3, "Failed NICs anywhere in the cluster: what an AllReduce takes longer", size=style.TITLE_PT, weight="bold")
     said = (
         f"{record.nics} NICs a server, {record.trials:,} trials. Lines: medians, fluid; shade: to the 95th percentile; "
-        "dots: worst trials."
+        "bars: worst trials."
     )
     if table.size_bytes is not None:
-        rate = show_rate(record.nics * record.nic_rate)
-        said += f" Marks: simulated medians, {show_size(table.size_bytes)}, {rate} a server."
+        rate = style.spaced(show_rate(record.nics * record.nic_rate))
+        said += f" Marks: simulated medians, {style.spaced(show_size(table.size_bytes))}, {rate} a server."
     put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
     count = max(len(table.panels), 1)
     panel_pt = (width - _LEFT_PT - _RIGHT_PT - (count - 1) * _GAP_PT) / count
@@ -156,14 +156,18 @@ def _draw(table: FailureTable) -> Figure:
         else:
             axes.set_ylabel("over the fault-free ring (%)")
             axes.yaxis.set_label_coords(-(_LEFT_PT - 9) / panel_pt, 0.5)
-    _draw_legend(figure, width, height)
+    _draw_legend(figure, table, width, height)
     return figure
 
 
-def _draw_legend(figure: Figure, width: float, height: float) -> None:
+def _draw_legend(figure: Figure, table: FailureTable, width: float, height: float) -> None:
     from matplotlib.lines import Line2D
 
-    shown = [Line2D([], [], **_mark(name), linewidth=1.1) for name in _LOOK]
+    simulated = {name for panel in table.panels for name, _, _ in panel.simulated}
+    shown = [
+        Line2D([], [], linewidth=1.1, **(_mark(name) if name in simulated else {"color": _mark(name)["color"]}))
+        for name in _LOOK
+    ]
     figure.legend(
         shown,
         [label for label, _, _ in _LOOK.values()],
@@ -212,7 +216,7 @@ def _draw_panel(axes: Axes, panel: FailurePanel) -> None:
         axes.plot(failed, medians, color=shade, linewidth=1.1, zorder=3, gid=f"median:{key}")
         axes.plot(failed, p95, color=shade, linewidth=0.4, zorder=2.8, gid=f"p95:{key}")
         axes.plot(
-            failed, worst, color=shade, linestyle="none", marker=".", markersize=2.2, zorder=4, gid=f"worst:{key}"
+            failed, worst, color=shade, linestyle="none", marker="_", markersize=5.0, zorder=4, gid=f"worst:{key}"
         )
         own = [(count, median) for column, count, median in panel.simulated if column == name]
         if own:

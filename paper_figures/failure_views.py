@@ -86,7 +86,9 @@ def _draw(table: SeenTable) -> Figure:
     title = f"{record.failed} goes down in a training run on {record.hosts}: what is seen of it"
     figure.text(3 / width, 1 - 3 / height, title, va="top", size=style.TITLE_PT, weight="bold")
     said = f"Gradients of {record.n_bytes / _MB:.1f} MB, averaged in each step. "
-    said += "Dashed: the failure; new plans. Rings: steps that are traced."
+    said += (
+        "Dotted: the failure, then new plans. Rings: steps that are traced. Below, messages: darker where several are."
+    )
     where = 1 - (4 + style.TITLE_PT * style.LINE) / height
     figure.text(3 / width, where, said, va="top", size=style.SMALL_PT, color=style.FAINT)
     top_pt, panels = _HEAD_PT, []
@@ -96,7 +98,7 @@ def _draw(table: SeenTable) -> Figure:
         draw_panel(axes, table)
         axes.set_xlim(record.samples[0].at_s, record.steps[-1].ended_s)
         for at_s in (0.0, record.replanned_s):
-            axes.axvline(at_s, color=style.FAINT, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
+            axes.axvline(at_s, color=style.FAINT, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
         axes.grid(axis="y")
         axes.yaxis.set_label_coords(-(_LEFT_PT - 20) / rect[2], 0.5)
         panels.append(axes)

@@ -33,7 +33,7 @@ OURS, FORESTCOLL = "ours", "forestcoll"
 LOOK = {
     "nccl-ring": ("NCCL ring; R2CCL-Balance is the same", "ring", "s"),
     "r2ccl-nics": ("R2CCL-AllReduce", "r2ccl-allreduce", "^"),
-    "hierarchical-nics": ("hierarchical, pipelined", "r2ccl-balance", "v"),
+    "hierarchical-nics": ("hierarchical, pipelined", "hierarchical", "P"),
     FORESTCOLL: ("ForestColl's value: reduce-scatter, then all-gather", "mpi", ""),
     "nccl-tree": ("NCCL double tree", "nccl-tree", "X"),
     "optcc-nics": ("OptCC", "optcc", "D"),
@@ -123,10 +123,12 @@ def draw_panels(
         figure.text(3 / width, 1 - y_pt / height, text, va="top", **how)
 
     put(3, title, size=8, weight="bold")
+    size = style.spaced(show_size(SIZE_BYTES))
     said = (
-        f"{show_size(SIZE_BYTES)}, NICs of 50 GB/s, fabric 450 GB/s a GPU, {PORTS} ports, PXN charged; each with its "
+        f"{size}, NICs of 50 GB/s, fabric 450 GB/s a GPU, {PORTS} ports, PXN charged; each with its best segments, "
+        "at most 2\u00b2\u2070 transfers."
     )
-    put(4 + 8 * style.LINE, f"{said}best segments, at most 2^20 transfers.", size=style.SMALL_PT, color=style.FAINT)
+    put(4 + 8 * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
     panel = (width - _LEFT_PT - _RIGHT_PT - (len(servers) - 1) * _GAP_PT) / max(1, len(servers))
     for number, each in enumerate(servers):
         x = _LEFT_PT + number * (panel + _GAP_PT)

@@ -39,12 +39,12 @@ class Number:
 
     @classmethod
     def percent(cls, value: float, digits: int = 1) -> Number:
-        """Percent, one digit after the point by default.
+        """Percent, one digit after the point by default; zero has no sign.
 
-        >>> Number.percent(50.46).text
-        '50.5'
+        >>> Number.percent(50.46).text, Number.percent(-0.04).text
+        ('50.5', '0.0')
         """
-        return cls(value, f"{value:.{digits}f}")
+        return cls(value, f"{value:z.{digits}f}")
 
     @classmethod
     def whole(cls, value: int) -> Number:

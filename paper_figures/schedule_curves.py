@@ -127,15 +127,16 @@ def _draw(table: ScheduleTable) -> Figure:
 
     record = table.record
     put(3, "One straggler: what schedules of an AllReduce take", size=style.TITLE_PT, weight="bold")
+    size, rate = style.spaced(show_size(record.size_bytes)), style.spaced(show_rate(record.rate))
     said = (
-        f"{show_size(record.size_bytes)}, {show_rate(record.rate)} each way but for the straggler, "
+        f"{size}, {rate} each way but for the straggler, "
         f"{float(record.latency_s * 10**6):g} µs latency. Marks: simulated, {MODEL} ports. "
-        "Lines: formulas, fluid, without latency. T_ff: the ring with nothing lost."
+        f"Lines: formulas, fluid, without latency. {style.T_FF}: the ring with nothing lost."
     )
-    put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
+    put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT, parse_math=True)
     panel = (width - _LEFT_PT - _RIGHT_PT - (len(table.panels) - 1) * _GAP_PT) / len(table.panels)
     rows = (
-        (_FOOT_PT + _BOTTOM_PT + _BETWEEN_PT, _TOP_PT, False, "time / T_ff"),
+        (_FOOT_PT + _BOTTOM_PT + _BETWEEN_PT, _TOP_PT, False, f"time / {style.T_FF}"),
         (_FOOT_PT, _BOTTOM_PT, True, "time / T* − 1 (%)"),
     )
     for y, tall, below, label in rows:
@@ -146,7 +147,7 @@ def _draw(table: ScheduleTable) -> Figure:
             if number:
                 axes.tick_params(axis="y", which="both", labelleft=False)
             else:
-                axes.set_ylabel(label)
+                axes.set_ylabel(label, parse_math=True)
                 axes.yaxis.set_label_coords(-(_LEFT_PT - 9) / panel, 0.5)
     _draw_legend(figure, width, height)
     return figure

@@ -125,7 +125,7 @@ def _draw(sweep: Sweep) -> Figure:
     figure.text(3 / width, y, where, va="top", size=style.SMALL_PT, color=style.FAINT)
     panel_pt = (width - _LEFT_PT - _RIGHT_PT - _GAP_PT) / 2
     row = sweep.curves[0][1][0]
-    for place, (label, kind) in enumerate((("time (s)", "time"), ("bus bandwidth (GB/s)", "busbw"))):
+    for place, (label, kind) in enumerate((("time", "time"), ("bus bandwidth (GB/s)", "busbw"))):
         x = _LEFT_PT + place * (panel_pt + _GAP_PT)
         axes = figure.add_axes((x / width, _FOOT_PT / height, panel_pt / width, _TALL_PT / height))
         _draw_panel(axes, sweep, kind, row)
@@ -147,6 +147,8 @@ def _draw(sweep: Sweep) -> Figure:
 
 
 def _draw_panel(axes: Axes, sweep: Sweep, kind: str, first: BenchTiming) -> None:
+    from matplotlib.ticker import EngFormatter
+
     def value(size_bytes: int, seconds: float) -> float:
         return seconds if kind == "time" else busbw(size_bytes, seconds, first.ranks, first.collective)
 
@@ -154,6 +156,7 @@ def _draw_panel(axes: Axes, sweep: Sweep, kind: str, first: BenchTiming) -> None
     axes.set_xscale("log", base=2)
     if kind == "time":
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(EngFormatter("s"))  # the default is for mathtext, which figures have off
     for name, rows in sweep.curves:
         look: dict[str, Any] = {"color": style.colour(name), "linewidth": 1.1, "marker": ".", "markersize": 3.5}
         xs = [row.size_bytes for row in rows]
@@ -166,7 +169,7 @@ def _draw_panel(axes: Axes, sweep: Sweep, kind: str, first: BenchTiming) -> None
         ys = [value(size, bound_s) for size, bound_s in sweep.bounds_s]
         axes.plot(xs, ys, color=style.INK, linewidth=0.9, label="bound T*", gid=f"{kind}:bound", zorder=1.5)
     shown = sizes[:: -(-len(sizes) // 7)]
-    axes.set_xticks(shown, [show_size(size) for size in shown])
+    axes.set_xticks(shown, [style.spaced(show_size(size)) for size in shown])
     axes.minorticks_off()
     axes.tick_params(axis="x", labelsize=style.SMALL_PT, length=2.5, width=0.6)
     axes.set_xlabel("size", labelpad=1.5)

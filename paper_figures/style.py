@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -37,7 +38,9 @@ LINE = 1.25
 INK = "#1a1a1a"
 FAINT = "#5f5f5f"
 WRONG = "#c00020"
-"""For wrong elements only: no schedule has a colour like it."""
+"""For wrong elements and for runs that did not end: no schedule has a colour like it."""
+T_FF = r"T$_\mathrm{ff}$"
+"""The time of the fault-free ring; the text that it is in needs `parse_math=True`."""
 
 _COLOURS = MappingProxyType(
     {
@@ -47,10 +50,12 @@ _COLOURS = MappingProxyType(
         "r2ccl-allreduce": "#cc79a7",
         "optcc": "#0072b2",
         "optimal": "#009e73",
+        "hierarchical": "#882255",
     }
 )
-"""Okabe and Ito's colours, told apart with any colour vision, less the reds; in the order in which bars stand."""
-_SPARE = ("#e69f00", "#8c6bb1", "#44aa99", "#999933", "#332288", "#882255")
+"""Okabe and Ito's colours, told apart with any colour vision, less the reds, and a colour of Tol's; in the order in
+which bars stand."""
+_SPARE = ("#e69f00", "#8c6bb1", "#44aa99", "#999933", "#332288")
 """For names that are not yet in the list: which one follows from the name alone."""
 
 
@@ -147,17 +152,19 @@ def render(figure: Figure, ending: str) -> bytes:
 
 
 @cache
-def text_width_pt(text: str, size_pt: float) -> float:
-    """The width of one line of text in points; call it while the style is applied."""
+def text_width_pt(text: str, size_pt: float, weight: str = "normal") -> float:
+    """The width of one line of text in points, normal or bold; call it while the style is applied."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 
-    font = FontProperties(family="DejaVu Sans", size=size_pt)
+    font = FontProperties(family="DejaVu Sans", size=size_pt, weight=weight)
     width: float = TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
     return float(width)
 
 
-def wrapped(parts: Sequence[str], joint: str, width_pt: float, size_pt: float, lines_max: int) -> list[str]:
+def wrapped(
+    parts: Sequence[str], joint: str, width_pt: float, size_pt: float, lines_max: int, weight: str = "normal"
+) -> list[str]:
     """`parts` joined by `joint` into lines no wider than `width_pt`; what does not fit in `lines_max` becomes `…`.
 
     A part is never broken, so a line with a single part can be wider.
@@ -165,13 +172,22 @@ def wrapped(parts: Sequence[str], joint: str, width_pt: float, size_pt: float, l
     lines: list[str] = []
     for number, part in enumerate(parts):
         piece = part + (joint if number + 1 < len(parts) else "")
-        if lines and text_width_pt((lines[-1] + piece).rstrip(), size_pt) <= width_pt:
+        if lines and text_width_pt((lines[-1] + piece).rstrip(), size_pt, weight) <= width_pt:
             lines[-1] += piece
         else:
             lines.append(piece)
     if len(lines) > lines_max:
         lines = [*lines[: lines_max - 1], lines[lines_max - 1].rstrip() + "…"]
     return [line.rstrip() for line in lines]
+
+
+def spaced(quantity: str) -> str:
+    """A size or a rate as a sentence has it, with a space before its unit.
+
+    >>> spaced("64MiB"), spaced("12.5GB/s"), spaced("0")
+    ('64 MiB', '12.5 GB/s', '0')
+    """
+    return re.sub(r"(?<=\d)(?=[A-Za-z])", " ", quantity, count=1)
 
 
 def label(text: str, length_max: int) -> str:

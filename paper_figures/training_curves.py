@@ -11,6 +11,7 @@ which the NIC is slow or lost; a cross is the last step of a job that ended earl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,11 @@ SAYS = (
 )
 """What the figure says, for a gallery."""
 _LOOK = {
-    ("optcc", "stay"): ("optcc, plans stay", "optcc"),
-    ("optcc", "change"): ("optcc, plans change", "optimal"),
-    ("gloo", ""): ("Gloo", "r2ccl-allreduce"),
+    ("optcc", "stay"): ("optcc, plans stay", style.colour("optcc")),
+    ("optcc", "change"): ("optcc, plans change", style.colour("optimal")),
+    ("gloo", ""): ("Gloo", style.FAINT),
 }
-"""For each way to train: its name, and whose colour it has."""
+"""For each way to train: its name and colour; other libraries are grey in every figure."""
 _TITLES = {"ddp": "DDP", "fsdp": "FSDP2"}
 _SHADES = {"half": "#f0f0f0", "down": "#dcdcdc"}
 _LOSS_PT, _STEP_PT = 92.0, 112.0
@@ -96,7 +97,7 @@ def _draw(table: TrainingTable) -> Figure:
     nics = ", ".join(dict.fromkeys(event.nic for run in record.runs for event in run.events))
     said = (
         f"GPT of {record.parameters / 1e6:.1f} M parameters, {record.hosts} hosts of {record.nics} NICs of "
-        f"{style.label(record.nic_rate, 20)}; {style.label(nics, 30)} is at half, down and back. "
+        f"{style.spaced(style.label(record.nic_rate, 20))}; {style.label(nics, 30)} is at half, down and back. "
         "Wide and pale: healthy; thin: with the events; cross: the job ended."
     )
     put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
@@ -107,7 +108,7 @@ def _draw(table: TrainingTable) -> Figure:
         low = (_FOOT_PT + _STEP_PT + _ROW_PT) / height
         losses = figure.add_axes((x, low, panel_pt / width, _LOSS_PT / height))
         steps = figure.add_axes((x, _FOOT_PT / height, panel_pt / width, _STEP_PT / height))
-        _draw_losses(losses, wrap, runs, record.steps)
+        _draw_losses(losses, wrap, runs, record.steps, _ways(record))
         _draw_steps(steps, runs, record.steps)
         if not number:
             losses.set_ylabel("loss")
@@ -118,11 +119,16 @@ def _draw(table: TrainingTable) -> Figure:
     return figure
 
 
+def _ways(record: TrainingFailures) -> list[tuple[str, str]]:
+    """The ways to train of which the record has a job, in any column."""
+    return [way for way in _LOOK if any((run.backend, run.plans) == way for run in record.runs)]
+
+
 def _draw_legend(figure: Figure, table: TrainingTable, width: float, height: float) -> None:
     from matplotlib.lines import Line2D
 
-    ways = [way for way in _LOOK if any((run.backend, run.plans) == way for run in table.record.runs)]
-    shown = [Line2D([], [], color=style.colour(_LOOK[way][1]), linewidth=1.3) for way in ways]
+    ways = _ways(table.record)
+    shown = [Line2D([], [], color=_LOOK[way][1], linewidth=1.3) for way in ways]
     figure.legend(
         shown,
         [_LOOK[way][0] for way in ways],
@@ -157,7 +163,7 @@ def _draw_bands(axes: Axes, runs: tuple[TrainedRun, ...], n_steps: int, *, named
 
 
 def _line(run: TrainedRun) -> dict[str, Any]:
-    colour = style.colour(_LOOK[run.backend, run.plans][1])
+    colour = _LOOK[run.backend, run.plans][1]
     if run.events:
         return {"color": colour, "linewidth": 0.8, "zorder": 4}
     return {"color": colour, "linewidth": 3.0, "alpha": 0.3, "zorder": 2, "solid_capstyle": "butt"}
@@ -169,12 +175,18 @@ def _name(run: TrainedRun) -> str:
 
 def _cross(axes: Axes, run: TrainedRun, y: float) -> None:
     if run.ended:
-        shade = style.colour(_LOOK[run.backend, run.plans][1])
+        shade = _LOOK[run.backend, run.plans][1]
         axes.plot([len(run.losses) - 1], [y], "x", color=shade, markersize=5, markeredgewidth=1.5, zorder=5)
 
 
-def _draw_losses(axes: Axes, wrap: str, runs: tuple[TrainedRun, ...], n_steps: int) -> None:
+def _draw_losses(
+    axes: Axes, wrap: str, runs: tuple[TrainedRun, ...], n_steps: int, ways: Sequence[tuple[str, str]]
+) -> None:
     axes.set_title(_TITLES[wrap], size=style.LABEL_PT, weight="bold", loc="left", pad=3)
+    missing = "; ".join(_LOOK[way][0] for way in ways if all((run.backend, run.plans) != way for run in runs))
+    if missing:
+        said = f"not run, left out of the record: {missing}"
+        axes.set_title(said, size=style.SMALL_PT, color=style.FAINT, loc="right", pad=3)
     for run in runs:
         axes.plot(range(len(run.losses)), run.losses, **_line(run), gid=f"loss:{_name(run)}")
         _cross(axes, run, run.losses[-1])

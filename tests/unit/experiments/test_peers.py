@@ -25,6 +25,7 @@ from optcc.experiments.peers_contenders import (
     BEDS,
     FEW,
     LEAST,
+    LEFT_OUT,
     LONG,
     ONE_HOST,
     ONE_NIC,
@@ -506,6 +507,24 @@ def test_the_figure_is_drawn_from_the_record_alone(tmp_path: Path) -> None:
     assert "dot:4:one NIC at half:optimal (tcp)" in ids
     assert "word:4:after the loss:MPICH, UCX" in ids
     assert sum(each.startswith("dot:") for each in ids) == len(RECORD.runs) + 1
+
+
+def test_an_empty_row_says_that_it_was_not_run_and_the_notes_say_why() -> None:
+    pytest.importorskip("matplotlib")
+    table = peer_dots.data(replace(RECORD, absent={"MPICH, UCX: further states": "too slow"}), 2**26)
+    *states, lost = table.panels
+    assert table.not_run(states[-1], "MPICH, UCX") == "too slow"
+    assert table.not_run(lost, "ring (tcp)") == peer_dots.ONE_JOB
+    assert table.not_run(lost, "Open MPI ring, TCP") == LEFT_OUT
+    figure = peer_dots.draw(table)
+    drawn = {str(each.get_gid()): each.get_text() for axes in figure.axes for each in axes.texts if each.get_gid()}
+    every = [(panel, name) for panel in table.panels for name, _ in table.contenders]
+    assert {gid for gid in drawn if gid.startswith("empty:")} == {
+        f"empty:{panel.hosts}:{panel.bed}:{name}" for panel, name in every if name not in panel.contenders
+    }
+    notes = [each.get_text() for each in figure.texts]
+    assert f"{drawn['empty:4:after the loss:ring (tcp)']}: {peer_dots.ONE_JOB}." in notes
+    assert any(note.startswith("hung: ") and " 10 s" in note for note in notes)
 
 
 def test_panels_that_do_not_fit_beside_each_other_stand_below_with_the_contenders_they_have() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from base64 import b64encode
@@ -240,24 +241,28 @@ def lonely() -> BarTable:
     return allreduce_bars.data([replace(record([one], "given"), wire_overhead=1.0)])
 
 
-@pytest.mark.parametrize(
-    "table",
-    [allreduce_bars.data([record()]), crowd(3), crowd(5), crowd(12), lonely()],
-    ids=["demo", "six", "ten", "crowd", "lonely"],
-)
-def test_no_text_touches_another(table: BarTable) -> None:
-    """Also with the whole figure around it."""
+def check_legible(figure: Figure) -> None:
+    """Every text is within the figure, touches no other, and has no mark-up of formulas that is not set."""
     from matplotlib.backends import backend_agg
     from matplotlib.text import Text
 
-    figure = allreduce_bars.draw(table)
     with style.applied():
         canvas: Any = backend_agg.FigureCanvasAgg(figure)
         canvas.draw()
+        axes = [each for both in figure.axes for each in (both.xaxis, both.yaxis)]
+        hidden = {
+            label
+            for axis in axes
+            for tick in axis.get_major_ticks()
+            for label in (tick.label1, tick.label2)
+            if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+        }
         texts = [each for each in figure.findobj(Text) if isinstance(each, Text) and each.get_text().strip()]
+        texts = [each for each in texts if each not in hidden]
         boxes = [(each, Text.get_window_extent(each, canvas.get_renderer())) for each in texts if each.get_visible()]
     everything = figure.bbox
     for number, (one, box) in enumerate(boxes):
+        assert one.get_parse_math() or not re.search(r"\$|\^|\b[A-Z]_", one.get_text()), one.get_text()
         assert everything.x0 - 1 <= box.x0 and box.x1 <= everything.x1 + 1, one.get_text()
         assert everything.y0 - 1 <= box.y0 and box.y1 <= everything.y1 + 1, one.get_text()
         for other, beside in boxes[number + 1 :]:
@@ -266,6 +271,29 @@ def test_no_text_touches_another(table: BarTable) -> None:
             overlap_x = min(box.x1, beside.x1) - max(box.x0, beside.x0)
             overlap_y = min(box.y1, beside.y1) - max(box.y0, beside.y0)
             assert overlap_x <= 1 or overlap_y <= 2, (one.get_text(), other.get_text())
+
+
+_QUICK = ("peer-dots", "bound-curves")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, id=k.name, marks=() if k.name in _QUICK else pytest.mark.slow) for k in build.FIGURES],
+)
+def test_figures_of_the_records_that_come_along_are_legible(kind: build.FigureKind) -> None:
+    (source,) = sources.read([kind.record.own_path])
+    for table in kind.tables(source.record).values():
+        check_legible(kind.draw(table))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [allreduce_bars.data([record()]), crowd(3), crowd(5), crowd(12), lonely()],
+    ids=["demo", "six", "ten", "crowd", "lonely"],
+)
+def test_no_text_touches_another(table: BarTable) -> None:
+    """Also with the whole figure around it."""
+    check_legible(allreduce_bars.draw(table))
 
 
 def test_many_bars_stay_in_a_column_with_shorter_percents() -> None:

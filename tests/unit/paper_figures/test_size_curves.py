@@ -59,6 +59,8 @@ def test_curves_are_the_medians_and_the_bound() -> None:
     bound = busbw(2**20, 1e-3, 4, "allreduce")
     assert np.asarray(drawn["busbw:bound"].get_ydata()).tolist() == pytest.approx([bound] * 3)
     assert np.asarray(drawn["busbw:optcc"].get_ydata()).tolist() == pytest.approx([bound / 2] * 3)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert "1 ms" in labels and not any("$" in label for label in labels)
     assert size_curves.numbers(sweep)["ring/1MiB/bound-percent"].value == pytest.approx(50.0)
 
 
