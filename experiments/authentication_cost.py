@@ -53,6 +53,7 @@ class AuthenticationCost(Measured):
 
     format: ClassVar[str] = "optcc-authentication-cost/1"
     own_path: ClassVar[Path] = RECORDS / "authentication-cost.json"
+    rooms: ClassVar[tuple[str, ...]] = ("optcc", "runtime")
     docs_page: ClassVar[str] = "transports.md"
 
     machine: dict[str, Any]

@@ -24,6 +24,7 @@ import msgspec
 from optcc.compiler import PEER_LANES, compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command
 from optcc.experiments.schedule_cases import random_rates
@@ -80,6 +81,7 @@ class AutoRatios(Measured):
 
     format: ClassVar[str] = "optcc-auto-ratios/1"
     own_path: ClassVar[Path] = RECORDS / "auto-ratios.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "schedules.md"
 
     versions: dict[str, str]

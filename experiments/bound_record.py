@@ -20,6 +20,7 @@ from typing import ClassVar
 import click
 import msgspec
 
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, text_of
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.predictions import optimum, ring
@@ -73,6 +74,8 @@ class BoundCurves(Recorded):
 
     format: ClassVar[str] = "optcc-bounds/1"
     own_path: ClassVar[Path] = RECORDS / "bound-curves.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
+    is_dated: ClassVar[bool] = False
 
     title: str
     command: tuple[str, ...]
@@ -159,4 +162,4 @@ def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
 def command(output: Path | None) -> None:
     """Evaluate all curves and write the record."""
     record = BoundCurves(TITLE, ("optcc", "experiment", "bound-curves"), curves())
-    record.write(output or BoundCurves.own_path)
+    record.write_made(output or BoundCurves.own_path)

@@ -46,6 +46,7 @@ from optcc.experiments.failure_model import (
     flap_probability,
 )
 from optcc.experiments.failure_times import COLUMNS, LATENCY_S, NIC_RATE, NICS, SEGMENTS, SimulatedRun, finite, fluid
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, rational, text_of
 from optcc.experiments.study_units import TRIALS_MAX, Partial, Report, check_numbers, command_for, complete, quiet
 from optcc.experiments.trial_statistics import CONFIDENCE, MEDIAN, P95, Estimate, mean, quantile
@@ -126,6 +127,8 @@ class FailureStudy(Recorded, Shown):
 
     format: ClassVar[str] = "optcc-failures/1"
     own_path: ClassVar[Path] = RECORDS / "failure-study.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
+    is_dated: ClassVar[bool] = False
 
     title: str
     command: tuple[str, ...]

@@ -23,6 +23,7 @@ import click
 import msgspec
 
 from optcc.errors import CodecError, InputError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, record_command
 from optcc.files import read_file
@@ -64,6 +65,7 @@ class GpuFiles(Measured):
 
     format: ClassVar[str] = "optcc-gpu-files/1"
     own_path: ClassVar[Path] = RECORDS / "gpu-files.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "other-files.md"
 
     rows: tuple[GpuFileVerdict, ...]

@@ -456,6 +456,7 @@ class KernelSpeed(Measured):
 
     format: ClassVar[str] = "optcc-kernels/1"
     own_path: ClassVar[Path] = RECORDS / "kernels-cpu.json"
+    rooms: ClassVar[tuple[str, ...]] = ("optcc", "runtime")
     docs_page: ClassVar[str] = "kernels.md"
 
     device: str

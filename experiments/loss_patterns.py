@@ -26,6 +26,7 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.errors import TopologyError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import build
@@ -92,6 +93,7 @@ class LossPatterns(Measured):
 
     format: ClassVar[str] = "optcc-loss-patterns/1"
     own_path: ClassVar[Path] = RECORDS / "loss-patterns.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "schedules.md"
 
     versions: dict[str, str]

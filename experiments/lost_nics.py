@@ -34,6 +34,7 @@ from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import ON_NICS, find_schedule
@@ -127,6 +128,7 @@ class LostNicsRecord(Measured):
 
     format: ClassVar[str] = "optcc-lost-nics/1"
     own_path: ClassVar[Path] = RECORDS / "lost-nics.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "studies.md"
 
     versions: dict[str, str]

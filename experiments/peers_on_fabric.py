@@ -276,7 +276,7 @@ def command(
     if before is not None:
         record = before.with_newer(record)
     output.parent.mkdir(parents=True, exist_ok=True)
-    record.write(output)
+    record.write_made(output)
     if as_json:
         click.echo(record.to_bytes().decode(), nl=False)
     else:

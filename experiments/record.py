@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from optcc.errors import CodecError
+from optcc.experiments.made import EVERY_ROOM, Made, stamped, unstamped
 from optcc.files import read_file, replace_file
 from optcc.show import Card, Shown
 
@@ -48,10 +49,14 @@ class Recorded(ABC):
     """A record that is a file: a subclass says what its bytes are, and checks them when they are read.
 
     `format` is in its files; `own_path` is the record of this kind that comes with the package, if there is one.
+    `rooms` are the packages that it measures, and `is_dated` says whether its files have the time in them; of some, the
+    bytes are the same however they were made.
     """
 
     format: ClassVar[str]
     own_path: ClassVar[Path]
+    rooms: ClassVar[tuple[str, ...]] = EVERY_ROOM
+    is_dated: ClassVar[bool] = True
     _by_format: ClassVar[dict[str, type[Recorded]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -71,6 +76,11 @@ class Recorded(ABC):
     def write(self, path: Path) -> None:
         """Replaces the file at `path`; raises InputError if that fails."""
         replace_file(path, self.to_bytes())
+
+    def write_made(self, path: Path) -> None:
+        """The same with a line that says when it was made, and by which code: for what has just been measured."""
+        own = type(self).__module__.removeprefix("optcc.")
+        replace_file(path, stamped(self.to_bytes(), Made.now((*self.rooms, own), dated=self.is_dated)))
 
     @classmethod
     def read(cls, path: Path | None = None) -> Self:
@@ -99,7 +109,7 @@ def decode(
     `hook` is msgspec's `dec_hook`. Raises CodecError with `name` and the path to the field.
     """
     try:
-        file = msgspec.json.decode(data, type=kind, dec_hook=hook)
+        file = msgspec.json.decode(unstamped(data), type=kind, dec_hook=hook)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CodecError(f"record {name!r}: {error}") from None
     check = check_of(name)
@@ -157,7 +167,7 @@ class Plain(Recorded):
     def from_bytes(cls, data: bytes, name: str = "") -> Self:
         check = check_of(name)
         try:
-            file = msgspec.json.decode(data, type=dict[str, Any])
+            file = msgspec.json.decode(unstamped(data), type=dict[str, Any])
             found = file.pop("format", None)
             check("format", found, found == cls.format, f"be {cls.format!r}")
             unknown = file.keys() - {field.name for field in fields(cls)}
@@ -331,7 +341,7 @@ class Record(Plain, Shown):
 
 def _over(seconds: float, reference: float | None) -> str:
     """By how much `seconds` is above the reference, in percent."""
-    return f"{100 * (seconds / reference - 1):+.1f} %" if reference else "-"
+    return f"{100 * (seconds / reference - 1):+z.1f} %" if reference else "-"
 
 
 def command_line() -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def record_command(kind: type[Measured]) -> Callable[[Measure], click.Command]:
                 if record is not None:
                     target = output or record.target
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    record.write(target)
+                    record.write_made(target)
             if record is None:
                 return EXIT_DONE
             echo_card(record)

@@ -20,6 +20,7 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.experiments.lost_nics import FABRIC_RATE, NIC_RATE, PORTS, SIZE_BYTES, simulate_segments
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import find_schedule
@@ -56,6 +57,7 @@ class Reranking(Measured):
 
     format: ClassVar[str] = "optcc-reranking/1"
     own_path: ClassVar[Path] = RECORDS / "reranking.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "studies.md"
 
     versions: dict[str, str]
@@ -78,7 +80,7 @@ class Reranking(Measured):
             (
                 *(str(row.servers), f"{row.degraded} x {row.lost}", f"{1e3 * row.bound_s:.3f} ms"),
                 *(over(row, name) for name in (BEFORE, AFTER, OURS)),
-                f"{100 * (row.gain - 1):+.0f} %",
+                f"{100 * (row.gain - 1):+z.0f} %",
             )
             for row in self.rows
         )
@@ -121,5 +123,5 @@ def command() -> Iterator[Reranking]:
     rows: list[RerankingRow] = []
     for case in CASES:
         rows.append(measure(*case))
-        click.echo(f"{case}: {100 * (rows[-1].gain - 1):+.0f} %", err=True)
+        click.echo(f"{case}: {100 * (rows[-1].gain - 1):+z.0f} %", err=True)
         yield Reranking(these_versions(), tuple(rows))

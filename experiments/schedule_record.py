@@ -26,6 +26,7 @@ import msgspec
 
 from optcc.cli import echo_card
 from optcc.errors import CodecError, InputError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import (
     RECORDS,
     Recorded,
@@ -98,6 +99,8 @@ class ScheduleRatios(Recorded, Shown):
 
     format: ClassVar[str] = "optcc-schedules/2"
     own_path: ClassVar[Path] = RECORDS / "schedule-ratios.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
+    is_dated: ClassVar[bool] = False
 
     title: str
     command: tuple[str, ...]
@@ -308,7 +311,7 @@ def command(quick: bool, jobs: int, resume: bool, finish: bool, file: Path | Non
     words = ("optcc", "experiment", "schedule-ratios", *(("--quick",) if quick else ()))
     record = make(study, words, jobs=jobs, partial=partial, report=_tell, finish=finish)
     if target is not None and partial is not None:
-        record.write(target)
+        record.write_made(target)
         if not finish:
             partial.close()
     echo_card(record)

@@ -23,6 +23,7 @@ import click
 import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, record_command
 from optcc.export import write_chakra, write_goal
@@ -92,6 +93,7 @@ class SimulatorExports(Measured):
 
     format: ClassVar[str] = "optcc-simulator-exports/2"
     own_path: ClassVar[Path] = RECORDS / "simulator-exports.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "exports.md"
 
     tools: dict[str, str]

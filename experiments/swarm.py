@@ -200,7 +200,7 @@ def command(seed: int | None, seeds: str | None, trace: bool, jobs: int, output:
         raise InputError("--trace needs --seed")
     runs = run_seeds(*parse_seeds(seeds or "0:2000"), jobs)
     if output is not None:
-        runs.write(output)
+        runs.write_made(output)
     echo_card(runs)
     for line in runs.remarks():
         click.echo(line)

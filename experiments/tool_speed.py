@@ -29,6 +29,7 @@ from optcc.compiled import compile_always
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
 from optcc.errors import InputError
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
 from optcc.plan import Plan
@@ -64,6 +65,7 @@ class ToolSpeed(Measured):
 
     format: ClassVar[str] = "optcc-tool-speed/1"
     own_path: ClassVar[Path] = RECORDS / "tool-speed.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "performance.md"
 
     machine: dict[str, Any]

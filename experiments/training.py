@@ -34,6 +34,7 @@ from optcc.experiments.failure_model import (
 )
 from optcc.experiments.failure_study import Assumption, assumptions
 from optcc.experiments.failure_times import COLUMNS
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, rational, text_of
 from optcc.experiments.study_units import TRIALS_MAX, Partial, Report, check_numbers, command_for, complete, quiet
 from optcc.experiments.training_jobs import CLAIMS, JOBS, LOST, SERVINGS, OverheadClaim
@@ -165,6 +166,8 @@ class TrainingStudy(Recorded, Shown):
 
     format: ClassVar[str] = "optcc-training/1"
     own_path: ClassVar[Path] = RECORDS / "training.json"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
+    is_dated: ClassVar[bool] = False
 
     title: str
     command: tuple[str, ...]
@@ -210,8 +213,8 @@ class TrainingStudy(Recorded, Shown):
                 each.serving,
                 each.schedule,
                 str(each.failed),
-                f"{show_time(each.first_token_s)} ({100 * each.first_token_overhead:+.2f} %)",
-                f"{show_time(each.token_s)} ({100 * each.token_overhead:+.2f} %)",
+                f"{show_time(each.first_token_s)} ({100 * each.first_token_overhead:+z.2f} %)",
+                f"{show_time(each.token_s)} ({100 * each.token_overhead:+z.2f} %)",
             )
             for each in self.served
         )

@@ -103,6 +103,7 @@ class TransportSpeed(Measured):
 
     format: ClassVar[str] = "optcc-transport-speed/1"
     own_path: ClassVar[Path] = RECORDS / "transport-speed.json"
+    rooms: ClassVar[tuple[str, ...]] = ("optcc", "runtime")
     docs_page: ClassVar[str] = "transports.md"
 
     machine: dict[str, Any]

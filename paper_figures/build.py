@@ -115,6 +115,11 @@ class WrittenFigures(Shown):
         return [{"file": str(path), "records": [each.as_json() for each in sources]} for path, sources in self.files]
 
 
+def drawn_kinds() -> tuple[type[Recorded], ...]:
+    """The kinds of records that have a figure. The report shows every other one as a table."""
+    return tuple(dict.fromkeys((Record, *(kind.record for kind in FIGURES))))
+
+
 def build(
     paths: Sequence[Path], out: Path, *, quick: bool = False, commands: Mapping[str, str] | None = None
 ) -> WrittenFigures:

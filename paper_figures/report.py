@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from optcc.experiments.claims import ClaimsTable
-from optcc.experiments.record import Recorded
+from optcc.experiments.made import UNKNOWN, said_code, said_date
 from optcc.experiments.seen_failure import SeenFailure
 from optcc.paper_figures import claims_table, interactive, report_timelines
 from optcc.paper_figures.claims_table import as_html_text
@@ -21,7 +21,6 @@ from optcc.show import Card, Shown
 
 FILE = "report.html"
 TITLE = "optcc: claims, figures, timelines, records"
-UNKNOWN = "not recorded"
 _GIB = 2**30
 NO_BOKEH = (
     "The timelines are not here, since Bokeh was not installed where this page was made: pip install 'optcc[viz]'"
@@ -64,7 +63,7 @@ def page(
         "claims": ("The papers' claims", "" if claims is None else _claims(claims)),
         "figures": ("Figures", "".join(_figure(each, commands) for each in figures)),
         "timelines": ("Timelines", "".join(_timelines(seen))),
-        "tables": ("Records without a figure", "".join(_tables(read, figures, commands))),
+        "tables": ("Records without a figure", "".join(tables(read, figures, commands))),
         "records": ("Records", _records(read, figures, claims, commands)),
     }
     there = {name: part for name, part in parts.items() if part[1]}
@@ -115,7 +114,7 @@ def _timelines(seen: Sequence[SeenFailure]) -> Iterator[str]:
             yield f"<script>Bokeh.embed.embed_item({interactive.item(group.charts, target)});</script>\n"
 
 
-def _tables(read: Sequence[Source], figures: Sequence[ReportFigure], commands: Mapping[str, str]) -> Iterator[str]:
+def tables(read: Sequence[Source], figures: Sequence[ReportFigure], commands: Mapping[str, str]) -> Iterator[str]:
     """The tables of the records that are in no figure."""
     drawn = {source.name for figure in figures for source in figure.sources}
     for source in read:
@@ -143,38 +142,42 @@ def _records(
         shown = [*drawn, *(["claims"] if source.name.removesuffix(".json") in claimed else [])]
         if not drawn and isinstance(source.record, Shown):
             shown.append("table")
-        for each in provenances(source.record):
+        for each in provenances(source):
             command = " ".join(each.command) or commands.get(source.name, UNKNOWN)
-            rows.append(
-                (source.name, ", ".join(shown) or "-", command, each.date, each.machine, each.versions, source.sha256)
-            )
-    columns = ("record", "shown in", "made by", "date", "machine", "versions", "SHA-256")
+            where = (each.date, each.code, each.machine, each.versions, source.sha256)
+            rows.append((source.name, ", ".join(shown) or "-", command, *where))
+    columns = ("record", "shown in", "made by", "date", "code", "machine", "versions", "SHA-256")
     return f'<div class="wide">{claims_table.html_table(Card("", columns, tuple(rows)))}</div>'
 
 
 def _command(source: Source, commands: Mapping[str, str]) -> str:
     """By which command a record is made again."""
-    recorded = provenances(source.record)[0].command
+    recorded = provenances(source)[0].command
     return commands.get(source.name) or " ".join(recorded) or f"by a command that is {UNKNOWN}"
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a record says of where a measurement was made, in words; `UNKNOWN` where it does not."""
+    """What a record says of where a measurement was made, in words; `UNKNOWN` where it does not.
+
+    `code` says whether what it measures has changed since.
+    """
 
     command: tuple[str, ...]
     date: str
+    code: str
     machine: str
     versions: str
 
 
-def provenances(record: Recorded) -> tuple[Provenance, ...]:
+def provenances(source: Source) -> tuple[Provenance, ...]:
     """One for each session of a record that has several, else one."""
-    sessions: Sequence[Any] = getattr(record, "sessions", ()) or (record,)
+    sessions: Sequence[Any] = getattr(source.record, "sessions", ()) or (source.record,)
     return tuple(
         Provenance(
             tuple(getattr(each, "command", ())),
-            getattr(each, "finished", UNKNOWN),
+            getattr(each, "finished", said_date(source.made)),
+            said_code(source.made),
             _words(getattr(each, "machine", {})),
             _words(_versions(each)),
         )

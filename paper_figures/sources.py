@@ -15,17 +15,19 @@ from pathlib import Path
 import msgspec
 
 from optcc.errors import InputError
+from optcc.experiments.made import Made, made_of
 from optcc.experiments.record import RECORD_BYTES_MAX, Record, Recorded, Samples, check_of, record_kinds
 from optcc.files import read_file
 
 
 @dataclass(frozen=True)
 class Source:
-    """A record, the name of its file, and the SHA-256 of the file in hexadecimal."""
+    """A record, the name of its file, the SHA-256 of the file in hexadecimal, and what it says of when it was made."""
 
     name: str
     sha256: str
     record: Recorded
+    made: Made | None = None
 
     def as_json(self) -> dict[str, str]:
         """Its entry in a manifest."""
@@ -52,7 +54,7 @@ def read(paths: Sequence[Path]) -> tuple[Source, ...]:
         record = record_kinds().get(_format(data), Record).from_bytes(data, str(path))
         if isinstance(record, Record):
             require_drawable(record, str(path))
-        sources.setdefault(path.resolve(), Source(path.name, hashlib.sha256(data).hexdigest(), record))
+        sources.setdefault(path.resolve(), Source(path.name, hashlib.sha256(data).hexdigest(), record, made_of(data)))
     return tuple(sources.values())
 
 

@@ -99,7 +99,7 @@ class BenchReport:
         if self._output is not None:
             machine = this_machine() | ({"devices": list(self.devices)} if self.devices else {})
             where = command_line(), settings.bed, float(settings.wire_overhead), machine, these_versions()
-            Record(_TITLES[settings.collective], *where, tuple(rows), tuple(nics)).write(self._output)
+            Record(_TITLES[settings.collective], *where, tuple(rows), tuple(nics)).write_made(self._output)
         if settings.quiet:
             pass
         elif self._form == "json":

@@ -62,7 +62,7 @@ def command(quick: bool, full: bool, loopback: bool, out: Path, as_json: bool) -
             say(f"Ranks are threads on shaped ports of this process (no network namespaces: {reason}).")
             record = _on_loopback(healthy, degraded, flags, Path(scratch), say)
     file = out / "demo.json"
-    record.write(file)
+    record.write_made(file)
     if as_json:
         click.echo(record.to_bytes().decode(), nl=False)
     else:

@@ -9,10 +9,13 @@ import click
 
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.errors import did_you_mean
+from optcc.experiments.made import made_at, said_code, said_date
+from optcc.experiments.record import RECORDS
 from optcc.experiments.recorder import exit_on_sigterm
 from optcc.show import Card
 
 LIST = "list"
+NOT_MADE = "not made yet"
 _HERE = "optcc.experiments."
 
 
@@ -189,14 +192,29 @@ def command() -> None:
 @click.command(LIST, epilog="Example: optcc experiment list --json")
 @json_option
 def show(as_json: bool) -> None:
-    """The experiments: the question of each, the record that it makes, and what it needs."""
+    """The experiments: the question of each, its record, what it needs, when the record was made, and how old it is.
+
+    A record is older than what it measures if the source of a package that it names is another now.
+    """
     if as_json:
         echo_json(
             [
                 {"name": name, "question": each.question, "record": each.record, "needs": each.needs}
+                | dict(zip(("made", "code"), _age(each), strict=True))
                 for name, each in sorted(EXPERIMENTS.items())
             ]
         )
         return
-    rows = tuple((name, each.question, each.record, each.needs) for name, each in sorted(EXPERIMENTS.items()))
-    echo_card(Card("experiments", ("name", "question", "record", "needs"), rows))
+    rows = tuple(
+        (name, each.question, each.record, each.needs, *_age(each)) for name, each in sorted(EXPERIMENTS.items())
+    )
+    echo_card(Card("experiments", ("name", "question", "record", "needs", "made", "code"), rows))
+
+
+def _age(experiment: Experiment) -> tuple[str, str]:
+    """When the record that comes along was made, and whether what it measures has changed since."""
+    path = RECORDS / experiment.record
+    if not path.is_file():
+        return NOT_MADE, NOT_MADE
+    made = made_at(path)
+    return said_date(made), said_code(made)

@@ -86,7 +86,7 @@ def _study(
     with _progress(sys.stderr.isatty()) as report:
         record = make(trials=count, seed=seed, jobs=jobs, partial=partial, report=report, quick=quick)
     if output is not None and partial is not None:
-        record.write(output)
+        record.write_made(output)
         partial.close()
     return record
 

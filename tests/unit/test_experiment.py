@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from optcc import cli
-from optcc.commands.experiment import EXPERIMENTS, LIST
+from optcc.commands.experiment import EXPERIMENTS, LIST, NOT_MADE
 from optcc.errors import EXIT_BAD_INPUT, EXIT_DONE
 from optcc.experiments.bound_record import BoundCurves
+from optcc.experiments.made import made_of, said_code, said_date
 from optcc.experiments.record import RECORDS
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +79,12 @@ def test_the_list_says_what_each_answers() -> None:
     assert set(found) == set(EXPERIMENTS)
     assert found["bound-curves"]["record"] == BoundCurves.own_path.name
     assert all(each["question"] for each in found.values())
+    assert found["gpu-battery"]["made"] == NOT_MADE
+    for each in found.values():
+        path = RECORDS / each["record"]
+        if path.is_file():
+            made = made_of(path.read_bytes())
+            assert (each["made"], each["code"]) == (said_date(made), said_code(made))
 
 
 def test_an_experiment_writes_the_record_that_comes_with_the_package(tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ import pytest
 
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.claims import package_table
+from optcc.experiments.made import UNDATED
 from optcc.experiments.paper_claims import CLAIMS
 from optcc.experiments.peers_record import PeerComparison
-from optcc.experiments.record import RECORDS
+from optcc.experiments.record import RECORDS, Recorded
 from optcc.experiments.reranking import Reranking
 from optcc.experiments.seen_failure import SeenFailure
-from optcc.paper_figures import interactive, report, report_timelines, sources
+from optcc.paper_figures import build, interactive, report, report_timelines, sources
 from optcc.paper_figures.interactive import BarChart, BarLayer, TimeMark
-from optcc.paper_figures.report import ReportFigure, provenances
+from optcc.paper_figures.report import Provenance, ReportFigure, provenances
 from optcc.paper_figures.sources import Source
 
 needs_bokeh = pytest.mark.skipif(not interactive.is_installed(), reason="no Bokeh: pip install 'optcc[viz]'")
@@ -158,14 +159,38 @@ def test_an_item_is_safe_in_a_script_and_numbers_its_objects_anew() -> None:
 # Where records come from
 
 
+def test_every_record_that_comes_along_is_in_a_figure_or_a_table() -> None:
+    """And those of a kind that has a figure are in no table."""
+    read = sources.read(sources.find(RECORDS))
+    drawn = build.drawn_kinds()
+    pictures = [
+        ReportFigure(source.name, "", b"<svg/>", "image/svg+xml", (source,))
+        for source in read
+        if isinstance(source.record, drawn)
+    ]
+    others = [source for source in read if not isinstance(source.record, drawn)]
+    assert len(others) + len(pictures) == len(read) > len(pictures) > 0
+    assert all(any(isinstance(source.record, kind) for source in read) for kind in drawn)
+    tables = "".join(report.tables(read, pictures, {}))
+    rows = {
+        name: text.count("<tr>")
+        for name, _, text in (each.partition('">') for each in tables.split('<details id="table-')[1:])
+    }
+    assert set(rows) == {source.name for source in others}
+    assert all(count >= 2 for count in rows.values()), rows
+
+
 def test_provenance_is_what_the_record_says() -> None:
-    (seen,) = provenances(SEEN)
-    assert seen.command == () and seen.date == report.UNKNOWN
+    def of(record: Recorded) -> tuple[Provenance, ...]:
+        return provenances(Source("r.json", "", record))
+
+    (seen,) = of(SEEN)
+    assert seen.command == () and seen.date == UNDATED and seen.code == report.UNKNOWN
     assert f"processor {SEEN.machine['processor']}" in seen.machine
     assert f"numpy {SEEN.versions['numpy']}" in seen.versions
     peers = PeerComparison.read()
-    assert [each.date for each in provenances(peers)] == [session.finished for session in peers.sessions]
-    (bounds,) = provenances(BoundCurves.read())
+    assert [each.date for each in of(peers)] == [session.finished for session in peers.sessions]
+    (bounds,) = of(BoundCurves.read())
     assert bounds.command and bounds.machine == report.UNKNOWN
-    (reranked,) = provenances(Reranking.read())
+    (reranked,) = of(Reranking.read())
     assert reranked.versions != report.UNKNOWN
