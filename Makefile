@@ -15,7 +15,7 @@ TORCH_STAMP := $(TORCH_VENV)/ready
 TORCH_PIP := $(TORCH_VENV)/bin/python -m pip -qq --disable-pip-version-check
 # A wheel without CUDA, if pip finds it; else the newest, without CUDA where torch's own index is in reach.
 TORCH := torch==2.13.0+cpu
-EXTRAS := mpi,fast,viz,ucx,nvrtc,dev
+EXTRAS := mpi,fast,viz,ucx,nvrtc,metrics,arrow,dev
 export PIP_ROOT_USER_ACTION := ignore
 
 # An environment knows its own path: one that was copied, moved or lost its interpreter is made again.
