@@ -27,6 +27,7 @@ from optcc.paper_figures import (
     claims_table,
     failure_curves,
     failure_views,
+    gallery,
     lost_nics_curves,
     numbers,
     peer_dots,
@@ -38,6 +39,7 @@ from optcc.paper_figures import (
     style,
     training_curves,
 )
+from optcc.paper_figures.gallery import Exhibit
 from optcc.paper_figures.numbers import Number
 from optcc.paper_figures.sources import Source
 from optcc.show import Card, Shown
@@ -48,12 +50,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureKind:
-    """How a kind of record is drawn: `tables` gives a table for each figure, by the name of its files; `says` is what
-    the figure says."""
+    """How a kind of record is drawn: `names` are those of its figures, without drawing, and `tables` gives a table for
+    each, by the name of its files; `says` is what the figure says."""
 
     name: str
     says: str
     record: type[Recorded]
+    names: Callable[[Any], Sequence[str]]
     tables: Callable[[Any], Mapping[str, Any]]
     draw: Callable[[Any], Figure]
     numbers: Callable[[Any], dict[str, Number]]
@@ -62,7 +65,8 @@ class FigureKind:
 def _single(module: Any, record: type[Recorded]) -> FigureKind:
     """A module that makes one figure of a record."""
     return FigureKind(
-        *(module.NAME, module.SAYS, record, lambda each: {module.NAME: module.data(each)}),
+        *(module.NAME, module.SAYS, record, lambda _: (module.NAME,)),
+        lambda each: {module.NAME: module.data(each)},
         *(module.draw, module.numbers),
     )
 
@@ -75,7 +79,10 @@ FIGURES = (
     _single(server_gpus_curves, LostNicsRecord),
     _single(training_curves, TrainingFailures),
     _single(failure_views, SeenFailure),
-    FigureKind(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.tables, peer_dots.draw, peer_dots.numbers),
+    FigureKind(
+        *(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.names),
+        *(peer_dots.tables, peer_dots.draw, peer_dots.numbers),
+    ),
 )
 """Figures of one record each. Bars are drawn from all measurements together."""
 MANIFEST_FORMAT = "optcc-figures/1"
@@ -121,14 +128,20 @@ def drawn_kinds() -> tuple[type[Recorded], ...]:
 
 
 def build(
-    paths: Sequence[Path], out: Path, *, quick: bool = False, commands: Mapping[str, str] | None = None
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    quick: bool = False,
+    commands: Mapping[str, str] | None = None,
+    gallery_folder: Path | None = None,
 ) -> WrittenFigures:
     """Draws every figure from the records at `paths`, or from those of the package if there are none, into `out`.
 
     Files are SVG, PDF, PNG and a PNG of twice the resolution (`quick`: one PNG), the table of the papers' claims if all
     its records are there, `numbers.tex`, `numbers.json` and `manifest.json`, which names each figure's records with
     their SHA-256; and, unless `quick`, the page `report.html` with all of it, in which `commands` says by which command
-    a record of that file name is made. Nothing is written before everything is drawn, and each file is replaced whole.
+    a record of that file name is made; with `gallery_folder`, a page of the manual and its pictures there. Nothing is
+    written before everything is drawn, and each file is replaced whole.
 
     Raises InputError for a record that is missing or a folder that cannot be written, CodecError for a broken record,
     EnvironmentMissing without matplotlib.
@@ -145,12 +158,19 @@ def build(
         pictures = [each for figure in drawn if (each := figure.for_report()) is not None]
         files[report.FILE] = (report.page(read, pictures, claims, commands or {}), read)
     files[MANIFEST] = (manifest(drawn), read)  # written last, since it lists the others
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"folder {str(out)!r}: cannot be made: {error.strerror}") from None
+    for folder in (out, gallery_folder):
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"folder {str(folder)!r}: cannot be made: {error.strerror}") from None
     for name, (content, _) in files.items():
         replace_file(out / name, content)
+    if gallery_folder is not None:
+        shown = exhibits(read)
+        for exhibit in shown:
+            replace_file(gallery_folder / exhibit.picture, files[exhibit.picture][0])
+        replace_file(gallery_folder / gallery.FILE, gallery.page(shown, commands or {}).encode())
     return WrittenFigures(tuple((out / name, each) for name, (_, each) in files.items()))
 
 
@@ -166,6 +186,22 @@ def draw_all(read: Sequence[Source], claims: ClaimsTable | None, *, quick: bool)
 
 def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
     """A figure of times for each case in the measurements that is in no sweep over sizes."""
+    for name, case, own in _bars(read):
+        try:
+            table = allreduce_bars.data([record for _, record in own], case)
+        except OptccError as error:
+            said = ", ".join(source.name for source, _ in own)
+            raise type(error)(f"records {said}: {error}") from None
+        figure = allreduce_bars.draw(table)
+        files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
+        yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own), allreduce_bars.SAYS)
+
+
+def _bars(read: Sequence[Source]) -> Iterator[tuple[str, allreduce_bars.BarCase, list[tuple[Source, Record]]]]:
+    """The name of each figure of bars, its case, and the measurements of it.
+
+    Raises InputError if two have one name.
+    """
     measured = [
         (source, rest)
         for source in read
@@ -178,17 +214,11 @@ def _draw_bars(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
         # The same collective on other hosts is another figure; then both names contain the place.
         name = case.name if names.count(case.name) == 1 else f"{case.name}-{_slug(case.where)}"
         own = [each for each in measured if case in allreduce_bars.cases([each[1]])]
-        said = ", ".join(source.name for source, _ in own)
         if name in taken:
+            said = ", ".join(source.name for source, _ in own)
             raise InputError(f"records {said}: a second figure {name}: draw it into another folder")
         taken.add(name)
-        try:
-            table = allreduce_bars.data([record for _, record in own], case)
-        except OptccError as error:
-            raise type(error)(f"records {said}: {error}") from None
-        figure = allreduce_bars.draw(table)
-        files = {f"{name}{ending}": style.render(figure, ending) for ending in style.formats(quick)}
-        yield Drawn(name, files, allreduce_bars.numbers(table), tuple(source for source, _ in own), allreduce_bars.SAYS)
+        yield name, case, own
 
 
 def _draw_sweeps(read: Sequence[Source], quick: bool) -> Iterator[Drawn]:
@@ -233,6 +263,20 @@ def _claims_of(read: Sequence[Source]) -> ClaimsTable | None:
 def _claimed(read: Sequence[Source]) -> tuple[Source, ...]:
     """The records that the claims are about."""
     return tuple(source for source in read if isinstance(source.record, kinds_of(CLAIMS)))
+
+
+def exhibits(read: Sequence[Source]) -> tuple[Exhibit, ...]:
+    """Every figure that the records give, not drawn: what a gallery says of it."""
+    found = [Exhibit(name, allreduce_bars.SAYS, tuple(source for source, _ in own)) for name, _, own in _bars(read)]
+    for source in read:
+        record = source.record
+        for sweep in size_curves.sweeps(record) if isinstance(record, Record) else ():
+            found.append(Exhibit(sweep.name, size_curves.SAYS, (source,)))
+    for kind in FIGURES:
+        for source in read:
+            if isinstance(source.record, kind.record):
+                found += [Exhibit(name, kind.says, (source,)) for name in kind.names(source.record)]
+    return tuple(found)
 
 
 def manifest(drawn: Sequence[Drawn]) -> bytes:

@@ -138,16 +138,23 @@ class PeerTable:
             for hosts in dict.fromkeys(run.hosts for run in runs)
         }
 
-    @property
-    def name(self) -> str:
-        """The name of the figure's files."""
-        return f"{NAME}-{show_size(self.size_bytes)}"
+
+def _sizes(record: PeerComparison) -> list[int]:
+    return sorted({run.size_bytes for run in record.runs})
+
+
+def _name_of(size_bytes: int) -> str:
+    return f"{NAME}-{show_size(size_bytes)}"
+
+
+def names(record: PeerComparison) -> list[str]:
+    """The names of the figures of a record: one for each size."""
+    return [_name_of(size_bytes) for size_bytes in _sizes(record)]
 
 
 def tables(record: PeerComparison) -> dict[str, PeerTable]:
     """A figure for each size in a record, by the name of its files."""
-    found = [data(record, size_bytes) for size_bytes in sorted({run.size_bytes for run in record.runs})]
-    return {table.name: table for table in found}
+    return {_name_of(size_bytes): data(record, size_bytes) for size_bytes in _sizes(record)}
 
 
 def data(record: PeerComparison, size_bytes: int) -> PeerTable:
@@ -262,7 +269,7 @@ def _draw_words(figure: Figure, table: PeerTable, width: float, height: float) -
     put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
     there = {_mark(contender, side == OURS) for contender, side in table.contenders}
     marks = {name: mark for mark, name in _MARKS.items() if mark in there}
-    look = {"color": style.FAINT, "linestyle": "none", "markersize": 4.2}
+    look: dict[str, Any] = {"color": style.FAINT, "linestyle": "none", "markersize": 4.2}
     shown = [
         Line2D([], [], marker=marker, markerfacecolor=style.FAINT if filled else "white", **look)
         for marker, filled in marks.values()

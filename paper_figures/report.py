@@ -86,7 +86,7 @@ def _claims(claims: ClaimsTable) -> str:
 def _figure(figure: ReportFigure, commands: Mapping[str, str]) -> str:
     data = base64.b64encode(figure.picture).decode()
     name = escape(figure.name)
-    made = ", ".join(f"{source.name} ({_command(source, commands)})" for source in figure.sources)
+    made = ", ".join(f"{source.name} ({command_of(source, commands)})" for source in figure.sources)
     return (
         f'<figure id="figure-{name}"><figcaption><h3>{name}</h3><p>{as_html_text(figure.says)}</p></figcaption>'
         f'<img alt="{name}" src="data:{figure.media};base64,{data}">'
@@ -124,7 +124,7 @@ def tables(read: Sequence[Source], figures: Sequence[ReportFigure], commands: Ma
                 f'<details id="table-{escape(source.name)}">'
                 f"<summary>{escape(source.name)}: {escape(card.title)}</summary>"
                 f'<div class="wide">{claims_table.html_table(card)}</div>'
-                f'<p class="from">{escape(_command(source, commands))}</p></details>\n'
+                f'<p class="from">{escape(command_of(source, commands))}</p></details>\n'
             )
 
 
@@ -150,7 +150,7 @@ def _records(
     return f'<div class="wide">{claims_table.html_table(Card("", columns, tuple(rows)))}</div>'
 
 
-def _command(source: Source, commands: Mapping[str, str]) -> str:
+def command_of(source: Source, commands: Mapping[str, str]) -> str:
     """By which command a record is made again."""
     recorded = provenances(source)[0].command
     return commands.get(source.name) or " ".join(recorded) or f"by a command that is {UNKNOWN}"

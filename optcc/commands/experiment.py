@@ -15,6 +15,8 @@ from optcc.experiments.recorder import exit_on_sigterm
 from optcc.show import Card
 
 LIST = "list"
+OTHERWISE = {"fabric-4x2-half.json": "optcc demo --full"}
+"""Records that come along and are those of another command."""
 NOT_MADE = "not made yet"
 _HERE = "optcc.experiments."
 
@@ -149,6 +151,11 @@ EXPERIMENTS = {
     "versions": _on_fabric("what two checkouts of this project take, in turns", "compare_versions", "versions.json"),
 }
 """By name. An experiment that measures ranks starts them itself."""
+
+
+def commands_of_records() -> dict[str, str]:
+    """By which command each record is made, by the name of its file."""
+    return OTHERWISE | {each.record: f"optcc experiment {name}" for name, each in EXPERIMENTS.items()}
 
 
 class Experiments(click.Group):

@@ -17,7 +17,7 @@ import pytest
 
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.claims import package_table
-from optcc.experiments.made import UNDATED
+from optcc.experiments.made import UNDATED, UNKNOWN
 from optcc.experiments.paper_claims import CLAIMS
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Recorded
@@ -185,12 +185,12 @@ def test_provenance_is_what_the_record_says() -> None:
         return provenances(Source("r.json", "", record))
 
     (seen,) = of(SEEN)
-    assert seen.command == () and seen.date == UNDATED and seen.code == report.UNKNOWN
+    assert seen.command == () and seen.date == UNDATED and seen.code == UNKNOWN
     assert f"processor {SEEN.machine['processor']}" in seen.machine
     assert f"numpy {SEEN.versions['numpy']}" in seen.versions
     peers = PeerComparison.read()
     assert [each.date for each in of(peers)] == [session.finished for session in peers.sessions]
     (bounds,) = of(BoundCurves.read())
-    assert bounds.command and bounds.machine == report.UNKNOWN
+    assert bounds.command and bounds.machine == UNKNOWN
     (reranked,) = of(Reranking.read())
-    assert reranked.versions != report.UNKNOWN
+    assert reranked.versions != UNKNOWN
