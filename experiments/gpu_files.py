@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +80,11 @@ class GpuFiles(Measured):
             check(f"{at}.property", row.property, (row.verdict == REFUTED) == bool(row.property), "say what is refuted")
 
     def card(self) -> Card:
+        commits = {(row.repository, row.commit) for row in self.rows}
+        versions = Counter(repository for repository, _ in commits)
         rows = tuple(
             (
-                row.repository,
+                f"{row.repository}@{row.commit[:7]}" if versions[row.repository] > 1 else row.repository,
                 row.file,
                 f"{row.collective}, {row.protocol}",
                 str(row.gpus),
