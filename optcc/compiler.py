@@ -15,10 +15,10 @@ of them is hard to predict, so the candidates are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, inf, log2
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -299,6 +299,20 @@ def costed_s(plan: Plan, seconds: float, topology: Topology) -> float:
     return with_overhead(seconds, plan.transfers.busiest_messages, topology.overhead_s)
 
 
+def _promises(excesses: Mapping[int, float], segments: int, excess: float, worth: float) -> bool:
+    """True unless twice the `segments` are expected to save less than `worth`, by what fewer exceeded: with k segments
+    an excess is a + b/k, fill and drain of the pipeline and what does not depend on their number, as latency.
+
+    >>> _promises({64: 0.12}, 512, 0.023, 0.008), _promises({64: 0.2}, 512, 0.03, 0.008)
+    (False, True)
+    """
+    if not excesses:
+        return True
+    fewer, more = max(excesses.items())
+    fill = (more - excess) / (1 / fewer - 1 / segments)
+    return fill / (2 * segments) >= worth
+
+
 def try_segments(
     definition: Definition,
     topology: Topology,
@@ -308,10 +322,13 @@ def try_segments(
     slots: int | None = None,
     ports: Model = "exclusive",
     best_s: float = inf,
+    close: float = CLOSE,
 ) -> tuple[int, TimedPlan | None]:
     """`choose_segments`, with the plan (a sum's) for `topology` and its timing, if they were made to choose.
 
-    No further number is tried where a port is busy for `HOPELESS` times `best_s`, which another schedule takes.
+    No further number is tried where a port is busy for `HOPELESS` times `best_s`, which another schedule takes, nor,
+    where GPUs are linked, after one that exceeds what its busiest port takes by a share of at most `close`, or is
+    `NEAR_ENOUGH` and twice as many promise to save less than half of that.
     """
     timed = with_some_latency(topology)
 
@@ -343,6 +360,7 @@ def try_segments(
         candidates.insert(0, candidates[0] // PROBE)
     chosen, best = candidates[0], attempt(candidates[0])
     left, jumps = candidates[1:], topology.wired is not None
+    excesses: dict[int, float] = {}
     while left:
         busiest_s = max(best.timing.port_busy_s, default=0.0)
         if busiest_s >= HOPELESS * best_s:
@@ -350,10 +368,13 @@ def try_segments(
         skipped = 0
         if jumps and best.timing.seconds < 2 * busiest_s:
             excess = best.timing.seconds / busiest_s - 1
-            if excess <= CLOSE and chosen >= least:
+            few = excess <= NEAR_ENOUGH - 1 and not _promises(excesses, chosen, excess, close / 2)
+            if chosen >= least and (excess <= close or few):
                 break
+            excesses[chosen] = excess
             # Twice the segments take half the excess.
-            skipped = min(len(left), max(1, ceil(log2(excess / CLOSE)))) - 1 if excess > 0 else 0
+            enough = chosen * excess / close
+            skipped = next((at for at, each in enumerate(left) if each >= enough), len(left) - 1)
         tried = attempt(left[skipped])
         if costed_s(tried.plan, tried.timing.seconds, topology) < costed_s(best.plan, best.timing.seconds, topology):
             chosen, best, left = left[skipped], tried, left[skipped + 1 :]
