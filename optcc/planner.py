@@ -55,6 +55,7 @@ from optcc.schedules.optcc_nics import optcc_nics
 from optcc.schedules.optimal import optimal
 from optcc.schedules.r2ccl_nics import r2ccl_nics, r2ccl_rails
 from optcc.schedules.registry import SCHEDULES
+from optcc.schedules.server_stars import star_all_gather, star_reduce_scatter
 from optcc.show import Card
 from optcc.simulate import simulate
 from optcc.timing import MODELS, Model, Timing
@@ -68,9 +69,10 @@ from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
 
 FOR_NICS = (nccl_ring, nccl_tree, hierarchical_nics, r2ccl_rails, r2ccl_nics, optcc_nics, equal_trees, nic_trees)
+STARS = (star_all_gather, star_reduce_scatter)
 LIBRARY: Mapping[str, Definition] = {
     **SCHEDULES,
-    **{each.name: each for each in (*FOR_NICS, PACKED, *PACKED_OF.values())},
+    **{each.name: each for each in (*FOR_NICS, *STARS, PACKED, *PACKED_OF.values())},
 }
 """Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
 AUTO = "auto"
@@ -388,7 +390,7 @@ def build(
         if collective is not None and collective.name != "allreduce":
             number = segments if isinstance(segments, int) else None
             options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
-            more = tuple(PACKED_OF.values()) if topology.wired is not None else ()
+            more = (*STARS, *PACKED_OF.values()) if topology.wired is not None else ()
             return _chosen(choose_for(collective, topology, size_bytes, segments=number, more=more, **options))
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")

@@ -1,13 +1,16 @@
 """`auto` for the collectives other than AllReduce: the schedule of the library that is simulated to be fastest.
 
 There are few for each: every one that accepts the topology is compiled with the number of segments that suits it
-(`optcc.compiler.try_segments`), and the fastest is taken. So the choice is the best of the library by simulation.
+(`optcc.compiler.try_segments`), and the fastest is taken. So the choice is the best of the library by simulation, but
+that none is tried after one that takes hardly longer than the slowest server's NICs need in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 from optcc.collective import Collective
 from optcc.compiler import TimedPlan, compile_schedule, costed_s, try_segments, with_some_latency
@@ -19,18 +22,24 @@ from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
 
+CLOSE = 0.008
+"""Where GPUs are linked, no more segments are tried after so small an excess over the busiest port: half of what an
+AllReduce is allowed, which takes twice as long."""
+NEAR_LEAST = 1.01
+"""No other schedule is tried after one that takes at most so many times `least_of_servers_s`."""
+
 
 def candidates_for(
     collective: Collective, topology: Topology, ports: Model = "exclusive", more: Sequence[Definition] = ()
 ) -> list[Definition]:
-    """The schedules of the library, and of `more`, for `collective` that accept the topology.
+    """The schedules of `more`, and of the library, for `collective` that accept the topology.
 
     >>> [each.name for each in candidates_for(Collective("broadcast", 4), Topology.parse("4@1GB/s"))]
     ['chain-broadcast', 'tree-broadcast']
 
     Raises InputError if the library has none for the collective, TopologyError if none accepts the topology.
     """
-    known = [each.under(ports) for each in (*SCHEDULES.values(), *more) if each.collective == collective.name]
+    known = [each.under(ports) for each in (*more, *SCHEDULES.values()) if each.collective == collective.name]
     if not known:
         raise InputError(f"collective {collective.name!r}: the library has no schedule for it")
     refusals: list[TopologyError] = []
@@ -45,6 +54,22 @@ def candidates_for(
     if not found:
         raise TopologyError(f"no schedule for {collective.name}: {refusals[0]}")
     return found
+
+
+def least_of_servers_s(topology: Topology, collective: Collective, size_bytes: int) -> float:
+    """A lower bound in seconds on an AllGather and a ReduceScatter, 0 for others: a server receives, or sends, once
+    what the ranks of the others own.
+
+    >>> topology = Topology.parse("4x2@50GB/s+450GB/s,3=1/2")
+    >>> least_of_servers_s(topology, Collective("allgather", 8), 2 * 10**9)
+    0.03
+    """
+    rates = {"allgather": topology.in_, "reducescatter": topology.out}.get(collective.name, ())
+    ranks = topology.n_ranks
+    shares = (
+        Fraction(ranks - server.gpus, ranks) / rate for server, rate in zip(topology.servers, rates, strict=bool(rates))
+    )
+    return size_bytes * float(max(shares, default=Fraction(0)))
 
 
 def choose_for(
@@ -67,21 +92,24 @@ def choose_for(
     """
     timed = with_some_latency(topology)
     tried: list[Candidate] = []
+    refusals: list[TopologyError] = []
     made: dict[str, TimedPlan] = {}
+    options: dict[str, Any] = {"dtype": dtype, "slots": slots, "ports": ports}
+    enough_s = NEAR_LEAST * least_of_servers_s(topology, collective, size_bytes)
     for definition in candidates_for(collective, topology, ports, more):
-        count, plan = segments or 1, None
-        if segments is None:
-            count, plan = try_segments(definition, timed, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports)
-        if plan is None or collective.root:
-            schedule = definition.build(timed, count, root=collective.root)
-            compiled = compile_schedule(
-                schedule, size_bytes=size_bytes, dtype=dtype, topology=timed, slots=slots, ports=ports
-            )
-            plan = TimedPlan(schedule, compiled, simulate(compiled, timed, model=ports))
+        if any(each.seconds is not None and each.seconds <= enough_s for each in tried):
+            break
+        try:
+            count, plan = _timed(definition, timed, size_bytes, segments, collective.root, options)
+        except TopologyError as refusal:  # some transfer has no route
+            refusals.append(refusal)
+            continue
         made[definition.name] = plan
         busiest = max(plan.timing.port_busy_s, default=0.0)
         estimate = Candidate(definition.name, count, float(busiest), len(plan.plan.transfers))
         tried.append(replace(estimate, seconds=costed_s(plan.plan, plan.timing.seconds, timed)))
+    if not tried:
+        raise refusals[0]
     tried.sort(key=lambda each: each.seconds or 0.0)
     taken = tried[0]
     schedule, plan_of_sum, _ = made[taken.name]
@@ -97,3 +125,22 @@ def choose_for(
             ports=ports,
         )
     return Choice(result, schedule, taken, tuple(tried))
+
+
+def _timed(
+    definition: Definition,
+    topology: Topology,
+    size_bytes: int,
+    segments: int | None,
+    root: int,
+    options: Mapping[str, Any],
+) -> tuple[int, TimedPlan]:
+    """The plan of a candidate with so many segments, or None: as many as suit it, and how many they are."""
+    count, plan = segments or 1, None
+    if segments is None:
+        count, plan = try_segments(definition, topology, size_bytes=size_bytes, close=CLOSE, **options)
+    if plan is None or root:
+        schedule = definition.build(topology, count, root=root)
+        compiled = compile_schedule(schedule, size_bytes=size_bytes, topology=topology, **options)
+        plan = TimedPlan(schedule, compiled, simulate(compiled, topology, model=options["ports"]))
+    return count, plan

@@ -57,10 +57,10 @@ def ring_reduce_scatter(program: Program) -> None:
     """
     p = program.n_ranks
     with program.stage("reduce-scatter"):
-        for slices in _slices(program):
+        for parts in slices(program):
             for step in range(p - 1):
                 for rank in program.ranks:
-                    slices[(rank - 1 - step) % p][0].reduce(src=rank, dst=(rank + 1) % p)
+                    parts[(rank - 1 - step) % p][0].reduce(src=rank, dst=(rank + 1) % p)
 
 
 @schedule(
@@ -79,10 +79,10 @@ def ring_all_gather(program: Program) -> None:
     """
     p = program.n_ranks
     with program.stage("all-gather"):
-        for slices in _slices(program):
+        for parts in slices(program):
             for step in range(p - 1):
                 for rank in program.ranks:
-                    slices[(rank - step) % p][0].copy(src=rank, dst=(rank + 1) % p)
+                    parts[(rank - step) % p][0].copy(src=rank, dst=(rank + 1) % p)
 
 
 @schedule(
@@ -175,7 +175,7 @@ def _reduce(program: Program, tree: Tree) -> None:
             segment[0].reduce_along(tree)
 
 
-def _slices(program: Program) -> Iterator[tuple[Segment, ...]]:
+def slices(program: Program) -> Iterator[tuple[Segment, ...]]:
     """For each segment of a pipeline, the part of every rank's slice, at the slice's place in the buffer."""
     share = Fraction(1, program.n_ranks)
     return zip(*[program.pipeline(sections=1, share=share) for _ in program.ranks], strict=True)

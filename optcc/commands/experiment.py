@@ -70,6 +70,11 @@ EXPERIMENTS = {
     "first-use": Experiment(
         "how long commands take on a fresh installation, and after", f"{_HERE}first_use", "first-use.json"
     ),
+    "forestcoll-rows": Experiment(
+        "AllGather and ReduceScatter beside ForestColl's throughput and the bound",
+        f"{_HERE}forestcoll_rows",
+        "forestcoll-rows.json",
+    ),
     "gpu-battery": Experiment(
         "whether the device path is right and fast on a GPU", f"{_HERE}gpu_battery", "gpu-battery.json", "a GPU"
     ),

@@ -74,7 +74,7 @@ def test_all_gather_reaches_the_throughput_of_forestcolls_generator(text: str, t
 
 
 def test_auto_takes_it_where_gpus_are_linked() -> None:
-    topology = Topology.parse("3x2@50GB/s+90GB/s,1=1/2")
+    topology = Topology.parse("torus:3x2@50GB/s")
     for name in PACKED_OF:
         root = 1 if name in ROOTED else 0
         chosen = build("auto", topology, 2**20, collective=Collective(name, 6, root), ports="fifo", segments=4)
