@@ -26,6 +26,7 @@ from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
 from optcc.experiments.lost_nics import PORTS, SIZE_BYTES
+from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, record_command
 from optcc.planner import find_schedule
@@ -86,6 +87,7 @@ class ForestCollRows(Measured):
     format: ClassVar[str] = "optcc-forestcoll-rows/1"
     own_path: ClassVar[Path] = RECORDS / "forestcoll-rows.json"
     docs_page: ClassVar[str] = "schedules.md"
+    rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
 
     versions: dict[str, str]
     rows: tuple[ForestCollRow, ...]

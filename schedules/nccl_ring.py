@@ -119,8 +119,8 @@ def nccl_ring(program: Program, rings: Sequence[Ring]) -> None:
 
     >>> ring = Ring((0, 1, 2, 3), (-1, 0, -1, 2))
     >>> print(*list(nccl_ring(n_ranks=4, rings=[ring]))[:3])
-    0->1 s0 c0 reduce [reduce-scatter of channel 0] 1->0 s0 c3 copy [reduce-scatter of channel 0] \
-0->2 s0 c3 reduce [reduce-scatter of channel 0]
+    0->1 s0 c0 reduce [reduce-scatter of channel 0] 1->0 s0 c1 copy [reduce-scatter of channel 0] \
+0->2 s0 c1 reduce [reduce-scatter of channel 0]
     """
     for turn in around(program, rings):
         along_rings(program, turn)

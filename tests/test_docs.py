@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import inspect
 import pkgutil
 import re
@@ -168,3 +169,12 @@ def test_commands_in_the_docs_have_the_options_that_they_show(name: str) -> None
         known = {option for each in found.params for option in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
         for word in re.findall(r"(?<=\s)-{1,2}[a-zA-Z][\w-]*", words):
             assert word in known, f"{name}: optcc {command} {word}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in markdown() if ">>> " in path.read_text()], ids=lambda each: each.name
+)
+def test_the_examples_of_a_page_print_what_it_shows(path: Path) -> None:
+    failed, tried = doctest.testfile(str(path), module_relative=False)
+    assert tried
+    assert not failed

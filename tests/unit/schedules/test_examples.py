@@ -7,10 +7,10 @@ import doctest
 import pytest
 
 from optcc.dsl import Definition
-from optcc.schedules.registry import SCHEDULES
+from optcc.planner import LIBRARY
 
 
-@pytest.mark.parametrize("definition", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("definition", LIBRARY.values(), ids=LIBRARY)
 def test_the_example_of_a_schedule_runs(definition: Definition) -> None:
     function = definition.function
     found = doctest.DocTestFinder().find(function, definition.name, globs=dict(function.__globals__))
