@@ -25,6 +25,7 @@ from optcc.experiments.observation_cost import (
     TENTH,
     ObservationCost,
 )
+from optcc.experiments.recovery_models import ADAPCC, RecoveryModels
 from optcc.experiments.reranking import Reranking
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.experiments.swarm import SwarmRuns
@@ -36,6 +37,9 @@ R2CCL, OPTIMUM = ("r2ccl-balance", "r2ccl-allreduce"), ("optimal",)
 ALLREDUCE = ("r2ccl-allreduce",)
 REPORTED, SILENT = ("down", "carrier"), ("blackhole", "blackhole-out", "blackhole-in")
 """Failures of a NIC that its host is told of, and those that only show by silence."""
+
+
+_GPU_LESS = "a GPU less (AdapCC, a model) over what R2CCL states, data parallel over 16 and 32"
 
 
 # --- Training and inference -------------------------------------------------------------------------------------------
@@ -266,3 +270,23 @@ def recorder_cost(record: ObservationCost) -> ClaimValue:
     spots = [row for row in record.rows if (row.size_bytes, row.beside, row.case) == (SHORT, ALONE, ON)]
     values = (1e6 * record.cost_s((row.bed, row.size_bytes, row.beside), row.case) for row in spots)
     return spread(values, " µs", 1, f"status and recorder, a collective of {show_size(SHORT)}, {len(spots)} beds")
+
+
+def recovery_over_r2ccl(name: str) -> Callable[[RecoveryModels], ClaimValue]:
+    """For how many times as long as with R2CCL a failure stops a job under a model."""
+
+    def compute(record: RecoveryModels) -> ClaimValue:
+        return spread([record.over_r2ccl(name)], "x", 1, "of the recovery times that pages state")
+
+    return compute
+
+
+def gpus_gone(record: RecoveryModels) -> ClaimValue:
+    """A step's overhead under AdapCC, without the GPU of a failed NIC, over what R2CCL states of the same job."""
+    return spread(record.one_down_over_r2ccl(ADAPCC), "x", 1, _GPU_LESS)
+
+
+def gpus_gone_saved(record: RecoveryModels) -> ClaimValue:
+    """By how much the overhead that R2CCL states is below that, in percent."""
+    saved = [100 * (1 - 1 / ratio) for ratio in record.one_down_over_r2ccl(ADAPCC)]
+    return spread(saved, " %", 1, f"training, {_GPU_LESS}")

@@ -105,6 +105,11 @@ EXPERIMENTS = {
     "planning-speed": Experiment(
         "how long planning and proofs take, by ranks", f"{_HERE}planning_speed", "planning-speed.json"
     ),
+    "recovery-models": Experiment(
+        "what failing NICs cost a job that recovers as AdapCC, DejaVu, R2CCL or by a restart: a model",
+        f"{_HERE}recovery_models",
+        "recovery-models.json",
+    ),
     "reranking": Experiment(
         "what R2CCL's re-ranking gains where servers lost different rails", f"{_HERE}reranking", "reranking.json"
     ),
