@@ -1,5 +1,5 @@
-"""`NicLog`: one line for each NIC of this rank that is given up, slower than it was, or back, and for each rank that it
-reaches through others alone, or waits for.
+"""`NicLog`: one line for each NIC of this rank that is given up, slower than it was, back, or at another address, and
+for each rank that it reaches through others alone, or waits for.
 
 The lines are warnings of the logger `optcc.nics`, which Python prints on stderr unless a program says otherwise. A
 state counts once it has lasted `SETTLE_S`, at once if the kernel says that the link is down, and a NIC has at most one
@@ -72,6 +72,11 @@ class NicLog:
                 self._say_state(number, now_s)
             elif seen == UP == state.said and abs(shares[number] - state.share) >= SHARE_STEP:
                 self._say_share(number, now_s, shares[number])
+
+    def note_address(self, number: int, former: str, address: str) -> None:
+        """A NIC of this rank has another address."""
+        name = self._names[number]
+        logger.warning("optcc: rank %d: %s has address %s now, not %s", self._rank, name, address, former)
 
     def note_detours(self, peers: Set[int]) -> None:
         """What goes to these ranks goes through other ranks."""

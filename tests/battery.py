@@ -36,9 +36,7 @@ CASES = (
     BatteryCase("a NIC flaps ten times, every 50 ms to 5 s", "exact; plans do not flap"),
     BatteryCase("a rail returns after an hour", "used again"),
     BatteryCase("peers see a rail return ten seconds apart", "they agree, and use it"),
-    BatteryCase(
-        "a NIC's address changes", "resolved again, and joined", "NICs keep the addresses that the ranks met with"
-    ),
+    BatteryCase("a NIC's address changes", "told by its rank, and dialled there; a stranger's word is refused"),
     BatteryCase("a blackhole", "found in 0.1 s; exact"),
     BatteryCase("a blackhole one way", "the same"),
     BatteryCase("acknowledgements alone are lost", "copies are suppressed"),

@@ -51,7 +51,7 @@ class Detours:
             return None
         tried.update(pairwise((*via, peer)))
         mine, theirs = first[via[0]]
-        return Detour(mine, local.entry(via[0], theirs)[1:3], via)
+        return Detour(mine, local.address(via[0], theirs), via)
 
     def may_come(self, peer: int) -> bool:
         """See `PathFinder`."""

@@ -8,8 +8,8 @@ The driver sets `now_s`, calls an entry point, and then
     calls `tick` at `next_tick_s`, with fresh samples (`KernelReport`) of what is in `watched()`.
 
 Entry points are `open`, `post_send`, `post_recv`, `poll_events` for the program; `connected`, `dial_failed`,
-`accepted`, `received_hello`, `received`, `filled`, `broken` for connections; `nic_changed` for NICs; `tick` for the
-time. None of them waits. `failure` ends every wait.
+`accepted`, `received_hello`, `received`, `filled`, `broken` for connections; `nic_changed`, `nic_moved` for NICs;
+`tick` for the time. None of them waits. `failure` ends every wait.
 
 One class, as every entry point may set off any of the others' effects; what has a state of its own is in files of their
 own (`outbound`, `inbound`, `membership`, `epochs`, `detour`, `reports`), and most methods here pass an event on.
@@ -22,12 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from optcc.errors import InputError
 from optcc.plan import Channel
+from optcc.runtime.protocol.addresses import Addresses
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
 from optcc.runtime.protocol.detour import Detours
 from optcc.runtime.protocol.epochs import Epochs
 from optcc.runtime.protocol.frames import (
+    ADDRESS_FRAME,
     BACK_FRAME,
     CHANNELS_MAX,
     DOUBT_FRAME,
@@ -111,6 +113,7 @@ class Endpoint(LocalRank):
         self.epochs = Epochs(self, self.rates)
         self.detours = Detours(self, self.outbounds, self.rates, self.epochs.agreement)
         self.relays = Relays(self, self.suspicion, self.detours)
+        self.addresses_told = Addresses(self, self.outbounds)
         self.accepting: dict[Accepting, None] = {}
         self._ticked_s, self._tick_s, self._probed_s = now_s, WATCH_S, now_s
         self._numbers = ChannelNumbers()
@@ -443,6 +446,7 @@ class Endpoint(LocalRank):
 
     def _greet(self, connection: Established) -> None:
         """A connection is up: the peer is told what was said before it was."""
+        self.addresses_told.greet(connection)
         self.rates.tell(connection.peer)
         self.membership.greet(connection)
         self.epochs.joined(connection)
@@ -533,11 +537,13 @@ class Endpoint(LocalRank):
     # --- control frames
 
     def _hear(self, peer: int, kind: int, number: int) -> None:
-        """Carries out a peer's control frame."""
+        """Carries out a peer's control frame. Raises Broken for one that cannot be."""
         if kind == GONE_FRAME:
             self._lose_session(peer, number)
         elif kind == BACK_FRAME and peer in self.outbounds:
             self.outbounds[peer].dial_now(theirs=number)
+        elif kind == ADDRESS_FRAME:
+            self.addresses_told.hear(peer, number)
         elif kind == RATE_FRAME:
             self.rates.hear(peer, number)
         elif kind == EPOCH_FRAME:
@@ -589,6 +595,15 @@ class Endpoint(LocalRank):
         if not is_up:
             self.relays.lose_nic(nic)
         self.rates.note_nic(nic, is_up)
+
+    def nic_moved(self, nic: int, address: str, port: int) -> None:
+        """A NIC of this rank has another address, at which the driver listens, and from which it dials from now on."""
+        was_up = self.nic_up[nic]
+        if was_up:
+            self.nic_changed(nic, False)
+        self.addresses_told.move(nic, address, port)
+        if was_up:
+            self.nic_changed(nic, True)
 
     # --- time
 

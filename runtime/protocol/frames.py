@@ -21,6 +21,7 @@ and in both directions control frames about connections, NICs and ranks:
     news    eight bytes of what the sender knows of failures (see `membership`)
     epoch   what some rank says of the epochs of the job (see `agreement`)
     trial   what two ranks say to find out which end of a rail is slow (see `TrialWord`)
+    address where a NIC of the sender's listens now that its address has changed (see `AddressWord`)
     padding the receiver of this frame is to send padding over a connection (see `PaddingWord`)
     pad     `length` bytes that mean nothing follow
     bye     the last frame of a rank that closes
@@ -50,6 +51,7 @@ import math
 import struct
 from collections.abc import Callable
 from enum import IntEnum
+from ipaddress import IPv4Address
 from typing import NamedTuple
 
 try:
@@ -65,7 +67,7 @@ crc32: Checksum = _crc32
 VERSION = 11
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = range(1, 5)
 GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME = range(5, 12)
-TRIAL_FRAME, PADDING_FRAME, PAD_FRAME = range(12, 15)
+TRIAL_FRAME, PADDING_FRAME, PAD_FRAME, ADDRESS_FRAME = range(12, 16)
 CONTROL_FRAMES = (
     GONE_FRAME,
     BACK_FRAME,
@@ -76,6 +78,7 @@ CONTROL_FRAMES = (
     EPOCH_FRAME,
     TRIAL_FRAME,
     PADDING_FRAME,
+    ADDRESS_FRAME,
 )
 """Frames about connections, NICs and ranks rather than about a channel."""
 DATA_STATE_FRAME = 0x30
@@ -102,7 +105,7 @@ RATE_TURNS = 1 << 20
 _DATA = struct.Struct("<BBHIIIQII")
 _STATE = struct.Struct("<BBHIIIQQ")
 _CRC = struct.Struct("<I")
-_RATE_PARTS, _RATE_STEPS, _TRIAL_TURNS = (1 << 10) - 1, 1 << 10, 1 << 16
+_RATE_PARTS, _RATE_STEPS, _TRIAL_TURNS, _ADDRESS_TURNS = (1 << 10) - 1, 1 << 10, 1 << 16, 1 << 8
 _SEALED_DATA = struct.Struct("<BBHIIIQIII")
 _SEALED_STATE = struct.Struct("<BBHIIIQQI")
 _DATA_STATE = struct.Struct("<BBHIIIQIIIIQQ")
@@ -245,6 +248,35 @@ class PaddingWord(NamedTuple):
         return cls(number >> 32, _power(number & 0xFFFF))
 
 
+class AddressWord(NamedTuple):
+    """The number of an `ADDRESS_FRAME`: by the `turn`-th word of a rank about this, its NIC `nic` listens at this IPv4
+    `address` and `port`.
+
+    >>> AddressWord.read(AddressWord(3, 1, "10.0.1.9", 5000).number)
+    AddressWord(turn=3, nic=1, address='10.0.1.9', port=5000)
+    """
+
+    turn: int
+    nic: int
+    address: str
+    port: int
+
+    @property
+    def number(self) -> int:
+        """All of it in 64 bits."""
+        return self.turn % _ADDRESS_TURNS << 56 | self.nic << 48 | int(IPv4Address(self.address)) << 16 | self.port
+
+    @classmethod
+    def read(cls, number: int) -> AddressWord:
+        """What a number says."""
+        address = str(IPv4Address(number >> 16 & 0xFFFFFFFF))
+        return cls(number >> 56, number >> 48 & RATE_NICS_MAX - 1, address, number & 0xFFFF)
+
+    def is_after(self, turn: int) -> bool:
+        """True if it was said after the word of that turn."""
+        return 0 < (self.turn - turn) % _ADDRESS_TURNS < _ADDRESS_TURNS // 2
+
+
 def _logarithm(rate: float) -> int:
     """Bytes/s, from 1 on, in 16 bits."""
     return min(round(_RATE_STEPS * math.log2(max(1.0, rate))), 0xFFFF)
@@ -309,7 +341,7 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
         raise WireError("header: wrong checksum")
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= PAD_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= ADDRESS_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
 

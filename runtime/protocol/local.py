@@ -43,13 +43,15 @@ class LocalRank:
     rank's NICs there is one more for it. `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
     `events` are those of the transport that have not been polled, `n_awaited` counts the posts without one. `up` has
     the connections that are established. `left` has the ranks that said bye, and whether because of a failure;
-    `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs. `notes` are
-    the last rare events, for whoever observes the job.
+    `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs. `addresses`
+    are those, with ports, of NICs that are not where the book says, by rank and number. `notes` are the last rare
+    events, for whoever observes the job.
     """
 
     # More attributes than instances of one class share the names of: without slots each is a search.
     __slots__ = (
-        *("__dict__", "__weakref__", "book", "checksum", "counts", "draw", "eager_bytes", "events", "failure", "hosts"),
+        *("__dict__", "__weakref__", "addresses", "book", "checksum", "counts", "draw", "eager_bytes"),
+        *("events", "failure", "hosts"),
         *("insides", "is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank"),
         *("secret", "settings", "to_close", "to_dial", "to_limit", "to_report", "to_resume", "to_send", "up"),
         "watch_s",
@@ -74,6 +76,7 @@ class LocalRank:
         self.job, self.secret, self.draw, self.checksum = job, secret, draw, checksum
         self.now_s = now_s
         self.own_nics = book[rank]
+        self.addresses: dict[tuple[int, int], tuple[str, int]] = {}
         self.counts = Counts()
         own = [*self.own_nics, *self.insides[rank : rank + 1]]
         self.rail_counts = [RailCount(nic[0]) for nic in own]
@@ -201,6 +204,10 @@ class LocalRank:
     def entry(self, rank: int, nic: int) -> NicEntry:
         """The NIC of this number, or what the rank listens at for those of its own host."""
         return self.book[rank][nic] if nic < len(self.book[rank]) else self.insides[rank]
+
+    def address(self, rank: int, nic: int) -> tuple[str, int]:
+        """Where a NIC listens now: address and port."""
+        return self.addresses.get((rank, nic)) or self.entry(rank, nic)[1:3]
 
     def rail_rate(self, src: int, mine: int, dst: int, theirs: int) -> int:
         """What a rail carries from `src` to `dst` at most, as declared, bytes/s."""

@@ -77,7 +77,7 @@ class Outbound:
         self._local, self.peer = local, peer
         self._reports, self._suspicion, self._opposites, self._detours = reports, suspicion, opposites, detours
         self.direct = [
-            Rail(local.entry(local.rank, mine)[0], mine, theirs, local.entry(peer, theirs)[1:3])
+            Rail(local.entry(local.rank, mine)[0], mine, theirs, local.address(peer, theirs))
             for mine, theirs in local.pairs(local.rank, peer)
         ]
         self._detour = Rail(_DETOUR, -1, -1, ("", 0))
@@ -527,6 +527,18 @@ class Outbound:
                     self.hang_up(rail.dialing, refused=False)
                 rail.next_s, rail.wait_s = 0.0, REDIAL_S_MIN
                 self._local.look_within(0.0)
+
+    def take_address(self, theirs: int, address: tuple[str, int]) -> None:
+        """The peer's NIC `theirs` is at another address: what goes to the former one is given up, and it is dialled."""
+        for rail in self.direct:
+            if rail.theirs != theirs:
+                continue
+            rail.address = address
+            if rail.connection is not None:
+                self.lose(rail.connection, Broken("its address has changed"))
+            elif rail.dialing is not None:
+                self.hang_up(rail.dialing, refused=False)
+        self.dial_now(theirs=theirs)
 
     def _dial_later(self, rail: Rail, *, refused: bool) -> None:
         """After a failure: the next try, at growing intervals."""

@@ -76,7 +76,7 @@ class Relays:
         pairs.sort(
             key=lambda pair: (pair[0] not in up, not self._detours.may_be_up(local.rank, pair[0], hello.dst, pair[1]))
         )
-        rails = [(mine, local.entry(hello.dst, theirs)[1:3]) for mine, theirs in pairs]
+        rails = [(mine, local.address(hello.dst, theirs)) for mine, theirs in pairs]
         leg = Leg(self, accepting.nic, local.rail_counts[accepting.nic])
         leg.wire = accepting.wire
         self.legs[leg] = None

@@ -95,7 +95,9 @@ class FaultInjector:
 
     def _change(self, nic: SimulatedNic, kind: str, *, begins: bool) -> None:
         network = self._network
-        if kind == "down":
+        if kind in ("down", "move"):
+            if kind == "move" and not begins:
+                network.move(nic)
             network.set_link(nic, not begins)
         elif kind == "loss":
             nic.loss = 0.05 if begins else 0.0

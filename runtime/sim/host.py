@@ -63,8 +63,10 @@ class SimulatedHost:
         self._alarm: Timer | None = None
         self._wake_s = self.turned_s = 0.0
         self._pending_nics: list[tuple[int, bool]] = []
+        self._pending_moves: list[tuple[int, tuple[str, int]]] = []
         network.accept[rank] = self._accept
         network.told[rank] = self._hear_of_nic
+        network.told_address[rank] = self._hear_of_address
         self.look_at(0.0)
 
     @property
@@ -138,6 +140,10 @@ class SimulatedHost:
             for nic, is_up in self._pending_nics:
                 endpoint.nic_changed(nic, is_up)
             self._pending_nics.clear()
+        if self._pending_moves:
+            for nic, address in self._pending_moves:
+                endpoint.nic_moved(nic, *address)
+            self._pending_moves.clear()
         self.flush()
         if now_s >= endpoint.next_tick_s:
             for connection in endpoint.watched():
@@ -244,8 +250,11 @@ class SimulatedHost:
     def _dial(self, dialing: Dialing) -> None:
         network = self.network
         src = network.nics[self.rank, dialing.nic]
-        address, number = dialing.address
-        dst = network.nics[int(address), number]
+        dst = network.at(dialing.address)
+        if dst is None:
+            # Nobody answers.
+            self._dials[dialing] = lambda: None
+            return
 
         def connected(end: End) -> None:
             self._dials.pop(dialing, None)
@@ -294,6 +303,10 @@ class SimulatedHost:
         self._pending_nics.append((nic, is_up))
         self.look_at(self.now_s)
 
+    def _hear_of_address(self, nic: int, address: tuple[str, int]) -> None:
+        self._pending_moves.append((nic, address))
+        self.look_at(self.now_s)
+
     # --- the end
 
     def leave(self) -> None:
@@ -324,6 +337,7 @@ class SimulatedHost:
         self.is_stopped = True
         self.network.accept.pop(self.rank, None)
         self.network.told.pop(self.rank, None)
+        self.network.told_address.pop(self.rank, None)
         for give_up in self._dials.values():
             give_up()
         if self._look is not None:

@@ -1,8 +1,9 @@
 """Hosts' NICs in simulated time: their rates, what befalls them, and the connections between them.
 
 A NIC serves one segment at a time each way, in order. What can befall it: its link goes down, which its host's kernel
-reports; a *blackhole*, one way or both, which nobody reports; loss of segments at random; another rate; a reset of the
-connections over it. What is on its way over a NIC that fails is lost.
+reports; a *blackhole*, one way or both, which nobody reports; loss of segments at random; another rate; another
+address, which its host's kernel reports too; a reset of the connections over it. What is on its way over a NIC that
+fails is lost.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ class SimulatedNetwork:
         self.n_corrupted = self.n_lost = 0
         self.accept: dict[int, Callable[[int, End], None]] = {}
         self.told: dict[int, Callable[[int, bool], None]] = {}
+        # Who is told of another address of a NIC, by rank; and the NICs by those addresses.
+        self.told_address: dict[int, Callable[[int, tuple[str, int]], None]] = {}
+        self._moved: dict[tuple[str, int], SimulatedNic] = {}
 
     def draw_buffer(self) -> int:
         """The size of a send or receive buffer."""
@@ -119,10 +123,10 @@ class SimulatedNetwork:
         refused: Callable[[], None],
     ) -> Callable[[], None]:
         """Opens a connection: calls one of the two, or neither while nothing gets through. Returns how to give up."""
-        given_up = [False]
+        given_up, n_moves = [False], dst.n_moves
 
         def knock(tries: int) -> None:
-            if given_up[0]:
+            if given_up[0] or dst.n_moves != n_moves:
                 return
             if self._passes(src, dst) and self._passes(dst, src):
                 self.clock.plan(self.round_trip_s(src, dst), answer)
@@ -130,7 +134,7 @@ class SimulatedNetwork:
                 self.clock.plan(SYN_RTO_S * 2**tries, lambda: knock(tries + 1))
 
         def answer() -> None:
-            if given_up[0]:
+            if given_up[0] or dst.n_moves != n_moves:
                 return
             if not (self._passes(src, dst) and self._passes(dst, src)):
                 self.clock.plan(SYN_RTO_S, lambda: knock(1))
@@ -254,6 +258,30 @@ class SimulatedNetwork:
         def report() -> None:
             if nic.is_up == is_up and nic.rank in self.told:
                 self.told[nic.rank](nic.number, is_up)
+
+        self.clock.plan(self.rng.random() * REPORT_S, report)
+
+    def at(self, address: tuple[str, int]) -> SimulatedNic | None:
+        """The NIC that has an address: its rank and number, as text and port, unless it has moved; None if none has."""
+        if address in self._moved:
+            return self._moved[address]
+        rank, number = address
+        nic = self.nics.get((int(rank), number)) if rank.isdigit() else None
+        return None if nic is None or nic.n_moves else nic
+
+    def move(self, nic: SimulatedNic) -> None:
+        """A NIC gets another address. Nothing comes any more over connections to or from the one before."""
+        self._moved = {address: other for address, other in self._moved.items() if other is not nic}
+        nic.n_moves += 1
+        nic.fails += 1
+        address = f"10.{nic.rank}.{nic.number}.{nic.n_moves}", 1000 + nic.n_moves
+        self._moved[address] = nic
+        for stream in self._streams.pop(nic, {}):
+            stream.kill()
+
+        def report() -> None:
+            if self._moved.get(address) is nic and nic.rank in self.told_address:
+                self.told_address[nic.rank](nic.number, address)
 
         self.clock.plan(self.rng.random() * REPORT_S, report)
 

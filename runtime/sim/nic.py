@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(eq=False)
 class SimulatedNic:
     """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried; what it sends takes
-    `delay_s` longer than the network's latency."""
+    `delay_s` longer than the network's latency; `n_moves` counts the addresses that it has had after its first."""
 
     rank: int
     number: int
@@ -23,6 +23,7 @@ class SimulatedNic:
     out_free_s: float = 0.0
     in_free_s: float = 0.0
     delay_s: float = 0.0
+    n_moves: int = 0
 
     def sends(self) -> bool:
         """True if what is sent leaves it."""

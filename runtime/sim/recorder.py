@@ -130,6 +130,11 @@ class Recorder:
         self.note(endpoint.rank, f"NIC {state}", f"hears that its NIC {endpoint.own_nics[nic][0]} is {state}")
         former(endpoint, nic, is_up)
 
+    def _endpoint_nic_moved(self, former: Any, endpoint: Endpoint, nic: int, address: str, port: int) -> None:
+        what = f"hears that its NIC {endpoint.own_nics[nic][0]} is at {address} port {port} now"
+        self.note(endpoint.rank, "NIC at another address", what)
+        former(endpoint, nic, address, port)
+
     # --- chunks and messages
 
     def _sendconnection_put(
@@ -235,6 +240,7 @@ _WATCHED: tuple[tuple[type, str], ...] = (
     (Endpoint, "dial_failed"),
     (LocalRank, "fail"),
     (Endpoint, "nic_changed"),
+    (Endpoint, "nic_moved"),
     (Inbound, "_note_delivery"),
     (Inbound, "begin"),
     (Inbound, "complete"),

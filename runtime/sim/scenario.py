@@ -70,9 +70,10 @@ class Trigger:
 class SwarmFault:
     """What befalls NIC `nic` of `rank` from `at_s`, for `for_s` seconds (infinity: for good), or from its `trigger` on.
 
-    Kinds: `down` (link), `hole`, `hole-out`, `hole-in` (blackholes), `loss`, `slow`, `freeze` (all is delayed),
-    `reset`, `break` (a reset of the one connection that triggers it), `refuse` (connections are refused); and of a
-    whole rank, `nic` being -1 or that of the trigger: `busy` (the process does not look), `crash`.
+    Kinds: `down` (link), `move` (the link is down, and comes back with another address), `hole`, `hole-out`, `hole-in`
+    (blackholes), `loss`, `slow`, `freeze` (all is delayed), `reset`, `break` (a reset of the one connection that
+    triggers it), `refuse` (connections are refused); and of a whole rank, `nic` being -1 or that of the trigger: `busy`
+    (the process does not look), `crash`.
     """
 
     at_s: float

@@ -15,30 +15,31 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from select import EPOLLIN, EPOLLOUT, epoll
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from optcc.errors import EnvironmentMissing, InputError, MismatchError
+from optcc.errors import EnvironmentMissing, InputError
 from optcc.runtime.forks import call_in_child, take_no_part
 from optcc.runtime.nic_log import NicLog
-from optcc.runtime.nics import HostNic, inside_of
+from optcc.runtime.nics import HostNic, inside_of, interfaces
 from optcc.runtime.partition import Partition, partition_s_of
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import VERSION, crc32
 from optcc.runtime.protocol.handshake import Accepting, Dialing
-from optcc.runtime.protocol.hello import JOB_BYTES, SECRET_BYTES
 from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import WATCH_S, Connection
 from optcc.runtime.protocol.local import Established
-from optcc.runtime.protocol.settings import NicEntry, Settings, differs
-from optcc.runtime.rendezvous import Meet, Meeting
+from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.rendezvous import Meet
 from optcc.runtime.transport import RECEIVED, WOKEN, Clock, MonotonicClock
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
-from optcc.runtime.transports.nic_watch import NicWatch
+from optcc.runtime.transports.nic_watch import NicChange, NicWatch
 from optcc.runtime.transports.tcp_sockets import limit_unsent, listen, open_socket, sample, tune, wake_from
+from optcc.runtime.transports.tcp_terms import TcpTerms, read_book, read_insides
 
 CHUNK_BYTES = 1 << 20
 WINDOW = 32
@@ -53,20 +54,6 @@ _CONTROL_BYTES = 1 << 14
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
 _DISCARD_BYTES_MAX = 8 << 20
-
-
-class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank's record when the ranks meet: what all must agree on, and its NICs."""
-
-    version: int
-    chunk_bytes: int
-    window: int
-    crc: bool
-    nics: tuple[NicEntry, ...]
-    inside: NicEntry | None = None
-    # Absent where it is off, so that the record of who does not use it is what it was.
-    authenticate: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    partition_s: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class _File(Protocol):
@@ -145,7 +132,7 @@ class TcpTransport(EndpointTransport):
         self._handlers: dict[int, tuple[Callable[[Any, int], None], Any]] = {}
         self._listeners: list[socket.socket] = []
         self._watch: NicWatch | None = None
-        self._nic_news: list[tuple[int, bool]] = []
+        self._nic_news: list[NicChange] = []
         self._wires: dict[Connection, Wire] = {}
         call_in_child(self, TcpTransport._leave_to_parent)
         try:
@@ -153,10 +140,10 @@ class TcpTransport(EndpointTransport):
             within = None if inside is None else self._listen(inside)
             tags: Literal[True] | msgspec.UnsetType = True if authenticate else msgspec.UNSET
             waits_s = partition_s or msgspec.UNSET
-            terms = _Terms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags, waits_s)
+            terms = TcpTerms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags, waits_s)
             self._meeting = meet(msgspec.json.encode(terms))
-            everyone = _read_book(self._meeting, terms)
-            insides = _read_insides(everyone)
+            everyone = read_book(self._meeting, terms)
+            insides = read_insides(everyone)
             if insides:
                 assert inside is not None
                 self._nics += (inside,)
@@ -265,8 +252,8 @@ class TcpTransport(EndpointTransport):
                 handler(subject, events)
         if self._nic_news:
             # What had come over a NIC, a bye perhaps, is read before its connections are given up.
-            for nic, is_up in self._nic_news:
-                endpoint.nic_changed(nic, is_up)
+            for change in self._nic_news:
+                self._take_nic_news(change)
             self._nic_news.clear()
         if endpoint.to_send or endpoint.to_report:
             self._flush()
@@ -357,8 +344,10 @@ class TcpTransport(EndpointTransport):
             return
         try:
             sock = open_socket(self._nics[dialing.nic].address, self._buffer_bytes)
-        except OSError:
+        except OSError as error:
             self._endpoint.dial_failed(dialing, refused=False)
+            if error.errno == errno.EADDRNOTAVAIL and self._watch is None:
+                self._look_for_address(dialing.nic)
             return
         self._adopt(dialing, sock)
         code = sock.connect_ex(dialing.address)
@@ -504,6 +493,40 @@ class TcpTransport(EndpointTransport):
     def _nics_changed(self, watch: NicWatch, _: int) -> None:
         self._nic_news += watch.read()
 
+    def _take_nic_news(self, change: NicChange) -> None:
+        """What the kernel says of a NIC."""
+        endpoint = self._endpoint
+        if change.address != self._nics[change.nic].address and not self._move(change.nic, change.address):
+            return
+        if change.is_up != endpoint.nic_up[change.nic]:
+            endpoint.nic_changed(change.nic, change.is_up)
+
+    def _look_for_address(self, nic: int) -> None:
+        """Where no netlink says so: a NIC does not have its address any more, and may have another one."""
+        others = {each.address for each in self._nics}
+        for each in interfaces():
+            if each.name == self._nics[nic].name and each.address not in others:
+                self._move(nic, each.address)
+
+    def _move(self, nic: int, address: str) -> bool:
+        """A NIC has another address: this rank listens there, dials from there, and tells the others.
+
+        False if it cannot listen there: the address has gone again, which the kernel says next.
+        """
+        moved = replace(self._nics[nic], address=address)
+        try:
+            listener = listen(address, _BACKLOG, self._buffer_bytes)
+        except OSError:
+            return False
+        self._unregister(self._listeners[nic])
+        self._listeners[nic].close()
+        self._listeners[nic] = listener
+        self._register(listener, EPOLLIN, self._accept, nic)
+        self._nic_log.note_address(nic, self._nics[nic].address, address)
+        self._nics = (*self._nics[:nic], moved, *self._nics[nic + 1 :])
+        self._endpoint.nic_moved(nic, address, listener.getsockname()[1])
+        return True
+
 
 def authenticates(environ: Mapping[str, str]) -> bool:
     """Whether OPTCC_AUTHENTICATE asks for authenticated frames; raises InputError unless it is 0, 1, or not there.
@@ -559,33 +582,3 @@ def _send_last(sock: socket.socket, frame: bytes) -> None:
                 return
     except OSError:
         return
-
-
-def _read_insides(everyone: Sequence[_Terms]) -> list[NicEntry]:
-    """What each rank listens at for those of its host; none unless all say it, and two are on one host."""
-    insides = [terms.inside for terms in everyone if terms.inside is not None]
-    return insides if len({inside[0] for inside in insides}) < len(insides) == len(everyone) else []
-
-
-def _read_book(meeting: Meeting, own: _Terms) -> list[_Terms]:
-    """Every rank's record; raises MismatchError, naming who, if ranks are set up differently."""
-    if len(meeting.secret) != SECRET_BYTES or len(meeting.job) != JOB_BYTES:
-        raise InputError(f"secret of {len(meeting.secret)} B: must be {SECRET_BYTES} B, and the job {JOB_BYTES} B")
-    book: list[_Terms] = []
-    for rank, record in enumerate(meeting.records):
-        try:
-            terms = msgspec.json.decode(record, type=_Terms)
-        except msgspec.DecodeError as error:
-            raise MismatchError(f"rank {rank}: its record is not one: {error}") from error
-        for field in ("version", "chunk_bytes", "window", "crc"):
-            ours, theirs = getattr(own, field), getattr(terms, field)
-            if ours != theirs:
-                raise differs(rank, meeting.rank, field, theirs, ours)
-        if terms.authenticate != own.authenticate:
-            raise differs(rank, meeting.rank, "authenticate", terms.authenticate is True, own.authenticate is True)
-        if terms.partition_s != own.partition_s:
-            raise differs(rank, meeting.rank, "partition_s", terms.partition_s or 0.0, own.partition_s or 0.0)
-        if not terms.nics:
-            raise MismatchError(f"rank {rank} has no NIC")
-        book.append(terms)
-    return book

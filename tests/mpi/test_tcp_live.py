@@ -25,6 +25,7 @@ from optcc.experiments.fabric import (
     NicRates,
     control_address,
     core_namespace,
+    host_namespace,
     nic_address,
 )
 
@@ -277,6 +278,33 @@ def test_a_nic_that_fails_while_nothing_is_under_way_is_noticed_by_the_next_coll
         assert (each["wrong"], each["error"]) == (0, "")
     rails = seen[1]["rails"]
     assert isinstance(rails, list) and rails[1][2] > 0, "the NIC's connections were given up"
+
+
+@pytest.mark.battery(11)
+@netns
+def test_a_nic_that_gets_another_address_in_the_middle_is_used_again(name: str, tmp_path: Path) -> None:
+    """As with a new lease: the address of a NIC goes, and another one comes, while AllReduces go on."""
+    with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
+        job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=60.0)
+        time.sleep(1.0)
+        former = nic_address(1, 1)
+        new = former.rpartition(".")[0] + ".77"
+        began = time.monotonic()
+        for words in (f"addr del {former}/24 dev eth1", f"addr add {new}/24 dev eth1"):
+            subprocess.run(["ip", "-n", host_namespace(name, 1), *words.split()], check=True)
+        time.sleep(1.5)
+        job.stop.touch()
+        seen = job.results()
+    for each in seen:
+        assert (each["wrong"], each["error"]) == (0, "")
+        assert max(each["seconds"]) < 10 * statistics.median(each["seconds"])
+    assert sum(each["resent"] for each in seen) > 0, "the address was changed in the middle of an AllReduce"
+    print(f"given up after {[round(at - began, 3) for at in seen[1]['given_up'][1]]} s")
+    # Rank 1 sends from there, and rank 0 to there.
+    for each in seen[:2]:
+        first, last = each["sent"][-3], each["sent"][-1]
+        fast, slow = (b - a for a, b in zip(first, last, strict=True))
+        assert slow > 0.5 * fast, each["sent"]
 
 
 def stalls_after(seen: list[dict[str, Any]], start: float, end: float) -> tuple[float, float]:

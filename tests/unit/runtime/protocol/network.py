@@ -258,6 +258,15 @@ class Network:
             assert self.now_s < end_s, "in vain"
             self.run(0.005)
 
+    def move(self, rank: int, nic: int, address: str) -> None:
+        """A NIC has another address: nothing arrives any more over what was connected to or from the one before."""
+        self._nics = {text: which for text, which in self._nics.items() if which != (rank, nic)}
+        self._nics[address] = rank, nic
+        for connection in self.endpoints[rank].up_over(nic):
+            self.freeze(connection)
+        self.endpoints[rank].now_s = self.now_s
+        self.endpoints[rank].nic_moved(nic, address, 9)
+
     # --- wires
 
     def n_writes(self, rank: int) -> int:
@@ -349,8 +358,8 @@ class Network:
         return is_busy
 
     def _dial(self, rank: int, dialing: Dialing) -> None:
-        endpoint, (peer, nic) = self.endpoints[rank], self._nics[dialing.address[0]]
-        if dialing.is_closed or (peer, nic) in self.unreachable or (rank, dialing.nic) in self.unreachable:
+        endpoint, (peer, nic) = self.endpoints[rank], self._nics.get(dialing.address[0], (-1, -1))
+        if peer < 0 or dialing.is_closed or (peer, nic) in self.unreachable or (rank, dialing.nic) in self.unreachable:
             return
         if peer in self.gone:
             endpoint.dial_failed(dialing, refused=True)

@@ -147,6 +147,23 @@ def test_peers_that_see_a_rail_return_ten_seconds_apart_agree() -> None:
     assert trial.runs[-1].sent[1][1] > 0.8 * trial.runs[-1].sent[1][0]
 
 
+@pytest.mark.battery(11)
+@pytest.mark.parametrize("authenticate", [False, True])
+def test_a_nic_that_comes_back_with_another_address_is_used_again(authenticate: bool) -> None:
+    """Both ways: ranks 0 and 2 dial rank 1 there, and it dials them from there."""
+    down_s = 0.05
+    trial = FaultTrial([fault("move", for_s=down_s)], n_runs=12, authenticate=authenticate)
+    run, usual = trial.hit(), trial.runs[0]
+    nic = trial.network.network.nics[1, 1]
+    assert nic.n_moves == 1 and trial.network.network.at(("1", 1)) is None, "nobody answers at the former address"
+    for rank, host in enumerate(trial.network.hosts):
+        assert host.endpoint.addresses == {(1, 1): ("10.1.1.1", 1001)}, f"rank {rank}"
+    assert trial.runs[run].seconds < 2.2 * usual.seconds + down_s
+    last = trial.runs[-1]
+    assert last.seconds < 1.2 * usual.seconds
+    assert min(last.sent[1][1] / last.sent[1][0], last.sent[0][1] / last.sent[0][0]) > 0.8
+
+
 @pytest.mark.battery(12, 13)
 @pytest.mark.parametrize("kind", ["hole", "hole-out", "hole-in"])
 def test_a_blackhole_both_ways_or_one_way_costs_its_patience(kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from optcc.runtime import sim
 from optcc.runtime.sim.recorder import Recorder
-from optcc.runtime.sim.scenario import make_scenario
-from optcc.runtime.sim.swarm import Swarm, run_seed
+from optcc.runtime.sim.scenario import INFINITY, Scenario, SwarmFault, make_scenario
+from optcc.runtime.sim.swarm import HOLES, Swarm, run_seed
 
 SEEDS, BLOCK_SEEDS = 2000, 100
 SAMPLE_SEEDS = 200
@@ -58,6 +59,30 @@ def test_no_promise_is_broken(first: int) -> None:
 @pytest.mark.parametrize("seed", REGRESSIONS.values(), ids=REGRESSIONS)
 def test_what_a_seed_once_found_stays_mended(seed: int) -> None:
     assert run_seed(seed).n_events > 0
+
+
+MOVES = (37, 44, 58, 81, 83)
+"""Seeds in which links go down and come back while there is work."""
+
+
+@pytest.mark.battery(11)
+@pytest.mark.parametrize("seed", MOVES)
+def test_no_promise_is_broken_where_links_come_back_with_other_addresses(seed: int) -> None:
+    swarm = Swarm(moving(make_scenario(seed)))
+    swarm.run()
+    assert sum(nic.n_moves for nic in swarm.network.nics.values()) > 1
+
+
+def moving(scenario: Scenario) -> Scenario:
+    """Links that go down, and blackholes, for a while come back with other addresses instead, unless they are `eth0`:
+    one rail stays where the ranks met, or nobody could say where the others are."""
+
+    def may_move(fault: SwarmFault) -> bool:
+        is_elsewhere = fault.nic >= 0 and scenario.names[fault.rank][fault.nic] != "eth0"
+        return is_elsewhere and fault.kind in HOLES and fault.for_s < INFINITY
+
+    faults = tuple(replace(each, kind="move") if may_move(each) else each for each in scenario.faults)
+    return replace(scenario, faults=faults)
 
 
 @cache
