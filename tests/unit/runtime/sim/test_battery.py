@@ -16,6 +16,7 @@ import pytest
 
 from optcc.errors import AllRailsFailed
 from optcc.plan import Channel
+from optcc.runtime.sim.faults import FaultInjector
 from optcc.runtime.sim.scenario import INFINITY, SwarmFault
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -148,11 +149,12 @@ def test_peers_that_see_a_rail_return_ten_seconds_apart_agree() -> None:
 
 
 @pytest.mark.battery(11)
-@pytest.mark.parametrize("authenticate", [False, True])
+@pytest.mark.parametrize("authenticate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_nic_that_comes_back_with_another_address_is_used_again(authenticate: bool) -> None:
     """Both ways: ranks 0 and 2 dial rank 1 there, and it dials them from there."""
     down_s = 0.05
-    trial = FaultTrial([fault("move", for_s=down_s)], n_runs=12, authenticate=authenticate)
+    move = fault("move", at_s=0.2, for_s=down_s)
+    trial = FaultTrial([move], n_runs=8, n_hosts=3, pause_s=0.15, authenticate=authenticate)
     run, usual = trial.hit(), trial.runs[0]
     nic = trial.network.network.nics[1, 1]
     assert nic.n_moves == 1 and trial.network.network.at(("1", 1)) is None, "nobody answers at the former address"
@@ -172,6 +174,34 @@ def test_a_blackhole_both_ways_or_one_way_costs_its_patience(kind: str) -> None:
     # Two rounds of patience at most: what went over the rail, and the answer to it.
     assert run.seconds < 2.2 * trial.runs[0].seconds + 2 * PATIENCE_S
     assert trial.runs[-1].sent[1][1] == 0 and sum(counts.resent for counts in trial.counts) > 0
+
+
+@pytest.mark.battery(12)
+@pytest.mark.parametrize("for_s", [2.0, 2.7])
+def test_a_blackhole_that_has_healed_is_dialled_again_within_an_interval_and_a_patience(for_s: float) -> None:
+    """At both ends: a dialling that began just before is waited for (0.5 s), then there is the interval (0.25 s)."""
+    network, healed_s, back_s = SimNetwork(2), AT_S + for_s, dict[int, float]()
+    clock = network.network.clock
+    rates = [[(RATE, RATE)] * 2] * 2
+    FaultInjector(network.network, network.hosts, rates, lambda _: None).plan([fault("hole", for_s=for_s)])
+
+    def look() -> None:
+        for host in network.hosts:
+            if host.rank not in back_s and len(host.endpoint.up_over(1)) == 2:
+                back_s[host.rank] = clock.now_s - healed_s
+        if len(back_s) < 2:
+            clock.after(0.005, look)
+
+    def body(_: int, transport: SimTransport) -> None:
+        while transport.clock.now_s() < AT_S + 0.25:
+            transport.barrier()
+            transport.poll(0.02)
+        assert not transport.endpoint.up_over(1), "the fault is noticed"
+        transport.poll(healed_s + 1.0 - transport.clock.now_s())
+
+    clock.after(healed_s, look)
+    run_sim(network, body)
+    assert 0 < max(back_s.values()) < 0.85 and back_s.keys() == {0, 1}
 
 
 @pytest.mark.battery(15)
