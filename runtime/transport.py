@@ -8,7 +8,7 @@ peer has posted the receive that takes it: the plan's proof counts on it that no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -140,6 +140,43 @@ class WaitsForHosts(Protocol):
     @property
     def partition_s(self) -> float:
         """How long it waits for one, seconds, by which deadlines are later; 0 if such a host ends the job."""
+        ...
+
+
+@runtime_checkable
+class Regroups(Transport, Protocol):
+    """A transport some of whose ranks can begin anew without the others (`optcc.runtime.surviving`)."""
+
+    @property
+    def regroups(self) -> bool:
+        """Whether it was made for that; else it has given everything back when it is closed."""
+        ...
+
+    @property
+    def job(self) -> bytes:
+        """The name under which its ranks know each other."""
+        ...
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """For each rank the first one of its host."""
+        ...
+
+    @property
+    def departed(self) -> frozenset[int]:
+        """The ranks that are known to have closed, and not because of a failure."""
+        ...
+
+    def regroup(self, members: Collection[int], job: bytes, partition_s: float = 0.0) -> None:
+        """Closes, and begins anew with these ranks under another name: all its channels are to be opened again.
+
+        Their hosts are waited for `partition_s` seconds if that is above 0 (`optcc.runtime.partition`). What was posted
+        before is over: no view of it is read or written any more. Members that come later are waited for like any rank.
+        """
+        ...
+
+    def release(self) -> None:
+        """Closes, and gives back what `close` keeps for `regroup`."""
         ...
 
 

@@ -48,5 +48,6 @@ Hard cases, and why each ends well.
 
 Where things are: `liveness` and `suspicion` judge connections, `outbound` dials and maps rails, `inbound` suppresses
 duplicates, `reports` defers states, `nic_meter` and `rates` measure NICs, `membership` declares ranks lost,
-`detour` and `relay` lead around lost rails, `exchange` is allgather and barrier, `endpoint` is the driver's interface.
+`detour` and `relay` lead around lost rails, `regrouping` says who goes on without lost hosts, `exchange` is allgather
+and barrier, `endpoint` is the driver's interface.
 """

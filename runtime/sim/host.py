@@ -309,6 +309,17 @@ class SimulatedHost:
 
     # --- the end
 
+    def renew(self, endpoint: Endpoint) -> None:
+        """After `leave`: the process goes on under another protocol, on the same NICs."""
+        self.endpoint = endpoint
+        for number in range(len(endpoint.own_nics)):
+            endpoint.nic_up[number] = self.network.nics[self.rank, number].is_up
+        self._ready, self._reset, self._dials = {}, set(), {}
+        self._pending_nics, self._look, self.is_stopped = [], None, False
+        self.network.accept[self.rank] = self._accept
+        self.network.told[self.rank] = self._hear_of_nic
+        self.look_at(self.now_s)
+
     def leave(self) -> None:
         """Says bye and closes."""
         endpoint = self.endpoint

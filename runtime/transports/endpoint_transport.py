@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +29,7 @@ class EndpointTransport(ABC):
 
     _endpoint: Endpoint
     _clock: Clock
-    _is_closed = _has_concluded = False
+    _is_closed = _has_concluded = _regroups = False
 
     @property
     def rank(self) -> int:
@@ -162,7 +162,60 @@ class EndpointTransport(ABC):
 
     @abstractmethod
     def _hang_up(self) -> None:
-        """Says bye on every connection and gives everything back."""
+        """Says bye on every connection, and gives everything back that `regroup` does not need."""
+
+    @abstractmethod
+    def _renew(self, endpoint: Endpoint) -> None:
+        """After `_hang_up`: the protocol of this rank is another one, on the same NICs."""
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Gives everything back."""
+
+    # --- regrouping
+
+    @property
+    def job(self) -> bytes:
+        """See `optcc.runtime.transport.Regroups`."""
+        return self._endpoint.job
+
+    @property
+    def departed(self) -> frozenset[int]:
+        """See `optcc.runtime.transport.Regroups`."""
+        return frozenset(rank for rank, has_failed in self._endpoint.left.items() if not has_failed)
+
+    @property
+    def regroups(self) -> bool:
+        """See `optcc.runtime.transport.Regroups`."""
+        return self._regroups
+
+    def regroup(self, members: Collection[int], job: bytes, partition_s: float = 0.0) -> None:
+        """See `optcc.runtime.transport.Regroups`."""
+        assert self._regroups, "the transport has given everything back"
+        self.close()
+        old = self._endpoint
+        endpoint = Endpoint(
+            *(replace(old.settings, partition_s=partition_s), old.rank, old.book),
+            job=job,
+            secret=old.secret,
+            draw=old.draw,
+            checksum=old.checksum,
+            now_s=self._clock.now_s(),
+            insides=old.insides,
+        )
+        endpoint.keeps_to_own = old.keeps_to_own
+        # Nobody waits for those that have left in good order, nor dials them.
+        endpoint.left.update(dict.fromkeys(sorted(set(range(self.n_ranks)) - set(members)), False))
+        self._renew(endpoint)
+        self._endpoint = endpoint
+        self._is_closed = self._has_concluded = False
+
+    def release(self) -> None:
+        """See `optcc.runtime.transport.Regroups`."""
+        self.close()
+        if self._regroups:
+            self._regroups = False
+            self._give_back()
 
     # --- Transport
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from optcc.errors import InputError, RankLost, TopologyError
 from optcc.faults import FaultPlan
+from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
@@ -38,9 +39,9 @@ class SimNetwork:
     """The network between the ranks of a topology of one GPU a server, and their simulated clock; used by `run_sim`.
 
     Instead of a topology, a number of ranks with `N_RAILS` NICs of 1 Gbit/s each. `chunk_bytes`, `window`, `crc`,
-    `authenticate`, `replan`, `learn_rates`, `silent_s`, `stall_s` and `partition_s` are those of `TcpTransport`; each
-    socket has buffers of `buffer_bytes`; `nic_faults` happen at their simulated times, and NICs lose segments with
-    probability `loss`, or damage them with `corrupt` (which wants `crc` or `authenticate`).
+    `authenticate`, `replan`, `learn_rates`, `silent_s`, `stall_s`, `partition_s` and `regroups` are those of
+    `TcpTransport`; each socket has buffers of `buffer_bytes`; `nic_faults` happen at their simulated times, and NICs
+    lose segments with probability `loss`, or damage them with `corrupt` (which wants `crc` or `authenticate`).
 
     Raises InputError for numbers that cannot be, TopologyError for a fault of a NIC that is not there.
     """
@@ -58,6 +59,7 @@ class SimNetwork:
         silent_s: float = 0.1,
         stall_s: float = 5.0,
         partition_s: float = 0.0,
+        regroups: bool = False,
         buffer_bytes: int = _BUFFER_BYTES,
         nic_faults: FaultPlan | None = None,
         loss: float = 0.0,
@@ -91,6 +93,7 @@ class SimNetwork:
             book.append(tuple((f"eth{number}", str(rank), number, *nic) for number, nic in enumerate(nics)))
         waits = silent_s, stall_s, 5.0
         settings = Settings(chunk_bytes, window, crc, replan, learn_rates, *waits, authenticate, partition_s)
+        self.regroups = regroups
         secret, job = rng.randbytes(32), rng.randbytes(16)
         self.hosts = [
             SimulatedHost(
@@ -211,6 +214,7 @@ class SimTransport(EndpointTransport):
         self._network, self._host = network, network.hosts[rank]
         self._endpoint = self._host.endpoint
         self.clock = self._clock = SimClock(network, rank)
+        self._regroups = network.regroups
 
     def _write(self, connection: Established) -> None:
         self._host.write(connection)
@@ -230,6 +234,12 @@ class SimTransport(EndpointTransport):
 
     def _hang_up(self) -> None:
         self._host.leave()
+
+    def _renew(self, endpoint: Endpoint) -> None:
+        self._host.renew(endpoint)
+
+    def _give_back(self) -> None:
+        """Nothing is kept."""
 
 
 def _rates_of(topology: int | Topology) -> list[list[tuple[int, int]]]:

@@ -95,7 +95,9 @@ class TcpTransport(EndpointTransport):
     nothing is acknowledged for `silent_s` is given up; a rank that no rail reaches for `stall_s` is AllRailsFailed;
     `hello_s` is the time that a handshake may take. With `authenticate`, at every rank or at none, each frame after the
     handshake is under an authentication tag (`optcc.runtime.protocol.sealing`). With `partition_s` above 0, the same at
-    every rank, a host without a live rail is waited for so long instead of `stall_s` (`optcc.runtime.partition`).
+    every rank, a host without a live rail is waited for so long instead of `stall_s` (`optcc.runtime.partition`). With
+    `regroups`, at every rank or at none, ranks that are left may begin anew (`regroup`), and `release` gives everything
+    back in the place of `close`.
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
     """
@@ -118,6 +120,7 @@ class TcpTransport(EndpointTransport):
         inside: HostNic | None = None,
         authenticate: bool = False,
         partition_s: float = 0.0,
+        regroups: bool = False,
     ) -> None:
         if not nics or len({nic.name for nic in nics}) < len(nics):
             raise InputError(f"NICs {', '.join(nic.name for nic in nics)}: must be at least one, of different names")
@@ -125,7 +128,7 @@ class TcpTransport(EndpointTransport):
             raise InputError(f"buffers of {buffer_bytes} B: must not be negative")
         waits = silent_s, stall_s, hello_s
         settings = Settings(chunk_bytes, window, crc, replan, learn_rates, *waits, authenticate, partition_s)
-        self._nics, self._buffer_bytes = tuple(nics), buffer_bytes
+        self._nics, self._buffer_bytes, self._regroups = tuple(nics), buffer_bytes, regroups
         self._clock = clock or MonotonicClock()
         self._epoll = epoll()
         # By file number: what is called with the subject and the events of epoll when the file is ready.
@@ -140,7 +143,8 @@ class TcpTransport(EndpointTransport):
             within = None if inside is None else self._listen(inside)
             tags: Literal[True] | msgspec.UnsetType = True if authenticate else msgspec.UNSET
             waits_s = partition_s or msgspec.UNSET
-            terms = TcpTerms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags, waits_s)
+            again: Literal[True] | msgspec.UnsetType = True if regroups else msgspec.UNSET
+            terms = TcpTerms(VERSION, chunk_bytes, window, crc, tuple(own), within, tags, waits_s, again)
             self._meeting = meet(msgspec.json.encode(terms))
             everyone = read_book(self._meeting, terms)
             insides = read_insides(everyone)
@@ -183,7 +187,18 @@ class TcpTransport(EndpointTransport):
         """Says bye on every connection and gives everything back."""
         for connection in list(self._endpoint.up):
             _send_last(connection.wire.sock, self._endpoint.bye(connection))
-        self._give_back()
+        if not self._regroups:
+            self._give_back()
+            return
+        # The listeners stay: to a peer that has not heard yet, this process has not ended.
+        for each in list(self._wires):
+            self._close(each)
+
+    def _renew(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        if self._watch is not None:
+            self._nic_news.clear()
+            endpoint.nic_up[: len(endpoint.own_nics)] = self._watch.is_up
 
     def _leave_to_parent(self) -> None:
         """In a process that is forked: the connections are the parent's, and this process must not keep them open."""
@@ -553,12 +568,14 @@ def open_tcp(
 
     Raises InputError for a variable that cannot be, and what `TcpTransport` raises.
     """
+    wait_s, regroups = partition_s_of(environ, partition, partition_s), partition == "without"
     return TcpTransport(
         meet,
         nics,
         inside=inside_of(nics, environ),
         authenticate=authenticates(environ) if authenticate is None else authenticate,
-        partition_s=partition_s_of(environ, partition, partition_s),
+        partition_s=0.0 if regroups else wait_s,
+        regroups=regroups,
     )
 
 

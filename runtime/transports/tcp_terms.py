@@ -25,6 +25,7 @@ class TcpTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Absent where it is off, so that the record of who does not use it is what it was.
     authenticate: Literal[True] | msgspec.UnsetType = msgspec.UNSET
     partition_s: float | msgspec.UnsetType = msgspec.UNSET
+    regroups: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
 
 def read_insides(everyone: Sequence[TcpTerms]) -> list[NicEntry]:
@@ -51,6 +52,8 @@ def read_book(meeting: Meeting, own: TcpTerms) -> list[TcpTerms]:
             raise differs(rank, meeting.rank, "authenticate", terms.authenticate is True, own.authenticate is True)
         if terms.partition_s != own.partition_s:
             raise differs(rank, meeting.rank, "partition_s", terms.partition_s or 0.0, own.partition_s or 0.0)
+        if terms.regroups != own.regroups:
+            raise differs(rank, meeting.rank, "regroups", terms.regroups is True, own.regroups is True)
         if not terms.nics:
             raise MismatchError(f"rank {rank} has no NIC")
         book.append(terms)

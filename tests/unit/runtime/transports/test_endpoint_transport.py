@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from optcc.errors import RankLost, RuntimeFault
-from optcc.runtime.protocol.endpoint import LINGER_S
+from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.failure_agreement import ERROR, FailureFinding
 from optcc.runtime.protocol.frames import BYE_FRAME, FAILED, HEADER_BYTES, decode
 from optcc.runtime.protocol.local import Established
@@ -53,6 +53,12 @@ class Scripted(EndpointTransport):
                 kind, flags, *_ = decode(words[-HEADER_BYTES:], SESSION)
                 assert kind == BYE_FRAME
                 self.byes.append(flags)
+
+    def _renew(self, endpoint: Endpoint) -> None:
+        raise AssertionError(f"{endpoint}: nothing begins anew here")
+
+    def _give_back(self) -> None:
+        raise AssertionError("nothing is kept here")
 
     def fill_a_socket(self) -> None:
         """A report is half written on one of the two connections, so that the rank may not leave."""

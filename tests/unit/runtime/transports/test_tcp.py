@@ -118,7 +118,8 @@ def test_wrong_numbers_are_rejected() -> None:
 
 @pytest.mark.battery(30)
 @pytest.mark.parametrize(
-    ("name", "first", "second"), [("chunk_bytes", 4096, 8192), ("partition_s", 0.0, 30.0), ("partition_s", 60.0, 30.0)]
+    ("name", "first", "second"),
+    [("chunk_bytes", 4096, 8192), ("partition_s", 0.0, 30.0), ("partition_s", 60.0, 30.0), ("regroups", False, True)],
 )
 def test_ranks_that_are_set_up_differently_say_who(name: str, first: float, second: float) -> None:
     room = Room(2)
