@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from typing import Literal, overload
 
 from optcc.errors import InputError
 from optcc.planner import Planner
@@ -21,10 +22,11 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.engine import DEADLINE_S
 from optcc.runtime.launchers import find_launch, meet_of
 from optcc.runtime.nics import RATES_VARIABLE, nics_of
-from optcc.runtime.partition import Partition
+from optcc.runtime.partition import Partition, partition_s_of
 from optcc.runtime.probe import hosts_of, probe
 from optcc.runtime.rendezvous import Meet
 from optcc.runtime.slices import SLICE_S
+from optcc.runtime.surviving import SurvivingCommunicator
 from optcc.runtime.transports.tcp import TcpTransport, open_tcp
 from optcc.timing import Model
 from optcc.topology import Topology
@@ -35,6 +37,38 @@ WRONG_SHARE = 0.1
 _numbers = itertools.count()
 
 logger = logging.getLogger("optcc.nics")
+
+
+@overload
+def init(
+    topology: Topology | str | None = None,
+    *,
+    meet: Meet | None = None,
+    measure: bool = True,
+    schedules: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
+    slice_s: float = SLICE_S,
+    authenticate: bool | None = None,
+    partition: Literal["fail", "wait"] | None = None,
+    partition_s: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Communicator: ...
+
+
+@overload
+def init(
+    topology: Topology | str | None = None,
+    *,
+    meet: Meet | None = None,
+    measure: bool = True,
+    schedules: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
+    slice_s: float = SLICE_S,
+    authenticate: bool | None = None,
+    partition: Literal["without"],
+    partition_s: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> SurvivingCommunicator: ...
 
 
 def init(
@@ -49,7 +83,7 @@ def init(
     partition: Partition | None = None,
     partition_s: float | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Communicator:
+) -> Communicator | SurvivingCommunicator:
     """A communicator over TCP and all NICs that OPTCC_SOCKET_IFNAME leaves; collective.
 
     The ranks meet as their launcher lets them, or by `meet` (`optcc.runtime.rendezvous`). The NICs are measured, unless
@@ -63,7 +97,8 @@ def init(
     AllRailsFailed after a few seconds; with "wait" collectives stand still until the host has a rail again, and go on
     where they were. If that takes longer than `partition_s` seconds (60 unless given) the job ends as with "fail".
     Deadlines are later by as much. None leaves the two to OPTCC_PARTITION and OPTCC_PARTITION_S, where "fail" is the
-    default (docs/failover.md).
+    default. With "without" AllReduces go on without the host, which may be merged again within `partition_s`; what is
+    returned then is a `SurvivingCommunicator`, which no page of `optcc status` shows (docs/failover.md).
 
     Raises InputError for variables of launchers that contradict each other or the number of ranks that MPI has started,
     a topology of another number of ranks, or a partition policy that cannot be, EnvironmentMissing without a NIC or
@@ -85,11 +120,19 @@ def init(
         keep_to_own_nics(transport, topology)
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
         remeasures = measured is not None
+        if partition == "without":
+            return SurvivingCommunicator(
+                *(transport, planner),
+                deadline_s=deadline_s,
+                remeasures=remeasures,
+                slice_s=slice_s,
+                partition_s=partition_s_of(environ, partition, partition_s),
+            )
         comm = Communicator(transport, planner, deadline_s=deadline_s, remeasures=remeasures, slice_s=slice_s)
         comm.observe(environ)
         return comm
     except BaseException:
-        transport.close()
+        transport.release()
         raise
 
 
