@@ -337,6 +337,52 @@ def lost_rank() -> str:
 
 
 @program
+def gradient_norms() -> dict[str, list[list[float]]]:
+    """DDP with taps on: by the bytes of a bucket, what torch says of its gradients before and after they are reduced,
+    a row for each step: L2 norm, least and largest of both."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from optcc.observe import Tap, ask_for
+
+    folder = Path(os.environ["OPTCC_STATUS_DIR"])
+    if dist.get_rank() == 0:
+        (page,) = folder.glob("*.0.page")
+        ask_for(folder, page.name.partition(".")[0], [Tap.parse("norms points=input,output")])
+    attached = torch.zeros(1)
+    while not attached.item():
+        attached = torch.tensor([float((folder / f"{page_name(folder)}.ring").exists())])
+        dist.all_reduce(attached, dist.ReduceOp.MIN)
+    found: dict[str, list[list[float]]] = {}
+
+    def numbers(bucket: Any) -> list[float]:
+        return [bucket.double().norm().item(), bucket.min().item(), bucket.max().item()]
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # torch looks at annotations
+        buffer = bucket.buffer().div_(dist.get_world_size())
+        row = numbers(buffer)
+        found.setdefault(str(buffer.numel() * buffer.element_size()), []).append(row)
+
+        def reduced(future: Any) -> Any:
+            (own,) = future.value()
+            row.extend(numbers(own))
+            return own
+
+        return dist.all_reduce(buffer, async_op=True).get_future().then(reduced)
+
+    # One bucket in the first step, then three: DDP makes them anew once it has seen in which order gradients come.
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.0002)
+    model.register_comm_hook(None, hook)
+    trained(model, 4)
+    return found
+
+
+def page_name(folder: Path) -> str:
+    """The job of this process and its rank, as its files are called."""
+    (page,) = folder.glob(f"*.{dist.get_rank()}.page")
+    return page.stem
+
+
+@program
 def again() -> None:
     """A group that is destroyed and made again, in the same store."""
     for turn in range(3):

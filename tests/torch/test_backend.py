@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from optcc.experiments.torch_suite import TorchSuiteRecord, run_suite
+from optcc.observe import CallbackSink, ChunkRecord, JobDrain, statistics
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make test-torch")
 PROGRAMS = Path(__file__).with_name("programs.py")
@@ -109,6 +110,27 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert killed is None
     assert "rank 1" in first
     assert "rank 1" in third
+
+
+def test_taps_have_the_norms_of_gradients_that_torch_has(tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    told = run("gradient_norms", tmp_path, 2, OPTCC_STATUS_DIR=str(pages))
+    (job,) = {each.name.partition(".")[0] for each in pages.glob("*.ring")}
+    taken: list[ChunkRecord] = []
+    drain = JobDrain(pages, job, [CallbackSink(taken.extend)])
+    drain.run()
+    assert list(pages.glob("*.ring")) == []
+    for rank, of_torch in enumerate(told):
+        assert sorted(len(rows) for rows in of_torch.values()) == [1, 3, 3, 3]
+        for n_bytes, rows in of_torch.items():
+            own = [each for each in taken if (each.rank, each.size_bytes) == (rank, int(n_bytes))]
+            runs = statistics(each for each in own if each.collective == "allreduce")
+            before, after = ([each for each in runs if each.point == point] for point in ("input", "output"))
+            assert len(rows) == len(before) == len(after)
+            for row, given, got in zip(rows, before, after, strict=True):
+                assert row == pytest.approx([given.l2, *given[5:7], got.l2, *got[5:7]], rel=1e-6)
+                assert (given.least, given.largest, got.least, got.largest) == (*row[1:3], *row[4:])
+                assert given.n == got.n == int(n_bytes) // 4
 
 
 def test_a_group_may_be_made_again(tmp_path: Path) -> None:
