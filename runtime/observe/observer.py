@@ -37,8 +37,8 @@ from optcc.runtime.observe import log
 from optcc.runtime.observe.checks import ReductionCheck
 from optcc.runtime.observe.dump import FlightDump, write_dump
 from optcc.runtime.observe.jobs import boot_id, own_start_s, page_path, pages_folder, read_rank, remove_stale
-from optcc.runtime.observe.page import DONE, EVENTS, STATUS_BYTES_MAX, PageWriter
-from optcc.runtime.observe.recorder import FlightRecorder, plan_text
+from optcc.runtime.observe.page import BEGUN, DONE, EVENTS, STATUS_BYTES_MAX, PageWriter
+from optcc.runtime.observe.recorder import FlightRecorder, known_plan, plan_text
 from optcc.runtime.observe.status import (
     CLOSED,
     FAILED,
@@ -52,6 +52,7 @@ from optcc.runtime.observe.status import (
     RankStatus,
     RunningRun,
     WaitedFor,
+    WantedRun,
 )
 from optcc.runtime.point_to_point import Mail
 from optcc.runtime.taps.control import TapControl
@@ -105,6 +106,7 @@ class Observer:
         self._moved: dict[int, tuple[int, float]] = {}
         self._running: tuple[RunningRun, ...] = ()
         self._state, self._preparing = RUNNING, ""
+        self._wanted: WantedRun | None = None
         self._failure: FailureStatus | None = None
         # The number of the present epoch, and what the NICs carry in it, in words.
         self.epoch_of: Callable[[], tuple[int, str]] = lambda: (0, "")
@@ -152,10 +154,16 @@ class Observer:
     def preparing(self, plan: Plan | None) -> None:
         """See `optcc.runtime.engine.Watcher`."""
         with _harmless():
-            self._preparing = "" if plan is None else plan_text(plan)
+            self._preparing, self._wanted = ("", None) if plan is None else (plan_text(plan), self._wanted_run(plan))
             if plan is not None:
                 logger.debug("optcc: rank %d: prepares a plan for %s", self._engine.rank, self._preparing)
             self._publish()
+
+    def _wanted_run(self, plan: Plan) -> WantedRun | None:
+        """A plan of all ranks; those of some of them have runs of their own."""
+        if plan.n_ranks != self.identity.n_ranks:
+            return None
+        return WantedRun(self._page.words[BEGUN] + 1, self._clock.now_s(), known_plan(plan, 0, 0, ()))
 
     def _take(self, note: Note) -> None:
         self._notes.append(note)
@@ -203,6 +211,7 @@ class Observer:
             tuple(self._notes),
             self._preparing,
             self._failure,
+            self._wanted,
         )
         data = msgspec.json.encode(status)
         if len(data) > STATUS_BYTES_MAX:

@@ -67,6 +67,13 @@ class KnownPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _text(self.collective, self.n_bytes, self.dtype, self.reduction, self.name)
 
 
+def known_plan(plan: Plan, number: int, instructions: int, ranks: tuple[int, ...]) -> KnownPlan:
+    """What is told of a plan; `number` 0 if the ranks have not agreed on it."""
+    t = plan.transfers
+    what = plan.name, plan.collective.name, t.dtype, t.reduction, t.size_bytes, plan.digest[:12]
+    return KnownPlan(number, *what, instructions, ranks)
+
+
 def plan_text(plan: Plan) -> str:
     """For what a plan is."""
     t = plan.transfers
@@ -135,12 +142,8 @@ class FlightRecorder:
         """A plan was made ready, for these ranks of the transport."""
         number = prepared.observed = len(self.plans) + 1
         plan, rank = prepared.plan, prepared.program.rank
-        t, name = plan.transfers, plan.collective.name
-        self.plans[number] = KnownPlan(
-            *(number, plan.name, name, t.dtype, t.reduction, t.size_bytes, plan.digest[:12]),
-            prepared.program.n_instructions,
-            () if len(ranks) == self._n_ranks else tuple(ranks),
-        )
+        others = () if len(ranks) == self._n_ranks else tuple(ranks)
+        self.plans[number] = known_plan(plan, number, prepared.program.n_instructions, others)
         if not self.plans[number].ranks:
             self._whole.add(number)
         peers = [ranks[each.dst if each.src == rank else each.src] for each in plan.channels]

@@ -100,8 +100,18 @@ class FailureStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nics: tuple[tuple[int, str], ...]
 
 
+class WantedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank wanted at `at_s` to run as its collective number `run`, by a plan on which the ranks had to agree
+    first: if it never began, they have not, or not yet."""
+
+    run: int
+    at_s: float
+    plan: KnownPlan
+
+
 class RankStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a rank says of itself at `now_s` of its clock; `preparing` is for what a plan is being agreed on."""
+    """All that a rank says of itself at `now_s` of its clock; `preparing` is for what a plan is being agreed on, or was
+    in vain, and `wanted` the same where it is for all ranks of the job."""
 
     state: str
     now_s: float
@@ -114,6 +124,7 @@ class RankStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[Note, ...]
     preparing: str = ""
     failure: FailureStatus | None = None
+    wanted: WantedRun | None = None
 
 
 @runtime_checkable

@@ -77,42 +77,49 @@ def torch_dump(dump: FlightDump) -> dict[str, Any]:
 
 
 def _entries(dump: FlightDump) -> list[dict[str, Any]]:
+    """The collectives that were begun, and that on which the ranks have not agreed, if there is one."""
+    entries = [
+        _entry(dump, number, run.plan, run.begin_s, run.end_s)
+        for number, run in runs_of(dump).items()
+        if run.plan is not None and run.plan.collective in _NAMES
+    ]
+    wanted = dump.status.wanted
+    # What has been begun since in its place is another one.
+    if wanted is not None and wanted.run == dump.begun + 1 and wanted.plan.collective in _NAMES:
+        refused = _entry(dump, wanted.run, wanted.plan, wanted.at_s, None)
+        entries.append(refused | {"state": "scheduled", "time_discovered_started_ns": None})
+    return entries
+
+
+def _entry(dump: FlightDump, number: int, plan: KnownPlan, begin_s: float, end_s: float | None) -> dict[str, Any]:
     identity = dump.identity
 
     def wall_ns(seconds: float) -> int:
         return int((seconds - identity.clock_s + identity.wall_s) * _NS)
 
-    found: list[dict[str, Any]] = []
-    for number, run in runs_of(dump).items():
-        plan = run.plan
-        if plan is None or plan.collective not in _NAMES:
-            continue
-        given, got = _elements(plan, identity.n_ranks)
-        dtype = _DTYPES.get(plan.dtype, plan.dtype)
-        found.append(
-            {
-                "record_id": number - 1,
-                "pg_id": 0,
-                "process_group": (_GROUP, _DESCRIPTION),
-                "collective_seq_id": number,
-                "p2p_seq_id": 0,
-                "op_id": number,
-                "profiling_name": f"nccl:{_NAMES[plan.collective]}",
-                "time_created_ns": wall_ns(run.begin_s),
-                "time_discovered_started_ns": wall_ns(run.begin_s),
-                "time_discovered_completed_ns": None if run.end_s is None else wall_ns(run.end_s),
-                "input_sizes": [[given]],
-                "input_dtypes": [dtype],
-                "output_sizes": [[got]],
-                "output_dtypes": [dtype],
-                "state": "started" if run.end_s is None else "completed",
-                "timeout_ms": _TIMEOUT_MS,
-                "is_p2p": False,
-                "retired": run.end_s is not None,
-                "frames": [],
-            }
-        )
-    return found
+    given, got = _elements(plan, identity.n_ranks)
+    dtype = _DTYPES.get(plan.dtype, plan.dtype)
+    return {
+        "record_id": number - 1,
+        "pg_id": 0,
+        "process_group": (_GROUP, _DESCRIPTION),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": f"nccl:{_NAMES[plan.collective]}",
+        "time_created_ns": wall_ns(begin_s),
+        "time_discovered_started_ns": wall_ns(begin_s),
+        "time_discovered_completed_ns": None if end_s is None else wall_ns(end_s),
+        "input_sizes": [[given]],
+        "input_dtypes": [dtype],
+        "output_sizes": [[got]],
+        "output_dtypes": [dtype],
+        "state": "started" if end_s is None else "completed",
+        "timeout_ms": _TIMEOUT_MS,
+        "is_p2p": False,
+        "retired": end_s is not None,
+        "frames": [],
+    }
 
 
 def _elements(plan: KnownPlan, n_ranks: int) -> tuple[int, int]:

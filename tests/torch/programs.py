@@ -336,6 +336,42 @@ def lost_rank() -> str:
     return str(error)
 
 
+def culprit_calls(operation: Callable[[int], Any]) -> str:
+    """What this rank is told when rank 1 calls an operation with 1, and the others with 0."""
+    error = error_of(lambda: operation(int(dist.get_rank() == 1)))
+    assert isinstance(error, dist.DistBackendError)
+    return str(error)
+
+
+@program
+def disagreements() -> list[str]:
+    """Rank 1 wants another size than the others, which is refused; then another collective, which all have run before:
+    that ends with the timeout. What every rank knows after the first goes to a folder, for torchfrtrace."""
+    from optcc.runtime.observe.jobs import read_job
+    from optcc.runtime.observe.torch_dump import write_torch_dumps
+
+    folder, n_ranks = Path(os.environ["OPTCC_STATUS_DIR"]), dist.get_world_size()
+    whole = torch.zeros(1000 * n_ranks)
+    dist.all_reduce(torch.ones(1000))
+    dist.all_gather_into_tensor(whole, torch.ones(1000))
+    said = [culprit_calls(lambda more: dist.all_reduce(torch.ones(2000 + more)))]
+    if dist.get_rank() == 0:
+        write_torch_dumps(read_job(folder), folder / "refused")
+        (folder / "read").touch()
+    while not (folder / "read").exists():
+        time.sleep(0.01)
+    dist.all_reduce(torch.ones(1000))
+    dist.group.WORLD.set_timeout(timedelta(seconds=1))
+
+    def either(is_other: int) -> None:
+        if is_other:
+            dist.all_gather_into_tensor(whole, torch.ones(1000))
+        else:
+            dist.all_reduce(torch.ones(1000))
+
+    return [*said, culprit_calls(either)]
+
+
 @program
 def gradient_norms() -> dict[str, list[list[float]]]:
     """DDP with taps on: by the bytes of a bucket, what torch says of its gradients before and after they are reduced,

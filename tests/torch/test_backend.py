@@ -16,6 +16,9 @@ import pytest
 
 from optcc.experiments.torch_suite import TorchSuiteRecord, run_suite
 from optcc.observe import CallbackSink, ChunkRecord, JobDrain, statistics
+from optcc.runtime.observe.dump import read_dump
+from optcc.runtime.observe.jobs import read_job
+from optcc.runtime.observe.torch_dump import write_torch_dumps
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make test-torch")
 PROGRAMS = Path(__file__).with_name("programs.py")
@@ -55,6 +58,14 @@ def run(name: str, tmp_path: Path, n_ranks: int, **variables: str) -> list[Any]:
         json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) if process.returncode == 0 else None
         for rank, process in enumerate(ranks)
     ]
+
+
+def torchfrtrace(folder: Path, *options: str, is_refused: bool = False) -> str:
+    """What PyTorch's own reader of flight recorders prints of a folder."""
+    tool = Path(sys.executable).with_name("torchfrtrace")
+    done = subprocess.run([tool, folder, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode != 0) == is_refused, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_the_readmes_example_runs(tmp_path: Path) -> None:
@@ -106,10 +117,38 @@ def test_a_timeout_ends_its_group_alone(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    first, killed, third = run("lost_rank", tmp_path, 3)
+    pages, dumps = tmp_path / "pages", tmp_path / "dumps"
+    first, killed, third = run("lost_rank", tmp_path, 3, OPTCC_STATUS_DIR=str(pages), OPTCC_DUMP=str(dumps))
     assert killed is None
     assert "rank 1" in first
     assert "rank 1" in third
+    # The page of a rank that was killed can still be read.
+    write_torch_dumps(read_job(pages), tmp_path / "all")
+    said = torchfrtrace(tmp_path / "all")
+    assert "Not all ranks joining collective, sequence number: 5\n" in said
+    assert "missing ranks: {1}\n" in said
+    # Dumps have the others alone, as on the hosts that are left.
+    write_torch_dumps([read_dump(each) for each in sorted(dumps.iterdir())], tmp_path / "left")
+    assert "Missing dump files from ranks {1}" in torchfrtrace(tmp_path / "left", is_refused=True)
+    said = torchfrtrace(tmp_path / "left", "--allow-incomplete-ranks")
+    assert "because we missed FR dumps from ranks ({1})" in said
+
+
+def test_torchs_own_tool_names_a_rank_that_disagrees(tmp_path: Path) -> None:
+    pages, dumps = tmp_path / "pages", tmp_path / "dumps"
+    told = run("disagreements", tmp_path, 3, OPTCC_STATUS_DIR=str(pages), OPTCC_DUMP=str(dumps))
+    assert all("rank 1 differs from ranks 0, 2" in refused for refused, _ in told), told
+    assert any("Timed out" in late for _, late in told), told
+    said = torchfrtrace(pages / "refused")
+    assert "Collective sequence number: 3 has errors\n" in said
+    assert "Culprit rank 1; Error type: SIZE_OR_SYNTAX_MISMATCH" in said
+    assert "Expected input sizes: '[[2000]]' does not match found input sizes: '[[2001]]'" in said
+    found = sorted(dumps.iterdir())
+    assert len(found) == 3
+    write_torch_dumps([read_dump(each) for each in found], tmp_path / "late")
+    said = torchfrtrace(tmp_path / "late")
+    assert "Collective sequence number: 4 has errors\n" in said
+    assert "Culprit rank 1; Error type: COLLECTIVE_TYPE_MISMATCH" in said
 
 
 def test_taps_have_the_norms_of_gradients_that_torch_has(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +16,8 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.observe.dump import FlightDump, read_dump, write_dump
 from optcc.runtime.observe.page import BEGIN, END
 from optcc.runtime.observe.recorder import ARRIVED, POSTED
-from optcc.runtime.observe.torch_dump import write_torch_dumps
+from optcc.runtime.observe.status import WantedRun
+from optcc.runtime.observe.torch_dump import torch_dump, write_torch_dumps
 from optcc.runtime.transports.sim import SimTransport
 from tests.unit.runtime.observe.observed_ranks import fly
 
@@ -74,7 +77,7 @@ def test_a_rank_must_be_one_of_the_job(dumps: list[FlightDump], tmp_path: Path) 
 
 
 def test_in_the_format_of_torch(dumps: list[FlightDump], tmp_path: Path) -> None:
-    """Its reader asks for these fields; that it reads them was tried with `torchfrtrace` of PyTorch 2.15."""
+    """Its reader asks for these fields; that it reads them is tested in tests/torch, where it is."""
     paths = write_torch_dumps(dumps, tmp_path)
     assert [path.name for path in paths] == ["optcc_trace_rank_0", "optcc_trace_rank_1"]
     said = pickle.loads(paths[1].read_bytes())
@@ -87,3 +90,20 @@ def test_in_the_format_of_torch(dumps: list[FlightDump], tmp_path: Path) -> None
     assert said["entries"][1]["input_sizes"] == [[10]]
     assert said["entries"][1]["output_sizes"] == [[20]]
     assert said["entries"][0]["time_discovered_completed_ns"] > said["entries"][0]["time_created_ns"]
+
+
+def test_what_was_refused_is_told_to_torch_until_another_collective_has_taken_its_place(
+    dumps: list[FlightDump],
+) -> None:
+    first, *_ = dumps
+    plan = msgspec.structs.replace(first.status.plans[0], number=0, n_bytes=40)
+
+    def entries(run: int) -> list[dict[str, Any]]:
+        status = msgspec.structs.replace(first.status, wanted=WantedRun(run, 1.0, plan))
+        found: list[dict[str, Any]] = torch_dump(msgspec.structs.replace(first, status=status))["entries"]
+        return found
+
+    assert [each["state"] for each in entries(3)] == ["completed"] * 3
+    *_, last = entries(4)
+    assert (last["collective_seq_id"], last["state"], last["input_sizes"]) == (4, "scheduled", [[10]])
+    assert last["time_discovered_started_ns"] is last["time_discovered_completed_ns"] is None
