@@ -1,7 +1,8 @@
 """A small GPT is trained on emulated hosts while a NIC is slow, lost and back, with optcc and with Gloo: a record.
 
-    optcc experiment training-failures            (twenty minutes; torch: make test-torch)
-    optcc experiment training-failures --quick    (five minutes, a smaller model)
+    optcc experiment training-failures            (half an hour; torch: make test-torch)
+    optcc experiment training-failures --quick    (six minutes, a smaller model)
+    optcc experiment training-long                (an hour: 200 steps, a NIC down from step 50 to 100)
 
 Four hosts of two NICs, one rank each; DDP, whose buckets of gradients are reduced while the backward pass goes on, or
 FSDP2. Every backend trains in a job of its own, once on healthy hosts and once with the events, each in the middle of
@@ -9,14 +10,17 @@ its step. optcc trains in two ways: "plans change" is what `init_process_group("
 stay" (`Options(replan=False)`, rates declared) all sums are made in one order, and every loss and parameter must be
 that of the healthy run to the bit. The exit code is 1 if it is not, or if a job of ours ends early.
 
-The record is a file of its own format, `optcc-training-failures/1`. Needs root, for the hosts. There is no MPI beside
-them: torch from the package index is built without that backend.
+The long training is of the smaller model over NICs that are so slow that a step is their time, even on a machine that
+does something else beside. Jobs may be added to a record one at a time: `--join RECORD -o RECORD --way gloo --script
+events`. Needs root, for the hosts. There is no MPI beside them: torch from the package index is built without that
+backend.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 import statistics
@@ -30,7 +34,7 @@ from fractions import Fraction
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import click
 import msgspec
@@ -59,6 +63,8 @@ NIC: Final = "h1.eth0"
 WAYS: Final = {"optcc-stay": ("optcc", "stay"), "optcc-change": ("optcc", "change"), "gloo": ("gloo", "")}
 """The backend, and what becomes of its plans."""
 WRAPS: Final = ("ddp", "fsdp")
+SCRIPTS: Final = ("healthy", "events")
+LONG_RATE, LONG_STEPS, LONG_SCRIPT = "10Mbit/s", 200, ((0.25, "down"), (0.5, "back"))
 WARM_STEPS: Final = 3
 """The first steps make plans, connections and buckets; they count in no median."""
 _PORT: Final = 29_400
@@ -140,11 +146,9 @@ class TrainedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class TrainingFailures(Measured):
+class TrainingRecord(Measured):
     """The jobs, what was trained, and on which hosts."""
 
-    format: ClassVar[str] = "optcc-training-failures/1"
-    own_path: ClassVar[Path] = RECORDS / "training-failures.json"
     docs_page: ClassVar[str] = "pytorch.md"
 
     machine: Mapping[str, Any]
@@ -210,25 +214,42 @@ class TrainingFailures(Measured):
                 found.append(f"{run.name}: the bits are not those of the healthy run")
         return found
 
+    def beyond_bound(self, run: TrainedRun, state: str) -> float | None:
+        """By how much a median step in `state` is longer than before the events, less what T* explains: as a share of
+        the step before. None for FSDP2, whose traffic is not that of T*, and where there are no such steps."""
+        found = {name: run.median_s(steps) for name, steps in reversed([*run.phases()])}
+        before_s, then_s = found.get("healthy"), found.get(state)
+        if run.wrap == "fsdp" or before_s is None or then_s is None:
+            return None
+        explained_s = self.bound_s(run, state) - self.bound_s(run, "healthy")
+        return (then_s - before_s - explained_s) / before_s
+
     def card(self) -> Card:
         events = max((run.events for run in self.runs), key=len)
         states = ["healthy", *(event.kind for event in events)]
         bounds = (f"{self.bound_s(self.runs[0], state):.2f} s" for state in states)
-        rows = [("T* of the gradients alone", f"{self.bound_s(self.runs[0], 'healthy'):.2f} s", *bounds, "", "")]
+        rows = [("T* of the gradients alone", f"{self.bound_s(self.runs[0], 'healthy'):.2f} s", *bounds, "", "", "")]
         for run in self.runs:
             if run.events != events:
                 continue
             healthy = self.healthy(run)
-            medians = [None] if healthy is None else [healthy.median_s(steps) for _, steps in healthy.phases()]
+            medians = [None if healthy is None else healthy.median_s(range(WARM_STEPS, len(healthy.step_s)))]
             medians += [run.median_s(steps) for _, steps in run.phases()]
             shown = ("-" if each is None else f"{each:.2f} s" for each in medians)
-            end = f"ended in step {len(run.losses)}" if run.ended else "trained on"
-            rows.append((run.name, *shown, end, "-" if run.ended else "yes" if self.is_same(run) else "no"))
+            beyond = self.beyond_bound(run, "down")
+            rows.append((run.name, *shown, "-" if beyond is None else f"{beyond:+.0%}", *self._end(run)))
         size = f"{self.parameters / 1e6:.1f} M parameters"
         hosts = f"{self.hosts} hosts of {self.nics} NICs of {self.nic_rate}"
         title = f"Median step of a GPT of {size}, {hosts}, {self.sequences} sequences a rank"
         steps = ("before", *(f"{event.kind}, from step {event.step}" for event in events))
-        return Card(title, ("", "healthy job", *steps, "the job", "bits of the healthy job"), tuple(rows))
+        ends = ("down, beyond T*", "the job", "bits of the healthy job")
+        return Card(title, ("", "healthy job", *steps, *ends), tuple(rows))
+
+    def _end(self, run: TrainedRun) -> tuple[str, str]:
+        """What became of a job, and whether it has the bits of its healthy job."""
+        if run.ended:
+            return f"ended in step {len(run.losses)}", "-"
+        return "trained on", "-" if self.healthy(run) is None else "yes" if self.is_same(run) else "no"
 
     def remarks(self) -> list[str]:
         lines = [f"{run.name}: {run.ended} ({run.ended_s:.1f} s later)" for run in self.runs if run.ended]
@@ -242,6 +263,22 @@ class TrainingFailures(Measured):
     @property
     def exit_code(self) -> int:
         return EXIT_REFUTED if self.faults() else EXIT_DONE
+
+
+@dataclass(frozen=True)
+class TrainingFailures(TrainingRecord):
+    """A GPT of ten million parameters: a NIC is at half, back, down and back."""
+
+    format: ClassVar[str] = "optcc-training-failures/1"
+    own_path: ClassVar[Path] = RECORDS / "training-failures.json"
+
+
+@dataclass(frozen=True)
+class LongTraining(TrainingRecord):
+    """200 steps of a smaller one: a NIC is down from step 50 to step 100."""
+
+    format: ClassVar[str] = "optcc-training-long/1"
+    own_path: ClassVar[Path] = RECORDS / "training-long.json"
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------
@@ -382,13 +419,13 @@ def run_job(setup: RankSetup, events: Sequence[NicEvent]) -> tuple[TrainedRun, i
     return run, parameters
 
 
-def events_of(texts: Sequence[str], steps: int) -> tuple[NicEvent, ...]:
-    """The events that options give, or those of `SCRIPT`, by step. Raises InputError for two in one step, or too late.
+def events_of(texts: Sequence[str], steps: int, script: Sequence[tuple[float, str]] = SCRIPT) -> tuple[NicEvent, ...]:
+    """The events that options give, or those of `script`, by step. Raises InputError for two in one step, or too late.
 
     >>> [event.step for event in events_of((), 200)]
     [30, 70, 100, 150]
     """
-    found = [NicEvent.parse(text) for text in texts] or [NicEvent(int(s * steps), kind, NIC) for s, kind in SCRIPT]
+    found = [NicEvent.parse(text) for text in texts] or [NicEvent(int(s * steps), kind, NIC) for s, kind in script]
     found.sort(key=lambda event: event.step)
     places = [event.step for event in found]
     if len(set(places)) < len(places) or not 0 < places[0] <= places[-1] < steps:
@@ -396,14 +433,17 @@ def events_of(texts: Sequence[str], steps: int) -> tuple[NicEvent, ...]:
     return tuple(found)
 
 
+Kind = TypeVar("Kind", bound=TrainingRecord)
+
+
 def measure(
+    kind: type[Kind],
     setup: RankSetup,
     events: tuple[NicEvent, ...],
-    wraps: Sequence[str],
-    ways: Sequence[str],
-    joined: TrainingFailures | None = None,
-) -> Iterator[TrainingFailures]:
-    """Trains with each of these in each of the ways, healthy and with the events; yields what there is so far.
+    chosen: Sequence[tuple[str, str, str]],
+    joined: TrainingRecord | None = None,
+) -> Iterator[Kind]:
+    """Trains as `chosen`, each a wrap, a way and a script; yields what there is so far, as a record of this kind.
 
     Other jobs of `joined` are kept. Raises InputError if they have trained something else.
     """
@@ -422,30 +462,63 @@ def measure(
     for what, value in made.items() if joined is not None else ():
         if getattr(joined, what) != value:
             raise InputError(f"--join: {what} {getattr(joined, what)}: must be {value}")
-    chosen = {(wrap, *WAYS[way]) for wrap in wraps for way in ways}
-    kept = [] if joined is None else [each for each in joined.runs if _kind(each) not in chosen]
-    places = [(wrap, *way) for wrap in WRAPS for way in WAYS.values()]
-    for wrap, backend, plans in sorted(chosen, key=places.index):
-        for script in ((), events):
-            job = msgspec.structs.replace(setup, wrap=wrap, backend=backend, plans=plans)
-            run, parameters = run_job(job, script)
-            kept.append(run)
-            click.echo(f"{run.name}, {'events' if script else 'healthy'}: {len(run.losses)} steps", err=True)
-            runs = tuple(sorted(kept, key=lambda each: (places.index(_kind(each)), len(each.events))))
-            yield TrainingFailures(**head(), **made, parameters=parameters, runs=runs)
+    kept = [] if joined is None else list(joined.runs)
+    for wrap, way, script in chosen:
+        backend, plans = WAYS[way]
+        job = msgspec.structs.replace(setup, wrap=wrap, backend=backend, plans=plans)
+        run, parameters = run_job(job, events if script == "events" else ())
+        kept = [each for each in kept if _place(each) != _place(run)] + [run]
+        click.echo(f"{run.name}, {script}: {len(run.losses)} steps", err=True)
+        yield kind(**head(), **made, parameters=parameters, runs=tuple(sorted(kept, key=_place)))
 
 
-def _kind(run: TrainedRun) -> tuple[str, str, str]:
-    return run.wrap, run.backend, run.plans
+def _place(run: TrainedRun) -> tuple[int, int, bool]:
+    """Where a job is in the record, which has one of each."""
+    return WRAPS.index(run.wrap), list(WAYS.values()).index((run.backend, run.plans)), bool(run.events)
+
+
+def _setup(gpt: GptShape, steps: int, sequences: int, bucket_mib: int, seed: int, rate: str) -> RankSetup:
+    """What all jobs of a record have in common; raises EnvironmentMissing without torch."""
+    if find_spec("torch") is None:
+        raise EnvironmentMissing("torch is not installed: make test-torch, then .venv-torch/bin/python -m ...")
+    return RankSetup(
+        rank=0,
+        ranks=HOSTS,
+        store=f"tcp://{control_address(0)}:{_PORT}",
+        backend="",
+        plans="",
+        wrap="",
+        gpt=gpt,
+        steps=steps,
+        sequences=sequences,
+        bucket_bytes=bucket_mib << 20,
+        seed=seed,
+        timeout_s=_TIMEOUT_S,
+        nics=NICS,
+        nic_rate=rate,
+    )
+
+
+def _choose(wraps: Sequence[str], ways: Sequence[str], scripts: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The jobs, in the order of a record: of what is not named, all."""
+    chosen = set(itertools.product(wraps or WRAPS, ways or WAYS, scripts or SCRIPTS))
+    return [each for each in itertools.product(WRAPS, WAYS, SCRIPTS) if each in chosen]
+
+
+_WRAP = click.option("--wrap", "wraps", multiple=True, type=click.Choice(WRAPS), help="[default: both]")
+_WAY = click.option("--way", "ways", multiple=True, type=click.Choice(tuple(WAYS)), help="[default: all]")
+_SCRIPT = click.option("--script", "scripts", multiple=True, type=click.Choice(SCRIPTS), help="[default: both]")
+_JOIN = click.option("--join", type=click.Path(path_type=Path, dir_okay=False), help="Keep other jobs of this record.")
 
 
 @record_command(TrainingFailures)
 @click.option("--quick", is_flag=True, help="A smaller model, half of the steps.")
 @click.option("--steps", type=click.IntRange(8), help="Number of steps.  [default: 40; 20 with --quick]")
 @click.option("--event", "texts", multiple=True, help="STEP:KIND:NIC, as 50:down:h1.eth0; may be repeated.")
-@click.option("--wrap", "wraps", multiple=True, type=click.Choice(WRAPS), help="[default: both]")
-@click.option("--way", "ways", multiple=True, type=click.Choice(tuple(WAYS)), help="[default: all]")
-@click.option("--join", type=click.Path(path_type=Path, dir_okay=False), help="Keep other jobs of this record.")
+@_WRAP
+@_WAY
+@_SCRIPT
+@_JOIN
 @click.option("--rate", default=NIC_RATE, show_default=True, help="Rate of a NIC, each way.")
 @click.option("--sequences", type=click.IntRange(1), default=2, show_default=True, help="Of a rank, in a step.")
 @click.option("--bucket", "bucket_mib", type=click.IntRange(1), default=4, show_default=True, help="MiB, of DDP.")
@@ -456,6 +529,7 @@ def command(
     texts: tuple[str, ...],
     wraps: tuple[str, ...],
     ways: tuple[str, ...],
+    scripts: tuple[str, ...],
     join: Path | None,
     rate: str,
     sequences: int,
@@ -463,25 +537,22 @@ def command(
     seed: int,
 ) -> Iterator[TrainingFailures]:
     """Train with optcc and with Gloo, healthy and with a NIC that is slow, lost and back, and write the record."""
-    if find_spec("torch") is None:
-        raise EnvironmentMissing("torch is not installed: make test-torch, then .venv-torch/bin/python -m ...")
     steps = steps or (20 if quick else 40)
-    events = events_of(texts, steps)
-    setup = RankSetup(
-        rank=0,
-        ranks=HOSTS,
-        store=f"tcp://{control_address(0)}:{_PORT}",
-        backend="",
-        plans="",
-        wrap="",
-        gpt=QUICK_GPT if quick else FULL_GPT,
-        steps=steps,
-        sequences=sequences,
-        bucket_bytes=bucket_mib << 20,
-        seed=seed,
-        timeout_s=_TIMEOUT_S,
-        nics=NICS,
-        nic_rate=rate,
-    )
+    setup = _setup(QUICK_GPT if quick else FULL_GPT, steps, sequences, bucket_mib, seed, rate)
     joined = None if join is None else TrainingFailures.read(join)
-    return measure(setup, events, wraps or WRAPS, ways or tuple(WAYS), joined)
+    return measure(TrainingFailures, setup, events_of(texts, steps), _choose(wraps, ways, scripts), joined)
+
+
+@record_command(LongTraining)
+@click.option("--steps", type=click.IntRange(8), default=LONG_STEPS, show_default=True, help="Number of steps.")
+@_WRAP
+@_WAY
+@_SCRIPT
+@_JOIN
+def long_command(
+    steps: int, wraps: tuple[str, ...], ways: tuple[str, ...], scripts: tuple[str, ...], join: Path | None
+) -> Iterator[LongTraining]:
+    """Train a smaller model for longer, a NIC down in a quarter of the steps, and write the record."""
+    setup = _setup(QUICK_GPT, steps, 2, 4, SEED, LONG_RATE)
+    joined = None if join is None else LongTraining.read(join)
+    return measure(LongTraining, setup, events_of((), steps, LONG_SCRIPT), _choose(wraps, ways, scripts), joined)

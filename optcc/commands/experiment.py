@@ -152,6 +152,13 @@ EXPERIMENTS = {
         "training-failures.json",
         "; torch (make test-torch)",
     ),
+    "training-long": Experiment(
+        "200 steps of training, a NIC down from step 50 to 100, beside Gloo",
+        f"{_HERE}training_failures",
+        "training-long.json",
+        "root, for emulated hosts; torch (make test-torch)",
+        "long_command",
+    ),
     "transport-speed": Experiment(
         "what a message costs over each transport, beside plain sockets and Open MPI",
         f"{_HERE}transport_speed",
