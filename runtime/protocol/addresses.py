@@ -47,6 +47,11 @@ class Addresses:
         local.note("address", f"{local.own_nics[nic][0]} is at {address} port {port} now", nic=nic)
         local.say_to_all(ADDRESS_FRAME, [word.number])
 
+    def take_over(self, before: Addresses) -> None:
+        """This rank begins anew among some ranks (`regrouping`): what was said and heard of addresses still holds."""
+        self._said.update(before._said)
+        self._local.addresses.update(before._local.addresses)
+
     def greet(self, connection: Established) -> None:
         """A connection is up: the peer is told of all NICs that are not where the ranks met."""
         for word in self._said.values():

@@ -204,6 +204,7 @@ class EndpointTransport(ABC):
             insides=old.insides,
         )
         endpoint.keeps_to_own = old.keeps_to_own
+        endpoint.addresses_told.take_over(old.addresses_told)
         # Nobody waits for those that have left in good order, nor dials them.
         endpoint.left.update(dict.fromkeys(sorted(set(range(self.n_ranks)) - set(members)), False))
         self._renew(endpoint)

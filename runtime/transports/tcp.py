@@ -197,7 +197,6 @@ class TcpTransport(EndpointTransport):
     def _renew(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         if self._watch is not None:
-            self._nic_news.clear()
             endpoint.nic_up[: len(endpoint.own_nics)] = self._watch.is_up
 
     def _leave_to_parent(self) -> None:

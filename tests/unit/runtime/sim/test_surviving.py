@@ -156,3 +156,19 @@ def test_a_transport_or_a_planner_that_cannot_is_refused() -> None:
             SurvivingCommunicator(transport, planner_for(2), partition_s=0)
 
     run_sim(SimNetwork(2, regroups=True), plans_for_all_only)
+
+
+def test_a_transport_that_begins_anew_knows_where_nics_have_moved() -> None:
+    def body(rank: int, transport: SimTransport) -> None:
+        before = transport.endpoint
+        before.addresses[1 - rank, 1] = "127.0.0.7", 5
+        before.addresses_told.move(0, "127.0.0.9", 7)
+        transport.regroup((0, 1), bytes(16))
+        after = transport.endpoint
+        assert after is not before and after.job == bytes(16)
+        assert after.addresses == {(rank, 0): ("127.0.0.9", 7), (1 - rank, 1): ("127.0.0.7", 5)}
+        # What this rank has said, it says again on each new connection.
+        assert [word.turn for word in after.addresses_told._said.values()] == [1]
+        transport.release()
+
+    run_sim(SimNetwork(2, regroups=True), body)
