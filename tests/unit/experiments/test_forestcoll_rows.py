@@ -20,10 +20,10 @@ def test_every_row_reaches_the_throughput_within_a_percent() -> None:
         assert f"{row.throughput:.2f}" in record.markdown()
 
 
-@pytest.mark.parametrize("name", SCHEDULES_OF)
-def test_a_row_made_again_is_equal(name: str) -> None:
-    said = next(row for row in ForestCollRows.read().rows if (row.topology, row.collective) == ("4xdgx-h100", name))
-    assert measure("4xdgx-h100", name, (said.segments,)) == said
+def test_a_row_made_again_is_equal() -> None:
+    text, name = "4xdgx-h100", "reducescatter"
+    said = next(row for row in ForestCollRows.read().rows if (row.topology, row.collective) == (text, name))
+    assert measure(text, name, (said.segments,)) == said
 
 
 @pytest.mark.parametrize(
