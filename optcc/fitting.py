@@ -45,7 +45,8 @@ def _fits(name: str, topology: Topology, size_bytes: int, segments: int, target:
 
 
 def _sizes(n_ranks: int, segments: int, size_bytes: int) -> Iterator[int]:
-    """Sizes that schedules cut evenly: into a section for each rank, for each but one, or for both, each of 16 B."""
-    for sections in dict.fromkeys((n_ranks, max(1, n_ranks - 1), n_ranks * max(1, n_ranks - 1))):
+    """Sizes that schedules cut evenly: into a section for each rank, for each but one, for both, or for each pair of
+    ranks, each of 16 B."""
+    for sections in dict.fromkeys((n_ranks, max(1, n_ranks - 1), n_ranks * max(1, n_ranks - 1), n_ranks**2)):
         unit = 16 * segments * sections
         yield -(-size_bytes // unit) * unit

@@ -120,7 +120,7 @@ def command(
     plan = built.plan
     verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
     try:
-        files = _chakra(plan, pieces) if pieces > 1 else FORMATS[form](plan, topology, model)
+        files = _written(plan, topology, model, form, target, pieces)
         refused = None if target is None else check_limits(plan, target)
         if refused is not None:
             raise PlanError(refused.summary)
@@ -149,6 +149,13 @@ def command(
     else:
         echo_card(plan)
         click.echo(f"for {model} ports")
+
+
+def _written(plan: Plan, topology: Topology, ports: Model, form: str, target: str | None, pieces: int) -> Files:
+    """The files of a format: with `target`, as that run-time spells what run-times spell differently."""
+    if target is not None:
+        return {"": write_msccl_xml(plan, runtime=target)}
+    return _chakra(plan, pieces) if pieces > 1 else FORMATS[form](plan, topology, ports)
 
 
 def _padded(name: str, topology: Topology, size: int, target: str, options: dict[str, Any]) -> tuple[int, int]:

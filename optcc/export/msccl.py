@@ -13,9 +13,10 @@ channels fall to two blocks is two, of which the second waits for the first:
     copy, reduce           cpy, re
     (waits for k blocks)   nop   k - 1 of them before the step, which waits itself for the k-th
 
-Places are in chunks, the greatest common divisor of all offsets and lengths: `cnt` is a step's length in them. Buffer
-`i` is the message, in place, `s` the scratch space. A step that others wait for has `hasdep="1"`, and so has every
-`re`, since the interpreter would otherwise merge consecutive ones.
+Places are in chunks, the greatest common divisor of all offsets and lengths: `cnt` is a step's length in them. Buffers
+`i`, `o` and `s` are input, output and scratch space, in place but for an AllToAll (`optcc.export.blocks.Chunks`), in
+which one more thread block of each rank copies its block for itself. A step that others wait for has `hasdep="1"`, and
+so has every `re`, since the interpreter would otherwise merge consecutive ones.
 
 The file has no size: it cuts a message of any size in `nchunksperloop`. It is offered to the run-time for the plan's
 size alone (`minBytes`, `maxBytes`); for other sizes the order of its steps is right too, though perhaps no longer good.
@@ -34,7 +35,7 @@ from itertools import accumulate
 import numpy as np
 
 from optcc.errors import PlanError
-from optcc.export.blocks import Chunks, Place, Step, check_allreduce, find_waits
+from optcc.export.blocks import Chunks, Place, Step, check_written, find_waits
 from optcc.plan import LOCAL_REDUCE, RECV, RECV_COPY_SEND, RECV_REDUCE, RECV_REDUCE_SEND, SEND, Plan
 
 TARGET = "msccl-xml"
@@ -54,6 +55,8 @@ LIMITS = {
     "XML nodes that a GPU reads": 4095,
 }
 """What the reader of the file has room for; `optcc.verify.plan.limits` says where in its sources each stands."""
+SPELLINGS = {("msccl", "reducescatter"): "reduce_scatter"}
+"""By run-time and collective, where it is not the name that we and the other run-times have."""
 _RECEIVING = frozenset(("r", "rrc", "rrcs", "rcs"))
 _SENDING = frozenset(("s", "rrcs", "rcs"))
 _NO_PLACE: Place = ("i", -1)
@@ -94,8 +97,8 @@ class _Block:
         return any(step.is_waited_for for step in self.steps)
 
 
-def write_msccl_xml(plan: Plan) -> bytes:
-    """`plan` as an MSCCL algorithm, protocol Simple.
+def write_msccl_xml(plan: Plan, runtime: str = "msccl") -> bytes:
+    """`plan` as an MSCCL algorithm, protocol Simple, with the collective spelled as `runtime` does (`SPELLINGS`).
 
     >>> from optcc.compiler import compile_schedule
     >>> from optcc.schedules.ring import ring
@@ -103,17 +106,18 @@ def write_msccl_xml(plan: Plan) -> bytes:
     >>> [line.split()[2] for line in file.splitlines() if line.startswith("<step")]
     ['type="s"', 'type="rrcs"', 'type="r"', 'type="s"', 'type="rrcs"', 'type="r"']
 
-    Raises InputError for another collective than allreduce, a reduction that the format lacks or a name that it cannot
-    hold; PlanError if a step, a block or the file has more of something than the reader takes (`LIMITS`), or if two
-    messages a connection are too few for it.
+    Raises InputError for a collective or a reduction that the format lacks, or a name that it cannot hold; PlanError if
+    the parts of the ranks differ, if a step, a block or the file has more of something than the reader takes
+    (`LIMITS`), or if two messages a connection are too few for it.
     """
-    check_allreduce(plan, TARGET, REDUCTIONS)
+    check_written(plan, TARGET, REDUCTIONS)
     chunks = Chunks.of(plan, TARGET)
     blocks, first, last = _blocks(plan)
     _fill(plan, chunks, blocks, first, last)
+    _copy_own_blocks(plan, chunks, blocks)
     _check_limits(plan, chunks, blocks)
     _check_progress(plan, blocks)
-    return _text(plan, chunks, blocks).encode()
+    return _text(plan, chunks, blocks, SPELLINGS.get((runtime, plan.collective.name), plan.collective.name)).encode()
 
 
 def _blocks(plan: Plan) -> tuple[list[_Block], list[Step], list[Step]]:
@@ -180,7 +184,10 @@ def _fill(plan: Plan, chunks: Chunks, blocks: list[_Block], first: Sequence[Step
     """Gives the blocks their steps."""
     waits = find_waits(plan, TARGET, first, last)
     t = plan.transfers
-    src, dst = (list(map(chunks.place, each.tolist())) for each in (t.src_offset, t.dst_offset))
+    src, dst = (
+        list(map(chunks.place, ranks.tolist(), offsets.tolist()))
+        for ranks, offsets in ((t.src, t.src_offset), (t.dst, t.dst_offset))
+    )
     names = {RECV: "r", RECV_REDUCE: "rrc", RECV_REDUCE_SEND: "rrcs", RECV_COPY_SEND: "rcs", LOCAL_REDUCE: "re"}
     columns = (plan.kind, plan.bytes // chunks.bytes, plan.recv_transfer, plan.send_transfer)
     for index, (kind, count, into, out) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
@@ -200,6 +207,22 @@ def _fill(plan: Plan, chunks: Chunks, blocks: list[_Block], first: Sequence[Step
         for step in each.steps:
             for block, at in step.waits:
                 blocks[block].steps[at].is_waited_for = True
+
+
+def _copy_own_blocks(plan: Plan, chunks: Chunks, blocks: list[_Block]) -> None:
+    """Adds a thread block to each rank of an AllToAll that copies what the rank has for itself."""
+    for rank in range(plan.n_ranks):
+        own = chunks.own_block(rank)
+        if own is not None:
+            first, count = own
+            most = LIMITS["chunks of a step"]
+            starts = range(first, first + count, most)
+            lengths = [min(most, first + count - start) for start in starts]
+            steps = [
+                _Step("cpy", ("i", start), ("o", start), length, -1, [])
+                for start, length in zip(starts, lengths, strict=True)
+            ]
+            blocks.append(_Block(rank, steps=steps))
 
 
 def _check_limits(plan: Plan, chunks: Chunks, blocks: Sequence[_Block]) -> None:
@@ -282,22 +305,27 @@ def _check_progress(plan: Plan, blocks: Sequence[_Block]) -> None:
         raise PlanError(f"{TARGET}: steps wait for each other, one of them for {at}: {rule}")
 
 
-def _text(plan: Plan, chunks: Chunks, blocks: Sequence[_Block]) -> str:
-    """The file. Its reader knows elements, attributes in double quotes, and nothing else of XML."""
+def _text(plan: Plan, chunks: Chunks, blocks: Sequence[_Block], coll: str) -> str:
+    """The file; `coll` is the collective as it is spelled there.
+
+    Its reader knows elements, attributes in double quotes, and nothing else of XML.
+    """
     of_rank: list[list[int]] = [[] for _ in range(plan.n_ranks)]
     for number, block in enumerate(blocks):
         of_rank[block.rank].append(number)
+    size_bytes = chunks.loop * chunks.bytes
     lines = [
         f'<algo name="{plan.name}" proto="Simple" nchannels="{max(block.channel for block in blocks) + 1}" '
-        f'nchunksperloop="{chunks.message}" ngpus="{plan.n_ranks}" coll="allreduce" inplace="1" outofplace="0" '
-        f'minBytes="{plan.size_bytes}" maxBytes="{plan.size_bytes}">'
+        f'nchunksperloop="{chunks.loop}" ngpus="{plan.n_ranks}" coll="{coll}" inplace="{int(chunks.is_in_place)}" '
+        f'outofplace="{int(not chunks.is_in_place)}" minBytes="{size_bytes}" maxBytes="{size_bytes}">'
     ]
     for rank, own in enumerate(of_rank):
         # Those that others wait for come first: the number of one is a byte.
         own.sort(key=lambda number: not blocks[number].is_waited_for)
         place = {number: at for at, number in enumerate(own)}
         lines.append(
-            f'<gpu id="{rank}" i_chunks="{chunks.message}" o_chunks="{chunks.message}" s_chunks="{chunks.scratch}">'
+            f'<gpu id="{rank}" i_chunks="{chunks.inputs}" o_chunks="{chunks.outputs}" '
+            f's_chunks="{chunks.scratch(rank)}">'
         )
         for number in own:
             lines += _block_lines(blocks, blocks[number], place)

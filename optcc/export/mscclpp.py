@@ -17,6 +17,9 @@ plan does. The operations of an instruction:
               signal        a send: to the receiver; a receive: to the sender of the message that gets the slot next
               sem_release   for each lane that waits for this
 
+In an AllToAll one more thread block of each rank copies its block for itself; where the message is on a GPU is said in
+`optcc.export.blocks.Chunks`.
+
 At its end a lane waits until the slots of those of its messages that are first in theirs are empty: for them the last
 receive of a slot signals. So the next call can begin, whoever is still in this one, and all signals and semaphores are
 back where they were.
@@ -36,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from optcc.errors import InputError, PlanError
-from optcc.export.blocks import Chunks, Place, Step, check_allreduce, find_waits
+from optcc.export.blocks import Chunks, Place, Step, check_written, find_waits
 from optcc.plan import RECV_COPY_SEND, RECV_REDUCE_SEND, REDUCES, SEND, Plan
 
 TARGET = "mscclpp-json"
@@ -104,30 +107,30 @@ class _Slot:
 def write_mscclpp_json(plan: Plan) -> bytes:
     """`plan` as an execution plan of MSCCL++, protocol Simple.
 
-    Raises InputError for another collective than allreduce, a reduction but the sum, a type that the kernels lack or a
-    name that the file cannot hold; PlanError if lengths and offsets are no multiples of 16 B, or if a thread block has
-    more of something than the reader takes (`LIMITS`).
+    Raises InputError for a collective that the format lacks, a reduction but the sum, a type to reduce that the kernels
+    lack or a name that the file cannot hold; PlanError if the parts of the ranks differ, if lengths and offsets are no
+    multiples of 16 B, or if a thread block has more of something than the reader takes (`LIMITS`).
     """
-    check_allreduce(plan, TARGET, ("sum",))
-    if plan.transfers.dtype not in DTYPES:
+    check_written(plan, TARGET, ("sum",))
+    if plan.collective.reduces and plan.transfers.dtype not in DTYPES:
         raise InputError(f"{TARGET}: dtype {plan.transfers.dtype}: must be one of {', '.join(DTYPES)}")
     chunks = Chunks.of(plan, TARGET)
     if chunks.bytes % ALIGNMENT:
         hint = "take a size that the schedule cuts evenly"
         raise PlanError(f"{TARGET}: chunks of {chunks.bytes} B: must be multiples of {ALIGNMENT} B: {hint}")
     gpus = _gpus(plan, chunks)
-    _check_limits(plan, chunks, gpus)
+    _check_limits(chunks, gpus)
     file = {
         "name": plan.name,
-        "collective": "allreduce",
+        "collective": plan.collective.name,
         "protocol": "Simple",
-        "inplace": True,
+        "inplace": chunks.is_in_place,
         "reuse_resources": False,
         "use_double_scratch_buffer": False,
         "num_threads_per_block": 1024,
         "buffer_alignment": ALIGNMENT,
-        "min_message_size": plan.size_bytes,
-        "max_message_size": plan.size_bytes,
+        "min_message_size": chunks.loop * chunks.bytes,
+        "max_message_size": chunks.loop * chunks.bytes,
     }
     fields = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in file.items())
     body = ",\n".join(_gpu_text(rank, gpu, chunks) for rank, gpu in enumerate(gpus))
@@ -136,7 +139,7 @@ def write_mscclpp_json(plan: Plan) -> bytes:
 
 def _gpus(plan: Plan, chunks: Chunks) -> list[_Gpu]:
     """The ranks with all their operations."""
-    gpus = [_Gpu(chunks.scratch) for _ in range(plan.n_ranks)]
+    gpus = [_Gpu(chunks.scratch(rank)) for rank in range(plan.n_ranks)]
     ends: list[tuple[int, int]] = []  # for each channel its numbers at its source and at its destination
     for channel in plan.channels:
         ends.append((len(gpus[channel.src].peers), len(gpus[channel.dst].peers)))
@@ -159,6 +162,13 @@ def _gpus(plan: Plan, chunks: Chunks) -> list[_Gpu]:
             for begin in range(0, len(left), CHANNELS_PER_OPERATION):
                 lane.add("wait", **lane.on(list(left)[begin : begin + CHANNELS_PER_OPERATION]))
             left = {channel: count - 1 for channel, count in left.items()}
+    for rank, gpu in enumerate(gpus):
+        block = chunks.own_block(rank)
+        if block is not None:
+            first, count = block
+            lane = _Lane(gpu)
+            gpu.lanes.append(lane)
+            lane.add("copy", src_buff=[_operand(("i", first), count)], dst_buff=[_operand(("o", first), count)])
     return gpus
 
 
@@ -237,15 +247,15 @@ def _add_instruction(
         target = [lane.remote(plan.channels[out].dst, slots[sent].chunk, count)]
         signals.append(ends[out][0])
     if kind == SEND:
-        source = _operand(chunks.place(int(t.src_offset[sent])), count)
+        source = _operand(chunks.place(int(t.src[sent]), int(t.src_offset[sent])), count)
         lane.add("put", src_buff=[source], dst_buff=target, channel_type=MEMORY)
     else:
-        here = _operand(chunks.place(int(t.dst_offset[received])), count)
+        here = _operand(chunks.place(int(t.dst[received]), int(t.dst_offset[received])), count)
         if into >= 0:
             there = _operand(("s", slots[received].chunk), count)
             signals.append(ends[slots[received].heard_by][1])
         else:
-            there = _operand(chunks.place(int(t.src_offset[received])), count)
+            there = _operand(chunks.place(int(t.src[received]), int(t.src_offset[received])), count)
         if kind == RECV_REDUCE_SEND:
             lane.add("res", src_buff=[here, there], dst_buff=[here, *target], channel_type=MEMORY, reduce_op="sum")
         elif kind in REDUCES:
@@ -273,14 +283,14 @@ def _place(numbers: list[int], wanted: int) -> int:
     return numbers.index(wanted)
 
 
-def _check_limits(plan: Plan, chunks: Chunks, gpus: Sequence[_Gpu]) -> None:
+def _check_limits(chunks: Chunks, gpus: Sequence[_Gpu]) -> None:
     """Raises PlanError for what the reader of the file has no room for."""
 
     def check(what: str, amount: int, where: str) -> None:
         if amount > LIMITS[what]:
             raise PlanError(f"{TARGET}: {what}: {amount}: must be at most {LIMITS[what]}{where}")
 
-    check("bytes of the message", plan.size_bytes, "")
+    check("bytes of the message", chunks.loop * chunks.bytes, "")
     for rank, gpu in enumerate(gpus):
         check("bytes of scratch space", gpu.scratch * chunks.bytes, f"; rank {rank}")
         for number, lane in enumerate(gpu.lanes):
@@ -295,8 +305,8 @@ def _gpu_text(number: int, gpu: _Gpu, chunks: Chunks) -> str:
     """A rank, an operation a line."""
     head = {
         "id": number,
-        "input_chunks": chunks.message,
-        "output_chunks": chunks.message,
+        "input_chunks": chunks.inputs,
+        "output_chunks": chunks.outputs,
         "scratch_chunks": gpu.scratch,
         "channels": [{"channel_type": MEMORY, "connected_to": gpu.peers}] if gpu.peers else [],
         "remote_buffers": [{"rank": peer, "type": "s", "access_channel_types": [MEMORY]} for peer in gpu.buffers],

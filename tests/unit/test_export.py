@@ -601,9 +601,9 @@ def test_msccl_refuses_what_the_format_lacks(rows: Any, options: Any, what: str)
 
 @pytest.mark.parametrize("write", [write_msccl_xml, write_mscclpp_json])
 def test_gpu_formats_refuse_what_they_cannot_say(write: Callable[[Plan], bytes]) -> None:
-    broadcast, _ = plan_of("chain-broadcast", 3, 96)
-    with pytest.raises(InputError, match="collective broadcast: must be allreduce"):
-        write(broadcast)
+    gather, _ = plan_of("direct-gather", 3, 96)
+    with pytest.raises(InputError, match="collective gather: must be one of allreduce"):
+        write(gather)
     average, _ = plan_of("ring", 3, 96, reduction="avg")
     with pytest.raises(InputError, match="reduction avg: must be one of sum"):
         write(average)
@@ -775,7 +775,7 @@ def test_traces_are_replaced_all_or_none(capsys: pytest.CaptureFixture[str], tmp
     [
         (["ring", *FLAT, "--format", "goal", "--pieces", "2"], "--pieces 2: needs --format chakra"),
         (["ring", *FLAT, "--format", "msccl"], "must be one of plan, transfers, goal, chakra, perfetto, msccl-xml"),
-        (["chain-broadcast", *FLAT, "--format", "msccl-xml"], "collective broadcast: must be allreduce"),
+        (["direct-gather", *FLAT, "--format", "msccl-xml"], "collective gather: must be one of allreduce"),
         (["ring", *FLAT, "--format", "mscclpp-json", "--dtype", "int64"], "dtype int64: must be one of"),
         (["ring", *FLAT, "--format", "msccl-xml", "--reduction", "avg"], "reduction avg: must be one of"),
         (["ring", "--topology", "64@1GB/s", "--size", "1M", "--format", "mscclpp-json"], "must be at most 64"),

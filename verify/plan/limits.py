@@ -71,7 +71,9 @@ FILES: Mapping[str, tuple[Write, Refuse]] = MappingProxyType(
     {
         "msccl-xml": (write_msccl_xml, partial(_msccl_refusal, RUNTIMES[0])),
         "mscclpp-json": (write_mscclpp_json, _mscclpp_refusal),
-        **{each.name: (write_msccl_xml, partial(_msccl_refusal, each)) for each in RUNTIMES},
+        **{
+            each.name: (partial(write_msccl_xml, runtime=each.name), partial(_msccl_refusal, each)) for each in RUNTIMES
+        },
     }
 )
 """The targets whose limits are counted in the file: what writes it, and what reads it back as the loader does."""
