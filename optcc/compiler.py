@@ -313,6 +313,40 @@ def _promises(excesses: Mapping[int, float], segments: int, excess: float, worth
     return fill / (2 * segments) >= worth
 
 
+def _limits_on_links(limits: SegmentLimits, definition: Definition, topology: Topology) -> SegmentLimits:
+    """The limits for this schedule: where GPUs are linked and it is no AllReduce, whose plans are the largest, shorter
+    chunks, in proportion to the latency there, and more of them. Of the blocks of an AllToAll a rank has p of p * p."""
+    if topology.wired is None or definition.collective == "allreduce":
+        return limits
+    shorter = int(LATENCY_S / LINK_LATENCY_S)
+    more = topology.n_ranks if definition.collective.startswith("alltoall") else shorter
+    return replace(
+        limits,
+        chunk_bytes_min=min(limits.chunk_bytes_min, max(2**12, limits.chunk_bytes_min // shorter)),
+        chunks=limits.chunks * more,
+    )
+
+
+def _segment_numbers(definition: Definition, topology: Topology, size_bytes: int, ports: Model) -> list[int]:
+    """The powers of two that `try_segments` may try, the least first."""
+    single = definition.build(topology, 1)
+    sections = sum(shape.sections for shape in single.segments) or 1
+    limits = _limits_on_links(LIMITS[ports], definition, topology)
+    linked = max(LINKED_TRANSFERS, LINKED_PER_RANK * topology.n_ranks) if topology.wired is not None else 0
+    most = max(limits.transfers, linked) // max(1, len(single))
+    segments = 1
+    while size_bytes > limits.chunk_bytes_max * sections * segments and 2 * segments <= most:
+        segments *= 2
+    candidates = [segments]
+    while (
+        2 * segments <= min(most, max(1, limits.chunks // sections))
+        and size_bytes >= limits.chunk_bytes_min * sections * 2 * segments
+    ):
+        segments *= 2
+        candidates.append(segments)
+    return candidates
+
+
 def try_segments(
     definition: Definition,
     topology: Topology,
@@ -337,21 +371,7 @@ def try_segments(
         plan = compile_schedule(schedule, size_bytes=size_bytes, dtype=dtype, topology=timed, slots=slots, ports=ports)
         return TimedPlan(schedule, plan, simulate(plan, timed, model=ports))
 
-    single = definition.build(topology, 1)
-    sections = sum(shape.sections for shape in single.segments) or 1
-    limits = LIMITS[ports]
-    linked = max(LINKED_TRANSFERS, LINKED_PER_RANK * topology.n_ranks) if topology.wired is not None else 0
-    most = max(limits.transfers, linked) // max(1, len(single))
-    segments = 1
-    while size_bytes > limits.chunk_bytes_max * sections * segments and 2 * segments <= most:
-        segments *= 2
-    candidates = [segments]
-    while (
-        2 * segments <= min(most, max(1, limits.chunks // sections))
-        and size_bytes >= limits.chunk_bytes_min * sections * 2 * segments
-    ):
-        segments *= 2
-        candidates.append(segments)
+    candidates = _segment_numbers(definition, topology, size_bytes, ports)
     if len(candidates) == 1:
         return candidates[0], None
 
@@ -361,6 +381,7 @@ def try_segments(
     chosen, best = candidates[0], attempt(candidates[0])
     left, jumps = candidates[1:], topology.wired is not None
     excesses: dict[int, float] = {}
+    below: list[int] = []  # numbers that were skipped on the way to the best one
     while left:
         busiest_s = max(best.timing.port_busy_s, default=0.0)
         if busiest_s >= HOPELESS * best_s:
@@ -370,6 +391,7 @@ def try_segments(
             excess = best.timing.seconds / busiest_s - 1
             few = excess <= NEAR_ENOUGH - 1 and not _promises(excesses, chosen, excess, close / 2)
             if chosen >= least and (excess <= close or few):
+                below = []
                 break
             excesses[chosen] = excess
             # Twice the segments take half the excess.
@@ -377,9 +399,15 @@ def try_segments(
             skipped = next((at for at, each in enumerate(left) if each >= enough), len(left) - 1)
         tried = attempt(left[skipped])
         if costed_s(tried.plan, tried.timing.seconds, topology) < costed_s(best.plan, best.timing.seconds, topology):
+            below = [] if definition.collective == "allreduce" else left[:skipped]
             chosen, best, left = left[skipped], tried, left[skipped + 1 :]
         else:
             left, jumps = left[:skipped], False
+    while below:
+        tried = attempt(below[-1])
+        if costed_s(tried.plan, tried.timing.seconds, topology) >= costed_s(best.plan, best.timing.seconds, topology):
+            break
+        chosen, best = below.pop(), tried
     if topology.wired is not None and timed is not topology:
         best = best._replace(timing=simulate(best.plan, topology, model=ports))
     return chosen, best if timed is topology or topology.wired is not None else None

@@ -38,6 +38,7 @@ from optcc.errors import (
     did_you_mean,
 )
 from optcc.files import VerdictCache, cache_directory
+from optcc.flow_paths import FLOW_OF
 from optcc.plan import Plan, PlanRequest
 from optcc.plan_store import PlanStore
 from optcc.plan_worker import PlanWorker
@@ -64,6 +65,7 @@ from optcc.tree_packing import PACKED, PACKED_OF
 from optcc.units import show_time
 from optcc.verdict import PROVED, REFUTED, Verdict
 from optcc.verify.bounds.certified import least_seconds
+from optcc.verify.bounds.exchange import is_exchange
 from optcc.verify.plan import VERSION, verify_plan
 from optcc.verify.plan.report import Questions, judge
 from optcc.verify.plan.shrink import Smallest, shrink
@@ -72,7 +74,7 @@ FOR_NICS = (nccl_ring, nccl_tree, hierarchical_nics, r2ccl_rails, r2ccl_nics, op
 STARS = (star_all_gather, star_reduce_scatter)
 LIBRARY: Mapping[str, Definition] = {
     **SCHEDULES,
-    **{each.name: each for each in (*FOR_NICS, *STARS, PACKED, *PACKED_OF.values())},
+    **{each.name: each for each in (*FOR_NICS, *STARS, PACKED, *PACKED_OF.values(), *FLOW_OF.values())},
 }
 """Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
 AUTO = "auto"
@@ -390,8 +392,10 @@ def build(
         if collective is not None and collective.name != "allreduce":
             number = segments if isinstance(segments, int) else None
             options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
-            more = (*STARS, *PACKED_OF.values()) if topology.wired is not None else ()
-            return _chosen(choose_for(collective, topology, size_bytes, segments=number, more=more, **options))
+            if topology.wired is not None:
+                options["more"] = (*STARS, *PACKED_OF.values(), *FLOW_OF.values())
+                options["enough_s"] = _near_bound_s(topology, size_bytes, collective)
+            return _chosen(choose_for(collective, topology, size_bytes, segments=number, **options))
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         if topology.wired is not None:
@@ -428,6 +432,14 @@ def build(
         ports=ports,
     )
     return Built(plan, schedule, definition, segments)
+
+
+def _near_bound_s(topology: Topology, size_bytes: int, collective: Collective) -> float:
+    """`NEAR_BOUND` times the certified bound on an exchange; zero if none is found, and for other collectives."""
+    if is_exchange(collective):
+        with suppress(SolverUnknown):
+            return NEAR_BOUND * float(least_seconds(topology, size_bytes, collective))
+    return 0.0
 
 
 def _where_its_model_ends(definition: Definition, topology: Topology) -> Definition:

@@ -15,7 +15,7 @@ from typing import Any
 from optcc.collective import Collective
 from optcc.compiler import TimedPlan, compile_schedule, costed_s, try_segments, with_some_latency
 from optcc.dsl import Definition
-from optcc.errors import InputError, TopologyError
+from optcc.errors import InputError, OptccError, SolverUnknown, TopologyError
 from optcc.schedules.auto import Candidate, Choice
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import simulate
@@ -83,25 +83,27 @@ def choose_for(
     ports: Model = "exclusive",
     segments: int | None = None,
     more: Sequence[Definition] = (),
+    enough_s: float = 0.0,
 ) -> Choice:
     """The fastest plan found for `collective` of `size_bytes`; a topology without latency is assumed to have
     what `optcc.compiler.with_some_latency` says, and `more` are candidates besides the library's. Candidates have the
-    number of `segments` that suits each, unless it is given; their estimates are what their busiest port takes.
+    number of `segments` that suits each, unless it is given; their estimates are what their busiest port takes. None is
+    tried after one that takes at most `enough_s`, and one that has no route for some transfer is left out.
 
-    Raises what `candidates_for` raises, and what compiling a schedule raises.
+    Raises what `candidates_for` raises, TopologyError if no candidate has its routes, and what compiling raises.
     """
     timed = with_some_latency(topology)
     tried: list[Candidate] = []
-    refusals: list[TopologyError] = []
+    refusals: list[OptccError] = []
     made: dict[str, TimedPlan] = {}
     options: dict[str, Any] = {"dtype": dtype, "slots": slots, "ports": ports}
-    enough_s = NEAR_LEAST * least_of_servers_s(topology, collective, size_bytes)
+    enough_s = max(enough_s, NEAR_LEAST * least_of_servers_s(topology, collective, size_bytes))
     for definition in candidates_for(collective, topology, ports, more):
         if any(each.seconds is not None and each.seconds <= enough_s for each in tried):
             break
         try:
             count, plan = _timed(definition, timed, size_bytes, segments, collective.root, options)
-        except TopologyError as refusal:  # some transfer has no route
+        except (TopologyError, SolverUnknown) as refusal:  # some transfer has no route, or no flow is found
             refusals.append(refusal)
             continue
         made[definition.name] = plan

@@ -56,7 +56,7 @@ def test_the_later_run_times_spell_a_reducescatter_otherwise() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mscclpp_files_are_proved_as_their_collective(name: str) -> None:
-    for n_ranks in (2, 3, 4):
+    for n_ranks in (2, 3):
         plan = plan_of(name, n_ranks)
         check_proved(verify_mscclpp(write_mscclpp_json(plan)), plan)
 
@@ -64,7 +64,7 @@ def test_mscclpp_files_are_proved_as_their_collective(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_mscclpp_files_of_more_ranks_are_proved_as_their_collective(name: str) -> None:
-    for n_ranks in range(5, 9):
+    for n_ranks in range(4, 9):
         plan = plan_of(name, n_ranks)
         check_proved(verify_mscclpp(write_mscclpp_json(plan)), plan)
 
