@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 
 import pytest
 
@@ -27,6 +26,8 @@ class World:
         self.begun: list[list[int]] = [[] for _ in self.ranks]
         self.coming: list[frozenset[int]] = [frozenset()] * n_ranks
         self.heard: list[frozenset[int]] = [frozenset()] * n_ranks
+        # What `state` has of each rank; None since its last step.
+        self._known: list[object] = [None] * n_ranks
 
     def steps(self) -> Iterator[Callable[[World], None]]:
         """All that can happen next, as functions of a copy of this world."""
@@ -44,26 +45,26 @@ class World:
             yield World.propose
 
     def begin(self, rank: int) -> None:
-        epoch = self.ranks[rank].begin()
+        epoch = self._take(rank).begin()
         if epoch is not None:
-            self.begun[rank].append(epoch)
+            self.begun[rank] = [*self.begun[rank], epoch]
 
     def ready(self, rank: int, ahead: int) -> None:
-        self.ranks[rank].ready(ahead)
+        self._take(rank).ready(ahead)
         self.spread(rank)
 
     def leave(self, rank: int) -> None:
-        self.ranks[rank].leave()
+        self._take(rank).leave()
         self.spread(rank)
 
     def hear(self, rank: int, word: int) -> None:
         self.coming[rank] -= {word}
-        self.ranks[rank].hear(word)
+        self._take(rank).hear(word)
         self.spread(rank)
 
     def propose(self) -> None:
         number = self.ranks[0].epoch.number + 1
-        self.ranks[0].propose((((1 / (1 + number), 1.0),), *((),) * (len(self.ranks) - 1)))
+        self._take(0).propose((((1 / (1 + number), 1.0),), *((),) * (len(self.ranks) - 1)))
         self.spread(0)
 
     def spread(self, rank: int) -> None:
@@ -78,11 +79,17 @@ class World:
                     self.coming[other] = words | {word}
         self.ranks[rank].to_say.clear()
 
+    def _take(self, rank: int) -> Agreement:
+        """The rank of which this is a step, apart from that of other worlds."""
+        self.ranks[rank], self._known[rank] = _copied(self.ranks[rank]), None
+        return self.ranks[rank]
+
     def copy(self) -> World:
-        """Another one, of which each part may change."""
-        new = copy(self)
-        new.ranks = [_copied(each) for each in self.ranks]
-        new.begun, new.coming, new.heard = [list(each) for each in self.begun], list(self.coming), list(self.heard)
+        """Another one; a rank is the same until its next step."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.ranks, new._known = list(self.ranks), list(self._known)
+        new.begun, new.coming, new.heard = list(self.begun), list(self.coming), list(self.heard)
         return new
 
     def check(self) -> None:
@@ -98,12 +105,16 @@ class World:
 
     def state(self) -> State:
         """What decides all that can follow, and what is checked."""
-        known = tuple((each.next, tuple(each._epochs), frozenset(each.words())) for each in self.ranks)
-        return known, tuple(map(tuple, self.begun)), tuple(self.heard)
+        for rank, each in enumerate(self.ranks):
+            if self._known[rank] is None:
+                self._known[rank] = each.next, tuple(each._epochs), frozenset(each.words())
+        return tuple(self._known), tuple(map(tuple, self.begun)), tuple(self.heard)
 
 
 def _copied(rank: Agreement) -> Agreement:
-    new = copy(rank)
+    new = object.__new__(type(rank))
+    for name in Agreement.__slots__:
+        setattr(new, name, getattr(rank, name))
     new._epochs, new.to_say = list(rank._epochs), list(rank.to_say)
     new._left = dict(rank._left)
     new._proposed = {number: dict(shares) for number, shares in rank._proposed.items()}
@@ -116,10 +127,9 @@ def explore(world: World) -> int:
     numbers = {world.state(): 0}
     before: list[list[int]] = [[]]
     ended: list[int] = []
-    queue = deque([world])
+    queue = deque([(0, world)])
     while queue:
-        here = queue.popleft()
-        number = numbers[here.state()]
+        number, here = queue.popleft()
         here.check()
         if here.is_over():
             ended.append(number)
@@ -130,7 +140,7 @@ def explore(world: World) -> int:
             if state not in numbers:
                 numbers[state] = len(numbers)
                 before.append([])
-                queue.append(there)
+                queue.append((numbers[state], there))
             before[numbers[state]].append(number)
     alive, left = set(ended), list(ended)
     while left:
