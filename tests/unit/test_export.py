@@ -437,8 +437,8 @@ def test_perfetto_refuses_the_times_of_another_plan() -> None:
 # MSCCL
 
 
-def allreduces(sizes: Callable[[int], int], segments: int = 2) -> Iterator[Plan]:
-    for plan, _ in library(sizes, segments):
+def allreduces(sizes: Callable[[int], int], segments: int = 2, counts: Sequence[int] = (2, 3, 4)) -> Iterator[Plan]:
+    for plan, _ in library(sizes, segments, counts):
         if plan.collective.name == "allreduce":
             yield plan
 
@@ -466,7 +466,7 @@ def test_msccl_files_reduce_right_in_any_order(sizes: Callable[[int], int], seed
 @pytest.mark.slow
 def test_gpu_files_of_more_ranks_reduce_right_in_any_order(seed: int) -> None:
     written = [0, 0]
-    for plan, _ in library(even, counts=(5, 6, 8)):
+    for plan in allreduces(even, counts=(5, 6, 8)):
         try:
             data = write_msccl_xml(plan)
             check_allreduce(run_msccl(data, seed=seed))
