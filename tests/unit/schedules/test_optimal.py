@@ -231,7 +231,7 @@ def test_half_of_one_endpoints_rate_costs_little(p: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slower", ["8/7", "4/3", "8/5", "2", "4", "8"])
+@pytest.mark.parametrize("slower", ["8/7", "8/5", "2", "8"])
 @pytest.mark.parametrize("p", [4, 8, 16, 32, 64])
 def test_one_straggler_of_any_rate_costs_what_the_bound_says(p: int, slower: str) -> None:
     """The whole grid; for half a rate also against the ring without a fault."""
@@ -243,7 +243,7 @@ def test_one_straggler_of_any_rate_costs_what_the_bound_says(p: int, slower: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_random_rates_cost_what_the_bound_says(seed: int) -> None:
     """Out and in apart, up to 64 endpoints: within 3 %."""
     p = int(np.random.default_rng(seed).integers(2, 65))
