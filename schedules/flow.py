@@ -53,7 +53,7 @@ def flow_all_to_all(program: Program, find: FindPaths, server: Sequence[int] = (
     >>> half, whole = Fraction(1, 8), Fraction(1, 4)
     >>> by_hand = (whole, (0,)), (whole, (0, 1)), (half, (1, 0)), (half, (1, 0)), (whole, (1,))
     >>> print(*flow_all_to_all(n_ranks=2, find=lambda collective: [BlockPath(*each) for each in by_hand]))
-    0->1 s1 c0 copy [hop 1] 1->0 s2 c0 copy [hop 1] 1->0 s3 c0 copy [hop 1]
+    0->1 s1 c0 copy [hop 1] 1->0 s3 c0 copy [hop 1] 1->0 s4 c0 copy [hop 1] 0->1 s2 c0 copy [hop 1]
     """
     _along(program, find, server)
 
@@ -77,7 +77,7 @@ def flow_gather(program: Program, find: FindPaths, server: Sequence[int] = ()) -
     >>> third = Fraction(1, 3)
     >>> paths = [BlockPath(third, (0,)), BlockPath(third, (1, 0)), BlockPath(third, (2, 1, 0))]
     >>> print(*flow_gather(n_ranks=3, find=lambda collective: paths))
-    1->0 s1 c0 copy [hop 1] 2->1 s2 c0 copy [hop 1] 1->0 s2 c0 copy [hop 2]
+    2->1 s2 c0 copy [hop 1] 1->0 s2 c0 copy [hop 2] 1->0 s1 c0 copy [hop 1]
     """
     _along(program, find, server)
 

@@ -252,8 +252,8 @@ def test_a_refusal_names_the_place() -> None:
 
 def test_what_a_format_cannot_say_does_not_fit_it() -> None:
     """A collective, a reduction, a size."""
-    halves = compile_schedule(SCHEDULES["ring-reduce-scatter"](n_ranks=4), size_bytes=256)
-    assert "allreduce" in refused(halves, "msccl-xml").summary
+    gather = compile_schedule(SCHEDULES["direct-gather"](n_ranks=4), size_bytes=256)
+    assert "gather" in refused(gather, "msccl-xml").summary
     assert "avg" in refused(compile_schedule(ring(n_ranks=4), size_bytes=256, reduction="avg"), "mscclpp-json").summary
     assert "multiples of 16 B" in refused(compile_schedule(ring(n_ranks=4), size_bytes=4 * 28), "mscclpp-json").summary
 
