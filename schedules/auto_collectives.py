@@ -99,8 +99,6 @@ def choose_for(
     options: dict[str, Any] = {"dtype": dtype, "slots": slots, "ports": ports}
     enough_s = max(enough_s, NEAR_LEAST * least_of_servers_s(topology, collective, size_bytes))
     for definition in candidates_for(collective, topology, ports, more):
-        if any(each.seconds is not None and each.seconds <= enough_s for each in tried):
-            break
         try:
             count, plan = _timed(definition, timed, size_bytes, segments, collective.root, options)
         except (TopologyError, SolverUnknown) as refusal:  # some transfer has no route, or no flow is found
@@ -109,7 +107,10 @@ def choose_for(
         made[definition.name] = plan
         busiest = max(plan.timing.port_busy_s, default=0.0)
         estimate = Candidate(definition.name, count, float(busiest), len(plan.plan.transfers))
-        tried.append(replace(estimate, seconds=costed_s(plan.plan, plan.timing.seconds, timed)))
+        seconds = costed_s(plan.plan, plan.timing.seconds, timed)
+        tried.append(replace(estimate, seconds=seconds))
+        if seconds <= enough_s:
+            break
     if not tried:
         raise refusals[0]
     tried.sort(key=lambda each: each.seconds or 0.0)
