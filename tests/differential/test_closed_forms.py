@@ -260,7 +260,7 @@ def _finished(known: tuple[int, ...], p: int, collective: str) -> bool:
 
 
 @pytest.mark.parametrize("collective", TREE_COLLECTIVES)
-@pytest.mark.parametrize("p", [2, 3, 4, 5])
+@pytest.mark.parametrize("p", [2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_rounds(p: int, collective: str) -> None:
     """ceil(log2 p), and it can be done."""
     assert rounds_needed(p, collective) == latency_rounds(p)

@@ -44,16 +44,16 @@ def judged(seeds: range, states_max: int = STATES_MAX) -> Tally:
 
 @pytest.fixture(scope="module")
 def some() -> Tally:
-    """A hundred and twenty mutants, judged."""
-    return judged(range(120))
+    """Sixty mutants, judged."""
+    return judged(range(60))
 
 
 @pytest.mark.battery(36)
 def test_mutants_get_the_naive_verdict(some: Tally) -> None:
     """The same verdict, for the same reason and at the same place, as trying every interleaving."""
     for outcome in ("matching", "deadlock", "races", "result", STILL_RIGHT):
-        assert some.total(outcome) >= 2, outcome
-    assert some.judged >= 80
+        assert some.total(outcome) >= 1, outcome
+    assert some.judged >= 40
     assert some.total(TOO_LARGE) <= 3
 
 

@@ -66,10 +66,10 @@ def judge_some(seeds: range) -> Counter[str]:
 
 
 def test_mutants_of_plans_with_several_ports() -> None:
-    found = judge_some(range(150))
+    found = judge_some(range(60))
     for outcome in ("matching", "deadlock", "races", "result", STILL_RIGHT):
-        assert found[outcome] >= 5, outcome
-    assert found[TOO_LARGE] <= 20
+        assert found[outcome] >= 2, outcome
+    assert found[TOO_LARGE] <= 8
 
 
 def test_in_most_of_these_plans_some_rank_sends_or_receives_in_several_lanes() -> None:

@@ -250,6 +250,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any
 
 @pytest.mark.battery(1)
 @netns
+@pytest.mark.nft
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_nic_that_fails_in_the_middle_costs_no_bit(
     failed: tuple[list[dict[str, Any]], dict[str, tuple[float, float]]], how: str

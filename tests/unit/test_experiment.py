@@ -85,6 +85,7 @@ def test_the_list_says_what_each_answers() -> None:
             assert (each["made"], each["code"]) == (said_date(made), said_code(made))
 
 
+@pytest.mark.slow
 def test_an_experiment_writes_the_record_that_comes_with_the_package(tmp_path: Path) -> None:
     assert cli.run(["experiment", "bound-curves", "-o", str(tmp_path / "curves.json")]) == EXIT_DONE
     assert unstamped((tmp_path / "curves.json").read_bytes()) == unstamped(BoundCurves.own_path.read_bytes())

@@ -38,6 +38,7 @@ from optcc.runtime.cupy_kernels import (
 )
 from optcc.runtime.mpi_library import is_cuda_aware
 from optcc.runtime.stored_types import stored_dtype
+from tests.sample import sampled
 from tests.unit.device_code import PAIRS, build_library, launch, no_compiler, run_text
 from tests.unit.stand_in_cupy import StandIn
 
@@ -61,7 +62,7 @@ def cupy(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, seed: int) -> St
 
 @needs_compiler
 class TestText:
-    @pytest.mark.parametrize(("dtype", "reduction"), EVERY)
+    @pytest.mark.parametrize(("dtype", "reduction"), sampled(EVERY, every=5))
     def test_every_dtype_reduction_size_and_alignment(
         self, dtype: str, reduction: str, cupy: StandIn, seed: int
     ) -> None:

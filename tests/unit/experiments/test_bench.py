@@ -145,7 +145,11 @@ def test_every_collective_is_exact_and_counted_as_nccl_tests_do(
             marks=pytest.mark.slow,
         ),
         (("-o", "all"), [("float32", op, -1) for op in ("sum", "prod", "min", "max", "avg")]),
-        (("-r", "all", "-o", "all", "--collective", "broadcast_perf"), [("float32", "sum", root) for root in range(3)]),
+        pytest.param(
+            ("-r", "all", "-o", "all", "--collective", "broadcast_perf"),
+            [("float32", "sum", root) for root in range(3)],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(("-r", "all"), [("float32", "sum", -1)], marks=pytest.mark.slow),
     ],
 )

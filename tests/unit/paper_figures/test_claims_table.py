@@ -71,6 +71,7 @@ def test_tex_has_every_cell_between_the_rules_of_booktabs() -> None:
     assert not re.search(r"(?<!\\)[#$_]", "".join(rows))
 
 
+@pytest.mark.slow
 def test_figures_write_it_twice_with_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
     paths = [kind.own_path for kind in kinds_of(CLAIMS)]

@@ -16,6 +16,7 @@ from optcc.runtime.probe import FlowLoad, MeasuredNics, Rates, level, make_group
 from optcc.runtime.transport import Bytes
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
+from tests.sample import sampled
 
 
 def random_hosts(seed: int) -> Topology:
@@ -60,7 +61,7 @@ def check(seed: int) -> None:
     assert network.now_s < 4
 
 
-FEW = (1, 2, 4, 5, 6, 7)
+FEW = (2, 5)
 
 
 @pytest.mark.parametrize("seed", FEW)
@@ -89,7 +90,7 @@ def measure_again(hosts: Topology, changes: dict[tuple[int, int], tuple[float, f
     return network, found[0].rates
 
 
-@pytest.mark.parametrize(("n_hosts", "n_changed"), [(3, 0), (3, 1), (4, 1), (5, 2), (8, 1), (11, 3)])
+@pytest.mark.parametrize(("n_hosts", "n_changed"), sampled([(3, 1), (3, 0), (4, 1), (5, 2), (8, 1), (11, 3)], every=3))
 def test_only_hosts_that_carry_something_else_are_measured_again(n_hosts: int, n_changed: int) -> None:
     rng = random.Random(n_hosts)
     hosts = Topology.parse(f"{n_hosts}@50MB/s")

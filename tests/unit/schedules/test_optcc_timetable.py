@@ -27,6 +27,7 @@ from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
 from optcc.verify.plan.timing import exact_makespan
 from optcc.verify.smt import Claim, Limit, Query
+from tests.sample import sampled
 
 MODELS: tuple[Model, ...] = ("fifo", "exclusive")
 SLOWDOWNS = tuple(
@@ -79,8 +80,7 @@ def check(form: ClosedForm) -> None:
             assert carried == max(end - begin, 0), what
 
 
-@pytest.mark.parametrize("p", range(3, 25))
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("p", "model"), sampled(product(range(3, 25), MODELS), every=3))
 def test_no_port_is_double_booked_and_every_transfer_has_what_it_needs(p: int, model: Model) -> None:
     """For p = 3..24 and a few slowdowns each; the slow test has all."""
     rng = random.Random(f"{p} {model}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Topology
 from optcc.verdict import Verdict
+from tests.sample import sampled
 from tests.unit.runtime.transports.tcp_ranks import input_of, plan_of
 
 RATE = "4@50MB/s"
@@ -35,8 +37,7 @@ def reduce_over(transport: SimTransport | LoopbackTransport, plan: Plan, verdict
     return results
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.parametrize(("faulty", "n_ranks"), sampled(product((False, True), (3, 1, 2, 4)), every=4))
 def test_keeps_the_promises_of_a_transport(n_ranks: int, faulty: bool) -> None:
     """No damage on the way here: a message that is lost with its connection while its sender sleeps comes when that
     wakes, and one of the promises is about time."""

@@ -20,11 +20,12 @@ from optcc.verify.all_ranks.proof import prove_all_ranks
 from optcc.verify.all_ranks.round_invariants import prove_rounds
 from optcc.verify.all_ranks.symbolic import OutsideSubset
 from optcc.verify.all_ranks.symbolic_interpreter import read
+from tests.sample import sampled
 from tests.unit.verify.all_ranks.test_all_ranks import planted
 from tests.unit.verify.all_ranks.test_attacks import made
 
 
-@pytest.mark.parametrize("name", ["r2ccl-allreduce", "r2ccl-recursive"])
+@pytest.mark.parametrize("name", ["r2ccl-allreduce", pytest.param("r2ccl-recursive", marks=pytest.mark.slow)])
 def test_rings_side_by_side_are_proved_for_every_number_of_ranks(name: str) -> None:
     judged = prove_all_ranks(SCHEDULES[name], p_checked=7)
     assert (judged.verdict, judged.reached) == (PROVED, "")
@@ -123,7 +124,7 @@ def test_groups_without_a_fault_are_proved(tmp_path: Path) -> None:
     assert judged.verdict == PROVED, judged.reached
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", sampled(LATE, every=3))
 def test_groups_that_are_wrong_for_many_ranks_are_never_proved(tmp_path: Path, name: str) -> None:
     definition = made(tmp_path, HEAD + GROUPED.format(**{**RIGHT, **LATE[name]}))
     judged = prove_all_ranks(definition, p_checked=5)
