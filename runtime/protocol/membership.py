@@ -203,7 +203,7 @@ class Membership:
             distances = {way << i for i in range((n_ranks - 1).bit_length()) for way in (1, -1)}
         for peer in sorted({(rank + distance) % n_ranks for distance in distances} - self._local.left.keys()):
             if not self._local.up_to(peer):
-                self._parties.outbound(peer)
+                self._parties.outbound(peer).dial_anew()
 
     # --- what is decided
 

@@ -528,6 +528,11 @@ class Outbound:
                 rail.next_s, rail.wait_s = 0.0, REDIAL_S_MIN
                 self._local.look_within(0.0)
 
+    def dial_anew(self) -> None:
+        """Dials all rails that are down: the kernel repeats a SYN that was lost after a second or more only."""
+        for rail in self.direct:
+            self.dial_now(mine=rail.mine)
+
     def take_address(self, theirs: int, address: tuple[str, int]) -> None:
         """The peer's NIC `theirs` is at another address: what goes to the former one is given up, and it is dialled."""
         for rail in self.direct:
@@ -540,10 +545,10 @@ class Outbound:
                 self.hang_up(rail.dialing, refused=False)
         self.dial_now(theirs=theirs)
 
-    def _dial_later(self, rail: Rail, *, refused: bool) -> None:
+    def _dial_later(self, rail: Rail, *, refused: bool, was_silent: bool = False) -> None:
         """After a failure: the next try, at growing intervals."""
         local = self._local
-        rail.wait(local.now_s, refused=refused)
+        rail.wait(local.now_s, refused=refused, was_silent=was_silent)
         wait_s = max(CLOSE_WATCH_S, rail.next_s - local.now_s)
         local.look_within(wait_s)
         local.watch_within(wait_s)
@@ -578,13 +583,13 @@ class Outbound:
         dialing.established = True
         rail.connected_in_s = min(rail.connected_in_s, self._local.now_s - rail.since_s)
 
-    def hang_up(self, dialing: Dialing, *, refused: bool) -> None:
-        """A connection that is being opened is given up."""
+    def hang_up(self, dialing: Dialing, *, refused: bool, was_silent: bool = False) -> None:
+        """A connection that is being opened is given up; `was_silent`: the peer's kernel has not answered in time."""
         rail = self.rails[dialing.rail]
         self._local.drop(dialing)
         if rail.dialing is dialing:
             rail.dialing = None
-            self._dial_later(rail, refused=refused)
+            self._dial_later(rail, refused=refused, was_silent=was_silent)
 
     def joined(self, dialing: Dialing, proof: bytes) -> SendConnection:
         """The handshake is over, but for sending the proof: the rail is up."""
@@ -643,7 +648,7 @@ class Outbound:
                 limit_s = max(local.settings.silent_s, 2 * rail.connected_in_s, 2 * rail.wait_s)
                 is_joined |= dialing.established
                 if is_late or dialing.is_silent(watched_s, limit_s):
-                    self.hang_up(dialing, refused=False)
+                    self.hang_up(dialing, refused=False, was_silent=not dialing.established)
                 else:
                     local.watch_within(max(CLOSE_WATCH_S, _DIAL_WATCH_SHARE * limit_s))
             elif not is_gone and local.nic_up[rail.mine]:

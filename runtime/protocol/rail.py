@@ -9,7 +9,7 @@ from optcc.runtime.protocol.handshake import Dialing
 
 _DIAL_SILENT_S = 0.5
 REDIAL_S_MIN = 0.01
-REDIAL_S_MAX = 0.25
+REDIAL_S_MAX = 0.2
 
 
 class Rail:
@@ -44,10 +44,11 @@ class Rail:
         self.connected_in_s = _DIAL_SILENT_S
         self.refused = False
 
-    def wait(self, now_s: float, *, refused: bool) -> None:
-        """After a failure: the next try, at growing intervals."""
+    def wait(self, now_s: float, *, refused: bool, was_silent: bool = False) -> None:
+        """After a failure: the next try, at growing intervals. One that `was_silent` has taken longer than its interval:
+        a second one after it would keep a path that has healed meanwhile out of use."""
         self.refused = refused
-        self.next_s = now_s + self.wait_s
+        self.next_s = now_s + (REDIAL_S_MIN if was_silent else self.wait_s)
         self.wait_s = min(2 * self.wait_s, REDIAL_S_MAX)
 
 

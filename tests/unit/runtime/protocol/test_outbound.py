@@ -255,6 +255,22 @@ def test_a_rail_is_dialled_again_at_growing_intervals() -> None:
     assert rail.wait_s == rails_module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION
 
 
+def test_a_dialling_without_an_answer_begins_anew_where_somebody_is_lost() -> None:
+    """The kernel repeats the SYN after a second; by then all others may have decided who is lost."""
+    network, _ = joined((0, 1))
+    outbound = network.endpoints[0].outbounds[1]
+    up, down = outbound.rails[:2]
+    network.unreachable.add((1, 1))
+    network.cut(network.outbound(0, 1, 1))
+    network.until(lambda: down.dialing is not None)
+    first, began_s, connection = down.dialing, network.now_s, up.connection
+    assert first is not None
+    outbound.dial_anew()
+    assert first.is_closed and up.connection is connection
+    network.until(lambda: down.dialing is not None)
+    assert down.dialing is not first and network.now_s - began_s < 0.05
+
+
 def test_an_early_message_is_not_reported_when_the_one_before_it_is_acknowledged() -> None:
     """The receiver has a slot for the first of two short messages only."""
     network, ((handle,), _) = joined((0, 1))
