@@ -152,22 +152,26 @@ class Flow:
         """Sends segments as far as the window goes."""
         if self.is_dead or self.partner.is_gone:
             return
-        network = self._network
-        while self.sent < self.written:
-            n_bytes = min(self.written - self.sent, network.segment_bytes, self.read + self.room_bytes - self.sent)
-            if n_bytes <= 0:
+        if self.sent < self.written:
+            self._send()
+        if self.fin and self.sent == self.written and not self.fin_arrived:
+            self._network.carry(self, self.written, b"", is_fin=True)
+        if not self._due_s and (self._waits_for_window or self._is_unanswered()):
+            self._set_timer()
+
+    def _send(self) -> None:
+        """Sends segments of what was not sent yet."""
+        network, written, acked, window_end = self._network, self.written, self.acked, self.read + self.room_bytes
+        while (start := self.sent) < written:
+            end = min(start + network.segment_bytes, written, window_end)
+            if end <= start:
                 self._waits_for_window = True
                 if self._closed_since_s < 0 and 2 * (self.arrived - self.read) >= self.room_bytes:
                     # The reader holds it up, and not the bytes on their way, which the window has room for.
                     self._closed_since_s = network.clock.now_s
                 break
-            start = self.sent
-            self.sent += n_bytes
-            network.carry(self, start, bytes(self.data[start - self.acked : self.sent - self.acked]))
-        if self.fin and self.sent == self.written and not self.fin_arrived:
-            network.carry(self, self.written, b"", is_fin=True)
-        if not self._due_s and (self._is_unanswered() or self._waits_for_window):
-            self._set_timer()
+            self.sent = end
+            network.carry(self, start, bytes(memoryview(self.data)[start - acked : end - acked]))
 
     def _is_unanswered(self) -> bool:
         """True if something was sent, or is to be, that the receiver's kernel has not answered."""
@@ -210,7 +214,8 @@ class Flow:
             had_room = self.has_room()
             del self.data[: acked - self.acked]
             self.acked = acked
-            self.sent = max(self.sent, acked)
+            if self.sent < acked:
+                self.sent = acked
             self.timeouts, self._rto_s = 0, RTO_S_MIN
             self._due_s = 0.0
             if self.acked == self.written:
