@@ -37,10 +37,6 @@ class End:
         """Who is to be called; `reset` if the peer resets the connection."""
         self.incoming.on_readable, self.outgoing.on_writable, self.incoming.on_reset = readable, writable, reset
 
-    def has_ended(self) -> bool:
-        """True if the peer has closed and everything was read."""
-        return self.incoming.fin_arrived and not self.incoming.available()
-
     def close(self) -> None:
         """As a process closes a socket: what was written is delivered, unless something was not read."""
         if self.is_closed:

@@ -97,15 +97,14 @@ class Flow:
 
     def write(self, views: Sequence[bytes | bytearray | memoryview]) -> int:
         """Takes what there is room for; how many bytes."""
-        room = self.send_bytes - (self.written - self.acked)
-        n_bytes = 0
+        data = self.data
+        n_before = len(data)
         for view in views:
+            room = self.send_bytes - len(data)
             if room <= 0:
                 break
-            part = view if len(view) <= room else view[:room]
-            self.data += part
-            room -= len(part)
-            n_bytes += len(part)
+            data += view if len(view) <= room else view[:room]
+        n_bytes = len(data) - n_before
         if n_bytes and self.written == self.acked:
             self.busy_since_s = self._network.clock.now_s
         self.written += n_bytes
@@ -119,9 +118,12 @@ class Flow:
     def report(self) -> KernelReport:
         """The counters of the sender's kernel."""
         busy_s, now_s = self.busy_s, self._network.clock.now_s
-        round_trip_s = self._network.round_trip_s(self.src, self.dst)
         if self.written > self.acked:
             busy_s += now_s - self.busy_since_s
+        open_s = busy_s - self._closed_s
+        if self._closed_since_s >= 0:
+            open_s -= now_s - self._closed_since_s
+        round_trip_s = self._network.round_trip_s(self.src, self.dst)
         return KernelReport(
             timeouts=self.timeouts,
             in_flight_bytes=self.sent - self.acked,
@@ -131,7 +133,7 @@ class Flow:
             acked_bytes=self.acked,
             round_trip_s=round_trip_s,
             busy_s=busy_s,
-            open_s=busy_s - self._closed_s - max(0.0, now_s - self._closed_since_s) * (self._closed_since_s >= 0),
+            open_s=open_s,
             probes=self.probes,
             least_round_trip_s=round_trip_s,
         )
@@ -236,14 +238,15 @@ class Flow:
         """A segment has come: taken if it is next, and acknowledged in any case."""
         if self.is_dead:
             return
-        if self.is_gone or (self.refuses and start + len(data) > self.arrived):
+        end = start + len(data)
+        if self.is_gone or (self.refuses and end > self.arrived):
             # A reset that is lost comes again when the sender's kernel sends again.
             self.is_gone = True
             self._network.reset(self.partner)
             return
-        if start <= self.arrived < start + len(data):
+        if start <= self.arrived < end:
             fresh = data[self.arrived - start :] if start < self.arrived else data
-            self.arrived += len(fresh)
+            self.arrived = end
             self.inbox.append(fresh)
             self._network.acknowledge(self)
             if self.is_readable():
@@ -269,7 +272,6 @@ class Flow:
 
     def take(self, into: Sequence[memoryview]) -> int:
         """Reads into some views; how many bytes."""
-        was_full = self._window() < self._network.segment_bytes
         inbox, n_bytes = self.inbox, 0
         for view in into:
             at, room = 0, len(view)
@@ -287,11 +289,28 @@ class Flow:
             n_bytes += at
             if at < room:
                 break
+        self._note_read(n_bytes)
+        return n_bytes
+
+    def take_bytes(self, n_bytes_max: int) -> bytes:
+        """Reads so many bytes at most."""
+        n_bytes = self.arrived - self.read
+        if n_bytes > n_bytes_max:
+            data = bytearray(n_bytes_max)
+            self.take([memoryview(data)])
+            return bytes(data)
+        received = b"".join(self.inbox)
+        self.inbox.clear()
+        self._note_read(n_bytes)
+        return received
+
+    def _note_read(self, n_bytes: int) -> None:
+        """The reader has taken so many bytes."""
+        was_full = self._window() < self._network.segment_bytes
         self.read += n_bytes
         if was_full and n_bytes:
             # The window is open again: the sender is told.
             self._network.acknowledge(self)
-        return n_bytes
 
 
 class Stream:
