@@ -619,8 +619,9 @@ class Endpoint(LocalRank):
         watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
         self.watch_s = WATCH_S if self.accepting else TICK_S
-        for accepting in [each for each in self.accepting if now_s >= each.deadline_s]:
-            self._refuse(accepting)
+        for accepting in list(self.accepting):
+            if now_s >= accepting.deadline_s:
+                self._refuse(accepting)
         for outbound in list(self.outbounds.values()):
             outbound.tick(elapsed_s, watched_s)
         for inbound in list(self.inbounds.values()):
