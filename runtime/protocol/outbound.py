@@ -123,10 +123,7 @@ class Outbound:
     @property
     def is_direct(self) -> bool:
         """True if a rail of the pair is up."""
-        for rail in self.direct:
-            if rail.connection is not None:
-                return True
-        return False
+        return any(rail.connection is not None for rail in self.direct)
 
     @property
     def is_detoured(self) -> bool:
