@@ -356,7 +356,9 @@ class Endpoint(LocalRank):
                 elif rail.dialing is not None:
                     watched.append(rail.dialing)
         for inbound in self.inbounds.values():
-            watched += [each for each in inbound.connections if each is not None and each.awaits]
+            for connection in inbound.connections:
+                if connection is not None and connection.awaits:
+                    watched.append(connection)
         watched += [each for each in self.relays.legs if each.awaits]
         return watched
 

@@ -133,6 +133,8 @@ class Rates:
             for rail in out.direct:
                 if rail.connection is not None:
                     n_bytes, busy_s, open_s = rail.connection.take_carried()
+                    if not (n_bytes or busy_s or open_s):
+                        continue
                     before = carried[rail.mine]
                     after = before._replace(n_bytes=before.n_bytes + n_bytes)
                     if not self._is_slower(out.peer, rail):

@@ -15,7 +15,7 @@ from functools import partial
 
 from optcc.runtime.sim.clock import SimulatedClock
 from optcc.runtime.sim.nic import SimulatedNic
-from optcc.runtime.sim.stream import SYN_RTO_S, Flow, Stream
+from optcc.runtime.sim.stream import SYN_RTO_S, Flow, Stream, nothing
 
 REPORT_S = 1e-3
 """The kernel reports a link within this time."""
@@ -42,7 +42,7 @@ class End:
         if self.is_closed:
             return
         self.is_closed = True
-        self.watch(lambda: None, lambda: None, lambda: None)
+        self.watch(nothing, nothing, nothing)
         if self.incoming.available():
             self._reset()
         else:
@@ -53,7 +53,7 @@ class End:
         """As the kernel closes the sockets of a process that was killed."""
         if not self.is_closed:
             self.is_closed = True
-            self.watch(lambda: None, lambda: None, lambda: None)
+            self.watch(nothing, nothing, nothing)
             self._reset()
 
     def _reset(self) -> None:
@@ -215,9 +215,7 @@ class SimulatedNetwork:
         else:
             self.clock.plan(came_s + latency_s - now_s, arrives)
 
-    def _come(
-        self, dst: SimulatedNic, left_s: float, size: int, latency_s: float, arrives: Callable[[], None]
-    ) -> None:
+    def _come(self, dst: SimulatedNic, left_s: float, size: int, latency_s: float, arrives: Callable[[], None]) -> None:
         """A segment enters the NIC at its destination, behind those that are there."""
         self.clock.plan(_enter(dst, left_s, size) + latency_s - left_s, arrives)
 

@@ -27,6 +27,10 @@ RTO_S_MAX = 120.0
 SYN_RTO_S = 1.0
 
 
+def nothing() -> None:
+    """Nobody is to be called."""
+
+
 class Carrier(Protocol):
     """What carries segments and answers (`SimulatedNetwork`)."""
 
@@ -89,9 +93,9 @@ class Flow:
         self._closed_since_s = -1.0
         self._rto_s, self.low_water = RTO_S_MIN, 1
         self._timer: Timer | None = None
-        self.on_readable: Callable[[], None] = lambda: None
-        self.on_writable: Callable[[], None] = lambda: None
-        self.on_reset: Callable[[], None] = lambda: None
+        self.on_readable: Callable[[], None] = nothing
+        self.on_writable: Callable[[], None] = nothing
+        self.on_reset: Callable[[], None] = nothing
 
     # --- the sender's kernel
 
