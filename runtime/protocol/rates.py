@@ -296,8 +296,7 @@ class Rates:
 
     def tell(self, peer: int) -> None:
         """Tells a peer the rates of all NICs that are, or were, below what is declared."""
-        for word in self._words.values():
-            self._local.say(peer, RATE_FRAME, word.number)
+        self._local.say(peer, RATE_FRAME, *(word.number for word in self._words.values()))
 
     def hear(self, peer: int, number: int) -> None:
         """What a peer says of a NIC, its own or another's, unless that is known; the others are told."""
