@@ -76,8 +76,6 @@ class LocalRank:
         self.job, self.secret, self.draw, self.checksum = job, secret, draw, checksum
         self.now_s = now_s
         self.own_nics = book[rank]
-        # Those of this rank: the names of the NICs stay, whatever rates and addresses they have.
-        self._pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.addresses: dict[tuple[int, int], tuple[str, int]] = {}
         self.counts = Counts()
         own = [*self.own_nics, *self.insides[rank : rank + 1]]
@@ -183,13 +181,6 @@ class LocalRank:
     def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
         """The NICs of `src` and `dst`, by number, that are joined by a rail: those of one name, or in their order. Two
         ranks of one host are joined inside it."""
-        if self.rank not in (src, dst):
-            return self._find_pairs(src, dst)
-        if (src, dst) not in self._pairs:
-            self._pairs[src, dst] = self._find_pairs(src, dst)
-        return self._pairs[src, dst]
-
-    def _find_pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
         if self.is_inside(src, dst):
             return [(len(self.book[src]), len(self.book[dst]))]
         names = {nic[0]: number for number, nic in enumerate(self.book[dst])}

@@ -85,7 +85,7 @@ class EndpointTransport(ABC):
 
     def pairs(self, src: int, dst: int) -> list[tuple[int, int]]:
         """The rails that join two ranks: the numbers of their NICs at both ends."""
-        return list(self._endpoint.pairs(src, dst))
+        return self._endpoint.pairs(src, dst)
 
     def joined(self, src: int, dst: int) -> list[bool]:
         """For each rail of a pair, whether a connection to `dst` is up; all are if this rank is not `src`."""
