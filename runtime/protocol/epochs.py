@@ -114,7 +114,7 @@ class Epochs:
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""
         n_nics = len(self._was_joined)
-        used = {connection.nic for connection in self._local.up if 0 <= connection.nic < n_nics}
+        used = {connection.nic for connection in self._local.up}.intersection(range(n_nics))
         for nic in range(n_nics):
             self._was_linked[nic] &= self._local.nic_up[nic]
         if used == self._used:
