@@ -133,9 +133,8 @@ class Agreement:
     @property
     def awaited(self) -> set[int]:
         """The ranks that are not known to be ready for the epoch for which this one is."""
-        number = self.epoch.number + 1
-        ready = self._ready.get(number, {})
-        if self.rank not in ready:
+        ready = self._ready.get(self.epoch.number + 1)
+        if ready is None or self.rank not in ready:
             return set()
         return set(range(self._n_ranks)) - ready.keys() - self._left.keys()
 

@@ -37,7 +37,7 @@ def one_way_s(connection: Connection) -> float | None:
 def is_uneven(connections: Iterable[Connection]) -> bool:
     """True if the latencies of the connections that are measured differ by more than `UNEVEN_S`."""
     known = [each for each in map(one_way_s, connections) if each is not None]
-    return bool(known) and max(known) - min(known) > UNEVEN_S
+    return len(known) > 1 and max(known) - min(known) > UNEVEN_S
 
 
 class _RailQueue:

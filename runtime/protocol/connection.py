@@ -244,12 +244,11 @@ class SendConnection(Connection):
         states: list[tuple[int, int, int, int]] = []
         at = 0
         while len(controls) - at >= HEADER_BYTES:
-            header = bytes(controls[at : at + HEADER_BYTES])
-            at += HEADER_BYTES
             try:
-                kind, flags, epoch, channel, number, slots, _ = decode(header, self.session)
+                kind, flags, epoch, channel, number, slots, _ = decode(controls, self.session, at)
             except WireError as error:
                 raise Broken(str(error), is_damage=True) from error
+            at += HEADER_BYTES
             if kind == STATE_FRAME:
                 states.append((channel, epoch, number, slots))
             elif kind == BYE_FRAME:

@@ -356,7 +356,9 @@ class Endpoint(LocalRank):
                 elif rail.dialing is not None:
                     watched.append(rail.dialing)
         for inbound in self.inbounds.values():
-            watched += [each for each in inbound.connections if each is not None and each.awaits]
+            for connection in inbound.connections:
+                if connection is not None and connection.awaits:
+                    watched.append(connection)
         watched += [each for each in self.relays.legs if each.awaits]
         return watched
 
@@ -619,8 +621,9 @@ class Endpoint(LocalRank):
         watched_s = min(elapsed_s, 2 * self._tick_s)
         self._ticked_s = now_s
         self.watch_s = WATCH_S if self.accepting else TICK_S
-        for accepting in [each for each in self.accepting if now_s >= each.deadline_s]:
-            self._refuse(accepting)
+        for accepting in list(self.accepting):
+            if now_s >= accepting.deadline_s:
+                self._refuse(accepting)
         for outbound in list(self.outbounds.values()):
             outbound.tick(elapsed_s, watched_s)
         for inbound in list(self.inbounds.values()):

@@ -114,9 +114,9 @@ class Epochs:
     def _note_silent(self) -> None:
         """A NIC that has lost all its connections while others have some is as good as down."""
         n_nics = len(self._was_joined)
-        used = {connection.nic for connection in self._local.up if 0 <= connection.nic < n_nics}
-        for nic, is_up in enumerate(self._local.nic_up[: len(self._was_linked)]):
-            self._was_linked[nic] &= is_up
+        used = {connection.nic for connection in self._local.up}.intersection(range(n_nics))
+        for nic in range(n_nics):
+            self._was_linked[nic] &= self._local.nic_up[nic]
         if used == self._used:
             return
         self._used = used
@@ -206,7 +206,8 @@ class Epochs:
             self._version, known = self._rates.version, self._known(now_s)
             if known != self._seen:
                 self._seen, self._changed_s = known, now_s
-        pairs = rate_pairs(self._seen, self.agreement.epoch.shares)
+        planned = self.agreement.epoch.shares
+        pairs = rate_pairs(self._seen, planned) if self._seen != planned else []
         if not any(is_change(*pair) for pair in pairs):
             self._wanted_s = NEVER_S
             return

@@ -174,7 +174,7 @@ class RateWord(NamedTuple):
     @classmethod
     def read(cls, number: int) -> RateWord:
         """What a number says."""
-        out, in_ = ((number >> shift & _RATE_PARTS) / _RATE_PARTS for shift in (10, 0))
+        out, in_ = (number >> 10 & _RATE_PARTS) / _RATE_PARTS, (number & _RATE_PARTS) / _RATE_PARTS
         return cls(number >> 44, number >> 28 & RATE_RANKS_MAX - 1, number >> 20 & RATE_NICS_MAX - 1, out, in_)
 
     def is_after(self, turn: int) -> bool:

@@ -231,8 +231,11 @@ class Inbound:
         """Which connection is the nearest, of those over the rails of the pair that are used."""
         direct = self.connections[: len(self._queue_s)]
         used = [each for each in direct if each is not None and not each.is_avoided]
+        if not is_uneven(used):
+            self._nearest = None
+            return
         known = {each: latency_s for each in used if (latency_s := one_way_s(each)) is not None}
-        self._nearest = min(known, key=known.__getitem__) if is_uneven(known) else None
+        self._nearest = min(known, key=known.__getitem__)
 
     # --- the table
 
@@ -455,8 +458,10 @@ class Inbound:
         self._dark_s = 0.0 if self.is_joined() else self._dark_s + watched_s
         if self._dark_s >= _DARK_S and self.has_work() and self.peer not in self._local.left:
             self._opposite(self.peer)
+        is_sampled = False
         for connection in self.connections:
-            if connection is not None:
+            if connection is not None and connection.awaits:
+                is_sampled = True
                 self._suspicion.judge(connection, watched_s, self)
-        if len(self._queue_s) > 1:
+        if is_sampled and len(self._queue_s) > 1:
             self._look_at_latencies()

@@ -96,16 +96,17 @@ class Connection:
         if report is None:
             return False
         acked_bytes, window, unsent = report.acked_bytes, report.window_bytes, report.unsent_bytes
+        in_flight, segment = report.in_flight_bytes, report.segment_bytes
         self._carried = (acked_bytes, report.busy_s, report.open_s)
-        self.waiting_bytes = report.in_flight_bytes + unsent
+        self.waiting_bytes = in_flight + unsent
         self.round_trip_s = report.round_trip_s
-        self.fills_path = report.in_flight_bytes > report.segment_bytes
+        self.fills_path = in_flight > segment
         if self._gap_s:
             self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
-        self.awaits = bool(report.in_flight_bytes or unsent)
+        self.awaits = bool(in_flight or unsent)
         was_waiting = self._is_waiting
-        has_window = unsent <= window or report.segment_bytes <= window
-        self._is_waiting = bool(report.in_flight_bytes or report.probes or (unsent and has_window))
+        has_window = unsent <= window or segment <= window
+        self._is_waiting = bool(in_flight or report.probes or (unsent and has_window))
         if not self._is_waiting or acked_bytes != self._acked_bytes:
             if self._silent_s and acked_bytes != self._acked_bytes:
                 self._gap_s = max(self._gap_s, self._silent_s + elapsed_s)

@@ -145,10 +145,11 @@ class LocalRank:
         """The connections that are up over a NIC of this rank."""
         return [connection for connection in self.up if connection.nic == nic]
 
-    def say(self, peer: int, kind: int, number: int) -> None:
-        """Sends a control frame over every connection to a peer: receiving it twice does no harm."""
-        for connection in self.up_to(peer):
-            connection.say(kind, number)
+    def say(self, peer: int, kind: int, *numbers: int) -> None:
+        """Sends control frames over every connection to a peer: receiving them twice does no harm."""
+        for connection in self.up_to(peer) if numbers else ():
+            for number in numbers:
+                connection.say(kind, number)
             self.wake(connection)
 
     def say_to_all(self, kind: int, numbers: Sequence[int], but: int = -1) -> None:

@@ -115,7 +115,7 @@ class Membership:
 
     def _find(self) -> Iterator[FailureFinding]:
         parties = self._parties
-        yield from find_failures(self._local, parties.outbounds, parties.inbounds, self.agreement)
+        return find_failures(self._local, parties.outbounds, parties.inbounds, self.agreement)
 
     def _missing(self) -> set[int]:
         return self.agreement.missing(self._local.left.keys() | self._refusing)

@@ -635,12 +635,14 @@ class Outbound:
         """
         local = self._local
         is_gone = self.peer in local.left
-        is_joined = False
+        is_joined = is_sampled = False
         for number, rail in enumerate(self.direct):
             connection, dialing = rail.connection, rail.dialing
             if connection is not None:
                 is_joined = True
-                self._suspicion.judge(connection, watched_s, self)
+                if connection.awaits:
+                    is_sampled = True
+                    self._suspicion.judge(connection, watched_s, self)
             elif dialing is not None:
                 # The answer to a hello may never come, though its bytes were acknowledged before the path broke.
                 limit_s = local.settings.hello_s if dialing.established else _CONNECT_S
@@ -655,7 +657,7 @@ class Outbound:
                 if local.now_s >= rail.next_s:
                     self._dial(rail, number)
                 local.watch_within(max(CLOSE_WATCH_S, rail.next_s - local.now_s))
-        if len(self.direct) > 1:
+        if len(self.direct) > 1 and (is_sampled or self._arrivals is not None):
             self._look_at_latencies()
         self._apart_s = 0.0 if self.is_direct else self._apart_s + elapsed_s
         self._tick_detour(watched_s, is_gone=is_gone)
@@ -674,7 +676,8 @@ class Outbound:
         limit_s = _DETOUR_S if self.was_joined else _DETOUR_FIRST_S
         if rail.connection is not None:
             self._is_first_detour = True
-            self._suspicion.judge(rail.connection, watched_s, self)
+            if rail.connection.awaits:
+                self._suspicion.judge(rail.connection, watched_s, self)
         elif rail.dialing is not None:
             if local.now_s - rail.since_s > _DETOUR_DIAL_S:
                 self.hang_up(rail.dialing, refused=False)

@@ -133,6 +133,8 @@ class Rates:
             for rail in out.direct:
                 if rail.connection is not None:
                     n_bytes, busy_s, open_s = rail.connection.take_carried()
+                    if not (n_bytes or busy_s or open_s):
+                        continue
                     before = carried[rail.mine]
                     after = before._replace(n_bytes=before.n_bytes + n_bytes)
                     if not self._is_slower(out.peer, rail):
@@ -294,8 +296,7 @@ class Rates:
 
     def tell(self, peer: int) -> None:
         """Tells a peer the rates of all NICs that are, or were, below what is declared."""
-        for word in self._words.values():
-            self._local.say(peer, RATE_FRAME, word.number)
+        self._local.say(peer, RATE_FRAME, *(word.number for word in self._words.values()))
 
     def hear(self, peer: int, number: int) -> None:
         """What a peer says of a NIC, its own or another's, unless that is known; the others are told."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -127,7 +126,8 @@ def cut(channel: Striped, n_bytes: int, chunk_bytes: int) -> Sequence[Piece]:
 @lru_cache(maxsize=1024)
 def _cut(parts: tuple[int, ...], n_bytes: int, chunk_bytes: int) -> tuple[Piece, ...]:
     total, so_far, at = sum(parts), 0, 0
-    pieces: list[tuple[Fraction, Piece]] = []
+    # By the place of its middle on its rail: floating-point numbers are exact enough to order those of 2^25 pieces.
+    pieces: list[tuple[float, Piece]] = []
     for rail, part in enumerate(parts):
         if not part:
             continue
@@ -137,7 +137,7 @@ def _cut(parts: tuple[int, ...], n_bytes: int, chunk_bytes: int) -> tuple[Piece,
         begin, length = at, rail_end - at
         for i in range(count):
             end = rail_end if i == count - 1 else begin + length * (i + 1) // count // _CUT_ALIGNMENT * _CUT_ALIGNMENT
-            pieces.append((Fraction(2 * i + 1, 2 * count), Piece(at, max(at, end), rail)))
+            pieces.append(((2 * i + 1) / (2 * count), Piece(at, max(at, end), rail)))
             at = max(at, end)
     return tuple(piece for _, piece in sorted(pieces))
 
@@ -160,5 +160,5 @@ def count_turns(rates: Sequence[int], n_turns: int) -> list[int]:
 
 def interleave(counts: Sequence[int]) -> tuple[int, ...]:
     """Each rail as often as `counts` says, spread evenly."""
-    places = [(Fraction(2 * turn + 1, 2 * count), rail) for rail, count in enumerate(counts) for turn in range(count)]
+    places = [((2 * turn + 1) / (2 * count), rail) for rail, count in enumerate(counts) for turn in range(count)]
     return tuple(rail for _, rail in sorted(places))

@@ -65,9 +65,7 @@ class Suspicion:
         return is_silent
 
     def judge(self, connection: C, elapsed_s: float, direction: Direction[C]) -> None:
-        """Gives up a connection that is silent, and has one avoided that may be."""
-        if not connection.awaits:
-            return
+        """Of a connection that `awaits`: gives it up if it is silent, and has it avoided if it may be."""
         if self.is_silent(connection, elapsed_s, connection.nic):
             direction.lose(connection, Broken("no answer"))
         elif connection.suspect != connection.doubts_said & 1:

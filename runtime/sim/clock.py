@@ -35,7 +35,8 @@ class SimulatedClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Timer | Callable[[], None]]] = []
+        # When, in which order, and what: an action, or None and the timer that has it.
+        self._events: list[tuple[float, int, Callable[[], None] | None, Timer | None]] = []
         self._n_planned = 0
         self._ends = False
 
@@ -44,13 +45,13 @@ class SimulatedClock:
         at_s = self.now_s + seconds
         timer = Timer(at_s, action)
         self._n_planned += 1
-        heappush(self._events, (at_s, self._n_planned, timer))
+        heappush(self._events, (at_s, self._n_planned, None, timer))
         return timer
 
     def plan(self, seconds: float, action: Callable[[], None]) -> None:
         """Plans an event that is never cancelled."""
         self._n_planned += 1
-        heappush(self._events, (self.now_s + seconds, self._n_planned, action))
+        heappush(self._events, (self.now_s + seconds, self._n_planned, action, None))
 
     def step(self, until_s: float) -> bool:
         """Lets the next event happen, if there is one by then."""
@@ -63,13 +64,11 @@ class SimulatedClock:
             if not events or events[0][0] > until_s:
                 self.now_s = max(self.now_s, until_s)
                 break
-            self.now_s, _, event = heappop(events)
-            if isinstance(event, Timer):
-                action, event.action = event.action, None
-                if action is not None:
-                    action()
-            else:
-                event()
+            self.now_s, _, action, timer = heappop(events)
+            if timer is not None:
+                action, timer.action = timer.action, None
+            if action is not None:
+                action()
             n_events += 1
         return n_events
 

@@ -202,30 +202,30 @@ class SimulatedHost:
         if connection.is_closed or connection.wire is None:
             return
         end: End = connection.wire
+        incoming = end.incoming
         if isinstance(connection, (RecvConnection, Leg)):
-            while not connection.is_closed and connection.wants_read and end.incoming.available():
+            while incoming.arrived > incoming.read and connection.wants_read and not connection.is_closed:
                 buffers = connection.buffers()
                 offered = connection.offered_bytes
-                n_bytes = end.incoming.take(buffers)
+                n_bytes = incoming.take(buffers)
                 self.endpoint.filled(connection, n_bytes)
                 if n_bytes < offered:
                     break
-            end.incoming.low_water = connection.low_water
+            incoming.low_water = connection.low_water
         elif isinstance(connection, SendConnection):
-            if end.incoming.available():
-                self.endpoint.received(connection, _read(end, _CONTROL_BYTES))
+            if incoming.arrived > incoming.read:
+                self.endpoint.received(connection, incoming.take_bytes(_CONTROL_BYTES))
         else:
             assert isinstance(connection, (Dialing, Accepting))
-            if end.incoming.available():
-                self._greet(connection, _read(end, connection.wanted))
+            if incoming.arrived > incoming.read:
+                self._greet(connection, incoming.take_bytes(connection.wanted))
         if connection.is_closed or connection.wire is not end:
             return
-        if connection in self._reset and not end.incoming.available():
-            self.endpoint.broken(connection, "reset by the other end")
-        elif connection.wants_read and (end.incoming.is_readable() or connection in self._reset):
+        is_reset = connection in self._reset
+        if incoming.arrived == incoming.read and (is_reset or incoming.fin_arrived):
+            self.endpoint.broken(connection, "reset by the other end" if is_reset else "closed by the other end")
+        elif connection.wants_read and (incoming.is_readable() or is_reset):
             self._mark(connection)
-        elif end.has_ended():
-            self.endpoint.broken(connection, "closed by the other end")
         elif isinstance(connection, (SendConnection, RecvConnection, Leg)) and _may_write(connection):
             self.endpoint.wake(connection)
 
@@ -359,9 +359,3 @@ class SimulatedHost:
 def _may_write(connection: Established | Leg) -> bool:
     """True if something waits that the kernel has room for."""
     return connection.blocked and bool(connection.wire.outgoing.has_room())
-
-
-def _read(end: End, n_bytes: int) -> bytes:
-    data = bytearray(min(n_bytes, end.incoming.available()))
-    end.incoming.take([memoryview(data)])
-    return bytes(data)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from optcc.failover import DATA, NOWHERE, Event, is_fresh
 from optcc.runtime.protocol.channel import SendChannel
+from optcc.runtime.protocol.connection import SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import EAGER_BYTES, EARLY_CHUNKS_MAX
 from optcc.runtime.protocol.inbound import Inbound
@@ -19,11 +20,12 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
     """Each one that is broken, in words."""
     held = 0
     for peer, outbound in endpoint.outbounds.items():
-        held += len(outbound.connections)
-        for what in _of_outbound(outbound, endpoint.settings.window):
+        connections = outbound.connections
+        held += len(connections)
+        for what in _of_outbound(outbound, connections, endpoint.settings.window):
             yield f"to rank {peer}: {what}"
         if peer not in endpoint.left:
-            for connection in outbound.connections:
+            for connection in connections:
                 if connection._queue and not connection.blocked and connection not in endpoint.to_send:
                     yield f"to rank {peer}: {len(connection._queue)} chunks wait, and nobody is to write them"
     for peer, inbound in endpoint.inbounds.items():
@@ -42,26 +44,27 @@ def broken_invariants(endpoint: Endpoint) -> Iterator[str]:
         yield f"{len(endpoint.up)} connections are up, the rails hold {held}"
 
 
-def _of_outbound(outbound: Outbound, window: int) -> Iterator[str]:
+def _of_outbound(outbound: Outbound, connections: Sequence[SendConnection], window: int) -> Iterator[str]:
     is_used = [outbound._is_used(rail) for rail in range(len(outbound.rails))]
     # Channels share few ways to stripe.
     used_by_rails = dict[tuple[int, ...], int]()
     for k, channel in outbound._channels.items():
-        sender = channel.sender
+        sender, rails = channel.sender, tuple(channel.rails)
         if len(sender.out) > window:
             yield f"channel {k}: {len(sender.out)} chunks are out, window {window}"
         if len(channel.chunks) != channel.posted - sender.acked:
             yield f"channel {k}: {len(channel.chunks)} chunks are kept of {sender.acked} to {channel.posted}"
-        rails = tuple(channel.rails)
-        if rails not in used_by_rails:
-            used_by_rails[rails] = _bits([is_used[rail] for rail in rails])
-        used = used_by_rails[rails]
-        if sender.up & (1 << len(channel.rails)) - 1 != used:
+        used = used_by_rails.get(rails)
+        if used is None:
+            used = used_by_rails[rails] = _bits([is_used[rail] for rail in rails])
+        if sender.up & (1 << len(rails)) - 1 != used:
             yield f"channel {k}: the table has {sender.up:b} up, used are {used:b}"
         if sender.stalled and any(is_used):
             yield f"channel {k}: stalled, and a rail is used"
-    for connection in outbound.connections:
-        if connection.is_avoided and connection._queue:
+    for connection in connections:
+        if not connection._queue:
+            continue
+        if connection.is_avoided:
             yield f"{len(connection._queue)} chunks wait for a connection that is avoided"
         for owner, number, epoch, view in connection._queue:
             if view is None or owner.is_stale(number, epoch) or not isinstance(owner, SendChannel):
@@ -82,11 +85,12 @@ def _bits(flags: Sequence[bool]) -> int:
 
 
 def _of_inbound(inbound: Inbound) -> Iterator[str]:
-    connections = [inbound.connections[rail] for rail in inbound._rails]
-    used = _bits([each is not None and not each.is_avoided for each in connections])
+    is_used = [each is not None and not each.is_avoided for each in inbound.connections]
+    rails = inbound._rails
+    used, all_rails = _bits([is_used[rail] for rail in rails]), (1 << len(rails)) - 1
     for k, channel in inbound._channels.items():
         receiver = channel.receiver
-        if receiver.up & (1 << len(connections)) - 1 != used:
+        if receiver.up & all_rails != used:
             yield f"channel {k}: the table has {receiver.up:b} up, used are {used:b}"
         if len(channel.slots) != channel.posted - receiver.delivered and receiver.delivered <= channel.posted:
             yield f"channel {k}: {len(channel.slots)} slots of {receiver.delivered} to {channel.posted}"

@@ -11,10 +11,11 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from optcc.runtime.sim.clock import SimulatedClock
 from optcc.runtime.sim.nic import SimulatedNic
-from optcc.runtime.sim.stream import SYN_RTO_S, Flow, Stream
+from optcc.runtime.sim.stream import SYN_RTO_S, Flow, Stream, nothing
 
 REPORT_S = 1e-3
 """The kernel reports a link within this time."""
@@ -36,16 +37,12 @@ class End:
         """Who is to be called; `reset` if the peer resets the connection."""
         self.incoming.on_readable, self.outgoing.on_writable, self.incoming.on_reset = readable, writable, reset
 
-    def has_ended(self) -> bool:
-        """True if the peer has closed and everything was read."""
-        return self.incoming.fin_arrived and not self.incoming.available()
-
     def close(self) -> None:
         """As a process closes a socket: what was written is delivered, unless something was not read."""
         if self.is_closed:
             return
         self.is_closed = True
-        self.watch(lambda: None, lambda: None, lambda: None)
+        self.watch(nothing, nothing, nothing)
         if self.incoming.available():
             self._reset()
         else:
@@ -56,7 +53,7 @@ class End:
         """As the kernel closes the sockets of a process that was killed."""
         if not self.is_closed:
             self.is_closed = True
-            self.watch(lambda: None, lambda: None, lambda: None)
+            self.watch(nothing, nothing, nothing)
             self._reset()
 
     def _reset(self) -> None:
@@ -211,33 +208,33 @@ class SimulatedNetwork:
             damaged[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
             data = bytes(damaged)
             self.n_corrupted += 1
-        fails, latency_s = src.fails + dst.fails, self.latency_s + src.delay_s
-
-        def comes() -> None:
-            self.clock.plan(_enter(dst, left_s, size) + latency_s - left_s, arrives)
-
-        def arrives() -> None:
-            if fails != src.fails + dst.fails or not (src.is_up and src.out_open and dst.is_up and dst.in_open):
-                self.n_lost += 1
-            else:
-                flow.arrive(start, data, is_fin)
-
+        latency_s = self.latency_s + src.delay_s
+        arrives = partial(self._arrive, flow, start, data, is_fin, src.fails + dst.fails)
         if self._in_turn:
-            self.clock.plan(left_s - now_s, comes)
+            self.clock.plan(left_s - now_s, partial(self._come, dst, left_s, size, latency_s, arrives))
         else:
             self.clock.plan(came_s + latency_s - now_s, arrives)
 
+    def _come(self, dst: SimulatedNic, left_s: float, size: int, latency_s: float, arrives: Callable[[], None]) -> None:
+        """A segment enters the NIC at its destination, behind those that are there."""
+        self.clock.plan(_enter(dst, left_s, size) + latency_s - left_s, arrives)
+
+    def _arrive(self, flow: Flow, start: int, data: bytes, is_fin: bool, fails: int) -> None:
+        """A segment is there, unless a NIC has failed since it left: `fails` counts what befell both before."""
+        src, dst = flow.src, flow.dst
+        if fails == src.fails + dst.fails and src.is_up and src.out_open and dst.is_up and dst.in_open:
+            flow.arrive(start, data, is_fin)
+        else:
+            self.n_lost += 1
+
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""
-        if not self._passes(flow.dst, flow.src):
-            return
-        arrived = flow.arrived
+        if self._passes(flow.dst, flow.src):
+            self.clock.plan(self.latency_s + flow.dst.delay_s, partial(self._arrive_ack, flow, flow.arrived))
 
-        def comes() -> None:
-            if self._passes(flow.dst, flow.src):
-                flow.take_ack(arrived)
-
-        self.clock.plan(self.latency_s + flow.dst.delay_s, comes)
+    def _arrive_ack(self, flow: Flow, arrived: int) -> None:
+        if self._passes(flow.dst, flow.src):
+            flow.take_ack(arrived)
 
     def round_trip_s(self, src: SimulatedNic, dst: SimulatedNic) -> float:
         """What a segment that takes no time to send, and its answer, take from one NIC to another."""

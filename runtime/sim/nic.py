@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SimulatedNic:
     """NIC `number` of `rank`. Rates in bytes/s; `fails` counts what made it lose what it carried; what it sends takes
     `delay_s` longer than the network's latency; `n_moves` counts the addresses that it has had after its first."""

@@ -27,6 +27,10 @@ RTO_S_MAX = 120.0
 SYN_RTO_S = 1.0
 
 
+def nothing() -> None:
+    """Nobody is to be called."""
+
+
 class Carrier(Protocol):
     """What carries segments and answers (`SimulatedNetwork`)."""
 
@@ -89,23 +93,22 @@ class Flow:
         self._closed_since_s = -1.0
         self._rto_s, self.low_water = RTO_S_MIN, 1
         self._timer: Timer | None = None
-        self.on_readable: Callable[[], None] = lambda: None
-        self.on_writable: Callable[[], None] = lambda: None
-        self.on_reset: Callable[[], None] = lambda: None
+        self.on_readable: Callable[[], None] = nothing
+        self.on_writable: Callable[[], None] = nothing
+        self.on_reset: Callable[[], None] = nothing
 
     # --- the sender's kernel
 
     def write(self, views: Sequence[bytes | bytearray | memoryview]) -> int:
         """Takes what there is room for; how many bytes."""
-        room = self.send_bytes - (self.written - self.acked)
-        n_bytes = 0
+        data = self.data
+        n_before = len(data)
         for view in views:
+            room = self.send_bytes - len(data)
             if room <= 0:
                 break
-            part = view if len(view) <= room else view[:room]
-            self.data += part
-            room -= len(part)
-            n_bytes += len(part)
+            data += view if len(view) <= room else view[:room]
+        n_bytes = len(data) - n_before
         if n_bytes and self.written == self.acked:
             self.busy_since_s = self._network.clock.now_s
         self.written += n_bytes
@@ -119,9 +122,12 @@ class Flow:
     def report(self) -> KernelReport:
         """The counters of the sender's kernel."""
         busy_s, now_s = self.busy_s, self._network.clock.now_s
-        round_trip_s = self._network.round_trip_s(self.src, self.dst)
         if self.written > self.acked:
             busy_s += now_s - self.busy_since_s
+        open_s = busy_s - self._closed_s
+        if self._closed_since_s >= 0:
+            open_s -= now_s - self._closed_since_s
+        round_trip_s = self._network.round_trip_s(self.src, self.dst)
         return KernelReport(
             timeouts=self.timeouts,
             in_flight_bytes=self.sent - self.acked,
@@ -131,7 +137,7 @@ class Flow:
             acked_bytes=self.acked,
             round_trip_s=round_trip_s,
             busy_s=busy_s,
-            open_s=busy_s - self._closed_s - max(0.0, now_s - self._closed_since_s) * (self._closed_since_s >= 0),
+            open_s=open_s,
             probes=self.probes,
             least_round_trip_s=round_trip_s,
         )
@@ -152,22 +158,26 @@ class Flow:
         """Sends segments as far as the window goes."""
         if self.is_dead or self.partner.is_gone:
             return
-        network = self._network
-        while self.sent < self.written:
-            n_bytes = min(self.written - self.sent, network.segment_bytes, self.read + self.room_bytes - self.sent)
-            if n_bytes <= 0:
+        if self.sent < self.written:
+            self._send()
+        if self.fin and self.sent == self.written and not self.fin_arrived:
+            self._network.carry(self, self.written, b"", is_fin=True)
+        if not self._due_s and (self._waits_for_window or self._is_unanswered()):
+            self._set_timer()
+
+    def _send(self) -> None:
+        """Sends segments of what was not sent yet."""
+        network, written, acked, window_end = self._network, self.written, self.acked, self.read + self.room_bytes
+        while (start := self.sent) < written:
+            end = min(start + network.segment_bytes, written, window_end)
+            if end <= start:
                 self._waits_for_window = True
                 if self._closed_since_s < 0 and 2 * (self.arrived - self.read) >= self.room_bytes:
                     # The reader holds it up, and not the bytes on their way, which the window has room for.
                     self._closed_since_s = network.clock.now_s
                 break
-            start = self.sent
-            self.sent += n_bytes
-            network.carry(self, start, bytes(self.data[start - self.acked : self.sent - self.acked]))
-        if self.fin and self.sent == self.written and not self.fin_arrived:
-            network.carry(self, self.written, b"", is_fin=True)
-        if not self._due_s and (self._is_unanswered() or self._waits_for_window):
-            self._set_timer()
+            self.sent = end
+            network.carry(self, start, bytes(memoryview(self.data)[start - acked : end - acked]))
 
     def _is_unanswered(self) -> bool:
         """True if something was sent, or is to be, that the receiver's kernel has not answered."""
@@ -210,7 +220,8 @@ class Flow:
             had_room = self.has_room()
             del self.data[: acked - self.acked]
             self.acked = acked
-            self.sent = max(self.sent, acked)
+            if self.sent < acked:
+                self.sent = acked
             self.timeouts, self._rto_s = 0, RTO_S_MIN
             self._due_s = 0.0
             if self.acked == self.written:
@@ -231,14 +242,15 @@ class Flow:
         """A segment has come: taken if it is next, and acknowledged in any case."""
         if self.is_dead:
             return
-        if self.is_gone or (self.refuses and start + len(data) > self.arrived):
+        end = start + len(data)
+        if self.is_gone or (self.refuses and end > self.arrived):
             # A reset that is lost comes again when the sender's kernel sends again.
             self.is_gone = True
             self._network.reset(self.partner)
             return
-        if start <= self.arrived < start + len(data):
+        if start <= self.arrived < end:
             fresh = data[self.arrived - start :] if start < self.arrived else data
-            self.arrived += len(fresh)
+            self.arrived = end
             self.inbox.append(fresh)
             self._network.acknowledge(self)
             if self.is_readable():
@@ -264,7 +276,6 @@ class Flow:
 
     def take(self, into: Sequence[memoryview]) -> int:
         """Reads into some views; how many bytes."""
-        was_full = self._window() < self._network.segment_bytes
         inbox, n_bytes = self.inbox, 0
         for view in into:
             at, room = 0, len(view)
@@ -282,11 +293,28 @@ class Flow:
             n_bytes += at
             if at < room:
                 break
+        self._note_read(n_bytes)
+        return n_bytes
+
+    def take_bytes(self, n_bytes_max: int) -> bytes:
+        """Reads so many bytes at most."""
+        n_bytes = self.arrived - self.read
+        if n_bytes > n_bytes_max:
+            data = bytearray(n_bytes_max)
+            self.take([memoryview(data)])
+            return bytes(data)
+        received = b"".join(self.inbox)
+        self.inbox.clear()
+        self._note_read(n_bytes)
+        return received
+
+    def _note_read(self, n_bytes: int) -> None:
+        """The reader has taken so many bytes."""
+        was_full = self._window() < self._network.segment_bytes
         self.read += n_bytes
         if was_full and n_bytes:
             # The window is open again: the sender is told.
             self._network.acknowledge(self)
-        return n_bytes
 
 
 class Stream:

@@ -21,7 +21,7 @@ from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
 _NEARLY_S = 4.8
 """Nothing that stands still may count on the sender's timer, which rings after 5 s."""
 _BLOB = random.Random(0).randbytes(1 << 19)
-_GARBAGE = 0xEE
+_GARBAGE = b"\xee"
 
 
 class SwarmState(Protocol):
@@ -66,6 +66,7 @@ class _End:
     """One end of a lane, at one rank."""
 
     lane: SwarmChannel
+    number: int
     handle: int
     is_sender: bool
     posted: int = 0
@@ -78,10 +79,13 @@ class SwarmProgram:
 
     def __init__(self, swarm: SwarmState, host: SimulatedHost) -> None:
         self.swarm, self.host = swarm, host
+        # By handle; and by the place of the lane in the scenario.
         self.ends: dict[int, _End] = {}
+        self._end_of: dict[int, _End] = {}
         self.failure: OptccError | None = None
         self.is_done = False
-        self._n_left = self._n_exchanges = 0
+        # Messages that are not reported, and those of them that are posted.
+        self._n_left = self._n_out = self._n_exchanges = 0
         self.left_at_s = self.done_at_s = self.failed_at_s = INFINITY
         self._exchange: Exchange | None = None
         self._phase = "begin"
@@ -138,9 +142,11 @@ class SwarmProgram:
     def _begin_collectives(self) -> None:
         """Begins collectives, one some time after another; has plans for an epoch some time after it is proposed."""
         swarm, now_s = self.swarm, self.host.now_s
+        if not swarm.scenario.n_collectives:
+            return
         epochs = self.host.endpoint.epochs
         agreement, wanted = epochs.agreement, epochs.agreement.wanted
-        epochs.is_on = swarm.scenario.n_collectives > 0
+        epochs.is_on = True
         if wanted is not None:
             if self._planned[0] != wanted.number:
                 self._planned = wanted.number, now_s + self._rng.choice((0.0, 0.002, 0.05))
@@ -248,14 +254,14 @@ class SwarmProgram:
                 raise Violation(f"rank {rank}: gives rank {peer} up after {self._watched_s:.3f} s that it has watched")
 
     def _open(self) -> None:
-        lanes = self.swarm.scenario.lanes
-        for group in sorted({lane.group for lane in lanes}):
-            of_group = [lane for lane in lanes if lane.group == group]
-            channels = [Channel(lane.src, lane.dst, 4) for lane in of_group]
-            handles = self.host.endpoint.open(channels, group, [sum(lane.sizes) for lane in of_group])
-            for lane, handle in zip(of_group, handles, strict=True):
+        lanes = list(enumerate(self.swarm.scenario.lanes))
+        for group in sorted({lane.group for _, lane in lanes}):
+            of_group = [(number, lane) for number, lane in lanes if lane.group == group]
+            channels = [Channel(lane.src, lane.dst, 4) for _, lane in of_group]
+            handles = self.host.endpoint.open(channels, group, [sum(lane.sizes) for _, lane in of_group])
+            for (number, lane), handle in zip(of_group, handles, strict=True):
                 if handle >= 0:
-                    self.ends[handle] = _End(lane, handle, lane.src == self.host.rank)
+                    self.ends[handle] = self._end_of[number] = _End(lane, number, handle, lane.src == self.host.rank)
                     self._n_left += len(lane.sizes)
 
     def _post(self) -> None:
@@ -264,6 +270,7 @@ class SwarmProgram:
             ahead = end.lane.ahead_send if end.is_sender else end.lane.ahead_recv
             while end.posted < len(end.lane.sizes) and end.posted - end.reported < ahead:
                 size = end.lane.sizes[end.posted]
+                self._n_out += 1
                 if end.is_sender:
                     buffer = bytearray(message(end.lane, end.posted))
                     end.buffers.append(buffer)
@@ -272,7 +279,7 @@ class SwarmProgram:
                     if connection is not None:
                         self.host.write(connection)
                 else:
-                    buffer = bytearray([_GARBAGE]) * size
+                    buffer = bytearray(_GARBAGE) * size
                     end.buffers.append(buffer)
                     end.posted += 1
                     endpoint.post_recv(end.handle, memoryview(buffer))
@@ -297,17 +304,18 @@ class SwarmProgram:
                 raise Violation(f"{self._name(end, number)}: the event of the other end")
             if end.is_sender:
                 # The program may use its buffer again.
-                end.buffers[number][:] = bytes([_GARBAGE]) * len(end.buffers[number])
-                other = self.swarm.programs[end.lane.dst].posted(end.lane)
+                end.buffers[number][:] = _GARBAGE * len(end.buffers[number])
+                other = self.swarm.programs[end.lane.dst].posted(end.number)
                 if number >= other:
                     raise Violation(f"{self._name(end, number)}: sent, and only {other} slots are posted")
             elif end.buffers[number] != message(end.lane, number):
                 raise Violation(f"{self._name(end, number)}: wrong bytes")
             end.reported += 1
             self._n_left -= 1
+            self._n_out -= 1
             if self.swarm.rng.random() < self.swarm.scenario.pauses:
                 self.host.compute(self.swarm.rng.choice((0.001, 0.02, 0.15)))
-        if all(end.posted == end.reported for end in self.ends.values()):
+        if not self._n_out:
             for peer, inbound in endpoint.inbounds.items():
                 is_owed = any(channel.delivered > channel.told for channel in inbound._channels.values())
                 # What is to be written, or will be once a rail is up, is not held back.
@@ -315,9 +323,10 @@ class SwarmProgram:
                     raise Violation(f"rank {self.host.rank}: waits for nothing, and owes rank {peer} a report")
         return bool(events)
 
-    def posted(self, lane: SwarmChannel) -> int:
-        """How many messages of a channel this rank has posted."""
-        return sum(end.posted for end in self.ends.values() if end.lane is lane)
+    def posted(self, number: int) -> int:
+        """How many messages of a lane this rank has posted."""
+        end = self._end_of.get(number)
+        return 0 if end is None else end.posted
 
     def _name(self, end: _End, number: int) -> str:
         return f"rank {self.host.rank}: message {number} of {end.lane.src}->{end.lane.dst} group {end.lane.group}"
@@ -355,16 +364,19 @@ class SwarmProgram:
     def _check_overtaken(self) -> None:
         """What is known only grows: words that were overtaken on another connection change nothing."""
         endpoint = self.host.endpoint
-        known = self._known
-        counts: dict[object, int] = {connection: connection.doubts_heard for connection in endpoint.up}
+        for connection in endpoint.up:
+            self._check_grows(connection, connection.doubts_heard)
         for peer, outbound in endpoint.outbounds.items():
             for k, channel in outbound._channels.items():
-                counts[peer, k] = channel.slots
-        for key, count in counts.items():
-            if count < known.get(key, 0):
-                what = f"slots of channel {key}" if isinstance(key, tuple) else "words about a connection"
-                raise Violation(f"rank {self.host.rank}: {what}: {known[key]} were known, and now {count}")
-        known.update(counts)
+                self._check_grows((peer, k), channel.slots)
+
+    def _check_grows(self, key: object, count: int) -> None:
+        before = self._known.get(key, 0)
+        if count < before:
+            what = f"slots of channel {key}" if isinstance(key, tuple) else "words about a connection"
+            raise Violation(f"rank {self.host.rank}: {what}: {before} were known, and now {count}")
+        if count > before:
+            self._known[key] = count
 
     def _check_proposals(self) -> None:
         """A proposal stays on the rail that carries it until a connection changes or the sender's timer fires."""
