@@ -45,8 +45,10 @@ class Rail:
         self.refused = False
 
     def wait(self, now_s: float, *, refused: bool, was_silent: bool = False) -> None:
-        """After a failure: the next try, at growing intervals. One that `was_silent` has taken longer than its interval:
-        a second one after it would keep a path that has healed meanwhile out of use."""
+        """After a failure: the next try, at growing intervals.
+
+        One that `was_silent` has taken longer than its interval: another interval would keep a healed path out of use.
+        """
         self.refused = refused
         self.next_s = now_s + (REDIAL_S_MIN if was_silent else self.wait_s)
         self.wait_s = min(2 * self.wait_s, REDIAL_S_MAX)
