@@ -51,7 +51,7 @@ from optcc.runtime.device_actions import DeviceActions, DevicePlace
 from optcc.runtime.device_streams import DeviceStreams, Ready
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
-from optcc.runtime.observe.page import IS_DRIVEN
+from optcc.runtime.observe.page import IS_DRIVEN, UNKNOWN_S
 from optcc.runtime.observe.recorder import MISMATCH, FlightRecorder
 from optcc.runtime.plan_actions import PlanActions
 from optcc.runtime.plan_handshake import Gathers, agree, refuse
@@ -178,9 +178,9 @@ class Engine:
         # Who takes the events of channels that are no plan's.
         self._listeners: dict[int, Callable[[Event], None]] = {}
         self._barrier = Barrier(transport, _CONTROL)
-        # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
-        self.look_aside: Callable[[], float] | None = None
-        self._aside_s = 0.0
+        self._look_aside: Callable[[], float] | None = None
+        # When the loop has to do anything but follow events, at the latest: no later than `_due_s`.
+        self._next_s = 0.0
         # A collective some slices of which are not begun: they are, before anything else is waited for.
         self.in_slices: InSlices | None = None
         # Called with what is over, and how long it took, seconds.
@@ -309,6 +309,8 @@ class Engine:
         self._running[handle] = None
         if due_s < self._due_s:
             self._due_s = due_s
+            if due_s < self._next_s:
+                self._next_s = due_s
         if self.recorder is not None:
             self.recorder.begin(handle.plan.observed, handle)
 
@@ -369,6 +371,15 @@ class Engine:
         """Raises RuntimeFault if a former run failed."""
         if self.failure is not None:
             raise RuntimeFault(f"rank {self.rank}: a former run failed, nothing can run any more: {self.failure}")
+
+    @property
+    def look_aside(self) -> Callable[[], float] | None:
+        """Called when the epochs of the job have changed, and every so often: how soon again, seconds."""
+        return self._look_aside
+
+    @look_aside.setter
+    def look_aside(self, look: Callable[[], float] | None) -> None:
+        self._look_aside, self._next_s = look, 0.0
 
     def streams_of(self, device_id: int) -> DeviceStreams:
         """This engine's streams of a GPU; raises EnvironmentMissing without CuPy or a GPU."""
@@ -431,16 +442,16 @@ class Engine:
         if self.in_slices is not None and goal is not self.in_slices.current:
             THREAD_ENGINES.call(self.in_slices.begin_rest)
         # What is asked for within the loop, such as a barrier for new plans, is driven by it.
-        words = None if self.recorder is None or self._is_within else self.recorder.words
-        if words is not None:
-            words[IS_DRIVEN] = 1
+        longs = None if self.recorder is None or self._is_within else self.recorder.longs
+        if longs is not None:
+            longs[IS_DRIVEN] = 1
         try:
             is_over = self.within(self._loop, goal, deadline_s)
         except BaseException as error:
             self._fail(error)
         finally:
-            if words is not None:
-                words[IS_DRIVEN] = 0
+            if longs is not None:
+                longs[IS_DRIVEN] = 0
         if self._settle is not None:
             self._settle()
         return is_over
@@ -466,9 +477,11 @@ class Engine:
                     continue
                 waits_for_device = not all(streams.is_idle for streams in devices.values())
             now_s = now()
-            if now_s >= self._due_s:
-                self._miss_deadline(now_s)
-            wait_s = min(deadline_s - now_s, self._due_s - now_s, _POLL_S_MAX)
+            until_s = self._next_s
+            if now_s >= until_s:
+                self._look_aside_at(now_s)
+                continue
+            wait_s = (deadline_s if deadline_s < until_s else until_s) - now_s
             if waits_for_device:
                 # The device does not wake who waits for the network: what it does for a message takes some 10 us.
                 self._n_looks += 1
@@ -476,13 +489,8 @@ class Engine:
             if (len(of_thread) > 1 or not self._running) and THREAD_ENGINES.has_others(self):
                 THREAD_ENGINES.drive_others(self)
                 wait_s = min(wait_s, TURN_S)
-            if self.look_aside is not None:
-                if now_s >= self._aside_s:
-                    self._aside_s = now_s + self.look_aside()
-                    continue
-                wait_s = min(wait_s, self._aside_s - now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
-            if recorder is not None:
+            if recorder is not None and recorder.is_clocking:
                 recorder.waited_s += now() - now_s
             if not events:
                 if now_s >= deadline_s:
@@ -503,7 +511,7 @@ class Engine:
                 if take is not None:
                     take(event)
                 elif handle == EPOCH_NEWS:
-                    self._aside_s = 0.0
+                    self._next_s = 0.0
                 else:
                     self._barrier.take(event)
                 continue
@@ -522,6 +530,13 @@ class Engine:
                     message = prepared.machine.n_arrived(channel)
                     self.recorder.arrived(prepared.observed, channel, message, prepared.run)
                 prepared.go_on(prepared.machine.arrived(channel))
+
+    def _look_aside_at(self, now_s: float) -> None:
+        """What is due now but messages: the deadline of a run, and a look aside."""
+        if now_s >= self._due_s:
+            self._miss_deadline(now_s)
+        again_s = _POLL_S_MAX if self._look_aside is None else min(self._look_aside(), _POLL_S_MAX)
+        self._next_s = min(now_s + again_s, self._due_s)
 
     def _miss_deadline(self, now_s: float) -> None:
         handle = next(each for each in self._running if each.due_s <= now_s)
@@ -588,7 +603,7 @@ class Handle:
     def __init__(self, plan: Driven, arrays: Arrays | None, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s + plan.engine.patience_s, _NEVER_S
         # For the flight recorder.
-        self.number, self.waited_from_s = 0, 0.0
+        self.number, self.waited_from_s = 0, UNKNOWN_S
         self.taps: RunTaps | None = None
         self.done = False
         self.arrays = arrays
@@ -872,6 +887,11 @@ class PersistentPlan:
             calls[index]()
         if place.done:
             self._end()
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether it is so short that its steps are remembered."""
+        return self._memory is not None
 
     def report(self) -> str:
         """What the run waits for; see `RankMachine.report`."""
