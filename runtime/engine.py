@@ -115,6 +115,10 @@ class RunTaps(Protocol):
         """The input of the rank is there."""
         ...
 
+    def ending(self) -> None:
+        """Every instruction is done; what is left is to divide, and to copy the output."""
+        ...
+
     def ends(self, output: Any, number: int) -> None:
         """The run is over."""
         ...
@@ -141,10 +145,6 @@ class Taps(Protocol):
 
     def open(self, prepared: PersistentPlan, drive: Callable[[float], None] | None) -> RunTaps | None:
         """What takes chunks of this run, if anything does; `drive` goes on with all runs for so many seconds."""
-        ...
-
-    def unseen(self) -> None:
-        """A run on a device begins."""
         ...
 
     def close(self) -> None:
@@ -692,11 +692,13 @@ class PersistentPlan:
         self.actions: PlanActions | None = None
         # In the place of `actions`, for arrays on a GPU.
         self.on_device: DeviceActions | None = None
+        self.on_gpu: tuple[DeviceActions, DeviceStreams] | None = None
         if isinstance(place, DevicePlace):
             streams = engine.streams_of(place.device_id)
             made = self.on_device = DeviceActions(
                 engine.transport, streams, self.program, window, place, self._local_done
             )
+            self.on_gpu = made, streams
             memory = PlanMemory(made.kernels.view, made.slots, made.device, place.device_id, False)
         else:
             assert place is not None
@@ -707,6 +709,9 @@ class PersistentPlan:
         self._buffers = PlanBuffers(plan, rank, self.program, self.handles, memory, in_order=window == 1)
         self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         self._bound: list[BoundAction] = []
+        # The same with arrays, where `_bound` has addresses on a GPU; and, for taps, by instruction.
+        self._tied: list[BoundAction] = []
+        self._entries: dict[int, BoundAction] = {}
         self._queue: deque[Handle] = deque()
         self._is_closed = False
         self._memory: Memory | None = None
@@ -787,9 +792,6 @@ class PersistentPlan:
 
     def _tap(self, taps: Taps, handle: Handle) -> None:
         """Reserves the room for what taps take of a run."""
-        if self.on_device is not None:
-            taps.unseen()
-            return
         engine = self.engine
         handle.taps = taps.open(self, None if engine._is_within else lambda for_s: _turn(engine, for_s))
 
@@ -819,13 +821,14 @@ class PersistentPlan:
                 into[...] = source
         tied_to = buffers.tied_to
         if tied_to is None or tied_to[0] != arrays.address or tied_to[1] != arrays.source_address:
-            self._bound = buffers.tie(arrays)
+            self._bound = self._tied = buffers.tie(arrays)
             if on_device is not None:
                 self._bound = on_device.bind(self._bound)
             elif memory is not None:
                 assert self.actions is not None
                 self._calls = self._plain_calls = [self.actions.as_call(entry) for entry in self._bound]
         if handle.taps is not None:
+            self._entries = {entry[1]: entry for entry in self._tied if entry[0] not in (SEND, RECV)}
             handle.taps.begins(buffers.input_in(arrays))
         if memory is not None and (handle.taps is not None or self._calls is not self._plain_calls):
             plain = self._plain_calls
@@ -842,7 +845,7 @@ class PersistentPlan:
         arrays = handle.arrays
         assert arrays is not None
         if self.on_device is not None:
-            handle.ready = self.on_device.end(handle.stream, arrays, self._buffers.averages)
+            self._end_on_device(self.on_device, handle, arrays)
         else:
             for data, count in self._buffers.averages:
                 self._kernels.finish(data, count)
@@ -851,6 +854,16 @@ class PersistentPlan:
             if handle.taps is not None:
                 handle.taps.ends(self._buffers.output_in(arrays), handle.number)
         self._be_over()
+
+    def _end_on_device(self, on_device: DeviceActions, handle: Handle, arrays: Arrays) -> None:
+        taps = handle.taps
+        if taps is not None:
+            taps.ending()
+        handle.ready = on_device.end(handle.stream, arrays, self._buffers.averages)
+        if taps is not None and self.on_gpu is not None:
+            taps.ends(self._buffers.output_in(arrays), handle.number)
+            # What the caller does with its arrays comes behind what is copied from them.
+            handle.ready = self.on_gpu[1].end(handle.stream, arrays)
 
     def _be_over(self) -> None:
         self.engine.leave(self._queue.popleft())
@@ -923,6 +936,9 @@ class PersistentPlan:
 
     def _local_done(self, instruction: int) -> None:
         """A computation on a GPU is done, as far as the next step is concerned."""
+        taps = self._queue[0].taps
+        if taps is not None:
+            taps.computed(self._entries[instruction])
         self.go_on(self.machine.local_done(instruction))
 
     def _compute_recorded(self, actions: PlanActions, entry: BoundAction, recorder: FlightRecorder) -> None:
@@ -954,6 +970,8 @@ class PersistentPlan:
             elif on_device is None:
                 self.engine._computes.append((self, entry))
             else:
+                if taps is not None:
+                    taps.computing(self._tied[action.index])
                 on_device.compute(entry)
         if not actions and self.machine.done:
             self._end()
