@@ -109,11 +109,14 @@ class JobSnapshot(msgspec.Struct, frozen=True):
         return Card("rails", columns, rows)
 
 
-def snapshot(dumps: Sequence[FlightDump]) -> JobSnapshot:
-    """What the pages of a job say now; raises InputError if they are not of one job."""
+def snapshot(dumps: Sequence[FlightDump], read_s: float | None = None) -> JobSnapshot:
+    """What the pages of a job said when they were read, at `read_s` of this host's clock, or just now.
+
+    Raises InputError if they are not of one job.
+    """
+    now_s = time.perf_counter() if read_s is None else read_s
     merged = MergedDumps(dumps)
     edges = wait_edges(dumps)
-    now_s = time.perf_counter()
     views = tuple(_view(dump, now_s if dump.identity.boot == boot_id() else dump.status.now_s) for dump in dumps)
     found = explain(dumps)
     waits = tuple(

@@ -70,6 +70,11 @@ def test_pages_are_there_while_a_job_runs(tmp_path: Path) -> None:
         (rank, 1, 1, "alive") for rank in range(N_RANKS)
     ]
     assert list(tmp_path.iterdir()) == []
+    # It is silent for as long as it was when it was read, not for what a slow reader takes behind that.
+    heard_s = max(each.records[-1].at_s for each in seen["job"])
+    for later_s, is_silent in ((0.5, False), (10.0, True)):
+        shown = snapshot(seen["job"], heard_s + later_s)
+        assert ["silent" in each.doing for each in shown.ranks] == [is_silent] * N_RANKS
 
 
 def test_pages_stay_after_a_failure_and_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
