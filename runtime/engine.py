@@ -305,14 +305,15 @@ class Engine:
         """A run begins, or something else that is waited for: its time runs."""
         if not self._running:
             THREAD_ENGINES.running[self._identity] = self._myself
-        handle.due_s = due_s = self.clock.now_s() + handle.deadline_s
+        now_s = self.clock.now_s()
+        handle.due_s = due_s = now_s + handle.deadline_s
         self._running[handle] = None
         if due_s < self._due_s:
             self._due_s = due_s
             if due_s < self._next_s:
                 self._next_s = due_s
         if self.recorder is not None:
-            self.recorder.begin(handle.plan.observed, handle)
+            self.recorder.begin(handle.plan.observed, handle, now_s)
 
     def leave(self, handle: Handle) -> None:
         """It is done."""

@@ -62,7 +62,8 @@ MISMATCH = "mismatch"
 _NS = 1e9
 CLOCKED_FIRST, CLOCKED_EVERY = 64, 64
 """The waits of so many short runs are clocked, and of one of so many after these."""
-_SEVERAL = 0
+_NOTHING, _PLAIN, _SEVERAL = range(3)
+"""What is open: nothing, one plain run, or anything else."""
 
 
 class KnownPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +147,7 @@ class FlightRecorder:
 
     # The caches hold little of it from one run to the next: an object with slots is three of their lines.
     __slots__ = (
-        *("_at", "_clock_at", "_end", "_first", "_lone", "_memory", "_n_done", "_n_open", "_n_others", "_n_ranks"),
+        *("_at", "_clock_at", "_end", "_first", "_memory", "_n_done", "_n_open", "_n_others", "_n_ranks", "_open"),
         *("_n_records", "_now_s", "_plain", "_routes", "_say", "_seconds", "check", "in_detail", "is_clocking"),
         *("longs", "n_begun", "plans", "waited_s"),
     )
@@ -159,10 +160,8 @@ class FlightRecorder:
         self._routes: dict[int, _Routes] = {}
         # By plan, 0 for messages: what a record of a plain run has for it; 0 if its runs never are plain.
         self._plain = [0]
-        # The run that is open if it is plain, None if there is none, else `_SEVERAL`: how many are open then, and which
-        # of them is in the words.
-        self._lone: int | None = None
-        self._n_open = self._first = 0
+        # What is open; if that is several, how many, and which of them is in the words.
+        self._open, self._n_open, self._first = _NOTHING, 0, 0
         # The records so far, and where in `longs` the next one will be.
         self._n_records, self._at, self._end = 0, RING_LONG, RING_LONG + page.n_events * RECORD_LONGS
         # Collectives; of those that are done, plain ones are not counted.
@@ -201,23 +200,24 @@ class FlightRecorder:
         self._say = say
         self._plain = [0] * len(self._plain)
 
-    def begin(self, plan: int, run: RecordedRun) -> None:
-        """A run begins, just now: its `due_s` was computed from the present."""
-        mark = self._plain[plan]
-        if self._lone is not None or self.n_begun == self._clock_at or not mark:
-            self._begin_any(plan, run)
+    def begin(self, plan: int, run: RecordedRun, begin_s: float) -> None:
+        """A run begins, at `begin_s`."""
+        mark, n_begun = self._plain[plan], self.n_begun
+        if self._open or n_begun == self._clock_at or not mark:
+            self._begin_any(plan, run, begin_s)
             return
         longs, at = self.longs, self._at
-        self._lone = self.n_begun = run.number = longs[at] = self.n_begun + 1
-        self._seconds[at + BEGIN_LONG] = run.due_s - run.deadline_s
+        self._open = _PLAIN
+        self.n_begun = run.number = longs[at] = n_begun + 1
+        self._seconds[at + BEGIN_LONG] = begin_s
         longs[at + MARK_LONG] = mark
 
     def end(self, plan: int, run: RecordedRun) -> None:
         """A run is over."""
-        if run.number != self._lone:
+        if self._open != _PLAIN or run.number != self.n_begun:
             self._end_any(plan, run)
             return
-        self._lone, at = None, self._at
+        self._open, at = _NOTHING, self._at
         self._seconds[at + END_LONG] = self._now_s()
         self._n_records = self.longs[RECORDS] = self._n_records + 1
         at += RECORD_LONGS
@@ -226,14 +226,12 @@ class FlightRecorder:
     @property
     def n_done(self) -> int:
         """Collectives done."""
-        if self._lone == _SEVERAL:
-            return self._n_done
-        return self.n_begun - (self._lone is not None)
+        return self._n_done if self._open == _SEVERAL else self.n_begun - self._open
 
-    def _begin_any(self, plan: int, run: RecordedRun) -> None:
-        words, is_alone = self.longs, self._lone is None
+    def _begin_any(self, plan: int, run: RecordedRun, begin_s: float) -> None:
+        words, is_alone = self.longs, self._open == _NOTHING
         self._yield_record()
-        self._lone = _SEVERAL
+        self._open = _SEVERAL
         if plan and not self.plans[plan].ranks:
             self.n_begun = run.number = self.n_begun + 1
         else:
@@ -244,12 +242,11 @@ class FlightRecorder:
         self.is_clocking = self.is_clocking or is_alone or not self._plain[plan]
         run.waited_from_s = self.waited_s if self.is_clocking else UNKNOWN_S
         self._n_open += 1
-        begin_s = run.due_s - run.deadline_s
         words[BEGUN] = self.n_begun
         if self._first:
             self._write(begin_s, BEGIN, plan, 0, 0, 0, run.number, 0)
         else:
-            self._open(run.number, plan, begin_s)
+            self._tell_open(run.number, plan, begin_s)
         if self._say is not None:
             self._say(False, plan, run.number)
 
@@ -273,27 +270,27 @@ class FlightRecorder:
             words[DONE] = self._n_done
         self._n_open -= 1
         if self._n_open <= 0:
-            self._lone, self._n_open, self.is_clocking = None, 0, False
+            self._open, self._n_open, self.is_clocking = _NOTHING, 0, False
         if self._say is not None:
             self._say(True, plan, number)
 
-    def _open(self, number: int, plan: int, begin_s: float) -> None:
+    def _tell_open(self, number: int, plan: int, begin_s: float) -> None:
         """A run is in the words until it ends."""
         self.longs[PLAN], self._seconds[SINCE] = plan, begin_s
         self.longs[OPEN] = self._first = number
 
     def _yield_record(self) -> None:
         """Another record comes: a plain run that is open is one no more, and those that are done are counted."""
-        if self._lone is None:
+        if self._open == _NOTHING:
             self._n_done = self.longs[DONE] = self.n_begun
-        elif self._lone != _SEVERAL:
-            at, number = self._at, self._lone
+        elif self._open == _PLAIN:
+            plan, begin_s = plan_of_mark(self.longs[self._at + MARK_LONG]), self._seconds[self._at + BEGIN_LONG]
             self._n_done = self.longs[DONE] = self.n_begun - 1
-            self._lone, self._n_open = _SEVERAL, 1
-            self._open(number, plan_of_mark(self.longs[at + MARK_LONG]), self._seconds[at + BEGIN_LONG])
+            self._open, self._n_open = _SEVERAL, 1
+            self._tell_open(self.n_begun, plan, begin_s)
 
     def _write(self, at_s: float, kind: int, a: int, b: int, c: int, d: int, x: int, y: int) -> None:
-        if self._lone != _SEVERAL:
+        if self._open != _SEVERAL:
             self._yield_record()
         self._pack(RECORD, at_s, kind, a, b, c, d, x, y)
 

@@ -113,7 +113,7 @@ class Recorded:
 
     def begin(self, at_s: float, plan: int = 1) -> Run:
         run = Run(at_s + 60.0)
-        self.recorder.begin(plan, run)
+        self.recorder.begin(plan, run, at_s)
         return run
 
     def end(self, at_s: float, run: Run, waited_s: float = 0.0, plan: int = 1) -> None:
