@@ -96,7 +96,7 @@ class JobSnapshot(msgspec.Struct, frozen=True):
         rows = tuple(
             (
                 *(str(each.rank), rail.name, rail.state),
-                f"{decimal(int(rail.out_rate))}/s : {decimal(int(rail.in_rate))}/s",
+                _rates(rail),
                 f"{min(rail.out_share, rail.in_share):.0%}",
                 f"{decimal(int(rail.sending))}/s : {decimal(int(rail.receiving))}/s",
                 f"{decimal(rail.sent_bytes)} : {decimal(rail.received_bytes)}",
@@ -107,6 +107,13 @@ class JobSnapshot(msgspec.Struct, frozen=True):
         )
         columns = ("rank", "NIC", "state", "rate out:in", "carries", "now", "bytes", "resent", "doubts", "last failure")
         return Card("rails", columns, rows)
+
+
+def _rates(rail: RailStatus) -> str:
+    """Rates out and in; of a NIC whose rates nobody has declared or measured they are 1."""
+    if max(rail.out_rate, rail.in_rate) <= 1:
+        return "undeclared"
+    return f"{decimal(int(rail.out_rate))}/s : {decimal(int(rail.in_rate))}/s"
 
 
 def snapshot(dumps: Sequence[FlightDump], read_s: float | None = None) -> JobSnapshot:

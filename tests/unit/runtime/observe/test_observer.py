@@ -22,7 +22,8 @@ from optcc.runtime.observe.dump import GONE, read_dump
 from optcc.runtime.observe.jobs import jobs_in, own_start_s, page_path, pages_folder, process_state, read_job
 from optcc.runtime.observe.observer import Observer
 from optcc.runtime.observe.page import PageWriter
-from optcc.runtime.observe.snapshot import snapshot
+from optcc.runtime.observe.snapshot import JobSnapshot, RankView, snapshot
+from optcc.runtime.observe.status import RailStatus
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from tests.unit.runtime.observe.observed_ranks import planner_of
 
@@ -75,6 +76,13 @@ def test_pages_are_there_while_a_job_runs(tmp_path: Path) -> None:
     for later_s, is_silent in ((0.5, False), (10.0, True)):
         shown = snapshot(seen["job"], heard_s + later_s)
         assert ["silent" in each.doing for each in shown.ranks] == [is_silent] * N_RANKS
+
+
+def test_rates_that_nobody_declared_are_not_shown_as_some() -> None:
+    rails = [RailStatus("eth0", "up", rate, rate, 1.0, 1.0, 0.0, 0.0, 0, 0, 1, 0, 0) for rate in (1.0, 25e9)]
+    rank = RankView(0, "h", 1, "alive", "running", "", 0.0, 0, "", 0, 0, (), tuple(rails), {}, "")
+    card = JobSnapshot("job", 1, "running", (rank,), (), (), (), "nothing", "").rail_card()
+    assert [row[3] for row in card.rows] == ["undeclared", "25.0 GB/s : 25.0 GB/s"]
 
 
 def test_pages_stay_after_a_failure_and_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
