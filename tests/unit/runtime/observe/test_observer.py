@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -76,6 +77,32 @@ def test_pages_are_there_while_a_job_runs(tmp_path: Path) -> None:
     for later_s, is_silent in ((0.5, False), (10.0, True)):
         shown = snapshot(seen["job"], heard_s + later_s)
         assert ["silent" in each.doing for each in shown.ranks] == [is_silent] * N_RANKS
+
+
+def test_the_status_is_rewritten_more_often_in_a_long_collective(tmp_path: Path) -> None:
+    """While collectives are short it is rewritten at longer intervals, which never end here."""
+    calls: dict[str, int] = {}
+
+    def program(comm: Communicator) -> None:
+        observer = comm.observe({"OPTCC_STATUS_DIR": str(tmp_path)}, "job")
+        assert observer is not None
+        if not comm.rank:
+            observer._next_s = float("inf")
+            inner, observer.refresh = observer.refresh, lambda: (n.append(1), inner())[1]  # type: ignore[method-assign]
+        n: list[int] = []
+        for _ in range(20):
+            reduce(comm)
+        if not comm.rank:
+            calls["short"] = len(n)
+        else:
+            time.sleep(0.4)
+        reduce(comm)
+        if not comm.rank:
+            calls["long"] = len(n) - calls["short"]
+
+    run(tmp_path, program)
+    assert calls["short"] == 0
+    assert calls["long"] >= 2
 
 
 def test_rates_that_nobody_declared_are_not_shown_as_some() -> None:
