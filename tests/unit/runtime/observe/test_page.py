@@ -158,6 +158,17 @@ def test_a_plain_run_is_seen_from_its_beginning_on() -> None:
     assert ranks.counts() == (1, 1, 0)
 
 
+def test_plain_runs_go_round_the_ring() -> None:
+    """What is in the place of the next record is of a run that was over long ago."""
+    ranks = Recorded(n_events=4, is_clocked=False)
+    for number in range(1, 10):
+        run = ranks.begin(2.0 * number)
+        assert (ranks.seen()[-1], ranks.counts()) == ((BEGIN, 2.0 * number, number), (number, number - 1, number))
+        ranks.end(2.0 * number + 1.0, run)
+        assert (ranks.seen()[-1], ranks.counts()) == ((END, 2.0 * number + 1.0, number), (number, number, 0))
+    assert [at_s for kind, at_s, _ in ranks.seen() if kind == END] == [15.0, 17.0, 19.0]
+
+
 def test_the_waits_of_some_short_runs_are_clocked() -> None:
     ranks = Recorded(n_events=256)
     for number in range(120):
