@@ -599,7 +599,8 @@ class _Message:
         return "nothing comes"
 
 
-def test_the_loop_waits_until_a_deadline_or_a_look_and_no_longer() -> None:
+@pytest.mark.parametrize("deadline_s", [0.05, 0.4])
+def test_the_loop_waits_until_a_deadline_or_a_look_and_no_longer(deadline_s: float) -> None:
     silence = _Silence()
     engine = Engine(silence, clock=silence)
     looks: list[float] = []
@@ -608,9 +609,9 @@ def test_the_loop_waits_until_a_deadline_or_a_look_and_no_longer() -> None:
     assert not engine.wait_for(NEVER, 0.9)
     assert looks == [0.0, 0.25, 0.5, 0.75]
     assert silence.at_s == 0.9
-    # One that is due before the next look.
-    engine.enter(Handle(_Message(engine), None, 0.05))
-    with pytest.raises(DeadlineExceeded, match=r"not done after 0\.05 s: nothing comes"):
+    # One that is due before the next look, or behind two more.
+    engine.enter(Handle(_Message(engine), None, deadline_s))
+    with pytest.raises(DeadlineExceeded, match=rf"not done after {deadline_s} s: nothing comes"):
         engine.wait_for(NEVER, 5.0)
-    assert silence.at_s == pytest.approx(0.95)
+    assert silence.at_s == pytest.approx(0.9 + deadline_s)
     assert max(silence.waits_s) <= 0.25
