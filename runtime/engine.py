@@ -51,7 +51,7 @@ from optcc.runtime.device_actions import DeviceActions, DevicePlace
 from optcc.runtime.device_streams import DeviceStreams, Ready
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
-from optcc.runtime.observe.page import IS_DRIVEN
+from optcc.runtime.observe.page import IS_DRIVEN, UNKNOWN_S
 from optcc.runtime.observe.recorder import MISMATCH, FlightRecorder
 from optcc.runtime.plan_actions import PlanActions
 from optcc.runtime.plan_handshake import Gathers, agree, refuse
@@ -115,6 +115,10 @@ class RunTaps(Protocol):
         """The input of the rank is there."""
         ...
 
+    def ending(self) -> None:
+        """Every instruction is done; what is left is to divide, and to copy the output."""
+        ...
+
     def ends(self, output: Any, number: int) -> None:
         """The run is over."""
         ...
@@ -141,10 +145,6 @@ class Taps(Protocol):
 
     def open(self, prepared: PersistentPlan, drive: Callable[[float], None] | None) -> RunTaps | None:
         """What takes chunks of this run, if anything does; `drive` goes on with all runs for so many seconds."""
-        ...
-
-    def unseen(self) -> None:
-        """A run on a device begins."""
         ...
 
     def close(self) -> None:
@@ -178,9 +178,9 @@ class Engine:
         # Who takes the events of channels that are no plan's.
         self._listeners: dict[int, Callable[[Event], None]] = {}
         self._barrier = Barrier(transport, _CONTROL)
-        # Called when the epochs of the job have changed, and every so often: how soon again, seconds.
-        self.look_aside: Callable[[], float] | None = None
-        self._aside_s = 0.0
+        self._look_aside: Callable[[], float] | None = None
+        # When the loop has to do anything but follow events, at the latest: no later than `_due_s`.
+        self._next_s = 0.0
         # A collective some slices of which are not begun: they are, before anything else is waited for.
         self.in_slices: InSlices | None = None
         # Called with what is over, and how long it took, seconds.
@@ -305,12 +305,15 @@ class Engine:
         """A run begins, or something else that is waited for: its time runs."""
         if not self._running:
             THREAD_ENGINES.running[self._identity] = self._myself
-        handle.due_s = due_s = self.clock.now_s() + handle.deadline_s
+        now_s = self.clock.now_s()
+        handle.due_s = due_s = now_s + handle.deadline_s
         self._running[handle] = None
         if due_s < self._due_s:
             self._due_s = due_s
+            if due_s < self._next_s:
+                self._next_s = due_s
         if self.recorder is not None:
-            self.recorder.begin(handle.plan.observed, handle)
+            self.recorder.begin(handle.plan.observed, handle, now_s)
 
     def leave(self, handle: Handle) -> None:
         """It is done."""
@@ -369,6 +372,15 @@ class Engine:
         """Raises RuntimeFault if a former run failed."""
         if self.failure is not None:
             raise RuntimeFault(f"rank {self.rank}: a former run failed, nothing can run any more: {self.failure}")
+
+    @property
+    def look_aside(self) -> Callable[[], float] | None:
+        """Called when the epochs of the job have changed, and every so often: how soon again, seconds."""
+        return self._look_aside
+
+    @look_aside.setter
+    def look_aside(self, look: Callable[[], float] | None) -> None:
+        self._look_aside, self._next_s = look, 0.0
 
     def streams_of(self, device_id: int) -> DeviceStreams:
         """This engine's streams of a GPU; raises EnvironmentMissing without CuPy or a GPU."""
@@ -431,16 +443,16 @@ class Engine:
         if self.in_slices is not None and goal is not self.in_slices.current:
             THREAD_ENGINES.call(self.in_slices.begin_rest)
         # What is asked for within the loop, such as a barrier for new plans, is driven by it.
-        words = None if self.recorder is None or self._is_within else self.recorder.words
-        if words is not None:
-            words[IS_DRIVEN] = 1
+        longs = None if self.recorder is None or self._is_within else self.recorder.longs
+        if longs is not None:
+            longs[IS_DRIVEN] = 1
         try:
             is_over = self.within(self._loop, goal, deadline_s)
         except BaseException as error:
             self._fail(error)
         finally:
-            if words is not None:
-                words[IS_DRIVEN] = 0
+            if longs is not None:
+                longs[IS_DRIVEN] = 0
         if self._settle is not None:
             self._settle()
         return is_over
@@ -466,9 +478,11 @@ class Engine:
                     continue
                 waits_for_device = not all(streams.is_idle for streams in devices.values())
             now_s = now()
-            if now_s >= self._due_s:
-                self._miss_deadline(now_s)
-            wait_s = min(deadline_s - now_s, self._due_s - now_s, _POLL_S_MAX)
+            until_s = self._next_s
+            if now_s >= until_s:
+                self._look_aside_at(now_s)
+                continue
+            wait_s = (deadline_s if deadline_s < until_s else until_s) - now_s
             if waits_for_device:
                 # The device does not wake who waits for the network: what it does for a message takes some 10 us.
                 self._n_looks += 1
@@ -476,13 +490,8 @@ class Engine:
             if (len(of_thread) > 1 or not self._running) and THREAD_ENGINES.has_others(self):
                 THREAD_ENGINES.drive_others(self)
                 wait_s = min(wait_s, TURN_S)
-            if self.look_aside is not None:
-                if now_s >= self._aside_s:
-                    self._aside_s = now_s + self.look_aside()
-                    continue
-                wait_s = min(wait_s, self._aside_s - now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
-            if recorder is not None:
+            if recorder is not None and recorder.is_clocking:
                 recorder.waited_s += now() - now_s
             if not events:
                 if now_s >= deadline_s:
@@ -503,7 +512,7 @@ class Engine:
                 if take is not None:
                     take(event)
                 elif handle == EPOCH_NEWS:
-                    self._aside_s = 0.0
+                    self._next_s = 0.0
                 else:
                     self._barrier.take(event)
                 continue
@@ -522,6 +531,13 @@ class Engine:
                     message = prepared.machine.n_arrived(channel)
                     self.recorder.arrived(prepared.observed, channel, message, prepared.run)
                 prepared.go_on(prepared.machine.arrived(channel))
+
+    def _look_aside_at(self, now_s: float) -> None:
+        """What is due now but messages: the deadline of a run, and a look aside."""
+        if now_s >= self._due_s:
+            self._miss_deadline(now_s)
+        again_s = _POLL_S_MAX if self._look_aside is None else min(self._look_aside(), _POLL_S_MAX)
+        self._next_s = min(now_s + again_s, self._due_s)
 
     def _miss_deadline(self, now_s: float) -> None:
         handle = next(each for each in self._running if each.due_s <= now_s)
@@ -588,7 +604,7 @@ class Handle:
     def __init__(self, plan: Driven, arrays: Arrays | None, deadline_s: float) -> None:
         self.plan, self.deadline_s, self.due_s = plan, deadline_s + plan.engine.patience_s, _NEVER_S
         # For the flight recorder.
-        self.number, self.waited_from_s = 0, 0.0
+        self.number, self.waited_from_s = 0, UNKNOWN_S
         self.taps: RunTaps | None = None
         self.done = False
         self.arrays = arrays
@@ -677,11 +693,13 @@ class PersistentPlan:
         self.actions: PlanActions | None = None
         # In the place of `actions`, for arrays on a GPU.
         self.on_device: DeviceActions | None = None
+        self.on_gpu: tuple[DeviceActions, DeviceStreams] | None = None
         if isinstance(place, DevicePlace):
             streams = engine.streams_of(place.device_id)
             made = self.on_device = DeviceActions(
                 engine.transport, streams, self.program, window, place, self._local_done
             )
+            self.on_gpu = made, streams
             memory = PlanMemory(made.kernels.view, made.slots, made.device, place.device_id, False)
         else:
             assert place is not None
@@ -692,6 +710,9 @@ class PersistentPlan:
         self._buffers = PlanBuffers(plan, rank, self.program, self.handles, memory, in_order=window == 1)
         self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         self._bound: list[BoundAction] = []
+        # The same with arrays, where `_bound` has addresses on a GPU; and, for taps, by instruction.
+        self._tied: list[BoundAction] = []
+        self._entries: dict[int, BoundAction] = {}
         self._queue: deque[Handle] = deque()
         self._is_closed = False
         self._memory: Memory | None = None
@@ -772,9 +793,6 @@ class PersistentPlan:
 
     def _tap(self, taps: Taps, handle: Handle) -> None:
         """Reserves the room for what taps take of a run."""
-        if self.on_device is not None:
-            taps.unseen()
-            return
         engine = self.engine
         handle.taps = taps.open(self, None if engine._is_within else lambda for_s: _turn(engine, for_s))
 
@@ -804,13 +822,14 @@ class PersistentPlan:
                 into[...] = source
         tied_to = buffers.tied_to
         if tied_to is None or tied_to[0] != arrays.address or tied_to[1] != arrays.source_address:
-            self._bound = buffers.tie(arrays)
+            self._bound = self._tied = buffers.tie(arrays)
             if on_device is not None:
                 self._bound = on_device.bind(self._bound)
             elif memory is not None:
                 assert self.actions is not None
                 self._calls = self._plain_calls = [self.actions.as_call(entry) for entry in self._bound]
         if handle.taps is not None:
+            self._entries = {entry[1]: entry for entry in self._tied if entry[0] not in (SEND, RECV)}
             handle.taps.begins(buffers.input_in(arrays))
         if memory is not None and (handle.taps is not None or self._calls is not self._plain_calls):
             plain = self._plain_calls
@@ -827,7 +846,7 @@ class PersistentPlan:
         arrays = handle.arrays
         assert arrays is not None
         if self.on_device is not None:
-            handle.ready = self.on_device.end(handle.stream, arrays, self._buffers.averages)
+            self._end_on_device(self.on_device, handle, arrays)
         else:
             for data, count in self._buffers.averages:
                 self._kernels.finish(data, count)
@@ -836,6 +855,16 @@ class PersistentPlan:
             if handle.taps is not None:
                 handle.taps.ends(self._buffers.output_in(arrays), handle.number)
         self._be_over()
+
+    def _end_on_device(self, on_device: DeviceActions, handle: Handle, arrays: Arrays) -> None:
+        taps = handle.taps
+        if taps is not None:
+            taps.ending()
+        handle.ready = on_device.end(handle.stream, arrays, self._buffers.averages)
+        if taps is not None and self.on_gpu is not None:
+            taps.ends(self._buffers.output_in(arrays), handle.number)
+            # What the caller does with its arrays comes behind what is copied from them.
+            handle.ready = self.on_gpu[1].end(handle.stream, arrays)
 
     def _be_over(self) -> None:
         self.engine.leave(self._queue.popleft())
@@ -873,6 +902,11 @@ class PersistentPlan:
         if place.done:
             self._end()
 
+    @property
+    def is_remembered(self) -> bool:
+        """Whether it is so short that its steps are remembered."""
+        return self._memory is not None
+
     def report(self) -> str:
         """What the run waits for; see `RankMachine.report`."""
         return self.present.report()
@@ -903,6 +937,9 @@ class PersistentPlan:
 
     def _local_done(self, instruction: int) -> None:
         """A computation on a GPU is done, as far as the next step is concerned."""
+        taps = self._queue[0].taps
+        if taps is not None:
+            taps.computed(self._entries[instruction])
         self.go_on(self.machine.local_done(instruction))
 
     def _compute_recorded(self, actions: PlanActions, entry: BoundAction, recorder: FlightRecorder) -> None:
@@ -934,6 +971,8 @@ class PersistentPlan:
             elif on_device is None:
                 self.engine._computes.append((self, entry))
             else:
+                if taps is not None:
+                    taps.computing(self._tied[action.index])
                 on_device.compute(entry)
         if not actions and self.machine.done:
             self._end()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import click
 
@@ -62,14 +67,34 @@ def command(
         os.nice(DRAIN_NICENESS)
         drain = JobDrain(folder, job, sinks)
         until_s = float("inf") if seconds is None else time.monotonic() + seconds
-        with suppress(KeyboardInterrupt):
-            drain.run(goes_on=lambda: time.monotonic() < until_s)
+        with suppress(KeyboardInterrupt), interrupted() as is_interrupted:
+            drain.run(goes_on=lambda: not is_interrupted() and time.monotonic() < until_s)
         n_records = drain.n_records
     if as_json:
         echo_json({"job": job, "taps": list(texts), "records": n_records, "outputs": [str(path) for path in outputs]})
     elif sinks:
         click.echo(f"{n_records} records: {', '.join(map(str, outputs))}")
     return EXIT_DONE
+
+
+@contextmanager
+def interrupted() -> Iterator[Callable[[], bool]]:
+    """Within, an interrupt is told and does not break off a batch, which would be drained twice; another one does."""
+    seen: list[int] = []
+    former: Any = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if seen:
+            signal.default_int_handler(number, frame)
+        seen.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, former)
 
 
 def _named(folder: Path, begins: str) -> str:

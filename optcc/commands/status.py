@@ -60,7 +60,8 @@ def command(
         return EXIT_DONE
 
     def take() -> JobSnapshot:
-        return snapshot(read_job(folder, job))
+        dumps = read_job(folder, job)
+        return snapshot(dumps, time.perf_counter())
 
     if port is not None:
         return _serve(take, port, address, interval)

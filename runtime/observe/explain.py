@@ -242,10 +242,7 @@ def _slow(merged: MergedDumps, _: Sequence[WaitEdge]) -> _Finding | None:
             (worst,),
             f"Rank {worst} begins {show_time(late[worst])} later than the others, of {show_time(whole_s)}",
         )
-    busy = {
-        rank: median((each.end_s or 0.0) - each.begin_s - each.waited_s for each in runs)
-        for rank, runs in spans.items()
-    }
+    busy = {rank: _busy_s(runs) for rank, runs in spans.items()}
     worst = max(busy, key=lambda rank: busy[rank])
     next_s = max(seconds for rank, seconds in busy.items() if rank != worst)
     if busy[worst] >= max(_BUSY_SHARE * whole_s, _BUSY_RATIO * next_s):
@@ -255,6 +252,12 @@ def _slow(merged: MergedDumps, _: Sequence[WaitEdge]) -> _Finding | None:
             f"{show_time(next_s)} at most",
         )
     return _slow_messages(merged)
+
+
+def _busy_s(runs: Sequence[RunSpan]) -> float:
+    """How long a rank has not waited in a run, by the median of those whose waits were clocked; 0 if none was."""
+    known = [(each.end_s or 0.0) - each.begin_s - each.waited_s for each in runs if each.waited_s is not None]
+    return median(known) if known else 0.0
 
 
 def _slow_messages(merged: MergedDumps) -> _Finding | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from optcc.errors import InputError
 from optcc.runtime.observe.clocks import ClockOffset, HappenedBefore, align
 from optcc.runtime.observe.dump import FlightDump
-from optcc.runtime.observe.page import BEGIN, END
+from optcc.runtime.observe.page import BEGIN, END, UNKNOWN_NS
 from optcc.runtime.observe.recorder import ARRIVED, COMPUTED, POSTED, KnownPlan
 
 _GATHERING = ("allreduce", "allgather", "alltoall")
@@ -17,12 +17,12 @@ _GATHERING = ("allreduce", "allgather", "alltoall")
 
 class RunSpan(NamedTuple):
     """A run at a rank, seconds of its own clock; `end_s` None if it has not ended. `waited_s` is how long it has waited
-    for the network, `computed_s` how long it has computed, where that is recorded."""
+    for the network, None if that was not clocked, `computed_s` how long it has computed, where that is recorded."""
 
     plan: KnownPlan | None
     begin_s: float
     end_s: float | None
-    waited_s: float
+    waited_s: float | None
     computed_s: float
 
 
@@ -116,11 +116,13 @@ def runs_of(dump: FlightDump) -> dict[int, RunSpan]:
     computed: dict[int, float] = {}
     for each in dump.records:
         if each.kind == BEGIN and each.x > 0:
-            found[each.x] = RunSpan(plans.get(each.a), each.at_s, None, 0.0, 0.0)
+            found[each.x] = RunSpan(plans.get(each.a), each.at_s, None, None, 0.0)
         elif each.kind == COMPUTED:
             computed[each.x] = computed.get(each.x, 0.0) + each.y * 1e-9
         elif each.kind == END and each.x in found:
             found[each.x] = found[each.x]._replace(
-                end_s=each.at_s, waited_s=each.y * 1e-9, computed_s=computed.get(each.x, 0.0)
+                end_s=each.at_s,
+                waited_s=each.y * 1e-9 if each.y != UNKNOWN_NS else None,
+                computed_s=computed.get(each.x, 0.0),
             )
     return found

@@ -1,7 +1,8 @@
 """`Observer`: a rank's own view of itself, in the page that `optcc status` and `optcc explain` read.
 
-It makes the page, has the engine's flight recorder write there, rewrites the status every `REFRESH_S` while the rank is
-inside the run-time, and once more when the engine gives up. Nothing here can fail a job: without a place for the page
+It makes the page, has the engine's flight recorder write there, and rewrites the status while the rank is inside the
+run-time: every `REFRESH_S`, at the next look (`LOOK_S`) if a collective takes longer than that or there is news of the
+NICs, and once more when the engine gives up. Nothing here can fail a job: without a place for the page
 it is memory of the process, and what goes wrong later is logged.
 
 A dump is the page as a file. One is written when the run-time gives up, which a passed deadline is, into the folder
@@ -37,7 +38,7 @@ from optcc.runtime.observe import log
 from optcc.runtime.observe.checks import ReductionCheck
 from optcc.runtime.observe.dump import FlightDump, write_dump
 from optcc.runtime.observe.jobs import boot_id, own_start_s, page_path, pages_folder, read_rank, remove_stale
-from optcc.runtime.observe.page import BEGUN, DONE, EVENTS, STATUS_BYTES_MAX, PageWriter
+from optcc.runtime.observe.page import EVENTS, EVENTS_MIN, STATUS_BYTES_MAX, PageWriter
 from optcc.runtime.observe.recorder import FlightRecorder, known_plan, plan_text
 from optcc.runtime.observe.status import (
     CLOSED,
@@ -59,7 +60,7 @@ from optcc.runtime.taps.control import TapControl
 
 VARIABLE, EVENTS_VARIABLE = "OPTCC_STATUS", "OPTCC_EVENTS"
 DUMP_VARIABLE, SIGNAL_VARIABLE, CHECK_VARIABLE = "OPTCC_DUMP", "OPTCC_DUMP_SIGNAL", "OPTCC_CHECK"
-REFRESH_S = 0.1
+LOOK_S, REFRESH_S = 0.1, 0.5
 _NOTES_MAX, _PLANS_MAX, _RUNS_MAX, _WAITS_MAX = 128, 64, 32, 32
 _TEXT_MAX = 300
 _EVENTS_MAX = 1 << 20
@@ -134,12 +135,17 @@ class Observer:
     # --- the status
 
     def look(self) -> float:
-        """Rewrites the status if it is time to; seconds until it is again."""
+        """Rewrites the status if it is time to; seconds until the next look.
+
+        While collectives are short, their delay by all ranks' looks adds up: what is new then is little.
+        """
         now_s = self._clock.now_s()
-        if now_s >= self._next_s:
+        oldest = next(iter(self._engine._running), None)
+        is_long = oldest is not None and now_s - (oldest.due_s - oldest.deadline_s) >= LOOK_S
+        if is_long or now_s >= self._next_s or (self._rails is not None and self._rails.has_notes):
             self.refresh()
             self._next_s = now_s + REFRESH_S
-        return self._next_s - now_s
+        return LOOK_S
 
     def refresh(self) -> None:
         """Rewrites the status."""
@@ -163,7 +169,7 @@ class Observer:
         """A plan of all ranks; those of some of them have runs of their own."""
         if plan.n_ranks != self.identity.n_ranks:
             return None
-        return WantedRun(self._page.words[BEGUN] + 1, self._clock.now_s(), known_plan(plan, 0, 0, ()))
+        return WantedRun(self._recorder.n_begun + 1, self._clock.now_s(), known_plan(plan, 0, 0, ()))
 
     def _take(self, note: Note) -> None:
         self._notes.append(note)
@@ -255,7 +261,7 @@ class Observer:
                 self._state, self._running = CLOSED, ()
             self._publish()
             if self._state == CLOSED and self._dumps is not None and self._recorder.plans:
-                logger.debug("optcc: rank %d: closed after %d runs", self._engine.rank, self._page.words[DONE])
+                logger.debug("optcc: rank %d: closed after %d runs", self._engine.rank, self._recorder.n_done)
             _on_signal.discard(self)
             self._page.close(keep=self._state == FAILED)
 
@@ -271,7 +277,7 @@ class Observer:
 
     def _leave_to_parent(self) -> None:
         """In a process that is forked: the page is the parent's."""
-        self._page = PageWriter(None, b"", 1)
+        self._page = PageWriter(None, b"", EVENTS_MIN)
         _on_signal.discard(self)
 
 
@@ -284,8 +290,8 @@ def observe(engine: Engine, environ: Mapping[str, str], job: str | None = None) 
     if environ.get(VARIABLE, "1").lower() in _OFF:
         return None
     said = environ.get(EVENTS_VARIABLE, str(EVENTS))
-    if not said.isdecimal() or not 1 <= int(said) <= _EVENTS_MAX:
-        raise InputError(f"{EVENTS_VARIABLE}={said!r}: must be a number from 1 to {_EVENTS_MAX}")
+    if not said.isdecimal() or not EVENTS_MIN <= int(said) <= _EVENTS_MAX:
+        raise InputError(f"{EVENTS_VARIABLE}={said!r}: must be a number from {EVENTS_MIN} to {_EVENTS_MAX}")
     folder = pages_folder(environ)
     if folder is not None:
         with suppress(OSError):

@@ -96,7 +96,7 @@ class JobSnapshot(msgspec.Struct, frozen=True):
         rows = tuple(
             (
                 *(str(each.rank), rail.name, rail.state),
-                f"{decimal(int(rail.out_rate))}/s : {decimal(int(rail.in_rate))}/s",
+                _rates(rail),
                 f"{min(rail.out_share, rail.in_share):.0%}",
                 f"{decimal(int(rail.sending))}/s : {decimal(int(rail.receiving))}/s",
                 f"{decimal(rail.sent_bytes)} : {decimal(rail.received_bytes)}",
@@ -109,11 +109,21 @@ class JobSnapshot(msgspec.Struct, frozen=True):
         return Card("rails", columns, rows)
 
 
-def snapshot(dumps: Sequence[FlightDump]) -> JobSnapshot:
-    """What the pages of a job say now; raises InputError if they are not of one job."""
+def _rates(rail: RailStatus) -> str:
+    """Rates out and in; of a NIC whose rates nobody has declared or measured they are 1."""
+    if max(rail.out_rate, rail.in_rate) <= 1:
+        return "undeclared"
+    return f"{decimal(int(rail.out_rate))}/s : {decimal(int(rail.in_rate))}/s"
+
+
+def snapshot(dumps: Sequence[FlightDump], read_s: float | None = None) -> JobSnapshot:
+    """What the pages of a job said when they were read, at `read_s` of this host's clock, or just now.
+
+    Raises InputError if they are not of one job.
+    """
+    now_s = time.perf_counter() if read_s is None else read_s
     merged = MergedDumps(dumps)
     edges = wait_edges(dumps)
-    now_s = time.perf_counter()
     views = tuple(_view(dump, now_s if dump.identity.boot == boot_id() else dump.status.now_s) for dump in dumps)
     found = explain(dumps)
     waits = tuple(

@@ -147,6 +147,11 @@ class RailReader:
         self._had_any = [False] * len(endpoint.own_nics)
         self._last_loss: dict[int, ProtocolNote] = {}
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether there are rare events that were not taken."""
+        return bool(self._endpoint.notes)
+
     def take_notes(self) -> list[Note]:
         """The rare events since the last call."""
         endpoint, found = self._endpoint, []

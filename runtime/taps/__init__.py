@@ -54,15 +54,17 @@ Hard cases.
 - Files in shared memory may be torn, truncated or another's: the drain believes only files of its own user, and checks
   every number against the length of the file.
 
-Not here: arrays in a GPU's memory. Their messages are staged, but results exist only there, when the stream comes to
-them; a copy on that stream into pinned memory would be the way. Runs on a device are counted as `unseen`.
-Point-to-point messages have no plan and are not seen either.
+GPUs (`on_device`). Chunks of arrays in a GPU's memory are copied to page-locked memory beside the collective, and
+condensed once they are there; nothing waits for it. A run for which there is no such memory is counted as `unseen`.
+
+Not here: point-to-point messages, which have no plan.
 
 policy        what is taken
 condense      chunks to records, and back
 layout        the records of a plan at a rank
 ring          the shared memory
 attached      the engine's side
+on_device     where the arrays are on a GPU
 control       policies of an operator, and files of a job
 records       what a drain reads
 drain         rings to sinks

@@ -5,7 +5,9 @@ The engine calls `TapSet.open` when a run is started, and with the `TappedRun` t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +15,10 @@ import numpy as np
 from optcc.errors import InputError
 from optcc.plan import Plan
 from optcc.runtime.buffers import RECV, REDUCE_FIRST, SEND, BoundAction
+from optcc.runtime.device_streams import DeviceStreams
 from optcc.runtime.state import RankProgram
 from optcc.runtime.taps.layout import BLOCK_HEAD_BYTES, TapLayout
+from optcc.runtime.taps.on_device import STAGINGS_MAX, Bytes, StagedTaking, staged_bytes
 from optcc.runtime.taps.policy import ARRIVED, INPUT, OUTPUT, RESULT, SENT, TAPS_MAX, Tap
 from optcc.runtime.taps.ring import (
     BLOCKED_NS,
@@ -32,6 +36,8 @@ from optcc.runtime.taps.ring import (
     RingWriter,
 )
 
+logger = logging.getLogger("optcc.events")
+
 _NS = 1e9
 _TURN_S = 1e-3
 """How long runs go on while there is no room, before it is looked for again."""
@@ -39,9 +45,18 @@ _LAYOUTS_MAX = 256
 """So many layouts are kept; one more, and all are made anew."""
 
 
+class HasPinned(Protocol):
+    """What has page-locked memory for a plan on a GPU."""
+
+    def pinned(self, n_bytes: int) -> Bytes:
+        """Page-locked memory of the host."""
+        ...
+
+
 class TappedPlan(Protocol):
     """What taps know of a prepared plan: the transport's ranks by those of the plan, its number among the plans of
-    these ranks and that of the run that is about to begin, and the bytes of this rank's input and output."""
+    these ranks and that of the run that is about to begin, the bytes of this rank's input and output, and the GPU that
+    it runs on, if any."""
 
     ranks: Sequence[int]
     serial: int
@@ -57,6 +72,11 @@ class TappedPlan(Protocol):
     @property
     def program(self) -> RankProgram:
         """This rank's part of it."""
+        ...
+
+    @property
+    def on_gpu(self) -> tuple[HasPinned, DeviceStreams] | None:
+        """What has memory for it there, and queues work."""
         ...
 
 
@@ -101,8 +121,19 @@ class TappedRun:
         """The run is over, with this output; `number` is what the status calls it."""
         if output is not None:
             self._take(OUTPUT, -1, output)
+        self.finish(number)
+
+    def finish(self, number: int) -> None:
+        """Nothing is taken any more."""
         for block in self._blocks:
             self._ring.finish(block.begin, number)
+
+    def ending(self) -> None:
+        """Nothing is queued that the end of the run would be behind."""
+
+    def staged(self, streams: DeviceStreams, staging: Bytes, release: Callable[[Bytes], None]) -> StagedTaking:
+        """The same where the arrays are on a GPU, by way of `staging`."""
+        return StagedTaking(streams, staging, self._wants, self._take, self.finish, release)
 
     def wrapped(self, calls: list[Callable[[], Any]], bound: list[BoundAction]) -> list[Callable[[], Any]]:
         """The calls of a plan whose steps are remembered, with those of the records around them."""
@@ -176,6 +207,9 @@ class TapSet:
         self.plans: dict[str, Plan] = {}
         # Nanoseconds that each tap's blocks have cost are not told apart: a share is that of all of them.
         self._spent_at_ns = 0
+        # Page-locked memory that runs on GPUs have given back, by its length, and those that use some.
+        self._stagings: dict[int, list[Bytes]] = {}
+        self._staged: dict[StagedTaking, int] = {}
 
     def set(self, *taps: Tap) -> None:
         """From the next run on, these are the taps. Raises InputError for what cannot be."""
@@ -183,37 +217,73 @@ class TapSet:
             raise InputError(f"{len(taps)} taps: must be at most {TAPS_MAX}")
         self.taps = tuple(each.check() for each in taps)
         self._layouts.clear()
+        self._stagings.clear()
         self._since_s, self._spent_at_ns = self._now_s(), self.ring.words[SPENT_NS]
 
-    def open(self, prepared: TappedPlan, drive: Callable[[float], None] | None) -> TappedRun | None:
+    def open(self, prepared: TappedPlan, drive: Callable[[float], None] | None) -> TappedRun | StagedTaking | None:
         """Reserves the room of a run, number `prepared.n_runs`, for all taps that want it; None if no tap does, or
         none has room."""
-        blocks = []
-        for index, tap in enumerate(self.taps):
-            if tap.selects(prepared.plan, prepared.program.rank) and (prepared.n_runs - 1) % tap.every == 0:
-                block = self._reserve(index, tap, prepared, drive)
-                if block is not None:
-                    blocks.append(block)
-        return TappedRun(self.ring, self._now_s, blocks) if blocks else None
+        wanted = [
+            (index, tap)
+            for index, tap in enumerate(self.taps)
+            if tap.selects(prepared.plan, prepared.program.rank) and (prepared.n_runs - 1) % tap.every == 0
+        ]
+        staging = None
+        if wanted and prepared.on_gpu is not None:
+            staging = self._take_staging(wanted, prepared, prepared.on_gpu[0])
+            if staging is None:
+                self.ring.words[UNSEEN_RUNS] += 1
+                return None
+        blocks = [self._reserve(index, tap, prepared, drive) for index, tap in wanted]
+        run = TappedRun(self.ring, self._now_s, [block for block in blocks if block is not None])
+        if staging is None or prepared.on_gpu is None:
+            return run if any(blocks) else None
+        if not any(blocks):
+            self._stagings.setdefault(staging.nbytes, []).append(staging)
+            return None
+        made = run.staged(prepared.on_gpu[1], staging, lambda memory: self._give_staging(made, memory))
+        self._staged[made] = prepared.serial
+        return made
 
     def close(self) -> None:
         """No run follows."""
+        for run in list(self._staged):
+            # Of a GPU that has failed there is nothing more.
+            with suppress(Exception):
+                run.settle()
         self.ring.close()
-
-    def unseen(self) -> None:
-        """A run on a device begins."""
-        self.ring.words[UNSEEN_RUNS] += 1
 
     @property
     def counters(self) -> dict[str, int]:
         """What was taken and dropped so far, by `optcc.runtime.taps.ring.COUNTERS`."""
         return {name: self.ring.words[word] for name, word in COUNTERS.items()}
 
+    def _take_staging(self, wanted: list[tuple[int, Tap]], prepared: TappedPlan, gpu: HasPinned) -> Bytes | None:
+        """Page-locked memory for a run; None if too many runs of the plan have some, or there is none."""
+        if list(self._staged.values()).count(prepared.serial) >= STAGINGS_MAX:
+            return None
+        layouts = [self._layout(index, tap, prepared, self._phase(tap, prepared)) for index, tap in wanted]
+        n_bytes = staged_bytes(layouts)
+        free = self._stagings.get(n_bytes)
+        if free:
+            return free.pop()
+        try:
+            return gpu.pinned(n_bytes)
+        except Exception as error:
+            logger.warning("optcc: taps: no %d B of page-locked memory: %s", n_bytes, error)
+            return None
+
+    def _give_staging(self, run: StagedTaking, memory: Bytes) -> None:
+        self._staged.pop(run, None)
+        self._stagings.setdefault(memory.nbytes, []).append(memory)
+
+    def _phase(self, tap: Tap, prepared: TappedPlan) -> int:
+        return (prepared.n_runs - 1) // tap.every % tap.chunks
+
     def _reserve(
         self, index: int, tap: Tap, prepared: TappedPlan, drive: Callable[[float], None] | None
     ) -> _Block | None:
-        phase = (prepared.n_runs - 1) // tap.every % tap.chunks
-        layout = self._layout(index, tap, prepared, phase)
+        layout = self._layout(index, tap, prepared, self._phase(tap, prepared))
         if not layout.specs:
             return None
         if layout.n_bytes > tap.budget_bytes:

@@ -24,13 +24,16 @@ from optcc.errors import (
     TopologyError,
 )
 from optcc.plan import RECV, RECV_REDUCE_SEND, SEND, Channel, Plan
+from optcc.runtime.barrier import NEVER
 from optcc.runtime.conformance import check_transport
+from optcc.runtime.engine import Engine, Handle
 from optcc.runtime.exact_inputs import expected_output, make_input, wrong_elements
 from optcc.runtime.executor import Executor
 from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.plan_handshake import Terms, explain
 from optcc.runtime.samples import Draft, exchange, ring
 from optcc.runtime.state import Action, Compute, PostRecv, PostSend, RankMachine, RankProgram
+from optcc.runtime.transport import Event
 from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, max_min_rates, run_ranks
 from optcc.schedule import COPY, REDUCE
 from optcc.topology import Topology
@@ -562,3 +565,53 @@ class TestCheck:
             np.roll(a, 1024),
         ):
             assert (a != other).mean() > 0.9
+
+
+class _Silence(LoopbackTransport):
+    """Nothing ever comes, and time passes only in `poll`."""
+
+    def __init__(self) -> None:
+        super().__init__(LoopbackNetwork(None, 1), 0)
+        self.at_s = 0.0
+        self.waits_s: list[float] = []
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def sleep_s(self, seconds: float) -> None:
+        self.at_s += seconds
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        self.waits_s.append(timeout_s)
+        self.at_s += timeout_s
+        return []
+
+
+class _Message:
+    """What a handle may be of."""
+
+    observed = 0
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def report(self) -> str:
+        return "nothing comes"
+
+
+@pytest.mark.parametrize("deadline_s", [0.05, 0.4])
+def test_the_loop_waits_until_a_deadline_or_a_look_and_no_longer(deadline_s: float) -> None:
+    silence = _Silence()
+    engine = Engine(silence, clock=silence)
+    looks: list[float] = []
+    engine.look_aside = lambda: looks.append(silence.at_s) or 0.25  # type: ignore[func-returns-value]
+    engine.enter(Handle(_Message(engine), None, 10.0))
+    assert not engine.wait_for(NEVER, 0.9)
+    assert looks == [0.0, 0.25, 0.5, 0.75]
+    assert silence.at_s == 0.9
+    # One that is due before the next look, or behind two more.
+    engine.enter(Handle(_Message(engine), None, deadline_s))
+    with pytest.raises(DeadlineExceeded, match=rf"not done after {deadline_s} s: nothing comes"):
+        engine.wait_for(NEVER, 5.0)
+    assert silence.at_s == pytest.approx(0.9 + deadline_s)
+    assert max(silence.waits_s) <= 0.25

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,7 +23,8 @@ from optcc.runtime.observe.dump import GONE, read_dump
 from optcc.runtime.observe.jobs import jobs_in, own_start_s, page_path, pages_folder, process_state, read_job
 from optcc.runtime.observe.observer import Observer
 from optcc.runtime.observe.page import PageWriter
-from optcc.runtime.observe.snapshot import snapshot
+from optcc.runtime.observe.snapshot import JobSnapshot, RankView, snapshot
+from optcc.runtime.observe.status import RailStatus
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from tests.unit.runtime.observe.observed_ranks import planner_of
 
@@ -70,6 +72,46 @@ def test_pages_are_there_while_a_job_runs(tmp_path: Path) -> None:
         (rank, 1, 1, "alive") for rank in range(N_RANKS)
     ]
     assert list(tmp_path.iterdir()) == []
+    # It is silent for as long as it was when it was read, not for what a slow reader takes behind that.
+    heard_s = max(each.records[-1].at_s for each in seen["job"])
+    for later_s, is_silent in ((0.5, False), (10.0, True)):
+        shown = snapshot(seen["job"], heard_s + later_s)
+        assert ["silent" in each.doing for each in shown.ranks] == [is_silent] * N_RANKS
+
+
+def test_the_status_is_rewritten_more_often_in_a_long_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While collectives are short it is rewritten at longer intervals, which never end here."""
+    calls: dict[str, int] = {}
+
+    def program(comm: Communicator) -> None:
+        observer = comm.observe({"OPTCC_STATUS_DIR": str(tmp_path)}, "job")
+        assert observer is not None
+        if not comm.rank:
+            observer._next_s = float("inf")
+            monkeypatch.setattr(observer, "refresh", lambda: n.append(1))
+        n: list[int] = []
+        for _ in range(20):
+            reduce(comm)
+        if not comm.rank:
+            calls["short"] = len(n)
+        else:
+            time.sleep(0.4)
+        reduce(comm)
+        if not comm.rank:
+            calls["long"] = len(n) - calls["short"]
+
+    run(tmp_path, program)
+    assert calls["short"] == 0
+    assert calls["long"] >= 2
+
+
+def test_rates_that_nobody_declared_are_not_shown_as_some() -> None:
+    rails = [RailStatus("eth0", "up", rate, rate, 1.0, 1.0, 0.0, 0.0, 0, 0, 1, 0, 0) for rate in (1.0, 25e9)]
+    rank = RankView(0, "h", 1, "alive", "running", "", 0.0, 0, "", 0, 0, (), tuple(rails), {}, "")
+    card = JobSnapshot("job", 1, "running", (rank,), (), (), (), "nothing", "").rail_card()
+    assert [row[3] for row in card.rows] == ["undeclared", "25.0 GB/s : 25.0 GB/s"]
 
 
 def test_pages_stay_after_a_failure_and_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from optcc.runtime.taps.drain import JobDrain, RankDrain
 from optcc.runtime.taps.findings import check_stages
 from optcc.runtime.taps.policy import POINTS, Tap
 from optcc.runtime.taps.records import ChunkRecord
-from optcc.runtime.taps.ring import RingWriter
+from optcc.runtime.taps.ring import RingReader, RingWriter
 from optcc.runtime.taps.sinks import CallbackSink, read_records, sink_for
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from optcc.topology import Topology
@@ -82,6 +82,18 @@ def test_files_have_every_record(suffix: str, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def both(first: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
+    """Calls one and then the other; the first only once."""
+    calls = [first]
+
+    def call(*arguments: Any) -> None:
+        if calls:
+            calls.pop()(*arguments)
+        then(*arguments)
+
+    return call
+
+
 def test_the_command_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +101,15 @@ def test_the_command_writes_them(
     monkeypatch.setattr(os, "nice", lambda by: by)
     run_job(tmp_path, FULL, n_runs=1)
     path = tmp_path / "out.npz"
+    assert run(["observe", JOB[:3], "-o", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == len(read_records(path)) > 0
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    # An interrupt within a batch ends the drain behind it: what the file has is what is told.
+    run_job(tmp_path, FULL, n_runs=1)
+    monkeypatch.setattr(RingReader, "take", both(interrupt, RingReader.take))
     assert run(["observe", JOB[:3], "-o", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == len(read_records(path)) > 0
     assert run(["observe", "other", "-o", str(path)]) == 2
