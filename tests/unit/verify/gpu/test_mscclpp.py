@@ -336,7 +336,7 @@ def test_unknown_collectives_promise_nothing() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"name": "put"', '"name": "pipeline"', "$.gpus[0].threadblocks[0].ops[3].name: pipeline: is not judged"),
+        ('"name": "put"', '"name": "pipeline"', "$.gpus[0].threadblocks[0].ops[3]: pipeline: pipelines, and no others"),
         ('"name": "put"', '"name": "push"', "must be one of nop, barrier"),
         ('"id": 0', '"id": 7', "$.gpus[0].id: 7: must be 0"),
         ('"index": 0', '"index": -1', "$.gpus[0].threadblocks[0].ops[3].src_buff[0].index: -1"),
