@@ -49,7 +49,9 @@ def spoil(text: dict[str, Any], choice: random.Random) -> None:
     """Takes out, doubles, swaps or moves an operation, or changes a number, in a pipeline or beside it."""
     block = choice.choice(choice.choice(text["gpus"])["threadblocks"])
     lists = [block["ops"], *(op["ops"] for op in block["ops"] if op["name"] == "pipeline")]
-    ops = lists[-1] if choice.random() < 0.8 else lists[0]
+    ops = (lists[-1] if choice.random() < 0.8 else lists[0]) or block["ops"]
+    if not ops:
+        return
     at = choice.randrange(len(ops))
     op, how = ops[at], choice.randrange(6)
     if how == 0:

@@ -207,6 +207,8 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
             reached = f"line {outside.line} is outside of what is read: {outside.construct}"
         except ProofStops as stops:
             reached = f"no proof: {stops}"
+        if reached and definition.one_topology:
+            reached = f"every plan is judged on its own, for its topology: {definition.one_topology}; {reached}"
         if all_first:
             checked += _check_each(definition, range(first + 1, p_checked + 1), 1, stop_at)[0]
     except _Refuted as refuted:
