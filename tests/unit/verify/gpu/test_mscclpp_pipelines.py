@@ -111,6 +111,7 @@ FAULTS = {
     ),
     "not flushed": (both(PORT.replace("pwsf*", "pws*")), "races", (0, 0, 7), 0),
     "another place": (both(LOOPS.replace("s0 > i0", "s1 > i0"), semaphores=[0]), "result", (0, 1, 4), 0),
+    "another place, behind two pipelines": (both(UNITS.replace("i0 s0 >", "i0 s1 >")), "result", (0, 0, 11), 0),
     "half of the chunks": (both(CHUNKS.replace("48 2", "48 1"), chunks=2), "result", (-1, -1, -1), -1),
     "too many chunks": (both(LOOPS.replace("32 1", "32 2"), semaphores=[0]), "limits", (0, 0, 4), 2),
     "a different order at each GPU": (three("s1 s2", "s0 s2", "s1 s0"), "agreement", (-1, -1, -1), -1),
@@ -216,3 +217,12 @@ def test_they_are_timed(name: str, turns: int) -> None:
     parts = made.transfers.bytes[(made.transfers.stage == 0) & (made.transfers.src == 0)].tolist()
     assert parts == [32] * (turns - 1) + [16]
     assert seconds(RIGHT[name], size) == pytest.approx(size / 1e9 + (turns + 1) * WORD_S)
+
+
+@pytest.mark.parametrize("text", [LOOPS, PORT])
+def test_a_turn_behind_the_end_moves_nothing(text: str) -> None:
+    """Of two turns the second begins where the places end."""
+    data = both(text.replace("32 1", "32 2"), semaphores=[0])
+    made = plan_of_mscclpp(data, 32)
+    assert made.transfers.bytes[(made.transfers.stage == 0) & (made.transfers.src == 0)].tolist() == [32]
+    assert seconds(data, 32) == pytest.approx(32 / 1e9 + 3 * WORD_S)

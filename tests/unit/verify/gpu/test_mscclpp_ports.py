@@ -224,6 +224,21 @@ def test_tokens_of_two_blocks_are_not_told_apart() -> None:
     assert verify_mscclpp(both(right, semaphores=[0] * 4)).verdict == PROVED
 
 
+def test_a_token_that_comes_after_another_is_told_apart() -> None:
+    """The third block releases when the second has told it of the first one's token."""
+    text = f"{EXCHANGED}|sem_acquire 0; nop; re i0 s0 > i0; sem_release 1; sem_acquire 0|sem_acquire 1; sem_release 0"
+    verdict = verify_mscclpp(both(text, semaphores=[0] * 2))
+    assert verdict.verdict == PROVED, verdict.counterexample
+
+
+def test_a_token_that_might_have_been_taken_before_is_not_judged() -> None:
+    """The other GPU's second block lets the third one go, which may be before the first one releases."""
+    with pytest.raises(CodecError, match="step 2: sem_release: used by several threads, and which of its signals"):
+        verify_mscclpp(
+            both("sem_release 0|sem_acquire 0; signal P; sem_acquire 0|wait P; nop; sem_release 0", semaphores=[0])
+        )
+
+
 EXCHANGED = "START put i0 > SP.0; nop; signal P; wait P; nop; sem_release 0"
 
 
