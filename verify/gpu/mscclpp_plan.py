@@ -23,7 +23,7 @@ from optcc.errors import InputError, PlanError
 from optcc.plan import LOCAL_COPY, LOCAL_REDUCE, RECV, RECV_REDUCE, SEND, SLOTS_MAX, Channel, Plan
 from optcc.schedule import COPY, REDUCE
 from optcc.transfers import Transfers
-from optcc.verify.gpu.collective_result import GpuBuffers
+from optcc.verify.gpu.collective_result import GpuBuffers, calls_of_message
 from optcc.verify.gpu.mscclpp import buffers_of, read_mscclpp
 from optcc.verify.gpu.mscclpp_executor import MscclppExecutor
 from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, PAIRED, MscclppFile, MscclppOp
@@ -52,14 +52,15 @@ def plan_of_mscclpp(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
         rule = "must be a known collective: nothing says what this one computes"
         raise InputError(f"collective {file.plan.collective}: {rule}")
     cells = max(buffers.chunks(gpu.id, side) for gpu in file.plan.gpus for side in "io")
-    if cells == 0 or size_bytes < cells * ITEM or size_bytes % (cells * ITEM):
-        rule = f"must be a multiple of {max(1, cells) * ITEM}: the file has {cells} chunks, or parts of them"
+    calls = calls_of_message(buffers.collective, len(file.plan.gpus))
+    if cells == 0 or size_bytes < cells * ITEM * calls or size_bytes % (cells * ITEM * calls):
+        rule = f"must be a multiple of {max(1, cells) * ITEM * calls}: the file has {cells} chunks, or parts of them"
         raise InputError(f"size of {size_bytes} B: {rule}")
-    low, high = file.plan.min_message_size, file.plan.max_message_size
+    low, high = file.plan.min_message_size * calls, file.plan.max_message_size * calls
     if not low <= size_bytes <= high:
         raise InputError(f"size of {size_bytes} B: must be from {low} to {high}, as the file says")
     if has_pipelines(file):
-        file = written_for(file, size_bytes * file.parts // cells)
+        file = written_for(file, size_bytes // calls * file.parts // cells)
         buffers = buffers_of(file)
         cells = max(buffers.chunks(gpu.id, side) for gpu in file.plan.gpus for side in "io")
     for gpu, lines in zip(file.plan.gpus, file.op_lines, strict=True):
@@ -67,7 +68,7 @@ def plan_of_mscclpp(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
             for op, line in zip(block.ops, lines[block.id], strict=True):
                 if op.name in OVER_SWITCH:
                     raise InputError(f"line {line}: {op.word}: must be an operation without a switch, to be timed")
-    writer = _PlanWriter(file, buffers, size_bytes // cells)
+    writer = _PlanWriter(file, buffers, size_bytes // calls // cells)
     wrong = writer.find_outside() or writer.match()
     if wrong is not None:
         raise PlanError(wrong.summary)
