@@ -15,6 +15,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from optcc import cli
 from optcc.arrays import column
 from optcc.dsl import Definition, Program, schedule
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN
@@ -484,6 +485,11 @@ def test_a_schedule_for_one_topology_says_what_of_it_is(name: str) -> None:
     why = find_schedule(name).one_topology
     assert why and judged.reached.startswith(f"every plan is judged on its own, for its topology: {why}; line ")
     assert judged.reached.endswith("are proved")
+
+
+def test_auto_is_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", "auto", "--all-ranks"]) == 2
+    assert "--all-ranks: auto: must be a schedule: auto chooses one" in capsys.readouterr().err
 
 
 def test_all_others_may_be_proved() -> None:
