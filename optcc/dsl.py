@@ -471,6 +471,8 @@ class Definition:
     declares: Callable[[int], Collective] | None = None
     domain: Domain = ANY_NUMBER
     """The numbers of ranks that it is for."""
+    one_topology: str = ""
+    """What of it is made for one topology, and so for one number of ranks; none where there may be a proof for all."""
 
     def under(self, ports: str) -> Definition:
         """The definition to build where ports are ordered for `ports`."""
@@ -579,6 +581,7 @@ def schedule(
     fair: Definition | None = ...,
     fifo: Definition | None = ...,
     domain: Domain = ...,
+    one_topology: str = ...,
 ) -> Callable[[Callable[..., None]], Definition]: ...
 
 
@@ -595,21 +598,23 @@ def schedule(
     fair: Definition | None = None,
     fifo: Definition | None = None,
     domain: Domain = ANY_NUMBER,
+    one_topology: str = "",
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
     `name` is what users call it (the function's own if empty), `collective` what it computes: a name, or a function
     from a number of ranks to a declared `Collective` of the function's name; `accepts` says in words
     which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
-    from; `domain` says which numbers of ranks it is for (`optcc.domain`); `lane_per_peer`, `fair` and `fifo` are those
-    of `Definition`.
+    from; `domain` says which numbers of ranks it is for (`optcc.domain`); `lane_per_peer`, `fair`, `fifo` and
+    `one_topology` are those of `Definition`.
     """
 
     def define(function: Callable[..., None]) -> Definition:
         called = name or function.__name__
         computed, declares = (collective, None) if isinstance(collective, str) else (collective.__name__, collective)
         return Definition(
-            function, computed, accepts, paper, configure, called, lane_per_peer, fair, fifo, declares, domain
+            *(function, computed, accepts, paper, configure, called, lane_per_peer, fair, fifo),
+            *(declares, domain, one_topology),
         )
 
     return define if function is None else define(function)

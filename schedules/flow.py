@@ -43,6 +43,7 @@ _OF_FLOW: Mapping[str, Any] = {
     "paper": "Basu, Zhao, Fantl, Pal, Krishnamurthy and Khoury, 'Efficient all-to-all collective communication "
     "schedules for direct-connect topologies', HPDC 2024: path-based multi-commodity flow",
     "configure": unplanned,
+    "one_topology": "its paths are those of a flow, which a linear program finds for one topology",
 }
 
 

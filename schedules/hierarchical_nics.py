@@ -39,6 +39,7 @@ def homes_of_shards(topology: Topology) -> Mapping[str, Any]:
     accepts="servers with equally many GPUs, whose NICs belong to them; rail-only: of which some rail is left at all",
     paper="Cho et al., 'BlueConnect: decomposing all-reduce for deep learning ...', MLSys 2019; NCCL: PXN",
     configure=homes_of_shards,
+    one_topology="which GPU has a shard depends on the NICs that each server has left",
 )
 def hierarchical_nics(program: Program, gpus: int, homes: Sequence[Sequence[Sequence[int]]]) -> None:
     """Reduce-scatter in each server, a ring over the servers for every shard, all-gather in each server.

@@ -40,6 +40,7 @@ def stragglers_and_owners(topology: Topology) -> Mapping[str, Any]:
     accepts=f"servers whose NICs belong to GPUs; {ACCEPTS}",
     paper=PAPER,
     configure=stragglers_and_owners,
+    one_topology="which GPU has a shard depends on the NICs that each server has left",
 )
 def optcc_nics(program: Program, stragglers: Sequence[int], gpus: int, owners: Sequence[Sequence[int]]) -> None:
     """`optcc` for shards of a segment, each at a GPU with a NIC in every server.

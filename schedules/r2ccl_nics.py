@@ -104,6 +104,7 @@ def one_degraded(topology: Topology) -> Mapping[str, Any]:
     accepts="servers whose NICs belong to GPUs, on one core, one of them slower",
     paper="R2CCL, arXiv 2512.25059: R2CCL-AllReduce",
     configure=one_degraded,
+    one_topology="the rings of the healthy servers, and the chain of the degraded one's ranks, are those of its NICs",
 )
 def r2ccl_nics(
     program: Program,

@@ -66,6 +66,7 @@ _OF_STARS: Mapping[str, Any] = {
     "accepts": "servers whose NICs belong to GPUs; rail-only: every two of which share a rail",
     "paper": "optcc, docs/schedules.md",
     "configure": servers_with_nics,
+    "one_topology": "its stars are made from the NICs and rates of all servers",
 }
 
 

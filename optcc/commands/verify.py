@@ -27,7 +27,7 @@ from optcc.commands.verify_file import is_foreign, verify_foreign
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, InputError, TopologyError
 from optcc.files import read_file, replace_file
 from optcc.plan import Plan
-from optcc.planner import Built, build, find_schedule, smallest_failure
+from optcc.planner import AUTO, Built, build, find_schedule, smallest_failure
 from optcc.schedule import Schedule
 from optcc.timing import Model
 from optcc.topology import Topology
@@ -295,6 +295,9 @@ def _transfers(data: bytes, as_json: bool) -> int:
 def _all_ranks(name: str, smt_lib: Path | None, as_json: bool) -> int:
     from optcc.verify.all_ranks.proof import prove_all_ranks
 
+    if name == AUTO:
+        rule = "must be a schedule: auto chooses one for each topology and size, whose plan is judged"
+        raise InputError(f"--all-ranks: {name}: {rule}")
     proof = prove_all_ranks(find_schedule(name))
     if smt_lib is not None:
         questions = proof.as_smt_lib()

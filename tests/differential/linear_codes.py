@@ -110,8 +110,10 @@ def fewest_extras(p: int, n: int, at_most: int) -> int | None:
         if used == at_most:
             return None
         found = {with_free_transfers(each, p, n) for state in states for each in extras(state, p, n)}
-        # The first transfer is an extra, of some vector of some rank to another one: all these are alike.
-        states = {min(found)} if used == 0 else {canonical(each, p, n) for each in found}
+        if used == 0:  # the first transfer is an extra, of some vector of some rank to another one: all are alike
+            states = {min(found)}
+        else:
+            states = found if used + 1 == at_most else {canonical(each, p, n) for each in found}
     return None
 
 

@@ -83,6 +83,13 @@ def test_four_ranks_with_two_elements_need_twelve_transfers() -> None:
     assert fewest_extras(4, 2, 3) is None
 
 
+@pytest.mark.slow
+def test_five_ranks_with_two_elements_need_fifteen_transfers() -> None:
+    """One more than the proof excludes, and one fewer than trees need: 15 is open over GF(2)."""
+    assert (5 + 1) * (2 - 1) + 2 * (5 - 1) == 14
+    assert fewest_extras(5, 2, 4) is None
+
+
 def test_trees_need_no_more_extras_than_that() -> None:
     """A star: rank 0 gets everything, and the others the sums."""
     p, n = 4, 2

@@ -22,7 +22,8 @@ from optcc.verify.all_ranks.symbolic_values import AnyOrder, Opaque
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ARBITRARY = frozenset({"rates", "order", "lost", "straggler", "pairs", "rails", "rings", "find"})
-_FOUND = frozenset({"pairs", "find", "rings"})
+_OF_NICS = frozenset({"homes", "owners", "network"})
+_FOUND = frozenset({"pairs", "find", "rings", *_OF_NICS})
 """Trees and rings, which a search finds for a topology: it may take seconds for many ranks."""
 _FOUND_VARIED_MAX = 8
 _FOUND_EACH_MAX = 16
@@ -191,7 +192,7 @@ def instances_of(definition: Definition, p: int) -> tuple[Instance, ...]:
                 texts += [f"{p // gpus}x{gpus}@4GB/s,{slow}=2GB/s" for slow in {0, p // gpus - 1}]
     if names & {"find", "pairs"}:
         texts.append(f"{p}@4GB/s,{p - 1}=2GB/s")
-    if names & {"rails", "rings", "pairs"}:
+    if names & {"rails", "rings", "pairs", *_OF_NICS}:
         for gpus in (each for each in range(2, p) if p % each == 0):
             texts += [f"{p // gpus}x{gpus}@4GB/s+40GB/s{lost}" for lost in ("", f",0=1/{gpus}", "/rails")]
     found: dict[str, Instance] = {}

@@ -221,8 +221,14 @@ def prove_all_ranks(definition: Definition, *, p_checked: int = 64, budget_s: fl
     if not reached and not checked:
         reached = "no concrete number of ranks could be checked in time"
     if reached:
-        return ended(UNKNOWN, words, reached=reached + (f"; {words} are proved" if words else ""))
+        return ended(UNKNOWN, words, reached=_only(definition) + reached + (f"; {words} are proved" if words else ""))
     return ended(PROVED, words)
+
+
+def _only(definition: Definition) -> str:
+    """What of a schedule is made for one topology, if anything is, as the beginning of a sentence."""
+    only = definition.one_topology
+    return f"every plan is judged on its own, for its topology: {only}; " if only else ""
 
 
 def _ranges(ps: Sequence[int], domain: Domain) -> str:

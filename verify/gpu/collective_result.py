@@ -13,6 +13,11 @@ from optcc.verify.gpu.contents import NOTHING, GpuContents, Leaf, SumNodes
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
 
+def calls_of_message(collective: str, n_gpus: int) -> int:
+    """How many times the size of a call the message has: in an AllToAll a call has the blocks of one rank."""
+    return n_gpus if collective == "alltoall" else 1
+
+
 class GpuBuffers:
     """The cells of all GPUs: `i`, `o` and `s` of each, of `capacity[gpu][buffer]` chunks."""
 

@@ -27,7 +27,7 @@ from optcc.plan import (
 )
 from optcc.schedule import COPY, REDUCE
 from optcc.transfers import Transfers
-from optcc.verify.gpu.collective_result import GpuBuffers
+from optcc.verify.gpu.collective_result import GpuBuffers, calls_of_message
 from optcc.verify.gpu.msccl_file import ChunkPlace, MscclFile
 from optcc.verify.gpu.msccl_interpreter import LoadedBlock, Transmission, load_file
 from optcc.verify.gpu.msccl_progress import SLOTS, Progress, Step, match, run
@@ -57,9 +57,10 @@ def plan_of_msccl(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
     file = MscclFile.parse(data)
     if file.collective == "custom":
         raise InputError("coll custom: must be a known collective: nothing says what this one computes")
-    unit = size_bytes // file.n_chunks
-    if unit == 0 or size_bytes % (ITEM * file.n_chunks):
-        rule = f"must be a multiple of {ITEM * file.n_chunks}: the file has {file.n_chunks} chunks"
+    chunks = file.n_chunks * calls_of_message(file.collective, file.n_gpus)
+    unit = size_bytes // chunks
+    if unit == 0 or size_bytes % (ITEM * chunks):
+        rule = f"must be a multiple of {ITEM * chunks}: the file has {file.n_chunks} chunks"
         raise InputError(f"size of {size_bytes} B: {rule}")
     loaded = load_file(file)
     wrong, progress = match("the file", loaded)
@@ -116,7 +117,7 @@ class _Writer:
         cells = max(
             (max(row[3] + row[5], row[4] + row[5]) for row in self.transfers), default=self.file.n_chunks * self.unit
         )
-        size = self.file.n_chunks * self.unit
+        size = self.file.n_chunks * self.unit * calls_of_message(self.file.collective, self.file.n_gpus)
         src, dst, op, src_offset, dst_offset, length, segment, stage, line = _columns(self.transfers, 9)
         transfers = Transfers(
             *(

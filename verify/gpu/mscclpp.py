@@ -14,7 +14,7 @@ scratch space for packets.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from optcc.errors import CodecError
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN, Verdict
@@ -22,6 +22,7 @@ from optcc.verify.gpu.collective_result import GpuBuffers, check_gpu_agreement, 
 from optcc.verify.gpu.mscclpp_executor import PACKETS, MscclppExecutor
 from optcc.verify.gpu.mscclpp_file import CELLS_MAX, MscclppFile, MscclppOp
 from optcc.verify.gpu.mscclpp_file_07 import is_mscclpp_07, parse_mscclpp_07
+from optcc.verify.gpu.mscclpp_pipeline import has_pipelines, sizes_to_judge, written_out
 from optcc.verify.gpu.operations import StepCounterexample, StepPlace, counter
 from optcc.verify.plan import VERSION
 
@@ -66,28 +67,42 @@ def _findings(
     """Each property with its counterexample, None if it holds."""
     plan = file.plan
     conditions.append(("limits", _LOADERS[file.version]))
-    buffers = buffers_of(file)
     crowded = check_room(name, file)
     if crowded is not None:
         yield "limits", crowded
     later = 3 if plan.use_double_scratch_buffer else 2
-    runs = [MscclppExecutor(name, file, buffers, calls) for calls in (1, later)]
-    yield "limits", runs[0].find_outside()
-    yield "matching", runs[0].match()
-    for each in runs:
-        each.run()
+    runs = []
+    for each in _of_sizes(file, conditions):
+        buffers = buffers_of(each)
+        runs += [(buffers, MscclppExecutor(name, each, buffers, calls)) for calls in (1, later)]
+    yield "limits", _first(run.find_outside() for _, run in runs[::2])
+    yield "matching", _first(run.match() for _, run in runs[::2])
+    for _, run in runs:
+        run.run()
     for property_ in ("deadlock", "races"):
-        wrong = [each.found for each in runs if each.found is not None and each.found.property == property_]
         conditions += [("races", f"{later} calls one after the other, and so for all")] if property_ == "races" else []
-        yield property_, wrong[0] if wrong else None
-    if buffers.collective == "custom":
+        yield property_, _first(run.found for _, run in runs if run.found and run.found.property == property_)
+    if runs[0][0].collective == "custom":
         return
-    for each in runs:
-        wrong_result, root = check_gpu_result(name, buffers, each.captured, each.ops, file.lines)
+    for buffers, run in runs:
+        wrong_result, root = check_gpu_result(name, buffers, run.captured, run.ops, file.lines)
         yield "result", wrong_result
     conditions += [("result", f"root {root}")] if root >= 0 else []
-    for each in runs:
-        yield "agreement", check_gpu_agreement(name, buffers, each.captured, each.ops)
+    for buffers, run in runs:
+        yield "agreement", check_gpu_agreement(name, buffers, run.captured, run.ops)
+
+
+def _first(found: Iterable[StepCounterexample | None]) -> StepCounterexample | None:
+    return next((each for each in found if each is not None), None)
+
+
+def _of_sizes(file: MscclppFile, conditions: list[tuple[str, str]]) -> list[MscclppFile]:
+    """The plan as it is performed; one with pipelines for some sizes of its chunks."""
+    if not has_pipelines(file):
+        return [file]
+    cell, chunks = sizes_to_judge(file)
+    conditions.append(("deadlock", f"pipelines: chunks of {', '.join(str(each * cell) for each in chunks)} B"))
+    return [written_out(file, cell, each) for each in chunks]
 
 
 def buffers_of(file: MscclppFile) -> GpuBuffers:
@@ -132,6 +147,11 @@ def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:
     for number, what in file.unloadable[:1]:
         return counter(name, "limits", what, StepPlace(file.lines[number], number))
     for gpu in plan.gpus:
+        if file.version != "0.7" and any(
+            each.channel_type == "switch" and each.buffer_type is None for each in gpu.channels
+        ):
+            what = "a switch channel without buffer_type, which the loader reads"
+            return counter(name, "limits", what, StepPlace(file.lines[gpu.id], gpu.id))
         if plan.min_message_size >= 2**31:
             what = f"min_message_size {plan.min_message_size}: must be below 2^31, it is read as an int"
             return counter(name, "limits", what, StepPlace(1))
@@ -141,13 +161,13 @@ def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:
             channels = [len(each.channel_ids) for each in block.channels]
             buffers = [len(each.remote_buffer_ids) for each in block.remote_buffer_refs]
             for what, amount, most in (
-                ("operations", len(block.ops), 64),
+                ("operations", len(block.listed()), 64),
                 ("channels of a type", max(channels, default=0), 16),
                 ("remote buffers of a type", max(buffers, default=0), 16),
             ):
                 if amount > most:
                     return counter(name, "limits", f"{amount} {what}: must be at most {most}", place)
-            for k, op in enumerate(block.ops):
+            for k, op in enumerate(block.listed()):
                 rule = _op_limit(op)
                 if op.name in PACKETS and plan.protocol != "LL":
                     rule = f"protocol {plan.protocol}: must be LL for packets, which need twice the scratch space"

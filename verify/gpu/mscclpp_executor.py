@@ -18,13 +18,14 @@ operation. Only `nop` and `barrier` wait for all threads of the block. So:
   the output.
 
 The state is a vector clock for each thread that waits: how far each block is known to be, counted in operations over
-all calls. Nothing that a thread waits for is taken by another (a plan in which two wait for one channel or semaphore is
-refused), so every order ends in the same place, and one is looked at.
+all calls. Of a channel or semaphore that several threads use a wait learns what it is sure to have had
+(`optcc.verify.gpu.mscclpp_words`), so every order ends in the same place, and one is looked at.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 
 import numpy as np
 
@@ -32,13 +33,14 @@ from optcc.arrays import Column
 from optcc.errors import CodecError
 from optcc.verify.gpu.collective_result import GpuBuffers
 from optcc.verify.gpu.contents import NOTHING, GpuContents, SumNodes
-from optcc.verify.gpu.mscclpp_file import PUSHES, Buffer, MscclppFile, MscclppOp, MscclppOperand, is_paired
+from optcc.verify.gpu.mscclpp_channels import SYNC, ChannelEnd, ThreadName, channels_of, match, pair_channels, users_of
+from optcc.verify.gpu.mscclpp_file import Buffer, MscclppFile, MscclppOp, MscclppOperand, is_paired, is_push
+from optcc.verify.gpu.mscclpp_pipeline import TurnOp
 from optcc.verify.gpu.mscclpp_state import BlockThread, CellUse, Known, RunningBlock, shown
+from optcc.verify.gpu.mscclpp_words import SharedWords
 from optcc.verify.gpu.operations import GpuOp, StepCounterexample, StepPlace, counter
 
-_SYNC = frozenset(("nop", "barrier"))
 _BY_THREAD = frozenset(("signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release", "flush"))
-_SIGNALS = ("signal", "rlxsignal", "pws", "pwsf")
 _PACKET_SOURCES = {"rppkt": 0, "respkt": 1, "repkt": 1, "recpkt": 1, "recspkt": 1, "upkt": 0, "gstorepkt": 0}
 """Operations whose sources are packets from this one on."""
 _PACKET_DESTINATIONS = {"ppkt": 0, "rppkt": 0, "respkt": 1, "recpkt": 1, "recspkt": 1, "cpkt": 0, "gstorepkt": 0}
@@ -57,16 +59,24 @@ class MscclppExecutor:
         self.ops: list[GpuOp] = []
         self.found: StepCounterexample | None = None
         plan = file.plan
-        n_blocks = sum(len(gpu.threadblocks) for gpu in plan.gpus)
-        ports = [(gpu.id, len(gpu.peers()) + number) for gpu in plan.gpus for number in range(len(gpu.peers("port")))]
-        # In a clock, behind the blocks, two for each port channel: what has been moved, and what it was told to move.
-        self.moved = {end: n_blocks + number for number, end in enumerate(ports)}
-        self.told = {end: n_blocks + len(ports) + number for number, end in enumerate(ports)}
-        self.pushed = dict.fromkeys(ports, 0)
+        self.peer = pair_channels(plan)
+        users = users_of(plan, self.peer)
+        # In a clock, behind the blocks, for each thread that has a port channel move something: what has been moved,
+        # and what the channel was told to move. Behind these, what is known of the words that several threads use.
+        entries = count(sum(len(gpu.threadblocks) for gpu in plan.gpus))
+        self.moved = {end: {each: next(entries) for each in who} for end, who in users.pushers.items()}
+        self.told = {end: {each: next(entries) for each in who} for end, who in users.pushers.items()}
+        self.pushed = {(end, each): 0 for end, who in users.pushers.items() for each in who}
+        self.shared = {
+            key: SharedWords({each: next(entries) for each in who}, next(entries), users.first(plan, key))
+            for key, who in users.shared.items()
+        }
+        self.may_take = False
+        """Whether a wait for words of several threads may end: it has those that come first if all others wait."""
         self.packets_had: dict[tuple[int, int, int], set[int]] = {}
         self.packets_moved: dict[int, tuple[int, int, frozenset[int]]] = {}
         """For an op that has moved packets over a port: its entry in clocks, its moment, and the cells it wrote."""
-        self.total = n_blocks + 2 * len(ports)
+        self.total = next(entries)
         self.blocks: list[RunningBlock] = []
         for gpu in plan.gpus:
             for block in gpu.threadblocks:
@@ -87,56 +97,13 @@ class MscclppExecutor:
             for gpu in plan.gpus
             for number, each in enumerate(gpu.semaphores)
         }
-        self.peer = self._pair_channels()
-        self._check_waiters()
 
     def _nothing(self) -> Known:
         return Known(np.zeros(self.total, dtype=np.int64), np.zeros(self.total, dtype=np.int64))
 
-    def _pair_channels(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """For each channel of a GPU the other end: its k-th of a type to a peer is the peer's k-th back.
-
-        Channels of memory are counted first, then those of ports.
-        """
-        ends: dict[tuple[str, int, int], list[int]] = {}
-        for gpu in self.file.plan.gpus:
-            numbered = enumerate([(kind, peer) for kind in ("memory", "port") for peer in gpu.peers(kind)])
-            for number, (kind, peer) in numbered:
-                ends.setdefault((kind, gpu.id, peer), []).append(number)
-        paired: dict[tuple[int, int], tuple[int, int]] = {}
-        for (kind, one, other), own in ends.items():
-            theirs = ends.get((kind, other, one), [])
-            for k, number in enumerate(own):
-                paired[one, number] = (other, theirs[k]) if k < len(theirs) else (other, -1 - number)
-        return paired
-
-    def _check_waiters(self) -> None:
-        """Raises CodecError if two threads may wait for, or signal on, one channel or semaphore at the same time."""
-        used: dict[tuple[object, ...], tuple[int, int, int, set[int]]] = {}
-        for at, block in enumerate(self.blocks):
-            phase = 0
-            for k, op in enumerate(block.ops):
-                phase += op.name in _SYNC
-                if op.name == "sem_release" or not (op.name in _BY_THREAD or _is_push(op)):
-                    continue
-                what = "semaphore" if op.name == "sem_acquire" else "channel"
-                ids = op.semaphore_ids if op.name == "sem_acquire" else self._channels(block, op)
-                use = "wait" if op.name.endswith("wait") else op.name.removeprefix("rlx")
-                use = "signal" if _is_push(op) or use == "flush" else use
-                together = _is_push(op) and op.name not in ("pws", "pwsf")
-                for thread, number in enumerate(ids):
-                    key = (block.gpu, what, number, use)
-                    before = used.get(key, (at, phase, k, {thread}))
-                    threads = before[3] | {thread} if before[1] == phase else {thread}
-                    if before[0] != at or (len(threads) > 1 and not (together and before[2] == k)):
-                        raise CodecError(f"{self._place(at, k)}: {what} {number} by two threads: is not judged")
-                    used[key] = (at, phase, k, threads)
-
     def _channels(self, block: RunningBlock, op: MscclppOp) -> list[int]:
         gpu = self.file.plan.gpus[block.gpu]
-        first = len(gpu.peers()) if op.by_port else 0
-        numbers = [gpu.threadblocks[block.number].channel(op.reach, each) for each in op.channel_ids]
-        return [first + number for number in numbers if number is not None]
+        return channels_of(gpu, gpu.threadblocks[block.number], op)
 
     def _place(self, at: int, k: int) -> StepPlace:
         block = self.blocks[at]
@@ -150,7 +117,9 @@ class MscclppExecutor:
             channels = self._channels(block, op)
             peers = [str(self.peer[block.gpu, each][0]) for each in channels]
             words.append(f"with GPU {', '.join(peers)}")
-        return StepPlace(self.file.op_lines[block.gpu][block.number][k], block.gpu, block.number, k, " ".join(words))
+        words += [f"in turn {op.turn} of its pipeline"] if isinstance(op, TurnOp) else []
+        step = self.file.step(block.gpu, block.number, k)
+        return StepPlace(self.file.op_lines[block.gpu][block.number][k], block.gpu, block.number, step, " ".join(words))
 
     # Running ----------------------------------------------------------------------------------------------------------
 
@@ -169,7 +138,16 @@ class MscclppExecutor:
                 if ended and self.call[gpu] < self.calls:
                     self._end(gpu)
                     moved = True
+            moved = moved or self._take_one()
         self._check_end()
+
+    def _take_one(self) -> bool:
+        """Ends a wait for words of several threads, of the earliest call in which there is one; whether there was."""
+        self.may_take = bool(self.shared)
+        blocks = sorted(range(len(self.blocks)), key=lambda at: self.call[self.blocks[at].gpu])
+        moved = self.may_take and any(self._advance(at) for at in blocks)
+        self.may_take = False
+        return moved
 
     def _begin(self, gpu: int) -> None:
         """The caller writes the input and has read the output; all threads know what those of the call before knew."""
@@ -235,12 +213,12 @@ class MscclppExecutor:
             if thread.at == len(block.ops):
                 continue
             op = block.ops[thread.at]
-            if op.name in _SYNC:
+            if op.name in SYNC:
                 continue
             if op.name in _BY_THREAD:
                 if not self._serve(block, op, number, thread):
                     continue
-            elif _is_push(op):
+            elif is_push(op):
                 if not self._push(at, block, op, number, thread):
                     continue
             elif number == len(block.threads) - 1 and not self._move(at, block, thread):
@@ -256,31 +234,62 @@ class MscclppExecutor:
 
     def _serve(self, block: RunningBlock, op: MscclppOp, number: int, thread: BlockThread) -> bool:
         """What thread `number` does of an operation on channels or semaphores; false if it must wait."""
-        ids = op.semaphore_ids if op.name.startswith("sem") else self._channels(block, op)
+        is_semaphore = op.name.startswith("sem")
+        ids = op.semaphore_ids if is_semaphore else self._channels(block, op)
         if number >= len(ids):
             return True
         end = (block.gpu, ids[number])
+        name = (block.gpu, block.number, number)
         if op.name == "flush":
             if number < self.file.flushed(op):
-                thread.known.all[self.moved[end]] = thread.known.all[self.told[end]]
+                self._flush(end, thread)
         elif op.name == "sem_release":
-            self.semaphores[end].append(thread.known.copy())
+            self._put((True, *end), self.semaphores[end], thread.known.copy(), thread, name)
         elif op.name.endswith("signal"):
-            self._signal(end, thread, op.name == "rlxsignal" and not op.by_port)
+            self._signal(end, thread, name, op.name == "rlxsignal" and not op.by_port)
         else:
-            queue = self.semaphores[end] if op.name == "sem_acquire" else self.signals.get(end)
-            if not queue:
+            queue = self.semaphores[end] if is_semaphore else self.signals.get(end)
+            word = self._take((is_semaphore, *end), queue, thread, name)
+            if word is None:
                 return False
-            word = queue.popleft()
             thread.known.learn(word.relaxed() if op.name == "rlxwait" and not op.by_port else word)
         return True
 
-    def _signal(self, end: tuple[int, int], thread: BlockThread, is_relaxed: bool = False) -> None:
+    def _put(self, key: ChannelEnd, queue: deque[Known], word: Known, thread: BlockThread, name: ThreadName) -> None:
+        """Sends a word to those who wait at a channel's end, or for a semaphore."""
+        if key not in self.shared:
+            queue.append(word)
+        elif not self.shared[key].put(word, thread.known, name):
+            self._refuse(name, thread, "which of its signals a wait has had is not decided")
+
+    def _take(self, key: ChannelEnd, queue: deque[Known] | None, thread: BlockThread, name: ThreadName) -> Known | None:
+        """What a wait learns; None if it must go on waiting."""
+        if key not in self.shared:
+            return queue.popleft() if queue else None
+        words = self.shared[key]
+        if not self.may_take or not words.has_more():
+            return None
+        self.may_take = False
+        if not words.is_next(thread.known):
+            self._refuse(name, thread, "nothing orders its waits")
+        return words.take(thread.known)
+
+    def _refuse(self, name: ThreadName, thread: BlockThread, why: str) -> None:
+        at = next(k for k, each in enumerate(self.blocks) if (each.gpu, each.number) == name[:2])
+        raise CodecError(f"{self._place(at, thread.at)}: used by several threads, and {why}: is not judged")
+
+    def _flush(self, end: tuple[int, int], thread: BlockThread) -> None:
+        """Waits until the channel has moved what it was told to, as far as the thread knows."""
+        for each, moved in self.moved.get(end, {}).items():
+            thread.known.all[moved] = thread.known.all[self.told[end][each]]
+
+    def _signal(self, end: tuple[int, int], thread: BlockThread, name: ThreadName, is_relaxed: bool = False) -> None:
         """Sends what the thread knows, and behind it what it has told the channel to move."""
         word = thread.known.relaxed() if is_relaxed else thread.known.copy()
-        if end in self.moved:
-            word.all[self.moved[end]] = word.all[self.told[end]]
-        self.signals.setdefault(self.peer[end], deque()).append(word)
+        for each, moved in self.moved.get(end, {}).items():
+            word.all[moved] = max(word.all[moved], word.all[self.told[end][each]])
+        peer = self.peer[end]
+        self._put((False, *peer), self.signals.setdefault(peer, deque()), word, thread, name)
 
     def _push(self, at: int, block: RunningBlock, op: MscclppOp, number: int, thread: BlockThread) -> bool:
         """What thread `number` has a proxy move; false if its packets have not come."""
@@ -291,13 +300,14 @@ class MscclppExecutor:
         source, target = sources[min(number, len(sources) - 1)], targets[number]
         if op.name == "rppkt" and any(self.cells[cell].call != block.call for each in sources for cell in each):
             return False
-        end = (block.gpu, ids[number])
-        moved, told = self.moved[end], self.told[end]
-        self.pushed[end] += 1
-        moment = self.pushed[end]
+        end, name = (block.gpu, ids[number]), (block.gpu, block.number, number)
+        moved, told = self.moved[end][name], self.told[end][name]
+        self.pushed[end, name] += 1
+        moment = self.pushed[end, name]
         index = self._add(self._place(at, thread.at))
         clock = thread.known.all.copy()
-        clock[moved] = clock[told]
+        for each, before in self.moved[end].items():
+            clock[before] = clock[self.told[end][each]]
         for cell in source:
             self._read(moved, moment, clock, cell, index, op.name == "rppkt")
         values = [self.values[cell] for cell in source]
@@ -315,15 +325,15 @@ class MscclppExecutor:
             self.packets_moved[index] = (moved, moment, frozenset(target))
         thread.known.all[told] = moment
         if op.name in ("pws", "pwsf"):
-            self._signal(end, thread)
+            self._signal(end, thread, name)
         if op.name == "pwsf":
-            thread.known.all[moved] = moment
+            self._flush(end, thread)
         return True
 
     def _meeting(self, block: RunningBlock) -> list[RunningBlock]:
         """The blocks whose threads have all come to the nop or barrier that `block` is at; none if some are missing."""
         k = block.threads[0].at
-        if k == len(block.ops) or any(thread.at != k for thread in block.threads) or block.ops[k].name not in _SYNC:
+        if k == len(block.ops) or any(thread.at != k for thread in block.threads) or block.ops[k].name not in SYNC:
             return []
         op = block.ops[k]
         if op.name == "nop":
@@ -481,6 +491,8 @@ class MscclppExecutor:
         if op.tbg_info is not None:
             length = (last - first) // op.tbg_info.tbg_size
             first, last = first + op.tbg_info.tb_id * length, first + (op.tbg_info.tb_id + 1) * length
+        if isinstance(op, TurnOp):
+            first, last = first + op.first, min(last, first + op.last)
         start = self.buffers.cell(gpu, buffer, 0)
         if is_packet:
             half = block.call % 2 if self.file.plan.use_double_scratch_buffer else 0
@@ -496,6 +508,9 @@ class MscclppExecutor:
                         chunks = self.buffers.chunks(gpu, buffer) // self.file.parts
                         if operand.index + operand.size > chunks:
                             what = f"{shown(operand)} is outside of {buffer}, which has {chunks} chunks at GPU {gpu}"
+                            return counter(self.name, "limits", what, self._place(at, k))
+                        if isinstance(op, TurnOp) and op.first > operand.size * self.file.parts:
+                            what = f"{shown(operand)} has ended, its pipeline has not: a whole unit is moved behind it"
                             return counter(self.name, "limits", what, self._place(at, k))
         return None
 
@@ -548,45 +563,15 @@ class MscclppExecutor:
             if self.call[block.gpu] < self.calls and thread.at < len(block.ops)
         ]
         if stuck:
-            first = next(((at, k) for at, k in stuck if self.blocks[at].ops[k].name not in _SYNC), stuck[0])
+            first = next(((at, k) for at, k in stuck if self.blocks[at].ops[k].name not in SYNC), stuck[0])
             trace = [str(self._place(at, k)) for at, k in dict.fromkeys(stuck)]
             what = f"waits for ever, as do {len(trace) - 1} more" if len(trace) > 1 else "waits for ever"
             self.found = counter(self.name, "deadlock", what, self._place(*first), trace)
 
     def match(self) -> StepCounterexample | None:
         """A channel that is not waited for as often as it is signalled, or a semaphore that a call leaves changed."""
-        sent: dict[tuple[int, int], list[StepPlace]] = {}
-        awaited: dict[tuple[int, int], list[StepPlace]] = {}
-        held: dict[tuple[int, int], list[StepPlace]] = {}
-        balance: dict[tuple[int, int], int] = {}
-        for at, block in enumerate(self.blocks):
-            for k, op in enumerate(block.ops):
-                place = self._place(at, k)
-                for number in self._channels(block, op) if op.name in (*_SIGNALS, "wait", "rlxwait") else ():
-                    if op.name in _SIGNALS:
-                        sent.setdefault(self.peer[block.gpu, number], []).append(place)
-                    else:
-                        awaited.setdefault((block.gpu, number), []).append(place)
-                for number in op.semaphore_ids if op.name.startswith("sem") else ():
-                    held.setdefault((block.gpu, number), []).append(place)
-                    change = 1 if op.name == "sem_release" else -1
-                    balance[block.gpu, number] = balance.get((block.gpu, number), 0) + change
-        for key in dict.fromkeys((*sent, *awaited)):
-            out, into = sent.get(key, []), awaited.get(key, [])
-            if len(out) != len(into):
-                place = (out if len(out) > len(into) else into)[min(len(out), len(into))]
-                what = f"a channel of GPU {key[0]} is signalled {len(out)} times and waited for {len(into)} times"
-                return counter(self.name, "matching", what, place)
-        for key, change in balance.items():
-            if change:
-                what = f"semaphore {key[1]} ends {abs(change)} {'above' if change > 0 else 'below'} its start"
-                return counter(self.name, "matching", what, held[key][-1])
-        return None
-
-
-def _is_push(op: MscclppOp) -> bool:
-    """Whether a proxy moves what the operation names."""
-    return op.by_port and op.name in PUSHES
+        places = [[[self._place(at, k) for k in range(len(self.blocks[at].ops))] for at in own] for own in self.of_gpu]
+        return match(self.name, self.file.plan, self.peer, places)
 
 
 def _at(operand: MscclppOperand, index: int, kind: Buffer | None = None) -> MscclppOperand:

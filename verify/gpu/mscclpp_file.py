@@ -1,7 +1,7 @@
 """`MscclppFile`: an execution plan of MSCCL++ in JSON, read strictly, with the line of every operation.
 
 The format is that of 0.8 and 0.9, in which remote buffers are objects of their own; `mscclpp_file_07` puts plans of 0.7
-into it. Read, but not judged, is `pipeline`, whose effect depends on the size of the call: it is refused by name.
+into it. What a `pipeline` does depends on the size of the call: `optcc.verify.gpu.mscclpp_pipeline` writes it out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import lcm
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,8 +34,10 @@ NAMES = (
     *("nop", "barrier", "signal", "wait", "rlxsignal", "rlxwait", "sem_acquire", "sem_release"),
     *("put", "pws", "pwsf", "flush", "get", "copy", "re", "res", "rre", "rres", "glres", "gstore"),
     *("ppkt", "rppkt", "respkt", "repkt", "recpkt", "recspkt", "upkt", "cpkt", "gstorepkt"),
+    "pipeline",
 )
-NOT_JUDGED = ("pipeline",)
+UNIT_STEP = 16
+"""What the unit of a pipeline is a multiple of, in bytes: kernels move words of so many, and drop what is over."""
 
 
 class MscclppOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,8 +61,15 @@ class ThreadBlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tbg_size: Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
+class IterContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far each turn of a pipeline goes, in bytes, and how many chunks all of them go."""
+
+    unit_size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    num_chunks: Annotated[int, msgspec.Meta(ge=1, le=2**15)]
+
+
 class MscclppOp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operation; ids are those of its thread block's own lists."""
+    """An operation; ids are those of its thread block's own lists. A pipeline has `ops`."""
 
     name: str
     src_buff: list[MscclppOperand] = []
@@ -72,8 +81,8 @@ class MscclppOp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_threadblocks: Small | None = None
     tbg_info: ThreadBlockGroup | None = None
     reduce_op: str = "sum"
-    iter_context: dict[str, int] | None = None
-    ops: list[Any] = []
+    iter_context: IterContext | None = None
+    ops: list[MscclppOp] = []
 
     @property
     def word(self) -> str:
@@ -113,6 +122,10 @@ class MscclppBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops: list[MscclppOp]
     channels: list[ChannelRefs] = []
     remote_buffer_refs: list[RemoteBufferRefs] = []
+
+    def listed(self) -> list[MscclppOp]:
+        """The operations as the loader numbers them: those of a pipeline stand behind it."""
+        return [each for op in self.ops for each in (op, *op.ops)]
 
     def channel(self, kind: str, number: int) -> int | None:
         """The GPU's number of the block's channel `number` of that type; None if the block has no such."""
@@ -210,10 +223,11 @@ def _decoder() -> msgspec.json.Decoder[MscclppPlan]:
 
 @dataclass(frozen=True, slots=True)
 class MscclppFile:
-    """A plan; `lines[gpu]` is the line of each GPU, `op_lines[gpu][block]` those of the operations.
+    """A plan; `lines[gpu]` is the line of each GPU, `op_lines[gpu][block]` those of the operations that are listed.
 
     Every chunk is `parts` cells, so that thread blocks of a group have whole ones. `unloadable` are GPUs at which the
-    loader of `version` fails, with the reason.
+    loader of `version` fails, with the reason. Where pipelines have been written out, `steps` are the numbers of the
+    operations as the loader has them.
     """
 
     plan: MscclppPlan
@@ -222,6 +236,7 @@ class MscclppFile:
     parts: int
     version: Version = "0.8"
     unloadable: tuple[tuple[int, str], ...] = ()
+    steps: list[list[list[int]]] | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> MscclppFile:
@@ -264,7 +279,11 @@ class MscclppFile:
             [lines["gpus", number] for number in range(len(plan.gpus))],
             [
                 [
-                    [lines["gpus", g, "threadblocks", b, "ops", k] for k in range(len(block.ops))]
+                    [
+                        lines["gpus", g, "threadblocks", b, "ops", k, *inner]
+                        for k, op in enumerate(block.ops)
+                        for inner in ((), *(("ops", j) for j in range(len(op.ops))))
+                    ]
                     for b, block in enumerate(gpu.threadblocks)
                 ]
                 for g, gpu in enumerate(plan.gpus)
@@ -273,6 +292,10 @@ class MscclppFile:
             version,
             unloadable,
         )
+
+    def step(self, gpu: int, block: int, k: int) -> int:
+        """The number that the loader gives to the k-th operation."""
+        return k if self.steps is None else self.steps[gpu][block][k]
 
     def flushed(self, op: MscclppOp) -> int:
         """How many of its channels a `flush` flushes: 0.8 counts destinations, of which its language writes none."""
@@ -308,7 +331,7 @@ def _check_halves(path: str, gpu: MscclppGpu) -> None:
     """Raises CodecError for data, not packets, in the scratch space of other GPUs: the executor writes it to the first
     half in every call, and reads its own in the half of the call."""
     for number, block in enumerate(gpu.threadblocks):
-        for k, op in enumerate(block.ops):
+        for k, op in ((k, each) for k, one in enumerate(block.ops) for each in (one, *one.ops)):
             for operand in (*op.src_buff, *op.dst_buff) if op.name in _DATA else ():
                 buffer = None if operand.buffer_id is None else block.buffer(operand.buffer_id, op.reach)
                 channel = (
@@ -360,15 +383,22 @@ def is_paired(op: MscclppOp) -> bool:
 _WORDS = frozenset(("signal", "wait", "rlxsignal", "rlxwait"))
 PUSHES = frozenset(("put", "pws", "pwsf", "ppkt", "rppkt"))
 """What a port channel moves: its k-th destination is written through its k-th channel."""
+
+
+def is_push(op: MscclppOp) -> bool:
+    """Whether a proxy moves what the operation names."""
+    return op.by_port and op.name in PUSHES
+
+
 _PORT_ONLY = frozenset(("pws", "pwsf", "flush"))
 OVER_SWITCH = {"glres": "both", "gstore": "dst", "gstorepkt": "dst"}
 
 
 def _check_op(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) -> None:
-    if op.name in NOT_JUDGED:
-        raise CodecError(f"{path}.name: {op.name}: is not judged")
     if op.name not in NAMES:
         raise CodecError(f"{path}.name: {op.name[:60]!r}: must be one of {', '.join(NAMES)}")
+    if op.name == "pipeline" or op.iter_context is not None or op.ops:
+        _check_pipeline(path, gpu, block, op)
     low, high, low_to, high_to = _SHAPES.get(op.name, (0, 0, 0, 0))
     if not (low <= len(op.src_buff) <= high and low_to <= len(op.dst_buff) <= high_to):
         rule = f"{op.name} must have {low} to {high} and {low_to} to {high_to}"
@@ -399,6 +429,23 @@ def _check_op(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) ->
                 number_ = operand.switch_channel_id
                 raise CodecError(f"{path}.{side}[{number}].switch_channel_id: {number_}: the block has no such channel")
     _check_ids(path, gpu, block, op)
+
+
+def _check_pipeline(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) -> None:
+    if op.name != "pipeline" or op.iter_context is None or not op.ops:
+        raise CodecError(f"{path}: {op.name}: pipelines, and no others, must have iter_context and ops")
+    unit = op.iter_context.unit_size
+    if unit % UNIT_STEP:
+        raise CodecError(f"{path}.iter_context.unit_size: {unit}: must be a multiple of {UNIT_STEP}")
+    for number, each in enumerate(op.ops):
+        at = f"{path}.ops[{number}]"
+        if each.name == "pipeline":
+            raise CodecError(f"{at}.name: pipeline: must not be in a pipeline")
+        if each.name.endswith("pkt"):
+            raise CodecError(f"{at}.name: {each.name}: packets in a pipeline, all in every turn: is not judged")
+        if each.tbg_info is not None:
+            raise CodecError(f"{at}.tbg_info: turns go beyond a thread block's part: is not judged in a pipeline")
+        _check_op(at, gpu, block, each)
 
 
 def _check_ids(path: str, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) -> None:

@@ -23,10 +23,11 @@ from optcc.errors import InputError, PlanError
 from optcc.plan import LOCAL_COPY, LOCAL_REDUCE, RECV, RECV_REDUCE, SEND, SLOTS_MAX, Channel, Plan
 from optcc.schedule import COPY, REDUCE
 from optcc.transfers import Transfers
-from optcc.verify.gpu.collective_result import GpuBuffers
+from optcc.verify.gpu.collective_result import GpuBuffers, calls_of_message
 from optcc.verify.gpu.mscclpp import buffers_of, read_mscclpp
 from optcc.verify.gpu.mscclpp_executor import MscclppExecutor
 from optcc.verify.gpu.mscclpp_file import OVER_SWITCH, PAIRED, MscclppFile, MscclppOp
+from optcc.verify.gpu.mscclpp_pipeline import has_pipelines, written_for
 from optcc.verify.gpu.mscclpp_state import BlockThread, RunningBlock
 
 DTYPE, ITEM = "float32", 4
@@ -51,18 +52,23 @@ def plan_of_mscclpp(data: bytes, size_bytes: int, *, root: int = 0) -> Plan:
         rule = "must be a known collective: nothing says what this one computes"
         raise InputError(f"collective {file.plan.collective}: {rule}")
     cells = max(buffers.chunks(gpu.id, side) for gpu in file.plan.gpus for side in "io")
-    if cells == 0 or size_bytes < cells * ITEM or size_bytes % (cells * ITEM):
-        rule = f"must be a multiple of {max(1, cells) * ITEM}: the file has {cells} chunks, or parts of them"
+    calls = calls_of_message(buffers.collective, len(file.plan.gpus))
+    if cells == 0 or size_bytes < cells * ITEM * calls or size_bytes % (cells * ITEM * calls):
+        rule = f"must be a multiple of {max(1, cells) * ITEM * calls}: the file has {cells} chunks, or parts of them"
         raise InputError(f"size of {size_bytes} B: {rule}")
-    low, high = file.plan.min_message_size, file.plan.max_message_size
+    low, high = file.plan.min_message_size * calls, file.plan.max_message_size * calls
     if not low <= size_bytes <= high:
         raise InputError(f"size of {size_bytes} B: must be from {low} to {high}, as the file says")
+    if has_pipelines(file):
+        file = written_for(file, size_bytes // calls * file.parts // cells)
+        buffers = buffers_of(file)
+        cells = max(buffers.chunks(gpu.id, side) for gpu in file.plan.gpus for side in "io")
     for gpu, lines in zip(file.plan.gpus, file.op_lines, strict=True):
         for block in gpu.threadblocks:
             for op, line in zip(block.ops, lines[block.id], strict=True):
                 if op.name in OVER_SWITCH:
                     raise InputError(f"line {line}: {op.word}: must be an operation without a switch, to be timed")
-    writer = _PlanWriter(file, buffers, size_bytes // cells)
+    writer = _PlanWriter(file, buffers, size_bytes // calls // cells)
     wrong = writer.find_outside() or writer.match()
     if wrong is not None:
         raise PlanError(wrong.summary)
@@ -94,7 +100,7 @@ class _PlanWriter(MscclppExecutor):
         self.ends: list[tuple[int, int]] = []
         self.messages: list[int] = []
         self.learned = [[set[int]() for _ in block.threads] for block in self.blocks]
-        self.shared = [set[int]() for _ in self.blocks]
+        self.had = [set[int]() for _ in self.blocks]
         self.new = [set[int]() for _ in self.blocks]
         self.packet_from: dict[int, int] = {}
         self.words: defaultdict[tuple[int, int], deque[tuple[int, set[int]]]] = defaultdict(deque)
@@ -138,7 +144,8 @@ class _PlanWriter(MscclppExecutor):
         sources, targets = self._places(block, op)
         source = sources[min(number, len(sources) - 1)]
         packets = {self.packet_from[cell] for cell in source if cell in self.packet_from}
-        self._copy(at, source, targets[number], known | packets, line, into=self.ported[end])
+        if source:
+            self._copy(at, source, targets[number], known | packets, line, into=self.ported[end])
         if op.name in ("pws", "pwsf"):
             self._tell(end, known | self.ported[end], line)
         if op.name == "pwsf":
@@ -148,11 +155,11 @@ class _PlanWriter(MscclppExecutor):
     def _meet(self, group: list[RunningBlock]) -> None:
         super()._meet(group)
         at = [self.index[block.gpu, block.number] for block in group]
-        known: set[int] = set().union(*(self.new[each] | self.shared[each] for each in at))
+        known: set[int] = set().union(*(self.new[each] | self.had[each] for each in at))
         known = known.union(*(each for k in at for each in self.learned[k]))
         known = known.difference(*(self.after[each] for each in known))
         for each in at:
-            self.shared[each], self.new[each] = set(known), set()
+            self.had[each], self.new[each] = set(known), set()
             self.learned[each] = [set(known) for _ in self.learned[each]]
 
     def _move(self, at: int, block: RunningBlock, thread: BlockThread) -> bool:
@@ -161,7 +168,9 @@ class _PlanWriter(MscclppExecutor):
         op = block.ops[thread.at]
         line = self.file.op_lines[block.gpu][block.number][thread.at]
         sources, targets = self._places(block, op)
-        known = self.shared[at] | {
+        if not targets[0]:  # a turn behind the end of its places
+            return True
+        known = self.had[at] | {
             self.packet_from[cell]
             for cells in sources
             for cell in cells

@@ -28,12 +28,12 @@ def test_a_folder_is_judged_by_name(tmp_path: Path) -> None:
     assert rows[1].where.startswith("wrong.xml: line 7, GPU 0, thread block 0, step 3")
     assert (rows[0].gpus, rows[0].steps, rows[0].runtimes) == (3, 15, "msccl, rccl, msccl-executor")
     (tmp_path / "plan.json").write_bytes(both("START put i0 > SP.0; MEET re i0 s0 > i0"))
-    (tmp_path / "steps.json").write_bytes(both("START").replace(b"nop", b"pipeline"))
+    (tmp_path / "steps.json").write_bytes(both("signal P; wait P|signal P; wait P"))
     (tmp_path / "more.json").write_text("{}", encoding="ascii")
     plans = judge_folder(SOURCE.format(tmp_path))[1:3]
     assert [(row.file, row.verdict, row.gpus, row.steps) for row in plans] == [
         ("plan.json", PROVED, 2, 18),
-        ("steps.json", UNKNOWN, 2, 6),
+        ("steps.json", UNKNOWN, 2, 8),
     ]
     record = GpuFiles((*rows, *plans))
     assert GpuFiles.from_bytes(record.to_bytes()) == record

@@ -15,10 +15,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from optcc import cli
 from optcc.arrays import column
 from optcc.dsl import Definition, Program, schedule
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN
-from optcc.planner import find_schedule
+from optcc.planner import LIBRARY, find_schedule
 from optcc.schedules import direct as direct_module
 from optcc.schedules import hierarchical as hierarchical_module
 from optcc.schedules import optcc as optcc_module
@@ -466,8 +467,41 @@ def test_trees_of_one_root_are_proved_and_others_not() -> None:
 def test_what_is_not_read_is_unknown_and_says_which_line(name: str) -> None:
     judged = prove_all_ranks(find_schedule(name), p_checked=6)
     assert judged.verdict == UNKNOWN and judged.exit_code == EXIT_UNKNOWN and not judged.lemmas
-    assert judged.reached.startswith("line ") and "parameter 'inner'" in judged.reached
+    assert "; line 10" in judged.reached and "parameter 'inner'" in judged.reached
     assert judged.reached.endswith("p = 6 are proved")
+
+
+OF_ONE_TOPOLOGY = (
+    *("hierarchical-nics", "r2ccl-nics", "optcc-nics", "star-all-gather", "star-reduce-scatter"),
+    *("flow-all-to-all", "flow-all-to-all-v", "flow-gather", "flow-scatter"),
+)
+"""Schedules without a proof for all ranks: each says why."""
+
+
+@pytest.mark.parametrize("name", OF_ONE_TOPOLOGY)
+def test_a_schedule_for_one_topology_says_what_of_it_is(name: str) -> None:
+    judged = prove_all_ranks(find_schedule(name), p_checked=6)
+    assert judged.verdict == UNKNOWN and judged.smallest_p is None
+    why = find_schedule(name).one_topology
+    assert why and judged.reached.startswith(f"every plan is judged on its own, for its topology: {why}; line ")
+    assert judged.reached.endswith("are proved")
+
+
+def test_auto_is_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", "auto", "--all-ranks"]) == 2
+    assert "--all-ranks: auto: must be a schedule: auto chooses one" in capsys.readouterr().err
+
+
+def test_all_others_may_be_proved() -> None:
+    assert {name for name, each in LIBRARY.items() if each.one_topology} == set(OF_ONE_TOPOLOGY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(LIBRARY.keys() - set(OF_ONE_TOPOLOGY)))
+def test_every_other_schedule_of_the_library_is_proved_within_a_minute(name: str) -> None:
+    judged = prove_all_ranks(find_schedule(name))
+    assert judged.verdict == PROVED, judged.reached
+    assert judged.seconds <= 60
 
 
 @schedule

@@ -31,7 +31,8 @@ class _Block:
         return {"buffer_id": 3 * self.peers.index(int(match[2])) + "IOS".index(match[1]), **place}
 
     def op(self, text: str) -> dict[str, Any]:
-        """`put i0 > S1.0`, `wait 1 2'`, `sem_acquire 0`, `nop`; `put*` and so on go over port channels."""
+        """`put i0 > S1.0`, `wait 1 2'`, `sem_acquire 0`, `nop`; `put*` and so on go over port channels; a pipeline is
+        from `loop 32 1` (its unit and chunks) to `end`."""
         name, *words = text.split()
         if name.endswith("*"):
             return self.port_op(name[:-1], words)
@@ -41,7 +42,9 @@ class _Block:
             return {"name": name, "semaphore_ids": [int(word) for word in words]}
         if name == "barrier":
             return {"name": name, "barrier_id": int(words[0]), "num_threadblocks": int(words[1])}
-        if name == "nop":
+        if name == "loop":
+            return {"name": "pipeline", "iter_context": {"unit_size": int(words[0]), "num_chunks": int(words[1])}}
+        if name in ("nop", "end"):
             return {"name": name}
         at = words.index(">")
         sides = {"src_buff": words[:at], "dst_buff": words[at + 1 :]}
@@ -60,6 +63,19 @@ class _Block:
             sides["src_buff"] = words[:at]
         places = {side: [self.operand(word) for word in each] for side, each in sides.items() if each}
         return {"name": name, "channel_ids": ids, "channel_type": "port", **places}
+
+
+def _folded(ops: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The operations, each pipeline with its own."""
+    found: list[dict[str, Any]] = []
+    into = found
+    for op in ops:
+        if op["name"] == "end":
+            into = found
+        else:
+            into.append(op)
+            into = op.setdefault("ops", []) if op["name"] == "pipeline" else into
+    return found
 
 
 def plan(
@@ -84,7 +100,7 @@ def plan(
             threadblocks.append(
                 {
                     "id": at,
-                    "ops": [maker.op(each.strip()) for each in text.split(";") if each.strip()],
+                    "ops": _folded([maker.op(each.strip()) for each in text.split(";") if each.strip()]),
                     "channels": [{"channel_type": "memory", "channel_ids": list(range(2 * len(maker.peers)))}],
                     "remote_buffer_refs": [
                         {"access_channel_type": "memory", "remote_buffer_ids": list(range(3 * len(maker.peers)))}

@@ -13,10 +13,13 @@ from optcc.export import write_msccl_xml, write_mscclpp_json
 from optcc.plan import Plan
 from optcc.planner import build
 from optcc.schedules.registry import SCHEDULES
+from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.verdict import PROVED, Verdict
 from optcc.verify.gpu.msccl import verify_msccl
+from optcc.verify.gpu.msccl_plan import plan_of_msccl
 from optcc.verify.gpu.mscclpp import verify_mscclpp
+from optcc.verify.gpu.mscclpp_plan import plan_of_mscclpp
 
 HALVES = ("reducescatter", "allgather", "broadcast", "reduce", "alltoall")
 NAMES = [name for name, each in SCHEDULES.items() if each.collective in HALVES]
@@ -132,3 +135,18 @@ def test_compile_writes_what_verify_proves(tmp_path: Path, capsys: pytest.Captur
     assert run(["verify", path, "--target", "rccl"]) == 0
     assert run(["verify", path, "--target", "msccl"]) == 1
     assert "coll reducescatter: must be one of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("form", ["xml", "json"])
+def test_a_file_takes_what_its_plan_takes(name: str, form: str) -> None:
+    """For the same message: that of an AllToAll has the blocks of all ranks, a call those of one."""
+    topology = Topology.parse("3@1GB/s")
+    plan = build(name, topology, 9 * 2**20, segments=1, ports="fifo").plan
+    if form == "xml":
+        back = plan_of_msccl(write_msccl_xml(plan), plan.size_bytes)
+    else:
+        back = plan_of_mscclpp(write_mscclpp_json(plan), plan.size_bytes)
+    assert (back.size_bytes, back.collective.name) == (plan.size_bytes, plan.collective.name)
+    times = [simulate(each, topology, model="fifo").seconds for each in (plan, back)]
+    assert times[1] == pytest.approx(times[0], rel=1e-3)

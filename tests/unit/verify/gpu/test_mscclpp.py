@@ -291,6 +291,10 @@ def test_a_switch_adds_up_and_stores_at_all() -> None:
     text["gpus"][0]["threadblocks"][0]["ops"][3] = glres
     text["gpus"][1]["threadblocks"][0]["ops"][3] = glres
     assert verify_mscclpp(json.dumps(text).encode()).properties["races"] == REFUTED
+    del text["gpus"][1]["channels"][-1]["buffer_type"]
+    unread = verify_mscclpp(json.dumps(text, indent=1).encode()).counterexample
+    assert isinstance(unread, StepCounterexample) and (unread.property, unread.gpu) == ("limits", 1)
+    assert "a switch channel without buffer_type" in unread.summary
 
 
 def test_a_group_of_blocks_shares_a_place() -> None:
@@ -336,7 +340,7 @@ def test_unknown_collectives_promise_nothing() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"name": "put"', '"name": "pipeline"', "$.gpus[0].threadblocks[0].ops[3].name: pipeline: is not judged"),
+        ('"name": "put"', '"name": "pipeline"', "$.gpus[0].threadblocks[0].ops[3]: pipeline: pipelines, and no others"),
         ('"name": "put"', '"name": "push"', "must be one of nop, barrier"),
         ('"id": 0', '"id": 7', "$.gpus[0].id: 7: must be 0"),
         ('"index": 0', '"index": -1', "$.gpus[0].threadblocks[0].ops[3].src_buff[0].index: -1"),

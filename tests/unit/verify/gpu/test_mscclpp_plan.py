@@ -77,7 +77,11 @@ def test_what_is_right_becomes_a_plan_that_ends(name: str) -> None:
     assert seconds(RIGHT[name]) >= (SIZE / 2 if name == "allgather" else SIZE) / 1e9
 
 
-@pytest.mark.parametrize("case", [("ring", 2), ("ring", 4), ("direct", 4), ("recursive-doubling", 4)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [("ring", 2), ("ring", 4), ("direct", 4), ("recursive-doubling", 4), ("direct-all-to-all", 3)],
+    ids=str,
+)
 def test_an_exported_plan_moves_what_it_did(case: tuple[str, int]) -> None:
     """In a time of its plan, or longer: by signals, and where a block waits for all it has done."""
     name, ranks = case
