@@ -36,7 +36,6 @@ from optcc.plan import PlanRequest
 from optcc.runtime import arguments
 from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import device_of
-from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.device_messages import IncomingMessage, take_message
 from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
@@ -604,7 +603,7 @@ class Communicator:
         if self._replanning.is_on and isinstance(self._base, GetsReady):
             self._base.get_ready(request)
         number = device_of(array)
-        device = None if number < 0 else DevicePlace(number, path_of(self.whole_engine.transport).direct)
+        device = None if number < 0 else path_of(self.whole_engine.transport).place(number)
         return self.engine.prepare(plan, verdict, window=self._window, deadline_s=self.deadline_s, device=device)
 
 

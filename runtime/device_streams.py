@@ -62,6 +62,8 @@ class DeviceStreams:
         runtime = cupy.cuda.runtime
         self._memcpy, self._query = runtime.memcpyAsync, runtime.eventQuery
         self._to_device, self._to_host = runtime.memcpyHostToDevice, runtime.memcpyDeviceToHost
+        # CUDA finds from the addresses which GPUs they are of.
+        self._across = runtime.memcpyDefault
         with self.device:
             self.streams = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(3))
             self._turns = tuple(self._event(disable_timing=True) for _ in range(3))
@@ -124,6 +126,11 @@ class DeviceStreams:
     def copy_out(self, dst: int, src: int, n_bytes: int) -> None:
         """Queues a copy to page-locked memory on OUT."""
         self._memcpy(dst, src, n_bytes, self._to_host, self.streams[OUT].ptr)
+        self.note(OUT)
+
+    def copy_across(self, dst: int, src: int, n_bytes: int) -> None:
+        """Queues a copy on OUT from the memory of this GPU to that of any."""
+        self._memcpy(dst, src, n_bytes, self._across, self.streams[OUT].ptr)
         self.note(OUT)
 
     # --- the caller's streams -----------------------------------------------------------------------------------------

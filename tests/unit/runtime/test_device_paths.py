@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from optcc.errors import DeadlineExceeded
-from optcc.runtime.device_paths import DevicePath, ReachesDevices, choose_path, path_of
+from optcc.runtime.device_paths import DIRECT, STAGED, DevicePath, ReachesDevices, choose_path, path_of
 from optcc.runtime.transports.loopback import LoopbackTransport, run_ranks
 from tests.unit.stand_in_cupy import StandIn
+
+
+NO_IPC = "CUDA IPC: no two ranks are processes of one host"
+"""Ranks of these tests are threads."""
 
 
 class Library(LoopbackTransport):
@@ -56,7 +60,7 @@ def chosen(cupy: StandIn, kind: type[Library], timeout_s: float = 10.0) -> list[
 
 
 def test_what_a_library_says_is_believed_when_every_byte_is_right(cupy: StandIn) -> None:
-    assert chosen(cupy, Library) == [(True, "the library says so, and the self-test agrees")] * 3
+    assert chosen(cupy, Library) == [DevicePath(DIRECT, "the library says so, and the self-test agrees")] * 3
     assert str(chosen(cupy, Library)[0]).startswith("direct: the library says so")
 
 
@@ -65,7 +69,7 @@ def test_a_rank_whose_library_does_not_has_all_ranks_stage(cupy: StandIn) -> Non
         says = staticmethod(lambda rank: "built without CUDA" if rank == 1 else "")
         sends = staticmethod(lambda view: pytest.fail("device memory was sent"))
 
-    assert chosen(cupy, Partly) == [(False, "rank 1: built without CUDA")] * 3
+    assert chosen(cupy, Partly) == [DevicePath(STAGED, f"rank 1: built without CUDA; {NO_IPC}")] * 3
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -79,7 +83,7 @@ def test_a_wrong_byte_has_all_ranks_stage(cupy: StandIn, place: int) -> None:
         sends = staticmethod(damage)
 
     what = "rank 0: self-test: 1 of 1048707 bytes wrong in a message of 1048579 B from GPU memory"
-    assert chosen(cupy, Damaging) == [(False, what)] * 3
+    assert chosen(cupy, Damaging) == [DevicePath(STAGED, f"{what}; {NO_IPC}")] * 3
 
 
 def test_a_message_that_does_not_come_is_an_error(cupy: StandIn) -> None:
@@ -102,7 +106,7 @@ def test_other_transports_stage(cupy: StandIn) -> None:
             np.copyto(np.zeros(1, np.uint8), cupy.empty(1, np.uint8))
         return path_of(transport)
 
-    assert run_ranks(2, body) == [(False, "LoopbackTransport reads and writes the host's memory")] * 2
+    assert run_ranks(2, body) == [DevicePath(STAGED, "LoopbackTransport reads and writes the host's memory")] * 2
 
 
 def test_one_rank_has_nothing_to_try(cupy: StandIn) -> None:
@@ -111,4 +115,4 @@ def test_one_rank_has_nothing_to_try(cupy: StandIn) -> None:
         library.cupy = cupy
         return choose_path(library, 0)
 
-    assert run_ranks(1, body) == [(False, "rank 0: a job of one rank sends nothing")]
+    assert run_ranks(1, body) == [DevicePath(STAGED, f"rank 0: a job of one rank sends nothing; {NO_IPC}")]
