@@ -49,8 +49,8 @@ def device_of_rank(
     """Where a rank's arrays are, by `--device`: None for the host's memory; collective, before there is an engine.
 
     `gpu` is one GPU after the other for the ranks of a host, again from the first if there are fewer; `gpu:N` is that
-    one for all. `hosts` are the ranks' hosts, `paths` the ways that messages may take. Raises EnvironmentMissing without a GPU, InputError for one that is not
-    there.
+    one for all. `hosts` are the ranks' hosts, `paths` the ways that messages may take. Raises EnvironmentMissing
+    without a GPU, InputError for one that is not there.
     """
     if text == CPU:
         return None

@@ -58,7 +58,7 @@ _ALIGNMENT = 256
 class DevicePlace(NamedTuple):
     """Arrays of a plan are in the memory of GPU `device_id`; `direct`: the transport reads and writes it there.
 
-    `hosts`, if messages may go by CUDA IPC: see `optcc.runtime.device_paths.DevicePath`; given at every rank or at none.
+    `hosts`, if messages may go by CUDA IPC: see `optcc.runtime.device_paths.DevicePath`; at every rank or at none.
     """
 
     device_id: int
@@ -151,8 +151,12 @@ class DeviceActions:
             return frozenset(), frozenset()
         shared = frozenset[int]() if self._shared is None else self._shared.channels
         first = program.first
-        staged_in = (first + i for i, channel in enumerate(program.recv_channel) if channel >= 0 and channel not in shared)
-        staged_out = (first + i for i, channel in enumerate(program.send_channel) if channel >= 0 and channel not in shared)
+        staged_in = (
+            first + i for i, channel in enumerate(program.recv_channel) if channel >= 0 and channel not in shared
+        )
+        staged_out = (
+            first + i for i, channel in enumerate(program.send_channel) if channel >= 0 and channel not in shared
+        )
         return frozenset(staged_in), frozenset(staged_out)
 
     def _make_messages(self, window: int) -> list[list[Bytes]]:
@@ -160,7 +164,9 @@ class DeviceActions:
         program = self._program
         found: list[list[Bytes]] = []
         for lane in program.lanes:
-            staged = [send for send in (program.sends[i] for i in lane) if send and send.instruction in self._staged_out]
+            staged = [
+                send for send in (program.sends[i] for i in lane) if send and send.instruction in self._staged_out
+            ]
             sends = [send.bytes for send in staged]
             count, longest = min(window, len(sends)), -(-max(sends, default=0) // _ALIGNMENT) * _ALIGNMENT
             block = self.pinned(count * longest)
@@ -169,7 +175,11 @@ class DeviceActions:
 
     def _make_landings(self) -> None:
         longest = max(
-            (each.bytes for each in self._program.computes if each and each.reduce and each.instruction in self._staged_in),
+            (
+                each.bytes
+                for each in self._program.computes
+                if each and each.reduce and each.instruction in self._staged_in
+            ),
             default=0,
         )
         if longest > self._fused_bytes_max:

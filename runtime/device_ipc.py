@@ -96,7 +96,7 @@ def close_memory(address: int) -> None:
 
 
 def process_token() -> bytes:
-    """16 bytes that no other process of this host has: numbers of processes are reused, and are each container's own."""
+    """16 bytes that no other process has: its number may be that of another one in another container."""
     return hashlib.sha256(_RANDOM + str(os.getpid()).encode()).digest()[:16]
 
 

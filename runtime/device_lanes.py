@@ -160,7 +160,7 @@ class SharedLanes:
         if event[0] != RECEIVED:
             return
         room, view, streams = self._coming[channel].popleft(), self._queues[channel].popleft(), self._streams
-        (offset,) = _CREDIT.unpack(room)
+        (offset,) = _CREDIT.unpack(room.tobytes())
         self._spare.append(room)
         base, n_bytes = self._opened[self._receivers[channel]]
         assert offset + view.nbytes <= n_bytes, f"slot of {view.nbytes} B at {offset} of {n_bytes} B"

@@ -94,7 +94,7 @@ def choose_path(
     Raises EnvironmentMissing without CuPy or a GPU, DeadlineExceeded if a message does not come within `timeout_s`.
     """
     load_cupy()
-    refused = [f"not asked for, but {' or '.join(paths)}"] if not {DIRECT, IPC} & set(paths) else []
+    refused = [] if {DIRECT, IPC} & set(paths) else ["nothing else was asked for"]
     path = None
     if DIRECT in paths:
         wrong = _try_library(transport, device_id, timeout_s, clock or MonotonicClock())

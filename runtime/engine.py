@@ -375,6 +375,9 @@ class Engine:
             self.watcher.closing()
         if self.taps is not None:
             self.taps.close()
+        if self.failure is None:
+            for shared in {prepared.shared for prepared, _ in self._routes.values() if prepared.shared is not None}:
+                shared.close()
         self.transport.close()
 
     def check_alive(self) -> None:

@@ -71,9 +71,10 @@ class Terms:
         """The terms in a record; raises MismatchError if it is not one."""
         if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:
             raise MismatchError(f"agreement: {record[:8]!r} of {len(record)} B: must be a record of optcc")
-        _, *head, dtype, reduction, collective, root, group, messages, proved, digest = _RECORD.unpack(record)
+        _, protocol, n_ranks, size_bytes, *codes, proved, digest = _RECORD.unpack(record)
+        dtype, reduction, collective, root, group, messages = codes
         return cls(
-            *(*head, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
+            *(protocol, n_ranks, size_bytes, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
             *(_name(_COLLECTIVES, collective), root, group, _name(_MESSAGES, messages)),
             *("proved" if proved else "not proved", digest.hex()),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from socket import gethostname
@@ -42,6 +42,7 @@ from optcc.experiments.record import BenchTiming
 from optcc.job import keep_to_own_nics
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
+from optcc.runtime.device_paths import PATHS
 from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transports.tcp import TcpTransport
@@ -98,6 +99,13 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
 @click.option("-G", "--cudagraph", type=click.IntRange(0), default=0, help="0: a graph cannot hold a collective.")
 @click.option(
     "--device", default="cpu", show_default=True, help="Where arrays are: cpu, gpu (one a rank) or gpu:N (all on it)."
+)
+@click.option(
+    "--device-path",
+    "paths",
+    type=OneOf(PATHS),
+    multiple=True,
+    help="Which ways messages from GPU to GPU may take: direct, ipc, staged; all unless given, may be repeated.",
 )
 @click.option("-t", "--nthreads", type=click.IntRange(1), default=1, help="Ranks of this process, on loopback.")
 @click.option("-g", "--ngpus", type=click.IntRange(1), default=1, help="The same, for each of -t.")
@@ -191,6 +199,7 @@ def command(
     blocking: int,
     cudagraph: int,
     device: str,
+    paths: tuple[str, ...],
     nthreads: int,
     ngpus: int,
     datatype: str,
@@ -228,6 +237,8 @@ def command(
         raise InputError(f"-G {cudagraph}: must be 0: messages need the host, so that no graph holds a collective")
     if check_device(device) != CPU and peers:
         raise InputError(f"--device {device}: must be cpu with --peer {peers[0]}, which reads the host's memory")
+    if paths and device == CPU:
+        raise InputError(f"--device-path {paths[0]}: must be with --device gpu: messages are in the host's memory")
     n_local = nthreads * ngpus
     if transport == "loopback":
         topology = _loopback_topology(topology, n_local)
@@ -278,10 +289,10 @@ def command(
             report.devices = devices_on_loopback(device, topology.n_ranks)
         rows = run_on_loopback(settings, _progress, lambda rank: report.add if rank == 0 else _say_nothing)
         return report.end(rows)
-    return _under_mpi(settings, report)
+    return _under_mpi(settings, report, paths or PATHS)
 
 
-def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
+def _under_mpi(settings: BenchSettings, report: BenchReport, paths: Collection[str]) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
     mpi = mpi_of(settings.transport)
     with abort_on_failure(mpi):
@@ -298,7 +309,7 @@ def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
                 entries = transport.nics
             report.begin(mpi.n_ranks, hosts, settings, given, entries)
             say = report.add if mpi.rank == 0 else _say_nothing
-            device = device_of_rank(settings.device, transport, hosts)
+            device = device_of_rank(settings.device, transport, hosts, paths)
             if device is not None:
                 told = mpi.allgather(str(device).encode()[:_DEVICE_BYTES].ljust(_DEVICE_BYTES))
                 report.devices = tuple(each.decode(errors="replace").rstrip() for each in told)

@@ -170,18 +170,31 @@ def test_long_messages_are_exact(tmp_path: Path, ranks: int, transport: str) -> 
     assert {row["size"] for row in whole} == {2**28}
 
 
-@pytest.mark.parametrize("transport", ["mpi", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_arrays_on_a_gpu_are_staged_where_the_library_does_not_reach_them(transport: str, tmp_path: Path) -> None:
+REACHED = "3 of 3 ranks reach the GPU memory of those of their host, says the self-test"
+
+
+@pytest.mark.parametrize(
+    ("transport", "path"),
+    [
+        ("mpi", "ipc"),
+        pytest.param("mpi", "staged", marks=pytest.mark.slow),
+        pytest.param("tcp", "ipc", marks=pytest.mark.slow),
+        pytest.param("tcp", "staged", marks=pytest.mark.slow),
+    ],
+)
+def test_arrays_on_a_gpu_go_by_cuda_ipc_or_are_staged(transport: str, path: str, tmp_path: Path) -> None:
     """On a stand-in for CuPy, whose addresses no library could follow."""
     root = Path(__file__).parents[2]
     more = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{root}:{root}/tests/stand_in"}
     words = ("-b", "40004", "-n", "2", "-o", "avg", "--json", "--transport", transport, "--device", "gpu")
+    words = (*words, *(("--device-path", path) if path == "staged" else ()))
     done = launch.mpirun("-n", "3", *OPTCC, "bench", *words, "--schedule", "ring", more=more, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["out_of_bounds"] == 0
     why = {
-        "mpi": "staged: rank 0: the MPI library does not say that it takes a GPU's memory",
-        "tcp": "staged: TcpTransport reads and writes the host's memory",
+        "mpi": "rank 0: the MPI library does not say that it takes a GPU's memory",
+        "tcp": "TcpTransport reads and writes the host's memory",
     }[transport]
+    why = f"ipc: {why}; {REACHED}" if path == "ipc" else "staged: nothing else was asked for"
     assert told["config"]["devices"] == [f"gpu:{number} stand-in, {why}" for number in (0, 1, 0)]

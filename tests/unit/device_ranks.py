@@ -216,6 +216,8 @@ def as_processes(cupy: StandIn, patch: pytest.MonkeyPatch) -> None:
         return threading.current_thread().name
 
     patch.setattr(cupy, "process", process)
+    for kept in ("_all", "_free"):
+        patch.setattr(device_ipc, kept, [])
     patch.setattr(device_ipc, "process_token", lambda: process().encode().rjust(16)[-16:])
 
 

@@ -109,6 +109,7 @@ class Memory:
         self.path.touch(0o600)
         os.truncate(self.path, n_bytes)
         finalize(self, self.path.unlink, missing_ok=True)
+        cupy.n_allocations += 1
         self.ptr = cupy._map(self.device_id, self.path, n_bytes)
         cupy._bytes(self.ptr, min(n_bytes, POISONED_BYTES_MAX), self.device_id)[:] = POISON
         cupy._exports[self.ptr] = self.path, n_bytes, cupy.process()
@@ -590,6 +591,8 @@ class StandIn(ModuleType):
         raise CUDARuntimeError("cudaErrorMapBufferObjectFailed: mapping of buffer object failed")
 
     def _is_capturing(self, stream: int) -> bool:
+        if stream == LEGACY and self.capturing & {each.ptr for each in self._streams.values() if not each.non_blocking}:
+            raise CUDARuntimeError("cudaErrorStreamCaptureImplicit: the legacy stream would depend on it")
         return stream in self.capturing
 
     # --- memory -------------------------------------------------------------------------------------------------------
