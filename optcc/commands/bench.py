@@ -138,7 +138,7 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
     "peers",
     type=OneOf(PEERS),
     multiple=True,
-    help="mpi: the MPI library's own collective; gloo: torch's; may be repeated.",
+    help="mpi: the MPI library's own collective; gloo: torch's; may be repeated. nccl: NVIDIA's, alone, on GPUs.",
 )
 @click.option("--topology", type=TopologyType(), envvar="OPTCC_TOPOLOGY", help="What the hosts can carry.")
 @click.option("--wire-overhead", default="1", envvar="OPTCC_WIRE_OVERHEAD", help="Bytes on the wire a payload byte.")
@@ -235,8 +235,7 @@ def command(
     """
     if cudagraph:
         raise InputError(f"-G {cudagraph}: must be 0: messages need the host, so that no graph holds a collective")
-    if check_device(device) != CPU and peers:
-        raise InputError(f"--device {device}: must be cpu with --peer {peers[0]}, which reads the host's memory")
+    _check_peers(check_device(device), peers, schedules)
     if paths and device == CPU:
         raise InputError(f"--device-path {paths[0]}: must be with --device gpu: messages are in the host's memory")
     n_local = nthreads * ngpus
@@ -290,6 +289,17 @@ def command(
         rows = run_on_loopback(settings, _progress, lambda rank: report.add if rank == 0 else _say_nothing)
         return report.end(rows)
     return _under_mpi(settings, report, paths or PATHS)
+
+
+def _check_peers(device: str, peers: tuple[str, ...], schedules: tuple[str, ...]) -> None:
+    """Peers are where the arrays are, and NCCL is in a job of its own: its threads and kernels wait by running."""
+    if "nccl" in peers and (len(peers) > 1 or schedules):
+        others = ", ".join((*(f"--schedule {each}" for each in schedules), *(f"--peer {each}" for each in peers)))
+        raise InputError(f"{others}: --peer nccl must be alone in its job")
+    if "nccl" in peers and device == CPU:
+        raise InputError("--peer nccl: must be with --device gpu: its arrays are in a GPU's memory")
+    if peers and "nccl" not in peers and device != CPU:
+        raise InputError(f"--device {device}: must be cpu with --peer {peers[0]}, which reads the host's memory")
 
 
 def _under_mpi(settings: BenchSettings, report: BenchReport, paths: Collection[str]) -> int:

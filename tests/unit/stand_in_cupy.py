@@ -488,6 +488,7 @@ class StandIn(ModuleType):
             getDeviceProperties=lambda device: {"name": b"stand-in", "multiProcessorCount": 2 + device},
             runtimeGetVersion=lambda: 12090,
             driverGetVersion=lambda: 12090,
+            deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
             memGetInfo=lambda: (1 << 30, 1 << 30),
             CUDARuntimeError=CUDARuntimeError,
         )
