@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from optcc.errors import CodecError, EnvironmentMissing
 from optcc.experiments import gpu_battery, gpu_collectives
 from optcc.experiments.bench import Variant
-from optcc.experiments.gpu_battery import PARTS, BatteryLine, BatteryTiming, Found, GpuBattery, command, run_part
+from optcc.experiments.gpu_battery import PARTS, GpuBattery, command, run_part
+from optcc.experiments.gpu_collectives import BatteryLine, BatteryTiming, Found
 from optcc.experiments.kernel_bench import KernelTiming
 from optcc.runtime.cupy_kernels import CupyKernels
 from tests.unit.stand_in_cupy import StandIn
