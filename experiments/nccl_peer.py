@@ -6,15 +6,16 @@ elements are those that the bench checks. A peer's calls are queued on the strea
 
 from __future__ import annotations
 
+import struct
 from socket import gethostname
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from optcc.collective import Collective, check_dtype
 from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.runtime.cupy_kernels import CupyKernels, load_cupy
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from optcc.runtime.rendezvous import Meet
 
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "reduce", "alltoall")
 _DTYPES = {
@@ -22,6 +23,8 @@ _DTYPES = {
     **{name: f"NCCL_{name.upper()}" for name in ("float16", "float32", "float64", "bfloat16")},
 }
 """What CuPy calls the types of NCCL; the last one is there since NCCL 2.10."""
+_UNIQUE = struct.Struct("128b")
+"""`ncclUniqueId`."""
 _OPS = {"sum": "NCCL_SUM", "avg": "NCCL_SUM", "prod": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX"}
 
 
@@ -34,7 +37,7 @@ def load_nccl() -> Any:
 
 
 class NcclPeer:
-    """NCCL's own collective of the ranks of `comm`, this one's on GPU `device_id`; collective.
+    """NCCL's own collective of the ranks that `meet`, this one's on GPU `device_id`; collective.
 
     Raises, at every rank, EnvironmentMissing if one has no NCCL or two ranks have the same GPU, and ArgumentError for a
     dtype, reduction or collective that it lacks.
@@ -42,11 +45,9 @@ class NcclPeer:
 
     name = "nccl"
 
-    def __init__(
-        self, comm: MPI.Intracomm, dtype: str, reduction: str, collective: Collective, device_id: int | None
-    ) -> None:
-        self._collective, self._n_ranks, self._rank = collective, comm.Get_size(), comm.Get_rank()
-        nccl = self._nccl = _at_every_rank(comm, device_id)
+    def __init__(self, meet: Meet, dtype: str, reduction: str, collective: Collective, device_id: int | None) -> None:
+        self._collective, self._n_ranks = collective, collective.n_ranks
+        nccl = self._nccl = _at_every_rank(meet, device_id)
         assert device_id is not None
         self._dtype, self._op = _constant(nccl, dtype, _DTYPES), _constant(nccl, reduction, _OPS)
         if collective.name not in COLLECTIVES:
@@ -57,8 +58,9 @@ class NcclPeer:
         with cupy.cuda.Device(device_id):
             self._stream = cupy.cuda.get_current_stream()
             self._kernels = CupyKernels(dtype, reduction, self._stream, device_id)
-            unique = comm.bcast(nccl.get_unique_id() if self._rank == 0 else None)
-            self._comm = nccl.NcclCommunicator(self._n_ranks, unique, self._rank)
+            # Of CuPy as signed characters; that of rank 0 counts.
+            meeting = meet(_UNIQUE.pack(*nccl.get_unique_id()))
+            self._comm = nccl.NcclCommunicator(self._n_ranks, _UNIQUE.unpack(meeting.records[0]), meeting.rank)
         self._item_bytes = check_dtype(dtype)
 
     def run(self, send: Any, recv: Any) -> None:
@@ -66,19 +68,19 @@ class NcclPeer:
         length, and NCCL's error."""
         name, root, n, stream = self._collective.name, self._collective.root, self._n_ranks, self._stream.ptr
         given, got = (0 if each is None else each.data.ptr for each in (send, recv))
-        kind, op, comm = self._dtype, self._op, self._comm
+        kind, op, communicator = self._dtype, self._op, self._comm
         if name == "allreduce":
-            comm.allReduce(given, got, send.size, kind, op, stream)
+            communicator.allReduce(given, got, send.size, kind, op, stream)
         elif name == "reducescatter":
             self._check_even(send.size, recv.size)
-            comm.reduceScatter(given, got, recv.size, kind, op, stream)
+            communicator.reduceScatter(given, got, recv.size, kind, op, stream)
         elif name == "allgather":
             self._check_even(recv.size, send.size)
-            comm.allGather(given, got, send.size, kind, stream)
+            communicator.allGather(given, got, send.size, kind, stream)
         elif name == "broadcast":
-            comm.broadcast(given or got, got, recv.size, kind, root, stream)
+            communicator.broadcast(given or got, got, recv.size, kind, root, stream)
         elif name == "reduce":
-            comm.reduce(given, got, send.size, kind, op, root, stream)
+            communicator.reduce(given, got, send.size, kind, op, root, stream)
         else:
             self._check_even(send.size, send.size // n)
             self._all_to_all(given, got, send.size // n)
@@ -104,7 +106,7 @@ class NcclPeer:
         self._comm.destroy()
 
 
-def _at_every_rank(comm: MPI.Intracomm, device_id: int | None) -> Any:
+def _at_every_rank(meet: Meet, device_id: int | None) -> Any:
     """CuPy's binding, if every rank has it and a GPU of its own: NCCL would wait for a rank that does not come."""
     nccl, missing, bus = None, "", ""
     try:
@@ -114,7 +116,8 @@ def _at_every_rank(comm: MPI.Intracomm, device_id: int | None) -> Any:
         bus = str(load_cupy().cuda.runtime.deviceGetPCIBusId(device_id))
     except EnvironmentMissing as error:
         missing = str(error)
-    told: list[tuple[str, str, str]] = comm.allgather((missing, gethostname(), bus))
+    records = meet(msgspec.json.encode((missing, gethostname(), bus))).records
+    told = [msgspec.json.decode(each, type=tuple[str, str, str]) for each in records]
     for rank, (text, host, number) in enumerate(told):
         if text:
             raise EnvironmentMissing(f"rank {rank}: {text}")

@@ -73,7 +73,7 @@ def make_peer(
             raise ArgumentError(f"peer gloo: {collective.name}: must be an allreduce")
         return GlooPeer(comm, dtype, reduction, deadline_s)
     if name == "nccl":
-        return NcclPeer(comm, dtype, reduction, collective, device_id)
+        return NcclPeer(over_mpi(comm), dtype, reduction, collective, device_id)
     assert name == "mpi", name
     return MpiPeer(comm, dtype, reduction, collective)
 

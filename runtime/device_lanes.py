@@ -39,8 +39,9 @@ from optcc.runtime.device_ipc import (
     open_memory,
     take_memory,
 )
-from optcc.runtime.device_self_test import Gathers, first_text
+from optcc.runtime.device_self_test import first_text
 from optcc.runtime.device_streams import COMPUTE, OUT, DeviceStreams
+from optcc.runtime.plan_handshake import Gathers
 from optcc.runtime.transport import RECEIVED, Bytes, Event, Transport
 
 CREDIT_GROUPS = 1 << 40

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
+from optcc.runtime.plan_handshake import Gathers
 
 SELF_TEST_BYTES = (1, 4097, (1 << 20) + 3)
 """Lengths that libraries send in different ways."""
@@ -14,14 +14,6 @@ MARGIN_BYTES = 64
 """What lies around a message, and must stay as it is."""
 POISON = 0x5A
 _TEXT_BYTES = 256
-
-
-class Gathers(Protocol):
-    """Ranks that tell each other."""
-
-    def allgather(self, payload: bytes, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[bytes]:
-        """As `Transport.allgather`."""
-        ...
 
 
 def first_text(ranks: Gathers, text: str, timeout_s: float) -> str:

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -13,35 +14,20 @@ from optcc.collective import Collective
 from optcc.commands.bench import command
 from optcc.errors import ArgumentError, EnvironmentMissing, InputError
 from optcc.experiments.nccl_peer import NcclPeer
+from optcc.runtime.rendezvous import Meeting
 from tests.unit.stand_in_cupy import StandIn
 from tests.unit.stand_in_nccl import Nccl
-
-
-class Ranks:
-    """What mpi4py's communicator has, at one of two ranks: the other one says `other`, or the same."""
-
-    def __init__(self, other: Any = None) -> None:
-        self.other = other
-
-    def Get_size(self) -> int:  # noqa: N802
-        return 2
-
-    def Get_rank(self) -> int:  # noqa: N802
-        return 0
-
-    def allgather(self, own: Any) -> list[Any]:
-        return [own, self.other or own]
-
-    def bcast(self, given: Any) -> Any:
-        return given
-
 
 ELSEWHERE = ("", "another host", "0000:00:00.0")
 
 
 def make(dtype: str = "float32", reduction: str = "sum", name: str = "allreduce", other: Any = ELSEWHERE) -> NcclPeer:
-    """The peer on GPU 0."""
-    return NcclPeer(Ranks(other), dtype, reduction, Collective(name, 2), 0)  # type: ignore[arg-type]
+    """The peer on GPU 0 at the first of two ranks; the other one says `other`, or the same."""
+
+    def meet(record: bytes) -> Meeting:
+        return Meeting(0, 2, b"", b"", (record, record if other is None else msgspec.json.encode(other)))
+
+    return NcclPeer(meet, dtype, reduction, Collective(name, 2), 0)
 
 
 @pytest.fixture
