@@ -3,6 +3,7 @@
     SharedMemory   an allocation of this process, which others open by its handle
     open_memory    the address of another process's allocation in this one
     try_sharing    which ranks of a host reach each other's memory, found by trying
+    probe_sharing  the same with a process that is started for it, for `optcc doctor`
 
 CUDA makes handles of whole allocations of `cudaMalloc`, and CuPy's pool hands out parts of them: shared memory is
 allocated outside of the pool, in units of 2 MiB, as CUDA shares the 2 MiB block that an allocation lies in. To free
@@ -18,6 +19,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -35,6 +38,8 @@ HANDLE_BYTES = 64
 """`CUDA_IPC_HANDLE_SIZE`."""
 _WHERE = struct.Struct("<16s16s")
 _RANDOM = os.urandom(16)
+PROBE_S = 10.0
+_WRITE = "import sys; from optcc.runtime.device_ipc import write_probe; write_probe(sys.argv[1], int(sys.argv[2]))"
 
 
 class SharedMemory(NamedTuple):
@@ -154,6 +159,33 @@ def try_sharing(transport: Transport, device_id: int, timeout_s: float) -> tuple
     test.end()
     n_ranks = sum(host >= 0 for host in hosts)
     return hosts, f"{n_ranks} of {len(hosts)} ranks reach the GPU memory of those of their host, says the self-test"
+
+
+def probe_sharing() -> str:
+    """What is wrong if a process on GPU 0, and one on the last GPU, write into memory of GPU 0, or nothing.
+
+    A look that takes seconds; `try_sharing` tries all pairs. Raises EnvironmentMissing without CuPy or a GPU.
+    """
+    n_devices = int(load_cupy().cuda.runtime.getDeviceCount())
+    for device_id in sorted({0, n_devices - 1}):
+        test = _SelfTest(0, 0, (0, 1))
+        wrong = _caught(test.export)
+        if wrong:
+            return wrong
+        words = [sys.executable, "-c", _WRITE, test.handle.hex(), str(device_id)]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        wrong = (ran.stdout.strip() or ran.stderr.strip() or f"exit {ran.returncode}") if ran.returncode else ""
+        wrong = wrong.splitlines()[-1] if wrong else _caught(test.check)
+        if wrong:
+            return f"GPU {device_id} into GPU 0: {wrong}"
+        test.end()
+    return ""
+
+
+def write_probe(handle: str, device_id: int) -> None:
+    """The other process of `probe_sharing`; exits with what is wrong."""
+    wrong = _caught(lambda: _SelfTest(device_id, 1, (0, 1)).write([bytes.fromhex(handle), b""]))
+    sys.exit(wrong or 0)
 
 
 def _caught(step: Callable[[], str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,16 @@ def test_a_process_does_not_open_its_own_handle(cupy: StandIn, monkeypatch: pyte
     pooled = runtime.ipcGetMemHandle(cupy.empty(100, np.uint8).data.ptr)
     with pytest.raises(CUDARuntimeError, match="invalid argument"):
         device_ipc.open_memory(pooled)
+
+
+def test_a_process_that_is_started_probes_the_gpus(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the doctor: another process, with a stand-in of its own, writes into memory of this one."""
+    monkeypatch.setattr(device_ipc, "_free", [])
+    root = Path(__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", f"{root}:{root}/tests/stand_in")
+    assert device_ipc.probe_sharing() == ""
+    monkeypatch.setattr(device_ipc, "pattern", lambda rank, n_bytes: np.zeros(n_bytes, np.uint8))
+    monkeypatch.setattr(device_ipc, "framed", lambda rank, n_bytes: np.zeros(n_bytes + 128, np.uint8))
+    assert "GPU 0 into GPU 0: self-test: " in device_ipc.probe_sharing()
+    monkeypatch.setattr(device_ipc, "_WRITE", "raise SystemExit('cudaErrorInvalidValue')")
+    assert device_ipc.probe_sharing() == "GPU 0 into GPU 0: cudaErrorInvalidValue"
