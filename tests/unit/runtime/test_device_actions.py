@@ -644,6 +644,25 @@ def test_shared_memory_is_opened_once_a_plan_and_used_again(cupy: StandIn, monke
     assert allocated == [3, 3]
 
 
+def test_an_engine_that_closes_closes_the_memory_of_others(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of plans that nobody has closed; its own memory is free for the next engine of the process."""
+    as_processes(cupy, monkeypatch)
+
+    def body(rank: int, transport: Any) -> list[int]:
+        keeping = KeepingTransport(transport._network, rank)
+        keeping.device_path = DevicePath(IPC, "a test says so", (0, 0, 0))
+        with Communicator(keeping, ring_planner) as comm:
+            found = [comm.all_reduce(cupy.asarray(np.full(n, rank + 1))).tolist()[-1] for n in (7, 500)]
+            assert sum(count for (process, _, _), (_, count) in cupy._opened.items() if process == cupy.process()) == 2
+            comm.barrier()
+        return found
+
+    for _ in range(2):
+        assert run_ranks(3, body) == [[6, 6]] * 3
+        assert not any(count for _, count in cupy._opened.values())
+    assert len(cupy._exports) == 6
+
+
 def test_what_one_rank_cannot_open_all_stage(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """They had agreed on CUDA IPC; the plan is made again, and so are those to come."""
     as_processes(cupy, monkeypatch)
