@@ -22,7 +22,7 @@ from optcc.verdict import PROVED, Verdict
 PROTOCOL = 3
 """Version of the run-time's protocol: ranks of different versions refuse to run together."""
 
-_RECORD = struct.Struct("<8sIIQIIIIIII32s")
+_RECORD = struct.Struct("<8sIIQIIIIIHH32s")
 _MAGIC = b"optcc-ag"
 _DTYPES = tuple(DTYPE_BYTES)
 _COLLECTIVES = (*COLLECTIVES, "declared")
