@@ -339,7 +339,8 @@ def run_cases(
         collective = Collective(each.collective, transport.n_ranks, each.root)
         peers: list[Peer] = []
         if comm is not None:
-            given = each.dtype, each.reduction, each.deadline_s, collective
+            number = None if device is None else device.place.device_id
+            given = each.dtype, each.reduction, each.deadline_s, collective, number
             peers = [make_peer(name, comm, *given) for name in each.peers]
         for asked in each.sizes:
             size = asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from optcc.collective import Collective, Region
 from optcc.errors import InputError
 from optcc.runtime.cupy_kernels import load_cupy
 from optcc.runtime.device_actions import DevicePlace
-from optcc.runtime.device_paths import DevicePath, choose_path
+from optcc.runtime.device_paths import PATHS, STAGED, DevicePath, choose_path
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.transport import Transport
 
@@ -43,25 +43,27 @@ def check_device(text: str) -> str:
     return text
 
 
-def device_of_rank(text: str, transport: Transport, hosts: Sequence[str]) -> BenchDevice | None:
+def device_of_rank(
+    text: str, transport: Transport, hosts: Sequence[str], paths: Collection[str] = PATHS
+) -> BenchDevice | None:
     """Where a rank's arrays are, by `--device`: None for the host's memory; collective, before there is an engine.
 
     `gpu` is one GPU after the other for the ranks of a host, again from the first if there are fewer; `gpu:N` is that
-    one for all. `hosts` are the ranks' hosts. Raises EnvironmentMissing without a GPU, InputError for one that is not
-    there.
+    one for all. `hosts` are the ranks' hosts, `paths` the ways that messages may take. Raises EnvironmentMissing
+    without a GPU, InputError for one that is not there.
     """
     if text == CPU:
         return None
     rank = transport.rank
     number = _number(text, sum(host == hosts[rank] for host in hosts[:rank]))
-    path = choose_path(transport, number)
-    return BenchDevice(DevicePlace(number, path.direct), _name(number), str(path))
+    path = choose_path(transport, number, paths=paths)
+    return BenchDevice(path.place(number), _name(number), str(path))
 
 
 def devices_on_loopback(text: str, n_ranks: int) -> tuple[str, ...]:
     """What `device_of_rank` says for the ranks of one process, which stage; raises as it."""
     numbers = [_number(text, rank) for rank in range(n_ranks)]
-    path = DevicePath(False, "loopback is memory of this process")
+    path = DevicePath(STAGED, "loopback is memory of this process")
     return tuple(str(BenchDevice(DevicePlace(number), _name(number), str(path))) for number in numbers)
 
 

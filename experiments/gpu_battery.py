@@ -13,7 +13,9 @@ of the record, and the others go on:
     speed        every kernel on 64 MiB (and 256 MiB), against the device's own copy just before it
     staged       collectives of 1 to 4 ranks on this GPU, through page-locked memory: every type and reduction, 0 B to
                  1 GiB, every element checked on the GPU, ten thousand times
-    ucx          the same through UCX, from GPU to GPU if it says that it can and the self-test agrees
+    ipc          collectives of 2 to 4 ranks that are processes on this GPU, by CUDA IPC, a thousand times; 2 and
+                 4 of them against the copies that they must make
+    ucx          the same as staged through UCX, from GPU to GPU if it says that it can and the self-test agrees
     sanitizer    some kernels under compute-sanitizer, if that is installed
 
 The record, `optcc-gpu-battery/1`, says the device, the driver and the versions. Without a GPU nothing is written, and
@@ -23,17 +25,14 @@ the command exits with 2, or with 0 if `--allow-missing`. On a stand-in for CuPy
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -43,70 +42,34 @@ import click
 import msgspec
 import numpy as np
 
-from optcc.collective import DTYPE_BYTES, reductions_of
+from optcc.collective import DTYPE_BYTES
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing
-from optcc.experiments.bench import BenchSettings, Variant, run_cases
-from optcc.experiments.bench_messages import device_of_rank
+from optcc.experiments import gpu_collectives
+from optcc.experiments.bench import Variant
+from optcc.experiments.gpu_collectives import (
+    BUDGET_S,
+    DEVICE,
+    BatteryLine,
+    BatteryTiming,
+    Found,
+    benches_of,
+    collectives,
+    over_loopback,
+    over_ucx,
+    run_bench,
+    settings_of,
+)
 from optcc.experiments.kernel_bench import COUNTS, CudaDevice, KernelTiming, check, measure
-from optcc.experiments.record import RECORDS, BenchTiming, Check, these_versions, this_machine
+from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
 from optcc.experiments.recorder import Measured, record_command, run_command
-from optcc.planner import verdict_cache
 from optcc.runtime.cupy_kernels import load_cupy
-from optcc.runtime.nics import HostNic
-from optcc.runtime.rendezvous import Meet, Meeting
-from optcc.runtime.state import WINDOW
-from optcc.runtime.transport import Transport
-from optcc.runtime.transports.loopback import run_ranks
-from optcc.runtime.transports.rank_threads import run_threads
-from optcc.runtime.transports.ucx import UcxTransport
 from optcc.show import Card
 
-DEVICE = "gpu:0"
 COPY_SHARE_MIN = 0.9
 """Of the device's copy bandwidth, a reduction of 64 MiB or more is to reach this share."""
-BUDGET_S, QUICK_BUDGET_S = 480.0, 90.0
-QUICK_MANY = 25
-_MEET_S = 60.0
+QUICK_BUDGET_S = 90.0
 _LINES_MAX = 12
 _CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy", "libucx-cu12")
-
-
-class BatteryLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a part has shown: how many cases it has gone through, how many elements were wrong, and what else to know.
-
-    `error` is why it has not come to its end.
-    """
-
-    part: str
-    cases: int
-    wrong: int
-    text: str
-    seconds: float = 0.0
-    error: str = ""
-
-
-class BatteryTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured time, and the time that it is compared with, which was measured beside it: medians, seconds."""
-
-    part: str
-    what: str
-    size_bytes: int
-    seconds: float
-    against: str
-    against_seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """The time over what it is compared with."""
-        return self.seconds / self.against_seconds
-
-
-class Found(msgspec.Struct):
-    """What the process of a part prints."""
-
-    line: BatteryLine
-    timings: list[BatteryTiming] = []
-    kernels: list[KernelTiming] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,133 +128,6 @@ class GpuBattery(Measured):
 
 def _compare(row: BatteryTiming) -> str:
     return f"{row.ratio:.2f} of {row.against}, {1e6 * row.against_seconds:.1f} us"
-
-
-# --- collectives of ranks that are threads of this process ------------------------------------------------------------
-
-
-class _Room:
-    """Where the threads meet."""
-
-    def __init__(self, n_ranks: int) -> None:
-        self._n_ranks, self._job, self._secret = n_ranks, os.urandom(16), os.urandom(32)
-        self._records = [b""] * n_ranks
-        self._barrier = threading.Barrier(n_ranks)
-
-    def meet(self, rank: int) -> Meet:
-        """See `optcc.runtime.rendezvous.Meet`."""
-
-        def meet(record: bytes) -> Meeting:
-            self._records[rank] = record
-            self._barrier.wait(_MEET_S)
-            return Meeting(rank, self._n_ranks, self._job, self._secret, tuple(self._records))
-
-        return meet
-
-
-Runs = Callable[[int, Callable[[int, Transport], Any]], list[Any]]
-"""(number of ranks, what each does with its transport) to what each has returned."""
-
-
-def _over_loopback(n_ranks: int, body: Callable[[int, Transport], Any]) -> list[Any]:
-    return run_ranks(n_ranks, body, deadline_s=BUDGET_S)
-
-
-def _over_ucx(n_ranks: int, body: Callable[[int, Transport], Any]) -> list[Any]:
-    room = _Room(n_ranks)
-
-    def run(rank: int) -> Any:
-        # UCX takes the context of the thread that uses it.
-        load_cupy().cuda.Device(int(DEVICE.partition(":")[2])).use()
-        transport = UcxTransport(room.meet(rank), [HostNic("lo", "127.0.0.1")])
-        try:
-            return body(rank, transport)
-        finally:
-            transport.close()
-
-    return run_threads(n_ranks, run, lambda rank, cause: room._barrier.abort(), deadline_s=BUDGET_S)
-
-
-def settings_of(
-    variants: Sequence[Variant], collective: str, schedule: str, iterations: int, device: str = DEVICE
-) -> BenchSettings:
-    """A bench without shaped ports, in which every element of every run is checked."""
-    first = variants[0]
-    return BenchSettings(
-        (schedule,),
-        (),
-        None,
-        Fraction(1, 100_000),
-        Fraction(1),
-        "gpu",
-        first.sizes,
-        iterations,
-        1,
-        None,
-        first.dtype,
-        first.reduction,
-        "auto",
-        None,
-        None,
-        WINDOW,
-        ("out", "in"),
-        120.0,
-        True,
-        False,
-        "loopback",
-        collective,
-        variants=tuple(variants),
-        device=device,
-    )
-
-
-def run_bench(runs: Runs, n_ranks: int, settings: BenchSettings) -> tuple[list[BenchTiming], str]:
-    """The rows of a bench of `n_ranks` ranks, and which way their messages took."""
-    cache = verdict_cache()
-
-    def body(_rank: int, transport: Transport) -> tuple[list[BenchTiming], str]:
-        device = device_of_rank(settings.device, transport, ("",) * n_ranks)
-        rows = run_cases(settings, transport, None, cache, device=device)
-        return rows, "in the host's memory" if device is None else device.path
-
-    rows: tuple[list[BenchTiming], str] = runs(n_ranks, body)[0]
-    return rows
-
-
-def _variants(quick: bool) -> list[Variant]:
-    """Every type and reduction, at a few elements that do not divide evenly."""
-    dtypes = ("float32", "bfloat16", "int8") if quick else tuple(DTYPE_BYTES)
-    return [
-        Variant(dtype, reduction, 0, tuple(count * DTYPE_BYTES[dtype] for count in (0, 1, 1001)))
-        for dtype in dtypes
-        for reduction in reductions_of(dtype)
-    ]
-
-
-def _long_sizes(quick: bool) -> tuple[int, ...]:
-    return (1 << 20,) if quick else (1 << 20, (64 << 20) + 4, 1 << 30)
-
-
-def collectives(runs: Runs, part: str, n_many: int, quick: bool) -> Found:
-    """Every type and reduction over 1 to 4 ranks, then long messages, other collectives, and one `n_many` times."""
-    some, all_ = _variants(True), _variants(quick)
-    benches = [(2, all_, 1), (3, some, 1)] if quick else [(1, some, 1), (2, all_, 1), (3, some, 1), (4, all_, 1)]
-    sizes = _long_sizes(quick)
-    benches += [(2, [Variant("float32", "sum", 0, sizes)], 1)]
-    benches += [] if quick else [(4, [Variant("float32", "sum", 0, sizes[:-1])], 1)]
-    benches += [(2, [Variant("float32", "avg", 0, (4004,))], QUICK_MANY if quick else n_many // 2)]
-    named = [(n_ranks, settings_of(each, "allreduce", "ring", times)) for n_ranks, each, times in benches]
-    for collective, schedule in (("allgather", "ring-all-gather"), ("alltoall", "direct-all-to-all")):
-        one = [Variant("float16", "sum", 0, (6000, 2 * sizes[0]))]
-        named.append((3, settings_of(one, collective, schedule, 2)))
-    wrong = cases = 0
-    paths: dict[str, None] = {}
-    for n_ranks, settings in named:
-        rows, path = run_bench(runs, n_ranks, settings)
-        wrong += sum(row.wrong for row in rows)
-        cases += len(rows) * len(settings.modes) * (settings.iterations + settings.warmup)
-        paths[path] = None
-    return Found(BatteryLine(part, cases, wrong, "; ".join(paths)))
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -355,6 +191,9 @@ class _Copies:
     def out(self, n_bytes: int = 0) -> None:
         self.streams.copy_out(self._host[1], self._device[1], n_bytes or self.n_bytes)
 
+    def across(self) -> None:
+        self.streams.copy_across(self._device[0], self._device[1], self.n_bytes)
+
     def reduce(self) -> None:
         self._kernels.reduce(self._device[2], self._device[3], self.n_bytes // 4)
 
@@ -390,7 +229,7 @@ def allreduce_part(quick: bool) -> Found:
     timings, wrong = [], 0
     for n_ranks in (2, 4):
         rows, path = run_bench(
-            _over_loopback, n_ranks, settings_of([Variant("float32", "sum", 0, (size,))], "allreduce", "ring", rounds)
+            over_loopback, n_ranks, settings_of([Variant("float32", "sum", 0, (size,))], "allreduce", "ring", rounds)
         )
         wrong += sum(row.wrong for row in rows)
         moves = [each for _ in range(2 * (n_ranks - 1)) for each in (copies.into, copies.out)]
@@ -421,12 +260,24 @@ def step_part(quick: bool) -> Found:
     medians, wrong = [], 0
     for device in (DEVICE, "cpu"):
         settings = settings_of([Variant("float32", "sum", 0, (1024,))], "allreduce", "ring", rounds, device)
-        rows, _ = run_bench(_over_loopback, 2, settings)
+        rows, _ = run_bench(over_loopback, 2, settings)
         wrong += sum(row.wrong for row in rows)
         assert rows[0].out_of_place is not None
         medians.append(rows[0].out_of_place.median_s)
     timing = BatteryTiming("step", "1 KiB, 2 ranks, on the GPU", 1024, medians[0], "in the host's memory", medians[1])
     return Found(BatteryLine("step", 2 * rounds, wrong, ""), [timing])
+
+
+def ipc_part(quick: bool) -> Found:
+    """Ranks that are processes on one GPU; each byte of a ring is copied 2 (p - 1) times in all."""
+    words = [sys.executable, "-m", "optcc.experiments.gpu_battery", "--part", "ipc", *(["--quick"] if quick else [])]
+    found = gpu_collectives.run_processes(words, quick)
+    for number, row in enumerate(found.timings):
+        copies = _Copies(row.size_bytes)
+        moves = [copies.across] * (2 * (int(row.what.split()[0]) - 1))
+        floor = _median(partial(copies.seconds, *moves), 3 if quick else 10)
+        found.timings[number] = msgspec.structs.replace(row, against_seconds=floor)
+    return found
 
 
 PARTS: dict[str, Callable[[bool], Found]] = {
@@ -435,8 +286,9 @@ PARTS: dict[str, Callable[[bool], Found]] = {
     "step": step_part,
     "allreduce": allreduce_part,
     "speed": speed_part,
-    "staged": partial(collectives, _over_loopback, "staged", 10_000),
-    "ucx": partial(collectives, _over_ucx, "ucx", 1000),
+    "staged": lambda quick: collectives(over_loopback, "staged", benches_of(10_000, quick)),
+    "ipc": ipc_part,
+    "ucx": lambda quick: collectives(over_ucx, "ucx", benches_of(1000, quick)),
     "sanitizer": sanitizer_part,
 }
 """In the order in which they run: if the time does not suffice, it is the last that are missing."""
@@ -490,7 +342,12 @@ def gpu_versions() -> dict[str, str]:
 @click.option("--quick", is_flag=True, help="Fewer types and shorter messages, for a look: a minute and a half.")
 @click.option("--allow-missing", is_flag=True, help="Without a GPU, say so and exit with 0.")
 @click.option("--part", type=click.Choice(tuple(PARTS)), help="This part alone, in this process; prints JSON.")
-def command(quick: bool, allow_missing: bool, part: str | None) -> GpuBattery | None:
+@click.option("--rank", type=int, hidden=True, help="Of the processes of a part: which one this is.")
+@click.option("--ranks", type=int, hidden=True, help="How many there are.")
+@click.option("--meet", type=click.Path(path_type=Path), hidden=True, help="The file in which they meet.")
+def command(
+    quick: bool, allow_missing: bool, part: str | None, rank: int | None, ranks: int | None, meet: Path | None
+) -> GpuBattery | None:
     """Show on this machine's GPU that kernels and collectives are right, and how fast they are."""
     try:
         device = describe_device()
@@ -500,7 +357,11 @@ def command(quick: bool, allow_missing: bool, part: str | None) -> GpuBattery | 
         click.echo(f"# GPU battery: not run: {error}")
         return None
     if part is not None:
-        click.echo(msgspec.json.encode(PARTS[part](quick)).decode())
+        if rank is None or ranks is None or meet is None:
+            found_here = PARTS[part](quick)
+        else:
+            found_here = gpu_collectives.ipc_rank(quick, rank, ranks, meet)
+        click.echo(msgspec.json.encode(found_here).decode())
         return None
     ends_s = time.monotonic() + (QUICK_BUDGET_S if quick else BUDGET_S)
     found = []

@@ -2,6 +2,7 @@
 
     mpi    the MPI library's own, by the algorithm that it was started with
     gloo   torch.distributed's backend for CPUs, over every NIC that all ranks have
+    nccl   NVIDIA's, on the GPUs of the ranks (`nccl_peer`)
 
 torch is imported when its peer is made and not before; `optcc[torch]` has it.
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from optcc.collective import Collective, split
 from optcc.errors import ArgumentError, EnvironmentMissing
+from optcc.experiments.nccl_peer import NcclPeer
 from optcc.runtime.kernels import Array, divide
 from optcc.runtime.nics import HostNic, nics_of
 from optcc.runtime.rendezvous import Meet, over_mpi
@@ -25,7 +27,7 @@ from optcc.runtime.rendezvous import Meet, over_mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PEERS = ("mpi", "gloo")
+PEERS = ("mpi", "gloo", "nccl")
 MPI_RING = (
     *("--mca", "coll_tuned_use_dynamic_rules", "1"),
     *("--mca", "coll_tuned_allreduce_algorithm", "5"),
@@ -58,8 +60,10 @@ def make_peer(
     reduction: str,
     deadline_s: float,
     collective: Collective | None = None,
+    device_id: int | None = None,
 ) -> Peer:
-    """The peer called `name`, one of `PEERS`, for an AllReduce unless another collective is given; collective.
+    """The peer called `name`, one of `PEERS`, for an AllReduce unless another collective is given, on arrays in the
+    host's memory or on GPU `device_id`; collective.
 
     Raises EnvironmentMissing without what it needs, InputError for a dtype, reduction or collective that it lacks.
     """
@@ -68,6 +72,8 @@ def make_peer(
         if collective.name != "allreduce":
             raise ArgumentError(f"peer gloo: {collective.name}: must be an allreduce")
         return GlooPeer(comm, dtype, reduction, deadline_s)
+    if name == "nccl":
+        return NcclPeer(over_mpi(comm), dtype, reduction, collective, device_id)
     assert name == "mpi", name
     return MpiPeer(comm, dtype, reduction, collective)
 

@@ -13,6 +13,7 @@ from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.claims import ClaimsTable, kinds_of
 from optcc.experiments.failure_study import FailureStudy
+from optcc.experiments.gpu_battery import GpuBattery
 from optcc.experiments.lost_nics import LostNicsRecord
 from optcc.experiments.paper_claims import CLAIMS
 from optcc.experiments.peers_record import PeerComparison
@@ -28,6 +29,7 @@ from optcc.paper_figures import (
     failure_curves,
     failure_views,
     gallery,
+    gpu_battery_dots,
     lost_nics_curves,
     numbers,
     peer_dots,
@@ -78,6 +80,7 @@ FIGURES = (
     _single(lost_nics_curves, LostNicsRecord),
     _single(server_gpus_curves, LostNicsRecord),
     _single(training_curves, TrainingFailures),
+    _single(gpu_battery_dots, GpuBattery),
     _single(failure_views, SeenFailure),
     FigureKind(
         *(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.names),
@@ -109,9 +112,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class WrittenFigures(Shown):
-    """What a build wrote: each file's path, with the records that are in it."""
+    """What a build wrote: each file's path, with the records that are in it; and what it left out, and why."""
 
     files: tuple[tuple[Path, tuple[Source, ...]], ...]
+    left_out: tuple[str, ...] = ()
 
     def card(self) -> Card:
         rows = tuple((str(path), ", ".join(each.name for each in sources)) for path, sources in self.files)
@@ -171,7 +175,17 @@ def build(
         for exhibit in shown:
             replace_file(gallery_folder / exhibit.picture, files[exhibit.picture][0])
         replace_file(gallery_folder / gallery.FILE, gallery.page(shown, commands or {}).encode())
-    return WrittenFigures(tuple((out / name, each) for name, (_, each) in files.items()))
+    left_out = () if paths else left_out_of(read, commands or {})
+    return WrittenFigures(tuple((out / name, each) for name, (_, each) in files.items()), left_out)
+
+
+def left_out_of(read: Sequence[Source], commands: Mapping[str, str]) -> tuple[str, ...]:
+    """For each figure of which there is no record, which record that is and, from `commands`, how it is made."""
+    return tuple(
+        f"{kind.name}: left out: no record {kind.record.own_path.name}: {commands.get(kind.record.own_path.name, '')}"
+        for kind in FIGURES
+        if not any(isinstance(source.record, kind.record) for source in read)
+    )
 
 
 def draw_all(read: Sequence[Source], claims: ClaimsTable | None, *, quick: bool) -> tuple[Drawn, ...]:

@@ -139,14 +139,12 @@ def perform(rank: int, collective: Collective, array: Any, op: str, out: Any, dt
     return Call(request, send if share else None, recv, result, array if share else out)
 
 
-def message(name: str, given: Any, *, is_output: bool = False, on_host: bool = False) -> Any:
+def message(name: str, given: Any, *, is_output: bool = False) -> Any:
     """The bytes of an array that is sent or received as it is, where they are.
 
-    Raises InputError for what is no array, not contiguous, or must be written or `on_host` and is not.
+    Raises InputError for what is no array, not contiguous, or must be written and cannot.
     """
     array = as_array(name, given)
-    if on_host and not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: {type(array).__name__}: must be in the host's memory")
     if not array.flags.c_contiguous or (is_output and not getattr(array.flags, "writeable", True)):
         raise InputError(f"{name}: must be contiguous (C order){' and writable' if is_output else ''}")
     return array.reshape(-1).view(np.uint8)

@@ -40,7 +40,7 @@ class PlanMemory(NamedTuple):
     and for the plan to run in.
 
     `device_id` is the GPU whose memory the arrays are in, -1 for the host's. `reads_input`: kernels and transport may
-    read the input where it is.
+    read the input where it is. Messages of the channels `shared` arrive in memory that `shared_slots` makes.
     """
 
     view: Callable[[Any], Any]
@@ -48,6 +48,8 @@ class PlanMemory(NamedTuple):
     work: Callable[[int], Any]
     device_id: int
     reads_input: bool
+    shared: frozenset[int] = frozenset()
+    shared_slots: Callable[[int], Any] | None = None
 
 
 class Arrays(NamedTuple):
@@ -92,7 +94,13 @@ class PlanBuffers:
         inputs, outputs = _places(plan, rank)
         self._layout = _layout(program, inputs, outputs) if len(inputs) > 1 or len(outputs) > 1 else None
         self.input_bytes, self.output_bytes = _span(inputs), _span(outputs)
-        self._slots = _allocate_slots(program, memory.slots)
+        self._slots = _allocate_slots(program, memory.slots, lambda recv: recv.channel not in memory.shared)
+        # The same slots, for messages of the channels that take another way.
+        self._shared, self._shared_slots = memory.shared, self._slots
+        if memory.shared_slots is not None:
+            self._shared_slots = _allocate_slots(
+                program, memory.shared_slots, lambda recv: recv.channel in memory.shared
+            )
         self._work: Any = None
         # The addresses of the buffer and, where it is read there, of the input.
         self.tied_to: tuple[int, int] | None = None
@@ -212,7 +220,7 @@ class PlanBuffers:
         bound: list[BoundAction] = []
         for action in self._program.actions:
             if isinstance(action, PostRecv):
-                slot = self._slots[action.lane][action.slot]
+                slot = self._slots_of(action.channel)[action.lane][action.slot]
                 bound.append((RECV, self._handles[action.channel], slot[: action.bytes], None))
                 continue
             if isinstance(action, PostSend):
@@ -226,7 +234,8 @@ class PlanBuffers:
             if action.slot < 0:
                 source = view(buffer[action.src_offset : action.src_offset + action.bytes])
             else:
-                source = view(self._slots[action.lane][action.slot][: action.bytes])
+                channel = self._program.recv_channel[action.instruction - self._program.first]
+                source = view(self._slots_of(channel)[action.lane][action.slot][: action.bytes])
                 if self._device_id >= 0:
                     code = REDUCE_SLOT if action.reduce else COPY_SLOT
                 if action.index in first_reads:
@@ -236,6 +245,9 @@ class PlanBuffers:
         self.tied_to = arrays.address, arrays.source_address
         self.averages = [(view(buffer[start:stop]), count) for start, stop, count in self._reduced_bytes()]
         return bound
+
+    def _slots_of(self, channel: int) -> list[list[Any]]:
+        return self._shared_slots if channel in self._shared else self._slots
 
     def _runs_in(self, target: Any, address: int) -> bool:
         """True if the plan runs in the user's memory itself: it is whole, and tying the plan to it pays."""
@@ -321,11 +333,14 @@ def _span(places: Sequence[Place]) -> Place:
     return 0, sum(stop - start for start, stop in places)
 
 
-def _allocate_slots(program: RankProgram, allocate: Callable[[int], Bytes]) -> list[list[Bytes]]:
-    """The slots of every lane, each as long as the longest message that it takes, in one block of memory."""
+def _allocate_slots(
+    program: RankProgram, allocate: Callable[[int], Bytes], takes: Callable[[PostRecv], bool]
+) -> list[list[Bytes]]:
+    """The slots of every lane, each as long as the longest message that it takes of those that `takes` says, in one
+    block of memory."""
     shapes: list[tuple[int, int]] = []
     for recvs, slots in zip(program.recvs, program.slots, strict=True):
-        longest = max((recv.bytes for recv in recvs), default=0)
+        longest = max((recv.bytes for recv in recvs if takes(recv)), default=0)
         shapes.append((min(slots, len(recvs)), -(-longest // ALIGNMENT) * ALIGNMENT))
     block = allocate(sum(count * size for count, size in shapes))
     lanes: list[list[Bytes]] = []

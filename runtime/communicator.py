@@ -36,8 +36,7 @@ from optcc.plan import PlanRequest
 from optcc.runtime import arguments
 from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import device_of
-from optcc.runtime.device_actions import DevicePlace
-from optcc.runtime.device_messages import IncomingMessage, take_message
+from optcc.runtime.device_messages import IncomingMessage, take_message, take_messages
 from optcc.runtime.device_paths import path_of
 from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
 from optcc.runtime.observe.jobs import pages_folder
@@ -347,11 +346,14 @@ class Communicator:
         return incoming.follow(handle)
 
     def start_recv_any(self, out: Any, tag: int = 0) -> AnyReceive:
-        """Begins to receive the next message with this tag from whichever rank sends one, into the host's memory; see
-        `recv`."""
-        view = arguments.message("out", out, is_output=True, on_host=True)
+        """Begins to receive the next message with this tag from whichever rank sends one; see `recv`."""
+        view = arguments.message("out", out, is_output=True)
         self._check_peer("source", 0, tag)
-        return self._mail.receive_any(view, tag, self.deadline_s)
+        incoming = IncomingMessage(self.whole_engine, view, arguments.stream_of(out, view))
+        anyone = self._mail.receive_any(incoming.host, tag, self.deadline_s)
+        anyone.handle.output = out
+        incoming.follow(anyone.handle)
+        return anyone
 
     def start_exchange(self, blocks: Sequence[Any], out: Sequence[Any]) -> list[Handle]:
         """Begins to send `blocks[r]` to each rank r and to receive `out[r]` from it, as messages, without a plan.
@@ -359,15 +361,20 @@ class Communicator:
         For blocks whose lengths only their two ranks know, and that change from call to call. All ranks call it in the
         same order; an empty block is no message.
         """
-        sends = [arguments.message("blocks", each, on_host=True) for each in blocks]
-        takes = [arguments.message("out", each, is_output=True, on_host=True) for each in out]
+        sends = [arguments.message("blocks", each) for each in blocks]
+        takes = [arguments.message("out", each, is_output=True) for each in out]
         if not len(sends) == len(takes) == self.n_ranks:
             raise InputError(f"{len(sends)} blocks, {len(takes)} in out: must be {self.n_ranks} of each")
-        mail, tag, limit_s = self._mail, BLOCK_TAG, self.deadline_s
-        handles = [mail.receive(view, rank, tag, limit_s) for rank, view in enumerate(takes) if view.nbytes]
+        mail, tag, limit_s, engine = self._mail, BLOCK_TAG, self.deadline_s, self.whole_engine
+        handles = []
+        for rank, (given, view) in enumerate(zip(out, takes, strict=True)):
+            if view.nbytes:
+                incoming = IncomingMessage(engine, view, arguments.stream_of(given, view))
+                handles.append(incoming.follow(mail.receive(incoming.host, rank, tag, limit_s)))
+        taken = take_messages(engine, sends, [arguments.stream_of(*pair) for pair in zip(blocks, sends, strict=True)])
         # Each rank begins with the one behind it, so that they do not all begin with the same.
         order = [(self.rank + step) % self.n_ranks for step in range(self.n_ranks)]
-        return handles + [mail.send(sends[rank], rank, tag, limit_s) for rank in order if sends[rank].nbytes]
+        return handles + [mail.send(taken[rank], rank, tag, limit_s) for rank in order if taken[rank].nbytes]
 
     def _check_peer(self, name: str, rank: int, tag: int) -> None:
         if not 0 <= rank < self.n_ranks:
@@ -604,7 +611,7 @@ class Communicator:
         if self._replanning.is_on and isinstance(self._base, GetsReady):
             self._base.get_ready(request)
         number = device_of(array)
-        device = None if number < 0 else DevicePlace(number, path_of(self.whole_engine.transport).direct)
+        device = None if number < 0 else path_of(self.whole_engine.transport).place(number)
         return self.engine.prepare(plan, verdict, window=self._window, deadline_s=self.deadline_s, device=device)
 
 

@@ -1,6 +1,6 @@
 """What the actions of a plan do where its arrays are in a GPU's memory; `plan_actions` is the same for the host's.
 
-    DevicePlace      which GPU, and whether the transport reaches its memory
+    DevicePlace      which GPU, and which way its bytes take
     DeviceActions    one plan at one rank: messages, kernels and copies, queued on the engine's `DeviceStreams`
 
 If the transport does not reach the GPU's memory, messages lie in page-locked memory of the host, which the GPU reads
@@ -12,7 +12,8 @@ and writes:
     longer                  copy engines: slot -> landing (INTO), reduce (COMPUTE), array -> message (OUT), each waiting
                             for the other on the GPU, so that the copies of one message overlap the kernel of another
 
-If it does, kernels work on the slots where they are, and messages are sent from the array itself.
+If it does, kernels work on the slots where they are, and messages are sent from the array itself. So they are on
+channels between processes of one host that share GPU memory (`device_lanes`), whatever the others do.
 
 What the host has to know is little: that a slot has been read, before the next message may come into it, and that a
 message is complete, before it is posted. What only the GPU has to know is said by events between streams. An
@@ -42,6 +43,7 @@ from optcc.runtime.buffers import (
     BoundAction,
 )
 from optcc.runtime.cupy_kernels import BATCH_ROWS_MAX, ROW_WORDS, CupyKernels, KernelStep, address_of
+from optcc.runtime.device_lanes import SharedLanes
 from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams, Ready
 from optcc.runtime.state import RankProgram
 from optcc.runtime.transport import Bytes, Transport
@@ -54,10 +56,14 @@ _ALIGNMENT = 256
 
 
 class DevicePlace(NamedTuple):
-    """Arrays of a plan are in the memory of GPU `device_id`; `direct`: the transport reads and writes it there."""
+    """Arrays of a plan are in the memory of GPU `device_id`; `direct`: the transport reads and writes it there.
+
+    `hosts`, if messages may go by CUDA IPC: see `optcc.runtime.device_paths.DevicePath`; at every rank or at none.
+    """
 
     device_id: int
     direct: bool = False
+    hosts: tuple[int, ...] | None = None
 
 
 class _Work(NamedTuple):
@@ -80,7 +86,8 @@ class _Message:
 
 
 class DeviceActions:
-    """The actions of a rank's `program`, on `streams`. `local_done(instruction)` says that a computation is done."""
+    """The actions of a rank's `program`, on `streams`. `local_done(instruction)` says that a computation is done;
+    `shared` has the channels that go by CUDA IPC."""
 
     def __init__(
         self,
@@ -90,10 +97,14 @@ class DeviceActions:
         window: int,
         place: DevicePlace,
         local_done: Callable[[int], None],
+        shared: SharedLanes | None = None,
     ) -> None:
         transfers = program.plan.transfers
         self._transport, self._streams, self._program = transport, streams, program
-        self._direct, self._local_done = place.direct, local_done
+        self._direct, self._local_done, self._shared = place.direct, local_done, shared
+        self._shared_handles = frozenset[int]() if shared is None else shared.handles
+        # The instructions whose message comes in page-locked memory, and those whose message leaves by it.
+        self._staged_in, self._staged_out = self._find_staged()
         self._fused_bytes_max = FUSED_BYTES_MAX
         self._cupy = streams.cupy
         self.kernels = CupyKernels(transfers.dtype, transfers.reduction, streams.streams[COMPUTE], streams.device_id)
@@ -102,17 +113,16 @@ class DeviceActions:
         # Messages that are not posted yet, by channel; and, where they lie in host memory, those that are being sent.
         self._outgoing: dict[int, deque[_Message]] = {}
         self._lent: dict[int, deque[tuple[int, Bytes]]] = {}
-        self._free: list[list[Bytes]] = [] if place.direct else self._make_messages(window)
+        self._free: list[list[Bytes]] = self._make_messages(window)
         # What a kernel has written into a message already, by instruction.
         self._forwarded: dict[int, Bytes] = {}
         # The instructions that send what they compute.
-        self._forwards = set() if place.direct else self._find_forwards()
+        self._forwards = self._find_forwards()
         self._tables = [self.pinned(8 * ROW_WORDS * BATCH_ROWS_MAX).view(np.uint64) for _ in range(TABLES)]
         self._tables_busy = [0] * TABLES
         self._landings: list[tuple[Any, list[int]]] = []
         self._next_landing = 0
-        if not place.direct:
-            self._make_landings()
+        self._make_landings()
         self._scratch: list[Any] = []
 
     # --- memory -------------------------------------------------------------------------------------------------------
@@ -135,12 +145,29 @@ class DeviceActions:
         """Memory in which messages arrive."""
         return self.device(n_bytes) if self._direct else self.pinned(n_bytes)
 
+    def _find_staged(self) -> tuple[frozenset[int], frozenset[int]]:
+        program = self._program
+        if self._direct:
+            return frozenset(), frozenset()
+        shared = frozenset[int]() if self._shared is None else self._shared.channels
+        first = program.first
+        staged_in = (
+            first + i for i, channel in enumerate(program.recv_channel) if channel >= 0 and channel not in shared
+        )
+        staged_out = (
+            first + i for i, channel in enumerate(program.send_channel) if channel >= 0 and channel not in shared
+        )
+        return frozenset(staged_in), frozenset(staged_out)
+
     def _make_messages(self, window: int) -> list[list[Bytes]]:
         """For each lane as many messages as it can have under way, each as long as its longest."""
         program = self._program
         found: list[list[Bytes]] = []
         for lane in program.lanes:
-            sends = [send.bytes for send in (program.sends[i] for i in lane) if send is not None]
+            staged = [
+                send for send in (program.sends[i] for i in lane) if send and send.instruction in self._staged_out
+            ]
+            sends = [send.bytes for send in staged]
             count, longest = min(window, len(sends)), -(-max(sends, default=0) // _ALIGNMENT) * _ALIGNMENT
             block = self.pinned(count * longest)
             found.append([block[k * longest : (k + 1) * longest] for k in range(count)])
@@ -148,7 +175,11 @@ class DeviceActions:
 
     def _make_landings(self) -> None:
         longest = max(
-            (each.bytes for each in self._program.computes if each is not None and each.slot >= 0 and each.reduce),
+            (
+                each.bytes
+                for each in self._program.computes
+                if each and each.reduce and each.instruction in self._staged_in
+            ),
             default=0,
         )
         if longest > self._fused_bytes_max:
@@ -161,6 +192,7 @@ class DeviceActions:
             for compute, send in zip(program.computes, program.sends, strict=True)
             if compute is not None
             and send is not None
+            and send.instruction in self._staged_out
             and (send.offset, send.bytes) == (compute.dst_offset, compute.bytes)
         }
 
@@ -226,10 +258,10 @@ class DeviceActions:
         with streams.device:
             for code, instruction, work, _ in entries:
                 is_local = code in (REDUCE, COPY)
-                if work.n_bytes > self._fused_bytes_max and not is_local and not self._direct:
+                if work.n_bytes > self._fused_bytes_max and instruction in self._staged_in:
                     self._take_long(code, instruction, work)
                     continue
-                out = 0 if is_local or self._direct else self._forward_to(instruction)
+                out = 0 if is_local else self._forward_to(instruction)
                 step = KernelStep(work.dst, work.src, out, work.n_elements, int(code in (REDUCE, REDUCE_SLOT)))
                 if work.scratch:
                     self._launch(KernelStep(work.scratch, work.src, 0, work.n_elements, 0))
@@ -302,9 +334,21 @@ class DeviceActions:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
+    def receive(self, channel: int, view: Any) -> None:
+        """A slot is free for the next message of a channel."""
+        if channel in self._shared_handles:
+            assert self._shared is not None
+            self._shared.receive(channel, view)
+        else:
+            self._transport.post_recv(channel, view)
+
     def send(self, channel: int, view: Any, instruction: int) -> None:
         """Sends from the GPU's memory: from the array itself, or through host memory."""
         streams = self._streams
+        if channel in self._shared_handles:
+            assert self._shared is not None
+            self._shared.send(channel, view)
+            return
         if self._direct:
             message, stream = _Message(view), COMPUTE
         else:
@@ -329,6 +373,6 @@ class DeviceActions:
 
     def take_back(self, channel: int) -> None:
         """A message has been sent, and its host memory is free for another."""
-        if not self._direct:
+        if not self._direct and channel not in self._shared_handles:
             lane, host = self._lent[channel].popleft()
             self._free[lane].append(host)

@@ -7,6 +7,7 @@ copied to the GPU when it is there, and the caller's stream comes behind the cop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,29 @@ from optcc.runtime.transport import Bytes
 
 def take_message(engine: Engine, view: Any, stream: Any) -> Bytes:
     """The bytes of a message: `view` itself in the host's memory, else a copy behind what is queued on `stream`."""
-    if isinstance(view, np.ndarray):
-        return view
-    streams = engine.streams_of(device_of(view))
-    host = _pinned(streams, view.nbytes)
-    with streams.device:
-        streams.wait_for_mark(streams.mark_stream(stream))
-        streams.order(OUT, COMPUTE)
-        streams.copy_out(address_of(host), address_of(view), view.nbytes)
-    streams.streams[OUT].synchronize()
-    return host
+    (taken,) = take_messages(engine, [view], [stream])
+    return taken
+
+
+def take_messages(engine: Engine, views: Sequence[Any], streams_of_views: Sequence[Any]) -> list[Bytes]:
+    """`take_message` of several, each behind its own stream; all copies are queued before any is waited for."""
+    taken: list[Bytes] = []
+    used: dict[DeviceStreams, None] = {}
+    for view, stream in zip(views, streams_of_views, strict=True):
+        if isinstance(view, np.ndarray):
+            taken.append(view)
+            continue
+        streams = engine.streams_of(device_of(view))
+        host = _pinned(streams, view.nbytes)
+        with streams.device:
+            streams.wait_for_mark(streams.mark_stream(stream))
+            streams.order(OUT, COMPUTE)
+            streams.copy_out(address_of(host), address_of(view), view.nbytes)
+        used[streams] = None
+        taken.append(host)
+    for streams in used:
+        streams.streams[OUT].synchronize()
+    return taken
 
 
 class IncomingMessage:

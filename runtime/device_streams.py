@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from optcc.errors import InputError
 from optcc.runtime.cupy_kernels import load_cupy
 
 COMPUTE, INTO, OUT = range(3)
@@ -37,7 +38,9 @@ class Ready:
         self._streams, self.event = streams, event
 
     def order(self, stream: Any) -> None:
-        """Work that is queued on `stream` from now on comes after the run; the host does not wait."""
+        """Work that is queued on `stream` from now on comes after the run; the host does not wait. Raises InputError if
+        `stream` captures a graph."""
+        self._streams.refuse_capture(stream)
         with self._streams.device:
             stream.wait_event(self.event)
 
@@ -62,6 +65,9 @@ class DeviceStreams:
         runtime = cupy.cuda.runtime
         self._memcpy, self._query = runtime.memcpyAsync, runtime.eventQuery
         self._to_device, self._to_host = runtime.memcpyHostToDevice, runtime.memcpyDeviceToHost
+        self._is_capturing, self._runtime_error = runtime.streamIsCapturing, runtime.CUDARuntimeError
+        # CUDA finds from the addresses which GPUs they are of.
+        self._across = runtime.memcpyDefault
         with self.device:
             self.streams = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(3))
             self._turns = tuple(self._event(disable_timing=True) for _ in range(3))
@@ -126,14 +132,35 @@ class DeviceStreams:
         self._memcpy(dst, src, n_bytes, self._to_host, self.streams[OUT].ptr)
         self.note(OUT)
 
+    def copy_across(self, dst: int, src: int, n_bytes: int) -> None:
+        """Queues a copy on OUT from the memory of this GPU to that of any."""
+        self._memcpy(dst, src, n_bytes, self._across, self.streams[OUT].ptr)
+        self.note(OUT)
+
     # --- the caller's streams -----------------------------------------------------------------------------------------
 
     def current_stream(self) -> Any:
         """The stream of this device that is current in the caller's thread."""
         return self.cupy.cuda.get_current_stream(self.device_id)
 
+    def refuse_capture(self, stream: Any) -> None:
+        """Raises InputError if `stream` captures a graph: what is launched later, by the graph, has no host beside it
+        that posts messages, and an event outside of a graph cannot be waited for within."""
+        with self.device:
+            try:
+                captures = self._is_capturing(stream.ptr)
+            except self._runtime_error as error:
+                # Of the legacy default stream CUDA says so where a blocking stream captures.
+                if "Capture" not in str(error):
+                    raise
+                captures = True
+        if captures:
+            raise InputError("stream: captures a CUDA graph: must not while collectives and messages use it")
+
     def mark_stream(self, stream: Any) -> Any:
-        """An event behind what the caller has queued on its stream so far, for `wait_for_mark`."""
+        """An event behind what the caller has queued on its stream so far, for `wait_for_mark`. Raises InputError if
+        the stream captures a graph."""
+        self.refuse_capture(stream)
         with self.device:
             event = self._take_event()
             event.record(stream)

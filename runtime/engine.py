@@ -48,6 +48,8 @@ from optcc.runtime.buffers import (
 from optcc.runtime.channel_groups import ChannelGroups
 from optcc.runtime.concurrent_engines import THREAD_ENGINES, TURN_S
 from optcc.runtime.device_actions import DeviceActions, DevicePlace
+from optcc.runtime.device_lanes import SharedLanes
+from optcc.runtime.device_paths import STAGED, DevicePath, keep_path
 from optcc.runtime.device_streams import DeviceStreams, Ready
 from optcc.runtime.forks import FORKED, call_in_child, refuse_uses
 from optcc.runtime.kernels import Array, Kernels, NumpyKernels
@@ -250,7 +252,8 @@ class Engine:
         if watcher is not None:
             watcher.preparing(plan)
         try:
-            agree(ranks, plan, proved=not refusal, group=groups.lowest, timeout_s=deadline_s)
+            is_shared = device is not None and device.hosts is not None
+            agree(ranks, plan, proved=not refusal, group=groups.lowest, shared=is_shared, timeout_s=deadline_s)
         except MismatchError as error:
             if watcher is not None:
                 watcher.note(MISMATCH, str(error), [at[1][rank] for rank in error.culprits])
@@ -261,6 +264,15 @@ class Engine:
         if device is None:
             kernels = kernels or NumpyKernels(transfers.dtype, transfers.reduction)
         prepared = PersistentPlan(self, plan, groups, window, deadline_s, device or kernels, at)
+        if prepared.shared is not None:
+            assert device is not None
+            why = prepared.shared.connect(ranks, at[1], deadline_s)
+            if why:
+                # What one rank cannot reach, all stage, here and from now on.
+                keep_path(self.transport, DevicePath(STAGED, f"CUDA IPC: plan {plan.name}: {why}"))
+                self._release(prepared)
+                staged = device._replace(hosts=None)
+                prepared = PersistentPlan(self, plan, groups, window, deadline_s, staged, at)
         for channel, handle in enumerate(prepared.handles):
             if handle >= 0:
                 self._routes[handle] = prepared, channel
@@ -366,6 +378,9 @@ class Engine:
             self.watcher.closing()
         if self.taps is not None:
             self.taps.close()
+        if self.failure is None:
+            for shared in {prepared.shared for prepared, _ in self._routes.values() if prepared.shared is not None}:
+                shared.close()
         self.transport.close()
 
     def check_alive(self) -> None:
@@ -391,6 +406,8 @@ class Engine:
     def _release(self, prepared: PersistentPlan) -> None:
         for handle in prepared.handles:
             self._routes.pop(handle, None)
+        if prepared.shared is not None and self.failure is None:
+            prepared.shared.close()
         if self.recorder is not None:
             self.recorder.drop_plan(prepared)
         prepared.groups.give_back(prepared.group)
@@ -694,13 +711,19 @@ class PersistentPlan:
         # In the place of `actions`, for arrays on a GPU.
         self.on_device: DeviceActions | None = None
         self.on_gpu: tuple[DeviceActions, DeviceStreams] | None = None
+        self.shared: SharedLanes | None = None
         if isinstance(place, DevicePlace):
-            streams = engine.streams_of(place.device_id)
+            transport, streams = engine.transport, engine.streams_of(place.device_id)
+            if place.hosts is not None:
+                wires = channels, self.handles, self.group, place.hosts
+                self.shared = SharedLanes(transport, engine.listen, streams, *wires)
             made = self.on_device = DeviceActions(
-                engine.transport, streams, self.program, window, place, self._local_done
+                transport, streams, self.program, window, place, self._local_done, self.shared
             )
             self.on_gpu = made, streams
             memory = PlanMemory(made.kernels.view, made.slots, made.device, place.device_id, False)
+            if self.shared is not None:
+                memory = memory._replace(shared=self.shared.channels, shared_slots=self.shared.slots)
         else:
             assert place is not None
             itemsize = check_dtype(plan.transfers.dtype)
@@ -967,7 +990,10 @@ class PersistentPlan:
                 else:
                     on_device.send(where, view, instruction)
             elif code == RECV:
-                transport.post_recv(where, view)
+                if on_device is None:
+                    transport.post_recv(where, view)
+                else:
+                    on_device.receive(where, view)
             elif on_device is None:
                 self.engine._computes.append((self, entry))
             else:

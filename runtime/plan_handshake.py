@@ -19,14 +19,15 @@ from optcc.plan import Plan
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
 from optcc.verdict import PROVED, Verdict
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the run-time's protocol: ranks of different versions refuse to run together."""
 
-_RECORD = struct.Struct("<8sIIQIIIIII32s")
+_RECORD = struct.Struct("<8sIIQIIIIIHH32s")
 _MAGIC = b"optcc-ag"
 _DTYPES = tuple(DTYPE_BYTES)
 _COLLECTIVES = (*COLLECTIVES, "declared")
 """The last stands for all that are declared; plans for different ones have different digests."""
+_MESSAGES = ("through the host's memory", "by CUDA IPC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +42,27 @@ class Terms:
     collective: str
     root: int
     group: int
+    messages: str
     verdict: str
     digest: str
 
     @classmethod
-    def of(cls, plan: Plan, proved: bool, group: int = 0) -> Terms:
-        """The terms of a plan, whether this rank holds a proof of it, and the group of its channels."""
+    def of(cls, plan: Plan, proved: bool, group: int = 0, shared: bool = False) -> Terms:
+        """The terms of a plan, whether this rank holds a proof of it, the group of its channels, and whether its ranks
+        exchange handles of GPU memory."""
         t, c = plan.transfers, plan.collective
         verdict = "proved" if proved else "not proved"
         name = c.name if not c.cells else _COLLECTIVES[-1]
         what = t.size_bytes, t.dtype, t.reduction, name, c.root
-        return cls(PROTOCOL, plan.n_ranks, *what, group, verdict, plan.digest)
+        return cls(PROTOCOL, plan.n_ranks, *what, group, _MESSAGES[shared], verdict, plan.digest)
 
     def pack(self) -> bytes:
         """The record."""
         codes = (_DTYPES.index(self.dtype), REDUCTIONS.index(self.reduction), _COLLECTIVES.index(self.collective))
         proved = int(self.verdict == "proved")
         return _RECORD.pack(
-            *(_MAGIC, self.protocol, self.n_ranks, self.size_bytes, *codes, self.root, self.group, proved),
+            *(_MAGIC, self.protocol, self.n_ranks, self.size_bytes, *codes, self.root, self.group),
+            *(_MESSAGES.index(self.messages), proved),
             bytes.fromhex(self.digest),
         )
 
@@ -67,12 +71,12 @@ class Terms:
         """The terms in a record; raises MismatchError if it is not one."""
         if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:
             raise MismatchError(f"agreement: {record[:8]!r} of {len(record)} B: must be a record of optcc")
-        _, protocol, n_ranks, size_bytes, dtype, reduction, collective, root, group, proved, digest = _RECORD.unpack(
-            record
-        )
+        _, protocol, n_ranks, size_bytes, *codes, proved, digest = _RECORD.unpack(record)
+        dtype, reduction, collective, root, group, messages = codes
         return cls(
             *(protocol, n_ranks, size_bytes, _name(_DTYPES, dtype), _name(REDUCTIONS, reduction)),
-            *(_name(_COLLECTIVES, collective), root, group, "proved" if proved else "not proved", digest.hex()),
+            *(_name(_COLLECTIVES, collective), root, group, _name(_MESSAGES, messages)),
+            *("proved" if proved else "not proved", digest.hex()),
         )
 
 
@@ -115,13 +119,14 @@ def agree(
     *,
     proved: bool = True,
     group: int = 0,
+    shared: bool = False,
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
 ) -> list[Terms]:
     """Exchanges the terms of every rank; returns them once they are known to be equal.
 
     Raises MismatchError at every rank, naming who differs in what, if any two ranks differ.
     """
-    records = ranks.allgather(Terms.of(plan, proved, group).pack(), timeout_s)
+    records = ranks.allgather(Terms.of(plan, proved, group, shared).pack(), timeout_s)
     terms = [Terms.unpack(record) for record in records]
     disagreement = explain(terms)
     if disagreement:

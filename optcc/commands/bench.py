@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from socket import gethostname
@@ -42,6 +42,7 @@ from optcc.experiments.record import BenchTiming
 from optcc.job import keep_to_own_nics
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
+from optcc.runtime.device_paths import PATHS
 from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transports.tcp import TcpTransport
@@ -99,6 +100,13 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
 @click.option(
     "--device", default="cpu", show_default=True, help="Where arrays are: cpu, gpu (one a rank) or gpu:N (all on it)."
 )
+@click.option(
+    "--device-path",
+    "paths",
+    type=OneOf(PATHS),
+    multiple=True,
+    help="Which ways messages from GPU to GPU may take: direct, ipc, staged; all unless given, may be repeated.",
+)
 @click.option("-t", "--nthreads", type=click.IntRange(1), default=1, help="Ranks of this process, on loopback.")
 @click.option("-g", "--ngpus", type=click.IntRange(1), default=1, help="The same, for each of -t.")
 @click.option(
@@ -130,7 +138,7 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
     "peers",
     type=OneOf(PEERS),
     multiple=True,
-    help="mpi: the MPI library's own collective; gloo: torch's; may be repeated.",
+    help="mpi: the MPI library's own collective; gloo: torch's; may be repeated. nccl: NVIDIA's, alone, on GPUs.",
 )
 @click.option("--topology", type=TopologyType(), envvar="OPTCC_TOPOLOGY", help="What the hosts can carry.")
 @click.option("--wire-overhead", default="1", envvar="OPTCC_WIRE_OVERHEAD", help="Bytes on the wire a payload byte.")
@@ -191,6 +199,7 @@ def command(
     blocking: int,
     cudagraph: int,
     device: str,
+    paths: tuple[str, ...],
     nthreads: int,
     ngpus: int,
     datatype: str,
@@ -226,8 +235,9 @@ def command(
     """
     if cudagraph:
         raise InputError(f"-G {cudagraph}: must be 0: messages need the host, so that no graph holds a collective")
-    if check_device(device) != CPU and peers:
-        raise InputError(f"--device {device}: must be cpu with --peer {peers[0]}, which reads the host's memory")
+    _check_peers(check_device(device), peers, schedules)
+    if paths and device == CPU:
+        raise InputError(f"--device-path {paths[0]}: must be with --device gpu: messages are in the host's memory")
     n_local = nthreads * ngpus
     if transport == "loopback":
         topology = _loopback_topology(topology, n_local)
@@ -278,10 +288,21 @@ def command(
             report.devices = devices_on_loopback(device, topology.n_ranks)
         rows = run_on_loopback(settings, _progress, lambda rank: report.add if rank == 0 else _say_nothing)
         return report.end(rows)
-    return _under_mpi(settings, report)
+    return _under_mpi(settings, report, paths or PATHS)
 
 
-def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
+def _check_peers(device: str, peers: tuple[str, ...], schedules: tuple[str, ...]) -> None:
+    """Peers are where the arrays are, and NCCL is in a job of its own: its threads and kernels wait by running."""
+    if "nccl" in peers and (len(peers) > 1 or schedules):
+        others = ", ".join((*(f"--schedule {each}" for each in schedules), *(f"--peer {each}" for each in peers)))
+        raise InputError(f"{others}: --peer nccl must be alone in its job")
+    if "nccl" in peers and device == CPU:
+        raise InputError("--peer nccl: must be with --device gpu: its arrays are in a GPU's memory")
+    if peers and "nccl" not in peers and device != CPU:
+        raise InputError(f"--device {device}: must be cpu with --peer {peers[0]}, which reads the host's memory")
+
+
+def _under_mpi(settings: BenchSettings, report: BenchReport, paths: Collection[str]) -> int:
     """This process is one rank. Only rank 0 speaks, unless what went wrong is not the same everywhere."""
     mpi = mpi_of(settings.transport)
     with abort_on_failure(mpi):
@@ -298,7 +319,7 @@ def _under_mpi(settings: BenchSettings, report: BenchReport) -> int:
                 entries = transport.nics
             report.begin(mpi.n_ranks, hosts, settings, given, entries)
             say = report.add if mpi.rank == 0 else _say_nothing
-            device = device_of_rank(settings.device, transport, hosts)
+            device = device_of_rank(settings.device, transport, hosts, paths)
             if device is not None:
                 told = mpi.allgather(str(device).encode()[:_DEVICE_BYTES].ljust(_DEVICE_BYTES))
                 report.devices = tuple(each.decode(errors="replace").rstrip() for each in told)

@@ -52,3 +52,5 @@ def command(
         echo_json(written.as_json())
     else:
         echo_card(written)
+        for line in written.left_out:
+            click.echo(f"# {line}")

@@ -19,9 +19,14 @@ port = Port("", lambda peer, status: None)
 print(port.memory_types())
 port.close()
 """
+_IPC_CODE = """
+from optcc.runtime.device_ipc import probe_sharing
+print(probe_sharing() or "works")
+"""
 _CUDA = 1
 """`UCS_MEMORY_TYPE_CUDA`."""
 _STAGED = "staged, through page-locked memory"
+_INSIDE = "ipc inside a host, if the self-test agrees; else staged, through page-locked memory"
 _CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 
 
@@ -48,17 +53,26 @@ def check_gpu(system: System, _need: Need) -> Iterator[Finding]:
     aware = ran is not None and "mpi_built_with_cuda_support:value:true" in ran.text
     why = "MPI says that it takes GPU pointers" if aware else "MPI does not say that it takes GPU pointers"
     yield Finding("gpu", "CUDA-aware MPI", "yes" if aware else "no", OK if aware else NOTE, why, "")
-    yield from _paths(system, aware)
+    asked = system.ask(_IPC_CODE)
+    said = asked.text.strip().splitlines()[-1] if asked and asked.text.strip() else "no answer"
+    shares = asked is not None and asked.code == 0 and said == "works"
+    why = "processes of this host write into each other's GPU memory" if shares else "processes stage their messages"
+    do = "" if shares else "in containers --ipc=host and one PID namespace; nvidia-smi topo -p2p r shows GPU pairs"
+    yield Finding("gpu", "CUDA IPC", said, OK if shares else NOTE, why, do)
+    yield from _paths(system, aware, _INSIDE if shares else _STAGED)
 
 
-def _paths(system: System, is_mpi_aware: bool) -> Iterator[Finding]:
-    """Which way a GPU's memory takes over each transport; see `optcc.runtime.device_paths`."""
+def _paths(system: System, is_mpi_aware: bool, otherwise: str) -> Iterator[Finding]:
+    """Which way a GPU's memory takes over each transport, `otherwise` if its library does not reach it; see
+    `optcc.runtime.device_paths`."""
     tries = "choose_path, or optcc bench --device gpu, tries it first"
     if is_mpi_aware:
         yield Finding("gpu", "path over mpi", "direct, if the self-test agrees", OK, f"MPI takes GPU pointers: {tries}")
     else:
         do = "for direct ones, an Open MPI with CUDA (mpi_built_with_cuda_support:value:true)"
-        yield Finding("gpu", "path over mpi", _STAGED, NOTE, "the library does not say that it takes GPU pointers", do)
+        yield Finding(
+            "gpu", "path over mpi", otherwise, NOTE, "the library does not say that it takes GPU pointers", do
+        )
     asked = system.ask(_UCX_CODE)
     if asked is not None and asked.code == 0 and asked.text.strip().isdecimal():
         if int(asked.text) >> _CUDA & 1:
@@ -66,5 +80,5 @@ def _paths(system: System, is_mpi_aware: bool) -> Iterator[Finding]:
             yield Finding("gpu", "path over ucx", "direct, if the self-test agrees", OK, why)
         else:
             do = "for direct ones, a UCX with CUDA, and UCX_TLS without a list or with cuda_copy in it"
-            yield Finding("gpu", "path over ucx", _STAGED, NOTE, "UCX's contexts have no CUDA memory", do)
-    yield Finding("gpu", "path over tcp", _STAGED, OK, "sockets read and write the host's memory")
+            yield Finding("gpu", "path over ucx", otherwise, NOTE, "UCX's contexts have no CUDA memory", do)
+    yield Finding("gpu", "path over tcp", otherwise, OK, "sockets read and write the host's memory")

@@ -9,6 +9,7 @@ from functools import partial
 
 from optcc.errors import DeadlineExceeded, RuntimeFault
 from optcc.plan import Channel
+from optcc.runtime.device_paths import DevicePath
 from optcc.runtime.protocol.agreement import Epoch, Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
@@ -28,6 +29,8 @@ class EndpointTransport(ABC):
     """One rank's end of a network whose protocol is `self._endpoint`; see `Transport` for its promises."""
 
     _endpoint: Endpoint
+    device_path: DevicePath | None = None
+    """See `optcc.runtime.device_paths.KeepsPath`."""
     _clock: Clock
     _is_closed = _has_concluded = _regroups = False
 
@@ -210,6 +213,8 @@ class EndpointTransport(ABC):
         self._renew(endpoint)
         self._endpoint = endpoint
         self._is_closed = self._has_concluded = False
+        # A rank that comes back is another process, with other memory.
+        self.device_path = None
 
     def release(self) -> None:
         """See `optcc.runtime.transport.Regroups`."""

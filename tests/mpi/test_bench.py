@@ -170,18 +170,72 @@ def test_long_messages_are_exact(tmp_path: Path, ranks: int, transport: str) -> 
     assert {row["size"] for row in whole} == {2**28}
 
 
-@pytest.mark.parametrize("transport", ["mpi", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_arrays_on_a_gpu_are_staged_where_the_library_does_not_reach_them(transport: str, tmp_path: Path) -> None:
-    """On a stand-in for CuPy, whose addresses no library could follow."""
+SIZES = (0, 20008, 40016)
+
+
+def on_stand_in(cache: Path) -> dict[str, str]:
+    """The environment of ranks that import a stand-in for CuPy."""
     root = Path(__file__).parents[2]
-    more = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{root}:{root}/tests/stand_in"}
+    return {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{root}:{root}/tests/stand_in"}
+
+
+REACHED = "3 of 3 ranks reach the GPU memory of those of their host, says the self-test"
+
+
+@pytest.mark.parametrize(
+    ("transport", "path"),
+    [
+        ("mpi", "ipc"),
+        pytest.param("mpi", "staged", marks=pytest.mark.slow),
+        pytest.param("tcp", "ipc", marks=pytest.mark.slow),
+        pytest.param("tcp", "staged", marks=pytest.mark.slow),
+    ],
+)
+def test_arrays_on_a_gpu_go_by_cuda_ipc_or_are_staged(transport: str, path: str, tmp_path: Path) -> None:
+    """On a stand-in for CuPy, whose addresses no library could follow."""
+    more = on_stand_in(tmp_path)
     words = ("-b", "40004", "-n", "2", "-o", "avg", "--json", "--transport", transport, "--device", "gpu")
+    words = (*words, *(("--device-path", path) if path == "staged" else ()))
     done = launch.mpirun("-n", "3", *OPTCC, "bench", *words, "--schedule", "ring", more=more, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["out_of_bounds"] == 0
     why = {
-        "mpi": "staged: rank 0: the MPI library does not say that it takes a GPU's memory",
-        "tcp": "staged: TcpTransport reads and writes the host's memory",
+        "mpi": "rank 0: the MPI library does not say that it takes a GPU's memory",
+        "tcp": "TcpTransport reads and writes the host's memory",
     }[transport]
+    why = f"ipc: {why}; {REACHED}" if path == "ipc" else "staged: nothing else was asked for"
     assert told["config"]["devices"] == [f"gpu:{number} stand-in, {why}" for number in (0, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("collective", "reduction"),
+    [
+        ("allreduce", "avg"),
+        *(
+            pytest.param(name, op, marks=pytest.mark.slow)
+            for name, op in (
+                *(("reducescatter", "max"), ("allgather", "sum"), ("broadcast", "sum"), ("reduce", "prod")),
+                *(("alltoall", "sum"), ("allreduce", "min")),
+            )
+        ),
+    ],
+)
+def test_nccl_is_a_peer_on_gpus(collective: str, reduction: str, tmp_path: Path) -> None:
+    """In a job of its own, on stand-ins for CuPy and NCCL; every element is checked on the GPU."""
+    more = {**on_stand_in(tmp_path), "STAND_IN_NCCL": "1"}
+    words = ["-b", "0", "-e", "40016", "-i", "20008", "-n", "2", "-d", "int32" if reduction == "prod" else "float"]
+    words += ["-o", reduction, "--collective", collective, "--json", "--device", "gpu", "--peer", "nccl"]
+    done = launch.mpirun("-n", "2", *OPTCC, "bench", *words, more=more, timeout_s=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["out_of_bounds"] == 0
+    assert [(row["schedule"], row["size"]) for row in told["results"]] == [("nccl", size) for size in SIZES]
+    assert all(row["out_of_place"]["time"] > 0 for row in told["results"])
+
+
+def test_nccl_that_is_not_there_is_said_once(tmp_path: Path) -> None:
+    words = ("bench", "-b", "1K", "--device", "gpu", "--peer", "nccl")
+    done = launch.mpirun("-n", "2", *OPTCC, *words, more=on_stand_in(tmp_path), timeout_s=TIMEOUT_S)
+    assert done.returncode == 2
+    assert done.stderr.count("optcc: rank 0: peer nccl: CuPy finds no NCCL: pip install nvidia-nccl-cu12") == 1

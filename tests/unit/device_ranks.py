@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from optcc.plan import Channel, Plan
+from optcc.runtime import device_ipc
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import Engine, Handle, PersistentPlan
 from optcc.runtime.transport import RECEIVED, SENT, ChannelNumbers, Event
@@ -164,14 +166,22 @@ class UnkindTransport:
 class Job:
     """A plan made ready at every rank, once; `run` then runs it in any order."""
 
-    def __init__(self, cupy: StandIn | None, plan: Plan, *, direct: bool = False, window: int = 1) -> None:
+    def __init__(
+        self,
+        cupy: StandIn | None,
+        plan: Plan,
+        *,
+        direct: bool = False,
+        window: int = 1,
+        hosts: tuple[int, ...] | None = None,
+    ) -> None:
         self.cupy, self.plan = cupy, plan
         self.network = UnkindNetwork(cupy, plan.n_ranks)
         verdict = verify_plan(plan)
         assert verdict.verdict == PROVED, verdict
 
         def prepare(rank: int) -> PersistentPlan:
-            place = None if cupy is None else DevicePlace(rank % cupy.n_devices, direct)
+            place = None if cupy is None else DevicePlace(rank % cupy.n_devices, direct, hosts)
             engine = Engine(UnkindTransport(self.network, rank))
             return engine.prepare(plan, verdict, window=window, device=place)
 
@@ -197,6 +207,18 @@ class Job:
         outputs = [np.zeros(count, dtype=each.dtype) for each in inputs]
         self.drive([p.start(s, r) for p, s, r in zip(self.plans, inputs, outputs, strict=True)], 0)
         return outputs
+
+
+def as_processes(cupy: StandIn, patch: pytest.MonkeyPatch) -> None:
+    """From now on each thread is a process of its own, to CUDA IPC."""
+
+    def process() -> str:
+        return threading.current_thread().name
+
+    patch.setattr(cupy, "process", process)
+    for kept in ("_all", "_free"):
+        patch.setattr(device_ipc, kept, [])
+    patch.setattr(device_ipc, "process_token", lambda: process().encode().rjust(16)[-16:])
 
 
 def on_threads(n_ranks: int, body: Callable[[int], T]) -> list[T]:

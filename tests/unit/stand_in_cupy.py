@@ -17,6 +17,11 @@ It is written from what CUDA and CuPy document, and is as unkind as that permits
 - An event that was never recorded is done, and to wait for it is to wait for nothing. `wait_event` takes the event as
   it was last recorded when it is called.
 - An error of a kernel stays: later calls raise it, and what is looked at is never done (`Event.done` is False).
+- A handle of memory (CUDA IPC) is that of a whole allocation of `cudaMalloc`: the pool's blocks are parts of one, which
+  begins before them. The process that made it cannot open it. In another one it is at another address, for the device
+  that was current there, until it is closed as often as it was opened. `process` says which process this is: tests
+  have the threads of one be several.
+- On a stream that captures a graph nothing runs, and other streams must not wait for it.
 - Streams belong to a device, and can be entered only while that is the current one. What is current is the thread's.
 
 Kernels are those of `kernels.cu`: in NumPy's arithmetic, or in that of the text itself (`tests.unit.device_code`).
@@ -25,14 +30,19 @@ Kernels are those of `kernels.cu`: in NumPy's arithmetic, or in that of the text
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import random
+import struct
+import tempfile
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 
@@ -45,7 +55,11 @@ DEVICE_BYTES = 1 << 44
 POOL_UNIT = 512
 POISON = 0xA5
 LEGACY = 0
-_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
+POISONED_BYTES_MAX = 1 << 20
+"""Of an allocation of `cudaMalloc` so much is poisoned, and the rest is zero: it is a file."""
+_HANDLE = struct.Struct("<48sQ8s")
+_FILES = itertools.count()
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT = 1, 2, 3, 4
 _EAGERNESS = (0.0, 0.05, 0.3, 0.8)
 
 RunKernel = Callable[["StandIn", int, str, tuple[int, ...], tuple[int, ...], list[int]], None]
@@ -78,8 +92,27 @@ class _Owner:
 class MemoryPointer:
     """Where an array begins."""
 
-    def __init__(self, owner: Any, ptr: int, device_id: int) -> None:
-        self.mem, self.ptr, self.device_id = owner, ptr, device_id
+    def __init__(self, cupy: StandIn, owner: Any, ptr: int, device_id: int) -> None:
+        self.cupy, self.mem, self.ptr, self.device_id = cupy, owner, ptr, device_id
+
+
+class Memory:
+    """`cupy.cuda.Memory`: an allocation of `cudaMalloc` on the device that is current, which no pool divides.
+
+    Its bytes are a file that every process maps which has opened its handle.
+    """
+
+    def __init__(self, cupy: StandIn, n_bytes: int) -> None:
+        self.cupy, self.size, self.device_id = cupy, n_bytes, cupy._device()
+        folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+        self.path = folder / f"stand-in-{os.getpid()}-{next(_FILES)}"
+        self.path.touch(0o600)
+        os.truncate(self.path, n_bytes)
+        finalize(self, self.path.unlink, missing_ok=True)
+        cupy.n_allocations += 1
+        self.ptr = cupy._map(self.device_id, self.path, n_bytes)
+        cupy._bytes(self.ptr, min(n_bytes, POISONED_BYTES_MAX), self.device_id)[:] = POISON
+        cupy._exports[self.ptr] = self.path, n_bytes, cupy.process()
 
 
 class Stream:
@@ -210,12 +243,12 @@ class Device:
 class DeviceArray:
     """A contiguous array in a device's memory: `cupy.ndarray`."""
 
-    def __init__(self, cupy: StandIn, data: MemoryPointer, shape: tuple[int, ...], dtype: Any) -> None:
-        self.cupy, self.data, self.shape, self.dtype = cupy, data, shape, np.dtype(dtype)
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: MemoryPointer) -> None:
+        self.cupy, self.data, self.shape, self.dtype = memptr.cupy, memptr, shape, np.dtype(dtype)
         self.size = int(np.prod(shape, dtype=np.int64))
         self.nbytes, self.ndim, self.itemsize = self.size * self.dtype.itemsize, len(shape), self.dtype.itemsize
         self.flags = SimpleNamespace(c_contiguous=True)
-        self.device = Device(cupy, data.device_id)
+        self.device = Device(self.cupy, memptr.device_id)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -234,14 +267,14 @@ class DeviceArray:
     def view(self, dtype: Any) -> DeviceArray:
         dtype = np.dtype(dtype)
         assert self.nbytes % dtype.itemsize == 0
-        return DeviceArray(self.cupy, self.data, (*self.shape[:-1], self.nbytes // dtype.itemsize), dtype)
+        return DeviceArray((*self.shape[:-1], self.nbytes // dtype.itemsize), dtype, self.data)
 
     def reshape(self, *shape: Any) -> DeviceArray:
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         if wanted == (-1,):
             wanted = (self.size,)
         assert int(np.prod(wanted, dtype=np.int64)) == self.size
-        return DeviceArray(self.cupy, self.data, wanted, self.dtype)
+        return DeviceArray(wanted, self.dtype, self.data)
 
     def ravel(self) -> DeviceArray:
         return self.reshape(-1)
@@ -251,8 +284,8 @@ class DeviceArray:
         start, stop, step = key.indices(self.size)
         assert step == 1
         stop = max(start, stop)
-        pointer = MemoryPointer(self.data.mem, self.data.ptr + start * self.itemsize, self.device.id)
-        return DeviceArray(self.cupy, pointer, (stop - start,), self.dtype)
+        pointer = MemoryPointer(self.cupy, self.data.mem, self.data.ptr + start * self.itemsize, self.device.id)
+        return DeviceArray((stop - start,), self.dtype, pointer)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         target = self if key is Ellipsis else self[key]
@@ -346,6 +379,13 @@ class StandIn(ModuleType):
         self._kept: list[Any] = []
         self._events: WeakValueDictionary[int, Event] = WeakValueDictionary()
         self.error: CUDARuntimeError | None = None
+        # The streams that capture a graph, by their numbers.
+        self.capturing: set[int] = set()
+        self.process: Callable[[], Any] = os.getpid
+        # By address: the file, the length and the process of what handles are of; and, by process, device and file,
+        # where it is open and how often.
+        self._exports: dict[int, tuple[Path, int, Any]] = {}
+        self._opened: dict[tuple[Any, int, Path], list[int]] = {}
         self.cuda = self._make_cuda()
 
     def draw(self, seed: int) -> None:
@@ -361,7 +401,7 @@ class StandIn(ModuleType):
         dtype = np.dtype(dtype)
         n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         device = self._device()
-        return DeviceArray(self, self._allocate(device, n_bytes, self._current(device).ptr), shape, dtype)
+        return DeviceArray(shape, dtype, self._allocate(device, n_bytes, self._current(device).ptr))
 
     def zeros(self, shape: Any, dtype: Any = np.float64) -> DeviceArray:
         made = self.empty(shape, dtype)
@@ -379,7 +419,7 @@ class StandIn(ModuleType):
         if interface is not None:
             pointer = interface["data"][0]
             mine = (pointer - BASE) // DEVICE_BYTES
-            return DeviceArray(self, MemoryPointer(given, pointer, mine), interface["shape"], interface["typestr"])
+            return DeviceArray(interface["shape"], interface["typestr"], MemoryPointer(self, given, pointer, mine))
         given = np.ascontiguousarray(given)
         made, device = self.empty(given.shape, given.dtype), self._device()
         staged, place = given.reshape(-1).view(np.uint8).copy(), made.data.ptr
@@ -438,17 +478,25 @@ class StandIn(ModuleType):
             memcpyHostToDevice=_HOST_TO_DEVICE,
             memcpyDeviceToHost=_DEVICE_TO_HOST,
             memcpyDeviceToDevice=_DEVICE_TO_DEVICE,
+            memcpyDefault=_DEFAULT,
+            ipcGetMemHandle=self._get_handle,
+            ipcOpenMemHandle=self._open_handle,
+            ipcCloseMemHandle=self._close_handle,
+            streamIsCapturing=self._is_capturing,
             getDeviceCount=lambda: self.n_devices,
             getDevice=self._device,
             getDeviceProperties=lambda device: {"name": b"stand-in", "multiProcessorCount": 2 + device},
             runtimeGetVersion=lambda: 12090,
             driverGetVersion=lambda: 12090,
+            deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
             memGetInfo=lambda: (1 << 30, 1 << 30),
             CUDARuntimeError=CUDARuntimeError,
         )
         make_stream.null = _NullStream(self)  # type: ignore[attr-defined]
         return SimpleNamespace(
             Device=lambda number=None: Device(self, number),
+            Memory=lambda n_bytes: Memory(self, n_bytes),
+            MemoryPointer=lambda memory, offset: MemoryPointer(self, memory, memory.ptr + offset, memory.device_id),
             Stream=make_stream,
             ExternalStream=external,
             Event=lambda block=False, disable_timing=False, interprocess=False: Event(self),
@@ -484,6 +532,7 @@ class StandIn(ModuleType):
         device = self._device()
         queue = self._by_pointer(stream, device)
         host = {_HOST_TO_DEVICE: src, _DEVICE_TO_HOST: dst}.get(kind)
+        assert kind != _DEFAULT or min(dst, src) >= BASE, "no copy of this kind is made from or to the host's memory"
         assert (dst >= BASE) == (kind != _DEVICE_TO_HOST) and (src >= BASE) == (kind != _HOST_TO_DEVICE), "kind"
 
         def copy() -> None:
@@ -497,6 +546,55 @@ class StandIn(ModuleType):
         else:  # to pageable memory, the call returns when it is there
             queue.synchronize()
             ctypes.memmove(dst, self._bytes(src, n_bytes, device).ctypes.data, n_bytes)
+
+    # --- memory of other processes ------------------------------------------------------------------------------------
+
+    def _map(self, device: int, path: Path, n_bytes: int) -> int:
+        """Another address for a file's bytes in the memory of a device."""
+        with self._lock:
+            address = self._next[device]
+            self._next[device] += n_bytes + POOL_UNIT
+            self._starts[device].append(address)
+            self._backing[address] = np.memmap(path, np.uint8, "r+", shape=(n_bytes,))
+            return address
+
+    def _get_handle(self, address: int) -> bytes:
+        for start, (path, n_bytes, process) in self._exports.items():
+            if start <= address < start + n_bytes:
+                return _HANDLE.pack(str(path).encode(), n_bytes, str(process).encode()[-8:])
+        # A part of what the pool has allocated, which begins where nobody outside of the pool knows.
+        return _HANDLE.pack(b"pool", 0, b"")
+
+    def _open_handle(self, handle: bytes, flags: int = 1) -> int:
+        assert len(handle) == 64 and flags == 1
+        name, n_bytes, process = _HANDLE.unpack(handle)
+        path, device = Path(name.rstrip(b"\0").decode()), self._device()
+        if process.rstrip(b"\0") == str(self.process()).encode()[-8:]:
+            raise CUDARuntimeError("cudaErrorDeviceUninitialized: invalid device context")
+        if not path.exists():
+            raise CUDARuntimeError("cudaErrorInvalidValue: invalid argument")
+        with self._lock:
+            known = self._opened.setdefault((self.process(), device, path), [0, 0])
+            if not known[1]:
+                known[0] = self._map(device, path, n_bytes)
+            known[1] += 1
+            return known[0]
+
+    def _close_handle(self, address: int) -> None:
+        with self._lock:
+            for known in self._opened.values():
+                if known[0] == address and known[1]:
+                    known[1] -= 1
+                    if not known[1]:
+                        # To use it is a fault from now on.
+                        self._backing[address] = np.empty(0, np.uint8)
+                    return
+        raise CUDARuntimeError("cudaErrorMapBufferObjectFailed: mapping of buffer object failed")
+
+    def _is_capturing(self, stream: int) -> bool:
+        if stream == LEGACY and self.capturing & {each.ptr for each in self._streams.values() if not each.non_blocking}:
+            raise CUDARuntimeError("cudaErrorStreamCaptureImplicit: the legacy stream would depend on it")
+        return stream in self.capturing
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -519,7 +617,7 @@ class StandIn(ModuleType):
             # next owner queues there comes before.
             if self._streams[device, stream].n_done >= block.freed_at:
                 self._backing[block.address][:] = POISON
-        return MemoryPointer(_Owner(block), block.address, device)
+        return MemoryPointer(self, _Owner(block), block.address, device)
 
     def _take_back(self, block: _Block) -> None:
         block.freed_at = self._streams[block.device, block.stream].n_queued
@@ -609,6 +707,8 @@ class StandIn(ModuleType):
         with self._lock:
             if self.error is not None:
                 raise self.error
+            if stream.ptr in self.capturing:
+                raise CUDARuntimeError("cudaErrorStreamCaptureIsolation: not in a graph")
             waits: list[tuple[Stream, int]] = []
             if stream.ptr == LEGACY:
                 for each in self._streams.values():

@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from optcc.errors import CodecError, EnvironmentMissing
-from optcc.experiments import gpu_battery
+from optcc.experiments import gpu_battery, gpu_collectives
 from optcc.experiments.bench import Variant
-from optcc.experiments.gpu_battery import PARTS, BatteryLine, BatteryTiming, Found, GpuBattery, command, run_part
+from optcc.experiments.gpu_battery import PARTS, GpuBattery, command, run_part
+from optcc.experiments.gpu_collectives import BatteryLine, BatteryTiming, Found
 from optcc.experiments.kernel_bench import KernelTiming
 from optcc.runtime.cupy_kernels import CupyKernels
 from tests.unit.stand_in_cupy import StandIn
@@ -25,9 +26,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch, seed: int) -> StandIn:
     """A GPU that is not there, and little to do on it."""
     made = StandIn(seed, 1)
     monkeypatch.setitem(sys.modules, "cupy", made)
-    monkeypatch.setattr(gpu_battery, "_variants", lambda quick: [Variant("int8", "sum", 0, (0, 1001))])
-    monkeypatch.setattr(gpu_battery, "_long_sizes", lambda quick: (1 << 12,))
-    monkeypatch.setattr(gpu_battery, "QUICK_MANY", 3)
+    monkeypatch.setattr(gpu_collectives, "_variants", lambda quick: [Variant("int8", "sum", 0, (0, 1001))])
+    monkeypatch.setattr(gpu_collectives, "_long_sizes", lambda quick: (1 << 12,))
+    monkeypatch.setattr(gpu_collectives, "QUICK_MANY", 3)
     return made
 
 
@@ -119,4 +120,4 @@ def test_the_whole_battery_on_the_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_
     assert all(not line.error and not line.wrong for line in record.lines)
     assert sum(line.cases for line in record.lines) > 500
     assert record.device["name"] == "stand-in" and record.is_quick
-    assert {row.part for row in record.timings} == {"overlap", "step", "allreduce"} and len(record.kernels) > 10
+    assert {row.part for row in record.timings} == {"overlap", "step", "allreduce", "ipc"} and len(record.kernels) > 10

@@ -91,6 +91,7 @@ class Fake:
     mpi: Ran | None = Ran(0, OPEN_MPI)  # noqa: RUF009 - frozen
     ucx: Ran | None = Ran(0, "1.22.0")  # noqa: RUF009
     ucx_memory: Ran | None = Ran(0, "3")  # noqa: RUF009
+    ipc: Ran | None = Ran(0, "works")  # noqa: RUF009
     cupy: Ran | None = Ran(0, "13.4.0 on NVIDIA H100")  # noqa: RUF009
     packages: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -130,6 +131,8 @@ class Fake:
         return self.programs.get(words[0])
 
     def ask(self, code: str) -> Ran | None:
+        if "probe_sharing" in code:
+            return self.ipc
         if "memory_types" in code:
             return self.ucx_memory
         return self.mpi if "mpi4py" in code else self.ucx if "ucx" in code else self.cupy
@@ -316,9 +319,15 @@ def test_it_says_which_way_a_gpus_memory_takes_and_why() -> None:
         found = (each for each in examine(system) if each.name.startswith("path over "))
         return {each.name.split()[-1]: (each.value.partition(",")[0], each.why) for each in found}
 
-    assert {name: way for name, (way, _) in paths(FINE).items()} == {"mpi": "direct", "ucx": "direct", "tcp": "staged"}
+    assert {name: way for name, (way, _) in paths(FINE).items()} == {
+        **{"mpi": "direct", "ucx": "direct"},
+        "tcp": "ipc inside a host",
+    }
     ran = Ran(0, "mca:mpi:base:param:mpi_built_with_cuda_support:value:false")
-    plain = replace(FINE, ucx_memory=Ran(0, "1"), programs={**FINE.programs, "ompi_info": ran})
+    said = "GPU 1 into GPU 0: CUDARuntimeError: cudaErrorPeerAccessUnsupported"
+    plain = replace(FINE, ucx_memory=Ran(0, "1"), ipc=Ran(0, said), programs={**FINE.programs, "ompi_info": ran})
+    (ipc,) = (each for each in examine(plain) if each.name == "CUDA IPC")
+    assert (ipc.value, ipc.verdict) == (said, NOTE)
     assert {way for way, _ in paths(plain).values()} == {"staged"}
     assert "does not say that it takes GPU pointers" in paths(plain)["mpi"][1]
     assert "no CUDA memory" in paths(plain)["ucx"][1]

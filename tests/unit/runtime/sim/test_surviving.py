@@ -10,6 +10,7 @@ import pytest
 
 from optcc.errors import AllRailsFailed, InputError, RankLost
 from optcc.faults import FaultPlan
+from optcc.runtime.device_paths import IPC, STAGED, DevicePath, keep_path, path_of
 from optcc.runtime.surviving import SurvivingCommunicator
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Topology
@@ -156,6 +157,19 @@ def test_a_transport_or_a_planner_that_cannot_is_refused() -> None:
             SurvivingCommunicator(transport, planner_for(2), partition_s=0)
 
     run_sim(SimNetwork(2, regroups=True), plans_for_all_only)
+
+
+def test_a_transport_that_begins_anew_shares_no_gpu_memory() -> None:
+    """With a process that has come back, whose memory is other."""
+
+    def body(rank: int, transport: SimTransport) -> None:
+        keep_path(transport, DevicePath(IPC, "a test says so", (0, 0)))
+        assert path_of(transport).hosts == (0, 0)
+        transport.regroup((0, 1), bytes(16))
+        assert path_of(transport).kind == STAGED
+        transport.release()
+
+    run_sim(SimNetwork(2, regroups=True), body)
 
 
 def test_a_transport_that_begins_anew_knows_where_nics_have_moved() -> None:
