@@ -44,8 +44,8 @@ def judged(seeds: range, states_max: int = STATES_MAX) -> Tally:
 
 @pytest.fixture(scope="module")
 def some() -> Tally:
-    """Sixty mutants, judged."""
-    return judged(range(60))
+    """Fifty mutants, judged."""
+    return judged(range(50))
 
 
 @pytest.mark.battery(36)
@@ -53,7 +53,7 @@ def test_mutants_get_the_naive_verdict(some: Tally) -> None:
     """The same verdict, for the same reason and at the same place, as trying every interleaving."""
     for outcome in ("matching", "deadlock", "races", "result", STILL_RIGHT):
         assert some.total(outcome) >= 1, outcome
-    assert some.judged >= 40
+    assert some.judged >= 33
     assert some.total(TOO_LARGE) <= 3
 
 

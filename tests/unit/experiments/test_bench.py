@@ -453,7 +453,8 @@ def test_gloo_without_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--peer", "nccl"), "--peer 'nccl'"),
+        (("--peer", "nccl"), "--peer nccl: must be with --device gpu"),
+        (("--peer", "ncll"), "--peer 'ncll'"),
         (("--peer", "mpi"), "needs --transport mpi"),
         (("-d", "float8"), "-d 'float8'"),
         (("-o", "xor"), "-o 'xor'"),

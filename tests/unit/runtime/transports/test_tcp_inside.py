@@ -86,7 +86,8 @@ def test_ranks_of_a_host_exchange_inside_it_and_send_over_their_own_nics() -> No
 
 def test_nics_are_pooled_unless_they_belong_to_ranks() -> None:
     def body(_: int, transport: TcpTransport) -> int:
-        send_along(transport, PAIRS)
+        for _ in range(3):  # on a loaded machine the second rail may join after the first message
+            send_along(transport, PAIRS)
         return min(count.sent_bytes for count in transport.rails)
 
     assert min(on_two_hosts(body)[:2]) > MIB // 4
