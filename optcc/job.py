@@ -19,6 +19,7 @@ from typing import Literal, overload
 from optcc.errors import InputError
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.device_paths import choose_path
 from optcc.runtime.engine import DEADLINE_S
 from optcc.runtime.launchers import find_launch, meet_of
 from optcc.runtime.nics import RATES_VARIABLE, nics_of
@@ -37,6 +38,7 @@ WRONG_SHARE = 0.1
 _numbers = itertools.count()
 
 logger = logging.getLogger("optcc.nics")
+devices = logging.getLogger("optcc.devices")
 
 
 @overload
@@ -48,6 +50,7 @@ def init(
     schedules: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
     slice_s: float = SLICE_S,
+    device_id: int | None = None,
     authenticate: bool | None = None,
     partition: Literal["fail", "wait"] | None = None,
     partition_s: float | None = None,
@@ -64,6 +67,7 @@ def init(
     schedules: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
     slice_s: float = SLICE_S,
+    device_id: int | None = None,
     authenticate: bool | None = None,
     partition: Literal["without"],
     partition_s: float | None = None,
@@ -79,6 +83,7 @@ def init(
     schedules: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
     slice_s: float = SLICE_S,
+    device_id: int | None = None,
     authenticate: bool | None = None,
     partition: Partition | None = None,
     partition_s: float | None = None,
@@ -90,6 +95,8 @@ def init(
     `measure` is False or OPTCC_NIC_RATES declares their rates: messages are striped, and plans made, for what they
     carry. A `topology`, or its text, counts unless that is something else. `schedules` see `optcc.planner.Planner`; a
     collective that takes longer than `deadline_s` seconds fails. `slice_s` see `optcc.Communicator`.
+    `device_id`, this rank's GPU, given at every rank or at none: what collectives of arrays there exchange goes from
+    GPU to GPU where it can (docs/devices.md); without it, it is staged in the host's memory.
     `authenticate`, at every rank or at none, puts an authentication tag on every frame between ranks; None leaves that
     to OPTCC_AUTHENTICATE (docs/transports.md).
 
@@ -101,8 +108,8 @@ def init(
     returned then is a `SurvivingCommunicator`, which no page of `optcc status` shows (docs/failover.md).
 
     Raises InputError for variables of launchers that contradict each other or the number of ranks that MPI has started,
-    a topology of another number of ranks, or a partition policy that cannot be, EnvironmentMissing without a NIC or
-    what the launcher needs, DeadlineExceeded if some rank does not come.
+    a topology of another number of ranks, or a partition policy that cannot be, EnvironmentMissing without a NIC,
+    what the launcher needs, or the GPU that is named, DeadlineExceeded if some rank does not come.
     """
     if isinstance(topology, str):
         topology = Topology.parse(topology)
@@ -120,6 +127,8 @@ def init(
         keep_to_own_nics(transport, topology)
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
         remeasures = measured is not None
+        if device_id is not None:
+            devices.info("optcc: arrays on a GPU: %s", choose_path(transport, device_id))
         if partition == "without":
             return SurvivingCommunicator(
                 *(transport, planner),

@@ -20,6 +20,7 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.launchers import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch, check_count, find_launch, meet_of
 from optcc.runtime.rendezvous import Meeting, over_store
 from optcc.topology import Topology
+from tests.unit.stand_in_cupy import StandIn
 
 PROGRAM = """
 import numpy as np, optcc
@@ -97,6 +98,26 @@ def test_ranks_find_each_other_again_and_again(launcher: object, tmp_path: Path)
 
 def test_a_process_without_a_launcher_is_a_job_of_one_rank(tmp_path: Path) -> None:
     assert run_ranks_with({0: {}}, tmp_path) == ["0 1 1.0 True\n" * 2]
+
+
+def test_a_rank_that_names_its_gpu_has_the_path_of_its_arrays_chosen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    cupy = StandIn(seed, 1)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    caplog.set_level("INFO", "optcc.devices")
+    with init(device_id=0, environ={}) as comm:
+        (said,) = caplog.messages
+        assert said.startswith("optcc: arrays on a GPU: staged: ")
+        assert "CUDA IPC: no two ranks are processes of one host" in said, "it was tried"
+        total = comm.all_reduce(cupy.asarray(np.full(1000, 3.0, np.float32)))
+        assert cupy.asnumpy(total).tolist() == [3.0] * 1000
+
+
+def test_a_gpu_without_cupy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(EnvironmentMissing, match=r"pip install 'optcc\[gpu\]'"):
+        init(device_id=0, environ={})
 
 
 def test_a_batch_script_of_slurm_is_no_task(tmp_path: Path) -> None:
