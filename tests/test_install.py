@@ -113,6 +113,7 @@ def test_a_proof_of_a_plan(command: Path) -> None:
     assert answer["verdict"] == "proved"
 
 
+@pytest.mark.slow
 def test_a_bound_by_a_linear_program(command: Path, tmp_path: Path) -> None:
     """The closed form, and a topology for which there is none."""
     assert _json(command, "bound", "4@50MB/s,3=25MB/s", "--size", "100MB")["seconds_exact"] == "4/1"

@@ -83,6 +83,7 @@ def test_many_mutants_get_the_naive_verdict(batch: int, seed: int) -> None:
     assert {tally.counts["level", level, "result"] > 0 for level in LEVELS} == {True}
 
 
+@pytest.mark.slow
 def test_the_three_ways_of_visiting_states_find_the_same() -> None:
     """Level by level, each state once, and the least states alone: the same problems, in the same places."""
     compared = Counter[str]()
@@ -160,6 +161,7 @@ def test_a_counterexample_that_names_the_wrong_place_is_found_out() -> None:
     assert "not stuck" in told(stuck, trace=())
 
 
+@pytest.mark.slow
 def test_the_campaign_counts_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "counts.json"
     assert main(["--mutants", "60", "--seed", "3", "--jobs", "1", "--out", str(out)]) == 0

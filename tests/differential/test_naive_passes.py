@@ -27,6 +27,7 @@ from optcc.transfers import Transfers
 from optcc.trees import Tree
 from tests.differential.naive_passes import naive_after, naive_fuse, naive_lower
 from tests.property.strategies import Trees, random_tree
+from tests.sample import sampled
 
 
 @pytest.fixture(params=["compiled", "plain"], autouse=True)
@@ -146,7 +147,7 @@ def test_dependencies_among_many_readers_and_few_touched_bytes() -> None:
     assert max(len(each) for each in depend(transfers).after) == 99
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sampled(range(8), every=3))
 def test_plans_are_the_naive_ones(seed: int) -> None:
     """Lowered and fused in any order that respects the dependencies, with one slot or more."""
     rng = random.Random(seed)

@@ -293,6 +293,7 @@ def test_verify_for_all_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "NAME" in refused(capsys, "verify", "--all-ranks")
 
 
+@pytest.mark.slow
 def test_verify_the_failover_protocol(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """States, lemmas, and the encoding held against the table."""
     asked = ((encoding, "check_encoding"), (exploration, "check_replay"), (induction, "prove_invariants"))

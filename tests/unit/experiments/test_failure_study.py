@@ -259,6 +259,7 @@ def test_trials_agree_with_counting(failed: int, servers: int) -> None:
 # The record
 
 
+@pytest.mark.slow
 def test_the_same_options_give_the_same_bytes_with_any_number_of_workers() -> None:
     assert make(SMALL, trials=TRIALS, seed=3, jobs=2).to_bytes() == small().to_bytes()
     assert make(SMALL, trials=TRIALS, seed=4).to_bytes() != small().to_bytes()
@@ -373,6 +374,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(command, list(words), standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
     """A quick study, then the same with two workers: equal bytes, and nothing left beside them."""
     one, two = tmp_path / "one.json", tmp_path / "two.json"

@@ -385,6 +385,7 @@ def test_quick_draws_one_png(tmp_path: Path) -> None:
     assert names == {f"{NAME}.png", "numbers.tex", "numbers.json", "manifest.json"}
 
 
+@pytest.mark.slow
 def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
     paths = write(tmp_path, record())
     build.build(paths, tmp_path / "first")

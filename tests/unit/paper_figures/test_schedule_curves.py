@@ -146,6 +146,7 @@ def test_every_kind_of_case_is_there_once() -> None:
     assert small().not_run == ()
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_record_and_the_cheap_cases_come_first(tmp_path: Path) -> None:
     """All but the planning seconds; and what is done is not done again."""
     told: list[str] = []

@@ -118,6 +118,7 @@ def test_a_nic_that_is_faster_than_known_is_measured_again() -> None:
     assert rates[2][0] == pytest.approx((50e6, 50e6), rel=0.05) and rates[2][1] == pytest.approx((50e6, 25e6), rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_time_does_not_grow_with_the_number_of_hosts() -> None:
     times = []
     for hosts in (6, 18):

@@ -136,6 +136,7 @@ def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
     check_slow_nic(out, in_)
 
 
+@pytest.mark.slow
 def test_many_ranks_do_not_wait_for_plans_for_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank asks a hundred times whether they are there, and runs go on under the plans of before."""
     monkeypatch.setattr(communicator, "GOES_ON_RANKS", 3)

@@ -65,7 +65,7 @@ class Run:
         return plans
 
 
-@pytest.mark.parametrize("is_persistent", [False, True])
+@pytest.mark.parametrize("is_persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_plans_follow_a_nic_that_fails_and_comes_back(is_persistent: bool) -> None:
     run = Run(4, "1/1@0.3s..1.2s", 36, is_persistent=is_persistent)
     assert all(epochs == run.epochs[0] for epochs in run.epochs)

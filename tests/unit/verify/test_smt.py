@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -37,6 +37,7 @@ from optcc.verify.plan.parametric import (
     timetable_of,
 )
 from optcc.verify.smt import Checked, Claim, Limit, Query, Sat, Unknown, require_known
+from tests.sample import sampled
 
 ONE, EIGHT = Fraction(1), Fraction(8)
 
@@ -218,8 +219,7 @@ def test_the_bound_is_the_closed_form(p: int) -> None:
 # Proofs for an interval -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [3, 4, 5])
-@pytest.mark.parametrize("segments", [2, 4, 8])
+@pytest.mark.parametrize(("segments", "p"), sampled(product((2, 4, 8), (3, 4, 5)), every=4))
 def test_the_least_eps_is_proved_and_a_smaller_one_refuted(p: int, segments: int) -> None:
     """Exactly and by z3; the fractions between the deciding points confirm it."""
     plan = optcc_plan(p, segments, Fraction(2))

@@ -126,7 +126,10 @@ def survivors(seen: list[dict[str, Any]], at: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.battery(22)
-@pytest.mark.parametrize(("n_ranks", "at"), [(3, 2), (3, 0), (5, 1)])
+@pytest.mark.parametrize(
+    ("n_ranks", "at"),
+    [(3, 2), *(pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.realtime]) for case in ((3, 0), (5, 1)))],
+)
 def test_all_name_the_rank_that_is_killed(n_ranks: int, at: int, tmp_path: Path) -> None:
     seen = run(tmp_path, n_ranks, at, "SIGKILL")
     assert seen[at] == {"code": -signal.SIGKILL}
@@ -152,8 +155,8 @@ def test_all_name_the_rank_that_is_stopped_for_ever(n_ranks: int, tmp_path: Path
     ("n_ranks", "fault", "cause"),
     [
         (3, "ValueError", "ValueError: 3 is odd"),
-        (5, "ValueError", "ValueError: 3 is odd"),
-        (3, "MemoryError", "MemoryError: no room"),
+        pytest.param(5, "ValueError", "ValueError: 3 is odd", marks=[pytest.mark.slow, pytest.mark.realtime]),
+        pytest.param(3, "MemoryError", "MemoryError: no room", marks=[pytest.mark.slow, pytest.mark.realtime]),
     ],
 )
 def test_all_learn_the_exception_that_ended_the_run(n_ranks: int, fault: str, cause: str, tmp_path: Path) -> None:
