@@ -51,10 +51,20 @@ def some() -> Tally:
 @pytest.mark.battery(36)
 def test_mutants_get_the_naive_verdict(some: Tally) -> None:
     """The same verdict, for the same reason and at the same place, as trying every interleaving."""
+    check(some, each_min=1, judged_min=33)
+
+
+@pytest.mark.slow
+def test_a_hundred_and_twenty_mutants_get_the_naive_verdict() -> None:
+    check(judged(range(120)), each_min=2, judged_min=80)
+
+
+def check(tally: Tally, *, each_min: int, judged_min: int) -> None:
+    """Enough of them are judged, and enough of each outcome."""
     for outcome in ("matching", "deadlock", "races", "result", STILL_RIGHT):
-        assert some.total(outcome) >= 1, outcome
-    assert some.judged >= 33
-    assert some.total(TOO_LARGE) <= 3
+        assert tally.total(outcome) >= each_min, outcome
+    assert tally.judged >= judged_min
+    assert tally.total(TOO_LARGE) <= 3
 
 
 @pytest.mark.slow

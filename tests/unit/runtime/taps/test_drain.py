@@ -254,6 +254,7 @@ def test_runs_take_no_longer_once_the_drain_is_killed(when_full: str, tmp_path: 
     says that it may wait for half a minute."""
     tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
     n_runs = 4 * KILLED_BEFORE
+    # Without a drain nothing makes room: a run that blocks would wait for it.
     alone = Tap(("full",), points=POINTS, when_full="drop")
     never_s = timed(tmp_path / "alone", alone, n_runs, lambda number: None)[0][2 * KILLED_BEFORE :]
     with subprocess.Popen([sys.executable, "-c", _DRAIN, str(tmp_path), JOB], stdout=subprocess.PIPE) as drain:
