@@ -100,7 +100,7 @@ class DeviceActions:
         shared: SharedLanes | None = None,
     ) -> None:
         transfers = program.plan.transfers
-        self._transport, self._streams, self._program = transport, streams, program
+        self._transport, self.streams, self._program = transport, streams, program
         self._direct, self._local_done, self._shared = place.direct, local_done, shared
         self._shared_handles = frozenset[int]() if shared is None else shared.handles
         # The instructions whose message comes in page-locked memory, and those whose message leaves by it.
@@ -129,12 +129,12 @@ class DeviceActions:
 
     def device(self, n_bytes: int) -> Any:
         """`n_bytes` of the GPU's memory, whatever they hold."""
-        with self._streams.device, self._streams.streams[COMPUTE]:
+        with self.streams.device, self.streams.streams[COMPUTE]:
             return self._cupy.empty(n_bytes, dtype=np.uint8)
 
     def pinned(self, n_bytes: int) -> Bytes:
         """`n_bytes` of page-locked memory of the host."""
-        with self._streams.device:
+        with self.streams.device:
             memory = self._cupy.cuda.alloc_pinned_memory(max(n_bytes, 1))
         array = np.frombuffer(memory, dtype=np.uint8, count=n_bytes)
         # By the host, now: on a stream it would race with the first message.
@@ -216,12 +216,12 @@ class DeviceActions:
 
     def mark_stream(self, stream: Any) -> tuple[Any, Any]:
         """The caller's stream, CuPy's current one unless given, and a mark behind what is queued there."""
-        stream = self._streams.current_stream() if stream is None else stream
-        return stream, self._streams.mark_stream(stream)
+        stream = self.streams.current_stream() if stream is None else stream
+        return stream, self.streams.mark_stream(stream)
 
     def begin(self, mark: Any, arrays: Arrays) -> None:
         """A run begins, behind the work of the caller that `mark` stands for: its input is copied, if it must be."""
-        streams = self._streams
+        streams = self.streams
         with streams.device:
             streams.wait_for_mark(mark)
             for into, source in (*((arrays.before,) if arrays.before else ()), *arrays.pieces_before):
@@ -229,7 +229,7 @@ class DeviceActions:
 
     def end(self, stream: Any, arrays: Arrays, averages: list[tuple[Any, int]]) -> Ready:
         """Every instruction is done, or queued: what is left is to divide, and to copy the output to its place."""
-        streams = self._streams
+        streams = self.streams
         with streams.device:
             for data, n_ranks in averages:
                 self.kernels.finish(address_of(data), n_ranks, len(data))
@@ -240,18 +240,18 @@ class DeviceActions:
 
     def _copy(self, into: Any, source: Any) -> None:
         self.kernels.copy(address_of(into), address_of(source), into.nbytes // self.kernels.itemsize)
-        self._streams.note(COMPUTE)
+        self.streams.note(COMPUTE)
 
     def compute(self, entry: BoundAction) -> None:
         """A computation is due: it is queued at the engine's next turn, together with others."""
         if not self._collected:
-            self._streams.collect(self)
+            self.streams.collect(self)
         self._collected.append(entry)
 
     def flush(self) -> None:
         """Queues what was collected."""
         entries, self._collected = self._collected, []
-        streams = self._streams
+        streams = self.streams
         steps: list[KernelStep] = []
         done_at_once: list[int] = []
         done_after: list[int] = []
@@ -274,7 +274,7 @@ class DeviceActions:
             for first in range(0, len(steps), BATCH_ROWS_MAX):
                 self._launch_together(steps[first : first + BATCH_ROWS_MAX])
         for instruction in done_after:
-            self._streams.after(COMPUTE, lambda number=instruction: self._local_done(number))  # type: ignore[misc]
+            self.streams.after(COMPUTE, lambda number=instruction: self._local_done(number))  # type: ignore[misc]
         for instruction in done_at_once:
             self._local_done(instruction)
 
@@ -291,7 +291,7 @@ class DeviceActions:
 
     def _take_long(self, code: int, instruction: int, work: _Work) -> None:
         """A long message that has come: by a copy engine, and a kernel if it is reduced."""
-        streams = self._streams
+        streams = self.streams
         if code == COPY_SLOT:
             streams.order(INTO, COMPUTE)
             streams.copy_into(work.dst, work.src, work.n_bytes)
@@ -311,10 +311,10 @@ class DeviceActions:
         """In one launch, if there is a table that the GPU does not read any more."""
         if len(steps) > 1 or (steps[0].out and not steps[0].reduces):
             for number, busy in enumerate(self._tables_busy):
-                if self._streams.is_reached(busy):
+                if self.streams.is_reached(busy):
                     self.kernels.batch(self._tables[number], steps)
-                    self._streams.note(COMPUTE)
-                    self._tables_busy[number] = self._streams.n_queued
+                    self.streams.note(COMPUTE)
+                    self._tables_busy[number] = self.streams.n_queued
                     return
         for step in steps:
             self._launch(step)
@@ -325,12 +325,12 @@ class DeviceActions:
             kernels.copy(step.dst, step.src, step.n_elements)
             if step.out:
                 kernels.copy(step.out, step.src, step.n_elements)
-                self._streams.note(COMPUTE)
+                self.streams.note(COMPUTE)
         elif step.out:
             kernels.forward(step.dst, step.src, step.out, step.n_elements)
         else:
             kernels.reduce(step.dst, step.src, step.n_elements)
-        self._streams.note(COMPUTE)
+        self.streams.note(COMPUTE)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class DeviceActions:
 
     def send(self, channel: int, view: Any, instruction: int) -> None:
         """Sends from the GPU's memory: from the array itself, or through host memory."""
-        streams = self._streams
+        streams = self.streams
         if channel in self._shared_handles:
             assert self._shared is not None
             self._shared.send(channel, view)

@@ -710,7 +710,6 @@ class PersistentPlan:
         self.actions: PlanActions | None = None
         # In the place of `actions`, for arrays on a GPU.
         self.on_device: DeviceActions | None = None
-        self.on_gpu: tuple[DeviceActions, DeviceStreams] | None = None
         self.shared: SharedLanes | None = None
         if isinstance(place, DevicePlace):
             transport, streams = engine.transport, engine.streams_of(place.device_id)
@@ -720,7 +719,6 @@ class PersistentPlan:
             made = self.on_device = DeviceActions(
                 transport, streams, self.program, window, place, self._local_done, self.shared
             )
-            self.on_gpu = made, streams
             memory = PlanMemory(made.kernels.view, made.slots, made.device, place.device_id, False)
             if self.shared is not None:
                 memory = memory._replace(shared=self.shared.channels, shared_slots=self.shared.slots)
@@ -884,10 +882,10 @@ class PersistentPlan:
         if taps is not None:
             taps.ending()
         handle.ready = on_device.end(handle.stream, arrays, self._buffers.averages)
-        if taps is not None and self.on_gpu is not None:
+        if taps is not None:
             taps.ends(self._buffers.output_in(arrays), handle.number)
             # What the caller does with its arrays comes behind what is copied from them.
-            handle.ready = self.on_gpu[1].end(handle.stream, arrays)
+            handle.ready = on_device.streams.end(handle.stream, arrays)
 
     def _be_over(self) -> None:
         self.engine.leave(self._queue.popleft())

@@ -26,7 +26,7 @@ print(probe_sharing() or "works")
 _CUDA = 1
 """`UCS_MEMORY_TYPE_CUDA`."""
 _STAGED = "staged, through page-locked memory"
-_INSIDE = "ipc inside a host, if the self-test agrees; else staged, through page-locked memory"
+_INSIDE = f"ipc inside a host, if the self-test agrees; else {_STAGED}"
 _CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 
 

@@ -45,8 +45,13 @@ _LAYOUTS_MAX = 256
 """So many layouts are kept; one more, and all are made anew."""
 
 
-class HasPinned(Protocol):
-    """What has page-locked memory for a plan on a GPU."""
+class OnGpu(Protocol):
+    """What has page-locked memory for a plan on a GPU, and queues its work."""
+
+    @property
+    def streams(self) -> DeviceStreams:
+        """Where it is queued."""
+        ...
 
     def pinned(self, n_bytes: int) -> Bytes:
         """Page-locked memory of the host."""
@@ -75,8 +80,8 @@ class TappedPlan(Protocol):
         ...
 
     @property
-    def on_gpu(self) -> tuple[HasPinned, DeviceStreams] | None:
-        """What has memory for it there, and queues work."""
+    def on_device(self) -> OnGpu | None:
+        """Its actions there; None in the host's memory."""
         ...
 
 
@@ -229,19 +234,20 @@ class TapSet:
             if tap.selects(prepared.plan, prepared.program.rank) and (prepared.n_runs - 1) % tap.every == 0
         ]
         staging = None
-        if wanted and prepared.on_gpu is not None:
-            staging = self._take_staging(wanted, prepared, prepared.on_gpu[0])
+        on_device = prepared.on_device
+        if wanted and on_device is not None:
+            staging = self._take_staging(wanted, prepared, on_device)
             if staging is None:
                 self.ring.words[UNSEEN_RUNS] += 1
                 return None
         blocks = [self._reserve(index, tap, prepared, drive) for index, tap in wanted]
         run = TappedRun(self.ring, self._now_s, [block for block in blocks if block is not None])
-        if staging is None or prepared.on_gpu is None:
+        if staging is None or on_device is None:
             return run if any(blocks) else None
         if not any(blocks):
             self._stagings.setdefault(staging.nbytes, []).append(staging)
             return None
-        made = run.staged(prepared.on_gpu[1], staging, lambda memory: self._give_staging(made, memory))
+        made = run.staged(on_device.streams, staging, lambda memory: self._give_staging(made, memory))
         self._staged[made] = prepared.serial
         return made
 
@@ -258,7 +264,7 @@ class TapSet:
         """What was taken and dropped so far, by `optcc.runtime.taps.ring.COUNTERS`."""
         return {name: self.ring.words[word] for name, word in COUNTERS.items()}
 
-    def _take_staging(self, wanted: list[tuple[int, Tap]], prepared: TappedPlan, gpu: HasPinned) -> Bytes | None:
+    def _take_staging(self, wanted: list[tuple[int, Tap]], prepared: TappedPlan, gpu: OnGpu) -> Bytes | None:
         """Page-locked memory for a run; None if too many runs of the plan have some, or there is none."""
         if list(self._staged.values()).count(prepared.serial) >= STAGINGS_MAX:
             return None

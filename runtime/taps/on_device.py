@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optcc.runtime.buffers import RECV, SEND, BoundAction
+from optcc.runtime.buffers import BoundAction
 from optcc.runtime.cupy_kernels import address_of
 from optcc.runtime.device_streams import COMPUTE, OUT, DeviceStreams
 from optcc.runtime.taps.layout import TapLayout
@@ -155,8 +155,3 @@ def staged_bytes(layouts: Sequence[TapLayout]) -> int:
                 spec = layout.specs[taken[0][0]]
                 chunks[point, instruction] = spec.stop - spec.start
     return sum(-(-n_bytes // _ALIGNMENT) * _ALIGNMENT for n_bytes in chunks.values())
-
-
-def entries_by_instruction(bound: Sequence[BoundAction]) -> dict[int, BoundAction]:
-    """The computations among the actions with their arrays."""
-    return {entry[1]: entry for entry in bound if entry[0] not in (SEND, RECV)}
