@@ -147,7 +147,7 @@ def compile_schedule(
     candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes)
     if ports == "fifo" and wired and _stages_are_even(transfers):
         candidates = candidates[-1:]
-    plans = (_lowered(schedule.name, transfers, topology, each, ports, slots, fused) for each in candidates)
+    plans = (_lowered(schedule, transfers, topology, each, ports, slots, fused) for each in candidates)
     return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology, ports)
 
 
@@ -205,7 +205,7 @@ def _stages_are_even(transfers: Transfers) -> bool:
 
 
 def _lowered(
-    name: str,
+    schedule: Schedule,
     transfers: Transfers,
     topology: Topology | None,
     candidate: _Candidate,
@@ -214,14 +214,16 @@ def _lowered(
     fused: bool,
 ) -> Plan:
     """The plan of a candidate; without a topology it has the author's order."""
-    n_slots = slots or candidate.slots
+    name, n_slots = schedule.name, slots or candidate.slots
     if candidate.assign is not None:
         lanes = candidate.assign(transfers, candidate.lanes, n_slots)
         return lower(name, transfers, Order.as_written(transfers).sends, lanes, ports=ports)
     if topology is None:
         order, made_for = Order.as_written(transfers), None
     else:
-        transfers, order = timetable(transfers, topology, n_slots, ports, candidate.flights)
+        transfers, order = timetable(
+            transfers, topology, n_slots, ports, candidate.flights, keeps_order=schedule.keeps_order
+        )
         made_for = ports
     if topology is not None and topology.wired is not None:
         lanes = lanes_by_port(transfers, topology.wired, n_slots)

@@ -144,6 +144,7 @@ class Program:
     segments: int = 1
     source: str = ""
     lane_per_peer: bool = False
+    keeps_order: bool = False
     _shapes: list[SegmentShape] = field(default_factory=list)
     _stages: list[str] = field(default_factory=list)
     _stage: int = -1
@@ -305,6 +306,7 @@ class Program:
             self.source,
             **dict(zip(_COLUMNS, columns, strict=True)),
             lane_per_peer=self.lane_per_peer,
+            keeps_order=self.keeps_order,
         )
 
     def _add(self, op: int, src: int, dst: int, chunk: Chunk, into: Chunk) -> None:
@@ -453,8 +455,8 @@ def any_flat(topology: Topology) -> Mapping[str, Any]:
 class Definition:
     """A schedule function with what users need to know of it; call it with a number of ranks to get a `Schedule`.
 
-    `configure` turns a topology into the function's parameters, or refuses it with a TopologyError. `lane_per_peer` is
-    that of its schedules; `fair` and `fifo` are what takes its place under these ports. `declares` makes the collective
+    `configure` turns a topology into the function's parameters, or refuses it with a TopologyError. `lane_per_peer` and
+    `keeps_order` are those of its schedules; `fair` and `fifo` are what takes its place under these ports. `declares` makes the collective
     for a number of ranks, if that is a declared one.
     """
 
@@ -473,6 +475,7 @@ class Definition:
     """The numbers of ranks that it is for."""
     one_topology: str = ""
     """What of it is made for one topology, and so for one number of ranks; none where there may be a proof for all."""
+    keeps_order: bool = False
 
     def under(self, ports: str) -> Definition:
         """The definition to build where ports are ordered for `ports`."""
@@ -537,7 +540,8 @@ class Definition:
 
     def _program(self, n_ranks: int, segments: int, root: int) -> Program:
         source = self.function.__code__.co_filename
-        return Program(self.name, self.computes(n_ranks, root), segments, source, self.lane_per_peer)
+        computed = self.computes(n_ranks, root)
+        return Program(self.name, computed, segments, source, self.lane_per_peer, self.keeps_order)
 
     def _configured(self, topology: Topology) -> Mapping[str, Any]:
         if topology.n_ranks not in self.domain:
@@ -582,6 +586,7 @@ def schedule(
     fifo: Definition | None = ...,
     domain: Domain = ...,
     one_topology: str = ...,
+    keeps_order: bool = ...,
 ) -> Callable[[Callable[..., None]], Definition]: ...
 
 
@@ -599,14 +604,15 @@ def schedule(
     fifo: Definition | None = None,
     domain: Domain = ANY_NUMBER,
     one_topology: str = "",
+    keeps_order: bool = False,
 ) -> Definition | Callable[[Callable[..., None]], Definition]:
     """Makes a function over a `Program` a schedule.
 
     `name` is what users call it (the function's own if empty), `collective` what it computes: a name, or a function
     from a number of ranks to a declared `Collective` of the function's name; `accepts` says in words
     which topologies it takes, `configure` decides it and gives the function's parameters; `paper` is where it comes
-    from; `domain` says which numbers of ranks it is for (`optcc.domain`); `lane_per_peer`, `fair`, `fifo` and
-    `one_topology` are those of `Definition`.
+    from; `domain` says which numbers of ranks it is for (`optcc.domain`); `lane_per_peer`, `fair`, `fifo`,
+    `one_topology` and `keeps_order` are those of `Definition`.
     """
 
     def define(function: Callable[..., None]) -> Definition:
@@ -614,7 +620,7 @@ def schedule(
         computed, declares = (collective, None) if isinstance(collective, str) else (collective.__name__, collective)
         return Definition(
             *(function, computed, accepts, paper, configure, called, lane_per_peer, fair, fifo),
-            *(declares, domain, one_topology),
+            *(declares, domain, one_topology, keeps_order),
         )
 
     return define if function is None else define(function)

@@ -55,6 +55,7 @@ from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.optcc_nics import optcc_nics
 from optcc.schedules.optimal import optimal
 from optcc.schedules.r2ccl_nics import r2ccl_nics, r2ccl_rails
+from optcc.schedules.rank_order import rank_order
 from optcc.schedules.registry import SCHEDULES
 from optcc.schedules.server_stars import star_all_gather, star_reduce_scatter
 from optcc.show import Card
@@ -388,10 +389,11 @@ def build(
     """
     if ports not in MODELS:
         raise ArgumentError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
+    made_for: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
     if name == AUTO:
         if collective is not None and collective.name != "allreduce":
             number = segments if isinstance(segments, int) else None
-            options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
+            options = dict(made_for)
             if topology.wired is not None:
                 options["more"] = (*STARS, *PACKED_OF.values(), *FLOW_OF.values())
                 options["enough_s"] = _near_bound_s(topology, size_bytes, collective)
@@ -399,18 +401,10 @@ def build(
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         if topology.wired is not None:
-            return _fastest_on_links(topology, size_bytes, dtype=dtype, reduction=reduction, slots=slots, ports=ports)
-        rails = shares_by_rail(topology) if by_rail and ports == "fair" else None
-        chosen = choose(
-            topology if rails is None else rails.usable,
-            size_bytes,
-            dtype=dtype,
-            reduction=reduction,
-            slots=slots,
-            ports=ports,
-            parts=() if rails is None else rails.shares,
-        )
-        return _chosen(chosen)
+            return _fastest_on_links(topology, size_bytes, **made_for)
+        return _chosen(_choose(topology, size_bytes, by_rail=by_rail, **made_for))
+    if name == rank_order.name and segments == AUTO and topology.wired is None:
+        return _chosen(_choose(topology, size_bytes, by_rail=by_rail, in_rank_order=True, **made_for), compares=False)
     definition = _where_its_model_ends(find_schedule(name), topology).under(ports)
     if collective is not None and collective.cells:
         definition = definition.of(collective)
@@ -422,16 +416,17 @@ def build(
     if made is not None and reduction == "sum" and root == 0:
         return Built(made.plan, made.schedule, definition, segments, timing=made.timing)
     schedule = definition.build(topology, segments, root=root)
-    plan = compile_schedule(
-        schedule,
-        size_bytes=size_bytes,
-        dtype=dtype,
-        reduction=reduction,
-        topology=topology,
-        slots=slots,
-        ports=ports,
-    )
+    plan = compile_schedule(schedule, size_bytes=size_bytes, topology=topology, **made_for)
     return Built(plan, schedule, definition, segments)
+
+
+def _choose(topology: Topology, size_bytes: int, *, by_rail: bool, ports: Model, **options: Any) -> Choice:
+    """`choose` among schedules for pooled NICs; with `by_rail` and fair ports, for NICs that reach those of their rail
+    alone."""
+    rails = shares_by_rail(topology) if by_rail and ports == "fair" else None
+    if rails is None:
+        return choose(topology, size_bytes, ports=ports, **options)
+    return choose(rails.usable, size_bytes, ports=ports, parts=rails.shares, **options)
 
 
 def _near_bound_s(topology: Topology, size_bytes: int, collective: Collective) -> float:
@@ -510,9 +505,11 @@ def _fastest_on_links(
     return best._replace(compared=Card(title, ("schedule", "segments", "time"), tuple(rows)))
 
 
-def _chosen(choice: Choice) -> Built:
+def _chosen(choice: Choice, *, compares: bool = True) -> Built:
+    """What was chosen, and unless it `compares` nothing, among what."""
     taken = choice.taken
-    return Built(choice.plan, choice.schedule, find_schedule(taken.name), taken.segments, choice)
+    definition = find_schedule(taken.name)
+    return Built(choice.plan, choice.schedule, definition, taken.segments, choice if compares else None)
 
 
 def build_plan(name: str, topology: Topology, size_bytes: int, **options: Any) -> Plan:

@@ -56,7 +56,8 @@ class Schedule(Shown):
 
     `src`, `dst` ranks; `op` REDUCE or COPY; `segment`, `section` the chunk; `src_slot`, `dst_slot` DATA or a scratch
     slot; `stage` an index into `stages`; `line` the author's line in `source`. With `lane_per_peer` it is written for
-    ports that many transfers share fairly: there, what goes to one rank does not wait for what goes to another.
+    ports that many transfers share fairly: there, what goes to one rank does not wait for what goes to another. With
+    `keeps_order` a rank adds what it receives in the author's order, and never in that of arrival.
 
     Raises ScheduleError if the columns do not fit the layout.
     """
@@ -77,6 +78,7 @@ class Schedule(Shown):
     stage: Column
     line: Column
     lane_per_peer: bool = False
+    keeps_order: bool = False
 
     def __post_init__(self) -> None:
         columns = (self.src, self.dst, self.op, self.segment, self.section, self.src_slot, self.dst_slot, self.stage)

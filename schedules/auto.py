@@ -71,6 +71,8 @@ FAIR_PAIRS = {
 b), and latencies per message of the busiest pair where latency dominates. Fitted to simulations of 2 to 16 ranks."""
 DRIFT, DRIFTS_FROM = 0.03, 12
 """Loss as a share of the bound with one lane per pair and different rates, from this number of segments on."""
+OF_STARS = ("shares", "rank-order")
+"""Those that divide the message among the centres of stars."""
 ROWS_RATES = 48
 """Simulation cost of rows of servers, as an equivalent number of different rates."""
 ROWS_FILL = 30
@@ -183,17 +185,20 @@ def choose(
     slots: int | None = None,
     ports: Model = "exclusive",
     parts: Sequence[RankShare] = (),
+    in_rank_order: bool = False,
 ) -> Choice:
     """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is assumed to have
-    `LATENCY_S`. With `parts`, those of the schedule `shares`, other long messages than its are no candidates.
+    `LATENCY_S`. With `parts`, those of the schedule `shares`, other long messages than its are no candidates. With
+    `in_rank_order` those of the schedule `rank-order` are the only ones.
 
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
     if ports == "fair" and topology.overhead_s and not parts:
         timed = _level_ways(timed)
+    candidates = estimates_in_rank_order if in_rank_order else estimates
     ranking = sorted(
-        (_costed(each, timed) for each in estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts)),
+        (_costed(each, timed) for each in candidates(timed, size_bytes, slots or SLOTS[ports], ports, parts)),
         key=lambda each: each.estimate_s,
     )
     if slots is not None:  # candidates that differ by their slots alone are one
@@ -253,9 +258,9 @@ def _level_ways(topology: Topology) -> Topology:
 
 
 def _build(candidate: Candidate, topology: Topology, ports: Model, parts: Sequence[RankShare]) -> Schedule:
-    """The schedule of a candidate; `shares` of these `parts`, if there are any."""
+    """The schedule of a candidate; one of stars has these `parts`, if there are any."""
     definition = _definition(candidate.name, ports)
-    if not parts or candidate.name != "shares":
+    if not parts or candidate.name not in OF_STARS:
         return definition.build(topology, candidate.segments)
     return definition(topology.n_ranks, candidate.segments, parts=parts, **definition.configure(topology))
 
@@ -343,10 +348,10 @@ class Search:
         return (*(replace(each, seconds=seconds) for each, seconds in self._tried.items()), *others)
 
     def _promises_s(self, candidate: Candidate) -> float:
-        """An optimistic time: the estimate, corrected by the nearest try of the same schedule (for `shares`, with the
-        same lanes), divided by its error factor."""
+        """An optimistic time: the estimate, corrected by the nearest try of the same schedule (for those of stars, with
+        the same lanes), divided by its error factor."""
         alike = [each for each in self._tried if each.name == candidate.name]
-        same = [each for each in alike if each.peer_lanes == candidate.peer_lanes or each.name != "shares"]
+        same = [each for each in alike if each.peer_lanes == candidate.peer_lanes or each.name not in OF_STARS]
         if same:
             nearest = min(same, key=lambda each: float(abs(log(each.segments / candidate.segments))))
             return candidate.estimate_s * self._tried[nearest] / nearest.estimate_s / WORTH_ANOTHER
@@ -422,6 +427,24 @@ def estimates(
         yield from _flat_estimates(topology, n, most, slots, ports)
 
 
+def estimates_in_rank_order(
+    topology: Topology,
+    size_bytes: int,
+    slots: int,
+    ports: Model = "exclusive",
+    parts: Sequence[RankShare] = (),
+) -> Iterator[Candidate]:
+    """Those of `rank-order`: as many transfers and ports as busy as with `shares`, but never in rows of servers."""
+    if len(topology.servers) == 1:
+        yield Candidate("rank-order", 1, 0.0)
+        return
+    bound = pooled_bound_s(topology, size_bytes)
+    most = transfers_max(topology.n_ranks, planning_limit_s(topology.n_ranks, bound), ports)
+    parts = parts or divide(*(np.array([float(rate) for rate in side]) for side in (topology.out, topology.in_)))
+    for each in _shares(topology, size_bytes, bound, most, slots, ports, parts):
+        yield replace(each, name="rank-order")
+
+
 def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: Model) -> Iterator[Candidate]:
     """Those of the schedules that take every rank for a server of its own."""
     p, alpha = topology.n_ranks, float(topology.latency_s)
@@ -485,7 +508,7 @@ def _shares(
     p, alpha = topology.n_ranks, float(topology.latency_s)
     alike = topology.out == topology.in_
     equal = len({*topology.out, *topology.in_}) == 1
-    if ports == "fair" and len(topology.servers) > ALL_PAIRS_MAX:
+    if ports == "fair" and not parts and len(topology.servers) > ALL_PAIRS_MAX:
         setting = ROW_LANES[0 if alike else 1]
         for segments in _segments(most // (2 * (p - 1)), size_bytes):
             late = (4 if alike else 6) * alpha * (1 + segments / IN_FLIGHT_MIN)
@@ -497,7 +520,7 @@ def _shares(
     each = 2 * (p - 1) * len(parts)
     for segments in _segments(most // each, size_bytes / p, halfway=True):
         transfers = segments * each
-        if ports == "fifo":
+        if ports != "fair":
             full = len(parts) * segments / slots
             waits = (max(0.0, full - 1) / 2 + segments / 32 if alike else full) * alpha  # half of them wait
             yield Candidate("shares", segments, bound * (1 + 0.6 / segments) + 2 * alpha + waits, transfers)

@@ -27,15 +27,16 @@ from optcc.schedules.other_collectives import (
     ring_reduce_scatter,
 )
 from optcc.schedules.r2ccl import r2ccl_allreduce, r2ccl_balance, r2ccl_recursive
+from optcc.schedules.rank_order import rank_order, rank_order_reduce_scatter
 from optcc.schedules.ring import bidirectional_ring, ring
 from optcc.schedules.stragglar import stragglar
 
 _ALLREDUCE = (
     *(ring, bidirectional_ring, direct, recursive_doubling, rabenseifner, double_binary_tree, hierarchical),
-    *(r2ccl_balance, r2ccl_allreduce, r2ccl_recursive, optcc, stragglar, optimal, shares),
+    *(r2ccl_balance, r2ccl_allreduce, r2ccl_recursive, optcc, stragglar, optimal, shares, rank_order),
 )
 _HALVES = (
-    *(ring_reduce_scatter, ring_all_gather, bruck),
+    *(ring_reduce_scatter, rank_order_reduce_scatter, ring_all_gather, bruck),
     *(chain_broadcast, chain_reduce, binary_tree_broadcast, binary_tree_reduce),
 )
 _EXCHANGES = (

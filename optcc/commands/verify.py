@@ -31,8 +31,9 @@ from optcc.planner import AUTO, Built, build, find_schedule, smallest_failure
 from optcc.schedule import Schedule
 from optcc.timing import Model
 from optcc.topology import Topology
-from optcc.units import parse_time
+from optcc.units import parse_time, show_size
 from optcc.verdict import PROPERTIES, PROVED, REFUTED, UNKNOWN
+from optcc.verify.plan.additions import addition_orders
 from optcc.verify.plan.limits import TARGETS
 from optcc.verify.plan.ratio import Ratio, judge_ratio
 from optcc.verify.plan.report import Questions, Report, judge
@@ -75,6 +76,7 @@ _HEAD_BYTES = 256
     type=IntervalType(),
     help="LOW:HIGH, such as 1:8: the slowest endpoint's slowdown, all at once.",
 )
+@click.option("--additions", is_flag=True, help="Also the order in which the inputs of the ranks are added up.")
 @click.option("--target", type=OneOf(TARGETS), default=None, help=f"Also the resource limits of {', '.join(TARGETS)}.")
 @plan_options
 @json_option
@@ -90,6 +92,7 @@ def command(
     eps: Fraction | None,
     promise: str | None,
     interval: tuple[Fraction, Fraction] | None,
+    additions: bool,
     target: str | None,
     dtype: str,
     reduction: str,
@@ -106,12 +109,15 @@ def command(
     With --eps or --promise, also prove its time with --ports (by default those that a plan file names, else exclusive):
     exact for fifo and exclusive ports, simulated up to rounding for fair ones. With --eps and --slowdown, prove the
     ratio to the bound for every slowdown of the slowest endpoint in the interval, with exclusive ports.
+
+    With --additions, also tell how much of the result is made by which order of additions: plans of one order give the
+    same bits.
     """
     if thorough and not failover:
         raise InputError("--thorough: needs --failover")
     if smt_lib is not None and not all_ranks:
         raise InputError("--smt-lib: needs --all-ranks")
-    claims = _Claims(eps, promise, interval, target)
+    claims = _Claims(eps, promise, interval, target, additions)
     if all_ranks or failover:
         flag, takes = ("--all-ranks", "the NAME of a schedule") if all_ranks else ("--failover", "no NAME")
         others = plan_file is not None or topology is not None or size is not None or claims.given
@@ -119,7 +125,7 @@ def command(
             raise InputError(f"verify {flag}: takes {takes}, and no other question")
         return _all_ranks(name, smt_lib, as_json) if name is not None else _failover(thorough, as_json)
     if name is not None and is_foreign(name):
-        if plan_file is not None or topology is not None or size is not None or claims.timed:
+        if plan_file is not None or topology is not None or size is not None or claims.timed or additions:
             raise InputError(f"verify {name}: takes --target and no other question")
         return verify_foreign(Path(name), target, as_json)
     if (name is None) == (plan_file is None):
@@ -130,7 +136,7 @@ def command(
         data = read_file(plan_file, FILE_BYTES_MAX)
         if TRANSFERS_FORMAT.encode() in data[:_HEAD_BYTES]:
             if claims.given:
-                raise InputError(f"--plan {plan_file}: transfers have no plan to ask about time or limits")
+                raise InputError(f"--plan {plan_file}: transfers have no plan to ask about time, limits or additions")
             return _transfers(data, as_json)
         plan = read_plan(data)
         if topology is not None and topology.n_ranks != plan.n_ranks:
@@ -158,10 +164,11 @@ class _Claims:
     promise: str | None
     interval: tuple[Fraction, Fraction] | None
     target: str | None
+    additions: bool
 
     @property
     def given(self) -> bool:
-        return self.timed or self.target is not None
+        return self.timed or self.target is not None or self.additions
 
     @property
     def timed(self) -> bool:
@@ -191,6 +198,7 @@ class _Answer:
     smallest: Smallest | None
     least_slots: int | None
     ratio: Ratio | None
+    additions: dict[str, int] | None
 
     @property
     def slots(self) -> int:
@@ -217,6 +225,7 @@ class _Answer:
             "least_slots": self.least_slots,
             "makespan": None if makespan is None else _makespan(makespan),
             "ratio": None if self.ratio is None else self.ratio.as_json(),
+            **({} if self.additions is None else {"additions": self.additions}),
         }
 
     def echo(self) -> None:
@@ -231,6 +240,8 @@ class _Answer:
             click.echo(str(self.report.makespan))
         for name, condition in verdict.conditions:
             click.echo(f"{name} holds for {condition}")
+        for expression, n_bytes in (self.additions or {}).items():
+            click.echo(f"{show_size(n_bytes)} are {expression}, of the inputs of these ranks")
         if self.ratio is not None:
             click.echo("")
             echo_card(self.ratio)
@@ -258,7 +269,8 @@ def _answer(
     proved = report.verdict.verdict == PROVED
     if claims.interval is not None and topology is not None and proved:
         ratio = judge_ratio(plan, topology, *claims.interval, claims.eps)
-    return _Answer(plan, report, seconds, smallest, least_slots(plan) if proved else None, ratio)
+    additions = addition_orders(plan) if claims.additions and proved else None
+    return _Answer(plan, report, seconds, smallest, least_slots(plan) if proved else None, ratio, additions)
 
 
 def _makespan(makespan: Makespan) -> dict[str, object]:

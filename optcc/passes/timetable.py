@@ -71,10 +71,17 @@ class Order:
 
 
 def timetable(
-    transfers: Transfers, topology: Topology, slots: int, ports: Model = "exclusive", flights: int = 0
+    transfers: Transfers,
+    topology: Topology,
+    slots: int,
+    ports: Model = "exclusive",
+    flights: int = 0,
+    *,
+    keeps_order: bool = False,
 ) -> tuple[Transfers, Order]:
     """The order in which a list schedule starts the transfers: whenever a port becomes free, the first one in the
-    author's order that can start. Also the transfers, in which (under fifo) siblings are added in order of arrival.
+    author's order that can start. Also the transfers, in which (under fifo) siblings are added in order of arrival,
+    unless the schedule `keeps_order`.
 
     Under exclusive ports, and fair ones, a transfer can start when its data have arrived and both its ports are free.
     Under fifo its out port must be free and fewer than `slots` transfers in flight to its receiver; the transfers that
@@ -90,7 +97,9 @@ def timetable(
     tick = longest / TICKS or 1.0
     out_ticks, in_ticks = (np.rint(each / tick).astype(np.int64) for each in (used.out_s, used.in_s))
     latency = round(float(topology.latency_s) / tick)
-    family = families(transfers) if ports == "fifo" else None
+    family = None
+    if ports == "fifo":
+        family = column(np.arange(n)) if keeps_order else families(transfers)
     missing, first, successors = _successors(transfers, family)
     channel = np.unique(transfers.src * transfers.n_ranks + transfers.dst, return_inverse=True)[1].astype(np.int64)
     jobs = Jobs(transfers.dst, channel, used.out, used.in_, out_ticks, in_ticks, first, successors)

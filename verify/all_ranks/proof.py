@@ -26,7 +26,7 @@ order. This is an argument about the passes and no proof of their code: each com
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optcc.arrays import Column
 from optcc.compiler import compile_schedule
 from optcc.domain import ANY_NUMBER, Domain
 from optcc.dsl import Definition
@@ -514,6 +515,28 @@ def _sizes(definition: Definition, covered: Covered, p_max: int) -> Iterator[tup
                 yield p, instance, sizes
 
 
+def _past_scratch(schedule: Schedule, compare: Callable[..., None]) -> tuple[Column, Column]:
+    """The transfers that are edges of trees, and the operation of each transfer: what `reduce_in_order` adds in scratch
+    space and then to the rank's own chunk is a reduction into that chunk."""
+    op, is_edge = schedule.op.copy(), schedule.src != schedule.dst
+    held: set[tuple[int, int, int]] = set()
+    columns = schedule.segment, schedule.section, schedule.src, schedule.dst, schedule.src_slot, schedule.dst_slot
+    for at, (segment, section, src, dst, src_slot, dst_slot) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        place = segment, section, dst
+        if src == dst:
+            compare(src_slot != DATA and dst_slot == DATA and op[at] == REDUCE and place in held, segment)
+            held.remove(place)
+            continue
+        # Whoever passes on its sum has added all of it.
+        compare(src_slot == DATA and (segment, section, src) not in held, segment)
+        if dst_slot != DATA:
+            compare((op[at] == REDUCE) == (place in held), segment)
+            held.add(place)
+            op[at] = REDUCE
+    compare(not held)
+    return np.flatnonzero(is_edge), op
+
+
 def _compare_trees(reading: Reading, schedule: Schedule) -> None:
     """Raises ProofStops unless each segment is a reduction or broadcast along trees with the roots that were read."""
     p = schedule.n_ranks
@@ -523,20 +546,24 @@ def _compare_trees(reading: Reading, schedule: Schedule) -> None:
             raise ProofStops(f"read wrongly for {p} ranks: other trees, or other roots, in segment {segment}")
 
     nodes = [node for walk in reading.walks for node in walk.bodies[0] if isinstance(node, Along)]
-    compare(len(schedule) == len(schedule.segments) * len(nodes) * (p - 1))
+    edges = np.arange(len(schedule))
+    op = schedule.op
+    if schedule.scratch_slots:
+        edges, op = _past_scratch(schedule, compare)
+    compare(len(edges) == len(schedule.segments) * len(nodes) * (p - 1))
     for segment in range(len(schedule.segments)):
         begins = sum((shape.share for shape in schedule.segments[:segment]), Fraction(0))
         roots: dict[Term | str, int] = {Term.var("root"): schedule.collective.root, OWNER: floor(begins * p)}
         done: dict[int, int] = {}
         for node in nodes:
             section = node.section.constant or 0
-            chunk = np.flatnonzero((schedule.segment == segment) & (schedule.section == section))
+            chunk = edges[(schedule.segment[edges] == segment) & (schedule.section[edges] == section)]
             rows = chunk[done.get(section, 0) :][: p - 1]
             done[section] = done.get(section, 0) + p - 1
             below, above = schedule.src[rows].tolist(), schedule.dst[rows].tolist()
             if node.op != REDUCE:
                 below, above = above[::-1], below[::-1]
-            compare(len(rows) == p - 1 and bool((schedule.op[rows] == node.op).all()), segment)
+            compare(len(rows) == p - 1 and bool((op[rows] == node.op).all()), segment)
             missing = set(range(p)) - set(below)
             compare(len(missing) == 1, segment)
             (root,) = missing

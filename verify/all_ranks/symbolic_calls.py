@@ -8,8 +8,10 @@ from fractions import Fraction
 from typing import Any
 
 from optcc.dsl import Definition
+from optcc.schedule import REDUCE
 from optcc.verify.all_ranks.symbolic import (
     OWNER,
+    Along,
     Family,
     Move,
     Touch,
@@ -93,7 +95,9 @@ class Calls(Expressions):
     def _unread_pipelines(self, node: ast.Call, scope: dict[str, Any], sections: Term) -> int:
         """The family that stands for the pipelines that a function of the library makes of what is not read."""
         program, *others = node.args
-        if self._value(program, scope) is not PROGRAM or not others or node.keywords or self.case.inner is not None:
+        # Scratch space of these pipelines is for `reduce_in_order` alone: the family has none that an author could name.
+        known = {keyword.arg for keyword in node.keywords} <= {"scratch"}
+        if self._value(program, scope) is not PROGRAM or not others or not known or self.case.inner is not None:
             raise self._outside(ast.unparse(node))
         if self.families or self.in_segment or self.ranges or self.nested:
             raise self._outside(f"{ast.unparse(node)}: beside other pipelines, or in a loop or a condition")
@@ -123,6 +127,24 @@ class Calls(Expressions):
             f"turn (else `{ast.unparse(node.func)}` refuses it)"
         )
         return TreeSegments(family, OWNER if of_parts else Term.var("root"))
+
+    def _reduce_in_order(self, node: ast.Call, scope: dict[str, Any]) -> None:
+        """`reduce_in_order`: along a tree, some of it through scratch space that nothing else reads."""
+        if len(node.args) not in (2, 3) or node.keywords or not self.in_segment:
+            raise self._outside(ast.unparse(node))
+        segment, tree = (self._value(each, scope) for each in node.args[:2])
+        for each in node.args[2:]:
+            self._check_pure(each, scope)
+        if not isinstance(segment, SymbolicSegment) or not isinstance(tree, SymbolicTree):
+            raise self._outside(ast.unparse(node))
+        chunk = self._item(segment, Term(()))
+        self.assumed.append(
+            f"line {self.line}: a tree is a star over servers, of whose ranks the others are around one (else "
+            f"`{ast.unparse(node.func)}` refuses it)"
+        )
+        self.numbered = True
+        line = self.names.first_line + node.lineno - 1
+        self.nodes.append(Along(REDUCE, tree.root, chunk.family, chunk.pipeline, chunk.section, line))
 
     def _ring_turns(self, node: ast.Call, scope: dict[str, Any]) -> RingTurns:
         """`around`, of rings that are not read."""

@@ -435,6 +435,9 @@ class _Reader(Calls):
             return self._tree_segments(node, scope)
         if _is_in_library(called, "optcc.schedules.nccl_ring.around"):
             return self._ring_turns(node, scope)
+        if _is_in_library(called, "optcc.schedules.tree_turns.reduce_in_order"):
+            self._reduce_in_order(node, scope)
+            return None
         for name, op in (("reduce_next", REDUCE), ("copy_next", COPY)):
             if _is_in_library(called, f"optcc.schedules.nccl_ring.{name}"):
                 self._hop(op, node, scope)

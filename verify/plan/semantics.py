@@ -54,7 +54,7 @@ def check_result(plan: Plan, graph: PlanGraph, order: Column) -> WrongResult | N
     n_atoms = len(cuts) - 1
     if plan.n_ranks * n_atoms > CELLS_MAX:
         raise CutsUnknown(f"{plan.n_ranks} ranks with {n_atoms} pieces of the message each")
-    unread = _execute(plan, graph, order, cuts)
+    unread = execute(plan, graph, order, cuts)
     if isinstance(unread, int):
         written = plan.dst_offset[unread], plan.dst_offset[unread] + plan.bytes[unread]
         atoms = range(*np.searchsorted(cuts, written).tolist())
@@ -105,7 +105,9 @@ def _members(sets: list[int], n_ranks: int) -> Column:
     return belongs
 
 
-def _execute(plan: Plan, graph: PlanGraph, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
+def execute(
+    plan: Plan, graph: PlanGraph, order: Column, cuts: Column
+) -> int | tuple[Column, tuple[Column, Column]]:
     """The memory at the end and its trees; or an instruction that reads uninitialised bytes."""
     n_atoms = len(cuts) - 1
     own = plan.dst_offset >= 0
