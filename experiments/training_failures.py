@@ -6,9 +6,10 @@
 
 Four hosts of two NICs, one rank each; DDP, whose buckets of gradients are reduced while the backward pass goes on, or
 FSDP2. Every backend trains in a job of its own, once on healthy hosts and once with the events, each in the middle of
-its step. optcc trains in two ways: "plans change" is what `init_process_group("optcc")` does by itself; with "plans
-stay" (`Options(replan=False)`, rates declared) all sums are made in one order, and every loss and parameter must be
-that of the healthy run to the bit. The exit code is 1 if it is not, or if a job of ours ends early.
+its step. optcc trains in three ways: "plans change" is what `init_process_group("optcc")` does by itself; with "plans
+stay" (`Options(replan=False)`, rates declared) and with "rank order" (`Options(schedules=...)`: plans change, and every
+sum is made in the order of the ranks) every loss and parameter must be that of the healthy run to the bit. The exit
+code is 1 if it is not, or if a job of ours ends early.
 
 The long training is of the smaller model over NICs that are so slow that a step is their time, even on a machine that
 does something else beside. Jobs may be added to a record one at a time: `--join RECORD -o RECORD --way gloo --script
@@ -60,8 +61,15 @@ LEFT_OF_NIC: Final[Mapping[str, Fraction]] = {"half": Fraction(1, 2), "down": Fr
 SCRIPT: Final = ((0.15, "half"), (0.35, "back"), (0.5, "down"), (0.75, "back"))
 """The events, unless others are given: each as a share of the steps, at the same NIC."""
 NIC: Final = "h1.eth0"
-WAYS: Final = {"optcc-stay": ("optcc", "stay"), "optcc-change": ("optcc", "change"), "gloo": ("gloo", "")}
+WAYS: Final = {
+    "optcc-stay": ("optcc", "stay"),
+    "optcc-change": ("optcc", "change"),
+    "optcc-order": ("optcc", "order"),
+    "gloo": ("gloo", ""),
+}
 """The backend, and what becomes of its plans."""
+SAME_BITS: Final = ("stay", "order")
+"""What promises the bits of the healthy run."""
 WRAPS: Final = ("ddp", "fsdp")
 SCRIPTS: Final = ("healthy", "events")
 LONG_RATE, LONG_STEPS, LONG_SCRIPT = "10Mbit/s", 200, ((0.25, "down"), (0.5, "back"))
@@ -129,7 +137,7 @@ class TrainedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """As tables and figures have it."""
-        how = {"stay": ", plans stay", "change": ", plans change"}.get(self.plans, "")
+        how = {"stay": ", plans stay", "change": ", plans change", "order": ", rank order"}.get(self.plans, "")
         return f"{self.backend}{how}{', FSDP2' if self.wrap == 'fsdp' else ''}"
 
     def phases(self) -> Iterator[tuple[str, range]]:
@@ -210,7 +218,7 @@ class TrainingRecord(Measured):
                 continue
             if run.ended:
                 found.append(f"{run.name}: {run.ended}")
-            elif run.events and run.plans == "stay" and self.healthy(run) and not self.is_same(run):
+            elif run.events and run.plans in SAME_BITS and self.healthy(run) and not self.is_same(run):
                 found.append(f"{run.name}: the bits are not those of the healthy run")
         return found
 

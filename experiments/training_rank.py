@@ -47,7 +47,7 @@ class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank is told: which one it is, how it meets the others, and what it trains.
 
     `plans` is "change" (as `init_process_group("optcc")` does by itself), "stay" (declared rates, and the same plans
-    whatever happens) or empty for another backend.
+    whatever happens), "order" (plans change, and sums have the order of the ranks) or empty for another backend.
     """
 
     rank: int
@@ -156,11 +156,15 @@ def _join(setup: RankSetup) -> None:
     options = None
     if setup.backend == "optcc":
         import optcc.torch
+        from optcc.planner import RANK_ORDER
         from optcc.torch.connect import Options
 
         optcc.torch.register()
-        stay = Options(declared_topology(setup), measure=False, replan=False)
-        options = stay if setup.plans == "stay" else Options()
+        ways = {
+            "stay": Options(declared_topology(setup), measure=False, replan=False),
+            "order": Options(schedules=RANK_ORDER),
+        }
+        options = ways.get(setup.plans, Options())
     dist.init_process_group(
         setup.backend,
         init_method=setup.store,

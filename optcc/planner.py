@@ -55,7 +55,7 @@ from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.optcc_nics import optcc_nics
 from optcc.schedules.optimal import optimal
 from optcc.schedules.r2ccl_nics import r2ccl_nics, r2ccl_rails
-from optcc.schedules.rank_order import rank_order
+from optcc.schedules.rank_order import rank_order, rank_order_reduce_scatter
 from optcc.schedules.registry import SCHEDULES
 from optcc.schedules.server_stars import star_all_gather, star_reduce_scatter
 from optcc.show import Card
@@ -83,7 +83,9 @@ AUTO = "auto"
 
 SCHEDULE_OF: Mapping[str, str] = dict.fromkeys((*COLLECTIVES, "alltoallv"), AUTO)
 """By collective, the schedule that `Planner` takes unless another is given."""
-
+RANK_ORDER: Mapping[str, str] = {"allreduce": rank_order.name, "reducescatter": rank_order_reduce_scatter.name}
+"""The `schedules` of a `Planner` with which AllReduce and ReduceScatter add in the order of the ranks, whatever the
+plan: no NIC that is lost, slow or back changes a bit."""
 
 WORTH_STORING_S = 0.05
 """Plans that take longer are stored: for other ranks on this machine, and for the next job."""

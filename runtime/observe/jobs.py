@@ -84,13 +84,16 @@ def read_job(folder: Path | None, job: str | None = None) -> list[FlightDump]:
         raise InputError(f"job {job!r}: must be one on this host: {', '.join(jobs) or 'none'}{did_you_mean(job, jobs)}")
     if job is not None and len(names) > 1:
         raise InputError(f"job {job!r}: must be one of {', '.join(names)}")
-    dumps = []
+    dumps, begins = [], False
     for path in jobs[names[0]]:
-        # Its rank may have left meanwhile, or not have come to say anything.
-        with suppress(FileNotFoundError, CodecError):
+        try:
             dumps.append(read_rank(path))
+        except FileNotFoundError:  # it has left meanwhile
+            continue
+        except CodecError:
+            begins = True
     if not dumps:
-        raise InputError(f"job {names[0]!r}: its ranks have left")
+        raise InputError(f"job {names[0]!r}: its ranks {'have not said anything yet' if begins else 'have left'}")
     return sorted(dumps, key=lambda each: each.rank)
 
 

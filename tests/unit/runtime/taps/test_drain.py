@@ -33,6 +33,7 @@ from optcc.topology import Topology
 JOB = "tapped"
 SIZE = 1000
 FULL = Tap(("full",), points=POINTS)
+KILLED_TURNS = 2
 KILLED_BEFORE = 500
 
 
@@ -232,32 +233,25 @@ def test_a_killed_drain_costs_the_job_nothing(when_full: str, tmp_path: Path) ->
                 killed_at.append(time.monotonic())
 
         tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
-        n_runs = 600
-        counters = run_job(tmp_path, tap, n_runs=n_runs, ring_bytes=1 << 18, between=between)
-    assert time.monotonic() - killed_at[0] < 15.0
-    per_run = 2 + 3 * 4
-    for each in counters:
-        assert each["records"] + each["full_records"] == n_runs * per_run
-        assert each["full_records"] > 0
-    left = drained(tmp_path)
-    assert left
-    for rank in range(3):
-        assert max(record.run for record in left if record.rank == rank) <= n_runs
-
-
-@pytest.mark.slow
-@pytest.mark.realtime
-@pytest.mark.parametrize("when_full", ["drop", "sample", "block"])
-def test_runs_take_no_longer_once_the_drain_is_killed(when_full: str, tmp_path: Path) -> None:
-    """The median run since the drain was killed takes what one does in a job that never had a drain (with one that
-    polls, processors do not sleep, so runs beside it may be shorter than either); and no run waits, also where the tap
-    says that it may wait for half a minute."""
-    tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
-    n_runs = 4 * KILLED_BEFORE
     # Without a drain nothing makes room: a run that blocks would wait for it.
     alone = Tap(("full",), points=POINTS, when_full="drop")
-    never_s = timed(tmp_path / "alone", alone, n_runs, lambda number: None)[0][2 * KILLED_BEFORE :]
-    with subprocess.Popen([sys.executable, "-c", _DRAIN, str(tmp_path), JOB], stdout=subprocess.PIPE) as drain:
+    never_s, last_s = list[float](), list[float]()
+    for turn in range(KILLED_TURNS):  # in turns, as the machine is faster at one time than at another
+        took_s, _ = timed(tmp_path / f"alone{turn}", alone, 4 * KILLED_BEFORE, lambda number: None)
+        never_s += took_s[2 * KILLED_BEFORE :].tolist()
+        after_s, counters = timed_with_a_killed_drain(tmp_path / f"{turn}", tap)
+        last_s += after_s[KILLED_BEFORE:].tolist()  # the ring has filled up by then
+        assert after_s.max() < 1.0
+        assert all(each["full_records"] > 0 for each in counters)
+    assert np.median(last_s) <= 1.25 * np.median(never_s), (np.median(never_s), np.median(last_s))
+
+
+def timed_with_a_killed_drain(
+    folder: Path, tap: Tap
+) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[dict[str, int]]]:
+    """What the runs take once the drain of the job has been killed, and the counters."""
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", _DRAIN, str(folder), JOB], stdout=subprocess.PIPE) as drain:
         assert drain.stdout is not None
         drain.stdout.readline()
 
@@ -266,12 +260,8 @@ def test_runs_take_no_longer_once_the_drain_is_killed(when_full: str, tmp_path: 
                 drain.send_signal(signal.SIGKILL)
                 drain.wait()
 
-        took_s, counters = timed(tmp_path, tap, n_runs, between)
-    after_s = took_s[KILLED_BEFORE:]
-    last_s = took_s[2 * KILLED_BEFORE :]  # the ring has filled up by then
-    assert np.median(last_s) <= 1.25 * np.median(never_s), (np.median(never_s), np.median(last_s))
-    assert after_s.max() < 1.0
-    assert all(each["full_records"] > 0 for each in counters)
+        took_s, counters = timed(folder, tap, 4 * KILLED_BEFORE, between)
+    return took_s[KILLED_BEFORE:], counters
 
 
 def timed(
