@@ -456,8 +456,8 @@ class Definition:
     """A schedule function with what users need to know of it; call it with a number of ranks to get a `Schedule`.
 
     `configure` turns a topology into the function's parameters, or refuses it with a TopologyError. `lane_per_peer` and
-    `keeps_order` are those of its schedules; `fair` and `fifo` are what takes its place under these ports. `declares` makes the collective
-    for a number of ranks, if that is a declared one.
+    `keeps_order` are those of its schedules; `fair` and `fifo` are what takes its place under these ports. `declares`
+    makes the collective for a number of ranks, if that is a declared one.
     """
 
     function: Callable[..., None]

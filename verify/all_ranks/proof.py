@@ -521,7 +521,8 @@ def _past_scratch(schedule: Schedule, compare: Callable[..., None]) -> tuple[Col
     op, is_edge = schedule.op.copy(), schedule.src != schedule.dst
     held: set[tuple[int, int, int]] = set()
     columns = schedule.segment, schedule.section, schedule.src, schedule.dst, schedule.src_slot, schedule.dst_slot
-    for at, (segment, section, src, dst, src_slot, dst_slot) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for at, (segment, section, src, dst, src_slot, dst_slot) in enumerate(rows):
         place = segment, section, dst
         if src == dst:
             compare(src_slot != DATA and dst_slot == DATA and op[at] == REDUCE and place in held, segment)

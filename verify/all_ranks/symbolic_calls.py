@@ -95,7 +95,7 @@ class Calls(Expressions):
     def _unread_pipelines(self, node: ast.Call, scope: dict[str, Any], sections: Term) -> int:
         """The family that stands for the pipelines that a function of the library makes of what is not read."""
         program, *others = node.args
-        # Scratch space of these pipelines is for `reduce_in_order` alone: the family has none that an author could name.
+        # Their scratch space is for `reduce_in_order` alone: the family has none that an author could name.
         known = {keyword.arg for keyword in node.keywords} <= {"scratch"}
         if self._value(program, scope) is not PROGRAM or not others or not known or self.case.inner is not None:
             raise self._outside(ast.unparse(node))

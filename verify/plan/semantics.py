@@ -105,9 +105,7 @@ def _members(sets: list[int], n_ranks: int) -> Column:
     return belongs
 
 
-def execute(
-    plan: Plan, graph: PlanGraph, order: Column, cuts: Column
-) -> int | tuple[Column, tuple[Column, Column]]:
+def execute(plan: Plan, graph: PlanGraph, order: Column, cuts: Column) -> int | tuple[Column, tuple[Column, Column]]:
     """The memory at the end and its trees; or an instruction that reads uninitialised bytes."""
     n_atoms = len(cuts) - 1
     own = plan.dst_offset >= 0

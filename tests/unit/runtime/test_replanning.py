@@ -92,7 +92,7 @@ def test_plans_follow_a_nic_that_fails_and_comes_back(is_persistent: bool) -> No
 
 
 def test_sums_in_the_order_of_ranks_keep_their_bits_while_plans_change() -> None:
-    """As fast as other plans, and the bits of adding one rank after the other, before and after; others change theirs."""
+    """As fast as other plans, and the bits of adding one rank after the other before and after, where others differ."""
     rng = np.random.default_rng(5)
     arrays = list(rng.standard_normal((4, COUNT)).astype(np.float32))
     expected = hashlib.sha256((((arrays[0] + arrays[1]) + arrays[2]) + arrays[3]).tobytes()).digest()

@@ -91,7 +91,9 @@ def test_the_bits_are_those_of_adding_one_rank_after_the_other() -> None:
     assert (results("shares", "5@1GB/s,0=500MB/s").view(np.uint32) != expected.view(np.uint32)).any()
 
 
-@pytest.mark.parametrize("rates", ["4@1GB/s", "4@1GB/s,0=500MB/s", "8@1GB/s,5=500MB/s,6=300MB/s", "6@1GB/s,2=600MB/s:1GB/s"])
+@pytest.mark.parametrize(
+    "rates", ["4@1GB/s", "4@1GB/s,0=500MB/s", "8@1GB/s,5=500MB/s,6=300MB/s", "6@1GB/s,2=600MB/s:1GB/s"]
+)
 def test_the_order_costs_no_time(rates: str) -> None:
     """Under fair ports, segment for segment as fast as `shares`, and near the bound."""
     topology = Topology.parse(rates).with_latency(Fraction(5, 10**6))
@@ -113,7 +115,9 @@ def test_ports_carry_what_those_of_shares_carry() -> None:
         sides = (np.bincount(side[remote], transfers.bytes[remote], 5) for side in (transfers.src, transfers.dst))
         return np.array(list(sides))
 
-    plans = [compile_schedule(each.build(topology, 4), size_bytes=2**20, topology=topology) for each in (rank_order, shares)]
+    plans = [
+        compile_schedule(each.build(topology, 4), size_bytes=2**20, topology=topology) for each in (rank_order, shares)
+    ]
     assert (carried(plans[0]) == carried(plans[1])).all()
 
 

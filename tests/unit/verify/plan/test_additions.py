@@ -17,6 +17,7 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.schedules.ring import ring
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan
 from optcc.verify.plan.additions import addition_orders
@@ -39,9 +40,11 @@ def result_of(plan: Plan, inputs: np.ndarray) -> np.ndarray:
     return run_ranks(len(inputs), body)[0]
 
 
-@pytest.mark.parametrize("name", ["ring", "recursive-doubling", "shares", "optimal", "double-binary-tree", "rank-order"])
+@pytest.mark.parametrize(
+    "name", ["ring", "recursive-doubling", "shares", "optimal", "double-binary-tree", "rank-order"]
+)
 @pytest.mark.parametrize("ports", ["exclusive", "fifo", "fair"])
-def test_a_run_gives_the_bits_of_the_expressions(name: str, ports: str) -> None:
+def test_a_run_gives_the_bits_of_the_expressions(name: str, ports: Model) -> None:
     """Each element is that of one of the expressions, and so many are as are said."""
     inputs = np.random.default_rng(7).standard_normal((5, 1003)).astype(np.float32)
     plan = build(name, Topology.parse("5@1GB/s,1=300MB/s"), inputs[0].nbytes, segments=3, ports=ports).plan
