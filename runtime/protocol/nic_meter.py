@@ -30,6 +30,9 @@ _AT_LEAST_BYTES, _AT_LEAST_S = 1 << 21, 0.06
 _SAMPLES = 4
 _SLOW, _FAST = 0.7, 0.75
 """Below the first share of what it should send a NIC is slow, above the second no longer."""
+SHOWN = 1.2
+"""What was measured is too little if a NIC shows so many times that; traffic alone, of short runs over a queue that was
+empty, is off by a sixth."""
 CHANGE = 1.6
 """Once it is known to be slow, only a difference by such a factor is news."""
 
@@ -141,6 +144,8 @@ def weigh(
     >>> full = [16 * 10**6] * 2
     >>> weigh([idle, half], full, [1.0, 0.5]), weigh([idle, half], full, [1.0, 0.5], [True, True])
     ([1.0, 1.0], [1.0, 0.5])
+    >>> weigh([idle, half], full, [0.86, 1.0]), weigh([idle, half], full, [0.86, 1.0], [True, True])
+    ([1.0, 1.0], [0.86, 1.0])
     """
     able = [meter.at_least or 0.0 for meter in meters]
     best = max(each / rate for each, rate in zip(able, declared, strict=True))
@@ -149,16 +154,18 @@ def weigh(
         best = min(1.0, best)
     if not best:
         return list(known)
-    proofs = [1.0 if each else best for each in measured or [False] * len(meters)]
-    return [_share(*each, best) for each in zip(meters, declared, known, proofs, strict=True)]
+    given = zip(meters, declared, known, measured or [False] * len(meters), strict=True)
+    return [_share(*each, best) for each in given]
 
 
-def _share(meter: NicMeter, declared: int, known: float, proof: float, best: float) -> float:
+def _share(meter: NicMeter, declared: int, known: float, is_measured: bool, best: float) -> float:
     at_most, share = meter.at_most, known
+    proof = 1.0 if is_measured else best
     if at_most is not None and at_most / declared < _SLOW * best:
         share = at_most / declared / best
     elif known < 1:
         share = max(known, meter.lately / declared / proof)
     if share >= _FAST:
-        return 1.0
+        # A rate that was measured is known better than from the traffic, unless that shows much more.
+        return known if is_measured and share < SHOWN * known else 1.0
     return known if known / CHANGE < share < known * CHANGE else share

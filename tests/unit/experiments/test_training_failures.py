@@ -186,5 +186,9 @@ def test_the_long_training_has_the_bits_of_the_healthy_one_and_comes_back_to_its
     assert found.is_same(ours)
     before_s, down_s, back_s = (ours.median_s(steps) or 0.0 for _, steps in ours.phases())
     assert back_s < 1.1 * before_s < down_s
+    order = next(each for each in found.runs if each.plans == "order" and each.events)
+    assert found.is_same(order) and order.events == ours.events
+    beyond = found.beyond_bound(order, "down")
+    assert beyond is not None and beyond <= 0.01
     gloo = [each for each in found.runs if each.backend == "gloo" and each.events]
     assert [(each.wrap, len(each.losses), bool(each.ended)) for each in gloo] == [("ddp", 50, True), ("fsdp", 50, True)]

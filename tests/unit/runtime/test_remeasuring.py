@@ -136,6 +136,14 @@ def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
     check_slow_nic(out, in_)
 
 
+def test_a_nic_a_little_slower_than_declared_is_not_measured_again_and_again() -> None:
+    """It is measured with another one, which is at half: the traffic does not take it for as fast as declared then."""
+    job = Job([(2.5, 1, 1, 0.5, 0.5), (2.5, 2, 0, 0.86, 0.86)], 60, pause_s=0.2)
+    assert all(epochs == job.epochs[0] for epochs in job.epochs)
+    assert job.epochs[0][-1] == 1 and job.shares[-1] is not None
+    assert job.shares[-1][2][0] == pytest.approx((0.86, 0.86), rel=0.04)
+
+
 @pytest.mark.slow
 def test_many_ranks_do_not_wait_for_plans_for_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank asks a hundred times whether they are there, and runs go on under the plans of before."""
