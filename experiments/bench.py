@@ -35,10 +35,12 @@ from optcc.plan import Plan
 from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
 from optcc.runtime.device_actions import DevicePlace
-from optcc.runtime.engine import Engine, Handle, PersistentPlan
+from optcc.runtime.engine import Engine
+from optcc.runtime.handle import Handle
 from optcc.runtime.observe.observer import VARIABLE, Observer, observe
 from optcc.runtime.observe.trace import gather_dumps, measured_run, write_trace
 from optcc.runtime.observe.tracing import EVENTS
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.replanning import Replanning

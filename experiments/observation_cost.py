@@ -41,11 +41,12 @@ from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, nic_address, run_local_job
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
 from optcc.experiments.recorder import Measured, check_times, record_command, run_command
-from optcc.runtime.engine import Engine, PersistentPlan
+from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import make_input
 from optcc.runtime.nics import HostNic
 from optcc.runtime.observe.checks import ReductionCheck
 from optcc.runtime.observe.observer import Observer
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.taps.attached import TapSet
 from optcc.runtime.taps.control import attach_taps

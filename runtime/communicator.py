@@ -38,10 +38,12 @@ from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import device_of
 from optcc.runtime.device_messages import IncomingMessage, take_message, take_messages
 from optcc.runtime.device_paths import path_of
-from optcc.runtime.engine import DEADLINE_S, Engine, Handle, PersistentPlan
+from optcc.runtime.engine import DEADLINE_S, Engine
+from optcc.runtime.handle import Handle
 from optcc.runtime.observe.jobs import pages_folder
 from optcc.runtime.observe.observer import Observer, job_name, observe
 from optcc.runtime.observe.tracing import Tracing
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.point_to_point import BLOCK_TAG, TAG_MAX, AnyReceive, Mail
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.remeasuring import Remeasuring

@@ -2,7 +2,7 @@
 
 A message is taken from the GPU before `send` returns, behind what the caller has queued on its stream; what has come is
 copied to the GPU when it is there, and the caller's stream comes behind the copy, as after a collective
-(`optcc.runtime.engine.Handle`). A plan makes its memory once; a message makes its own each time, from CuPy's pool.
+(`optcc.runtime.handle.Handle`). A plan makes its memory once; a message makes its own each time, from CuPy's pool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from optcc.runtime.buffers import device_of
 from optcc.runtime.cupy_kernels import address_of
 from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams
-from optcc.runtime.engine import Engine, Handle
+from optcc.runtime.engine import Engine
+from optcc.runtime.handle import Handle
 from optcc.runtime.transport import Bytes
 
 

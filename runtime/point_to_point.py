@@ -18,7 +18,8 @@ import numpy as np
 from optcc.errors import MismatchError
 from optcc.plan import Channel
 from optcc.runtime.buffers import Arrays
-from optcc.runtime.engine import Engine, Handle
+from optcc.runtime.engine import Engine
+from optcc.runtime.handle import Handle
 from optcc.runtime.transport import SENT, Bytes, Event
 
 TAG_MAX = 2**62

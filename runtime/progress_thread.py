@@ -25,7 +25,7 @@ from contextlib import suppress
 
 from optcc.errors import Cancelled, MismatchError, OptccError, RuntimeFault
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.engine import Handle
+from optcc.runtime.handle import Handle
 from optcc.runtime.transport import WOKEN, Wakes
 
 IDLE_S = 3600.0

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from optcc.plan import PlanRequest
 from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import address_of, device_of
-from optcc.runtime.engine import Engine, Handle
+from optcc.runtime.engine import Engine
+from optcc.runtime.handle import Handle
 
 SLICE_S = 0.125
 """Shorter slices gain little: new plans are made, and agreed on, in about as long."""
@@ -97,12 +98,13 @@ class SlicedRun(Handle):
     is done; before anything else is begun or waited for, `begin_rest` begins those that are left.
     """
 
-    __slots__ = ("_begin", "_count", "_n_begun", "_n_left", "current")
+    __slots__ = ("_begin", "_count", "_engine", "_n_begun", "_n_left", "current")
 
     def __init__(
         self, engine: Engine, begin: Callable[[int, float], Handle], count: int, deadline_s: float, output: Any
     ) -> None:
         super().__init__(_Owner(engine), None, deadline_s)
+        self._engine = engine
         self.due_s, self.output = engine.clock.now_s() + deadline_s, output
         self._begin, self._count = begin, count
         self._n_begun, self._n_left = 0, count
@@ -126,7 +128,7 @@ class SlicedRun(Handle):
             self._begin_next()
 
     def _begin_next(self) -> None:
-        engine = self.plan.engine
+        engine = self._engine
         # Beginning may mean to wait, for other ranks or for what is under way.
         engine.in_slices = None
         now_s = engine.clock.now_s()

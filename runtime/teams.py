@@ -10,8 +10,9 @@ from optcc.errors import RuntimeFault
 from optcc.plan import Plan
 from optcc.runtime.channel_groups import PLANS_OF_TEAM_MAX, ChannelGroups
 from optcc.runtime.device_actions import DevicePlace
-from optcc.runtime.engine import DEADLINE_S, Engine, PersistentPlan
+from optcc.runtime.engine import DEADLINE_S, Engine
 from optcc.runtime.kernels import Kernels
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.point_to_point import Mail
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Transport

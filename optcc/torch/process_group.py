@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from optcc.errors import OptccError
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.engine import Handle
+from optcc.runtime.handle import Handle
 from optcc.runtime.kernels import Array
 from optcc.runtime.point_to_point import AnyReceive
 from optcc.runtime.progress_thread import Operation, ProgressThread

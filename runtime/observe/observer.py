@@ -32,8 +32,9 @@ import msgspec
 
 from optcc.errors import InputError, OptccError, RuntimeFault
 from optcc.plan import Plan
-from optcc.runtime.engine import Engine, Handle, PersistentPlan
+from optcc.runtime.engine import Engine
 from optcc.runtime.forks import call_in_child
+from optcc.runtime.handle import Handle
 from optcc.runtime.observe import log
 from optcc.runtime.observe.checks import ReductionCheck
 from optcc.runtime.observe.dump import FlightDump, write_dump
@@ -55,6 +56,7 @@ from optcc.runtime.observe.status import (
     WaitedFor,
     WantedRun,
 )
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.point_to_point import Mail
 from optcc.runtime.taps.control import TapControl
 
@@ -158,7 +160,7 @@ class Observer:
         self._take(Note(self._clock.now_s(), kind, text[:_TEXT_MAX], ranks=tuple(ranks)))
 
     def preparing(self, plan: Plan | None) -> None:
-        """See `optcc.runtime.engine.Watcher`."""
+        """See `optcc.runtime.watching.Watcher`."""
         with _harmless():
             self._preparing, self._wanted = ("", None) if plan is None else (plan_text(plan), self._wanted_run(plan))
             if plan is not None:
@@ -234,14 +236,14 @@ class Observer:
     # --- the end
 
     def failing(self, error: RuntimeFault) -> None:
-        """See `optcc.runtime.engine.Watcher`."""
+        """See `optcc.runtime.watching.Watcher`."""
         del error
         with _harmless():
             self._recorder.failed()
             self.refresh()
 
     def failed(self, error: RuntimeFault, cause: str) -> None:
-        """See `optcc.runtime.engine.Watcher`."""
+        """See `optcc.runtime.watching.Watcher`."""
         with _harmless():
             self._state = FAILED
             self._failure = FailureStatus(
@@ -255,7 +257,7 @@ class Observer:
                 self.dump(self._dumps)
 
     def closing(self) -> None:
-        """See `optcc.runtime.engine.Watcher`."""
+        """See `optcc.runtime.watching.Watcher`."""
         with _harmless():
             if self._state == RUNNING:
                 self._state, self._running = CLOSED, ()

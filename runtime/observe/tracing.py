@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Protocol
 
 from optcc.errors import InputError
-from optcc.runtime.engine import Engine, PersistentPlan
+from optcc.runtime.engine import Engine
 from optcc.runtime.observe.observer import Observer
 from optcc.runtime.observe.trace import GathersDumps, MeasuredRun, gather_dumps, measured_run, write_trace
+from optcc.runtime.persistent_plan import PersistentPlan
 
 EVENTS = 1 << 18
 """Records of a traced run at most: 14 MiB."""

@@ -62,16 +62,16 @@ class StagedTaking:
         self._number: int | None = None
 
     def begins(self, given: Any) -> None:
-        """See `optcc.runtime.engine.RunTaps`."""
+        """See `optcc.runtime.watching.RunTaps`."""
         if given is not None:
             self._copy(INPUT, -1, given)
 
     def sending(self, entry: BoundAction) -> None:
-        """See `optcc.runtime.engine.RunTaps`."""
+        """See `optcc.runtime.watching.RunTaps`."""
         self._copy(SENT, entry[3], entry[2])
 
     def computing(self, entry: BoundAction) -> None:
-        """See `optcc.runtime.engine.RunTaps`; `entry` has the arrays, not their addresses."""
+        """See `optcc.runtime.watching.RunTaps`; `entry` has the arrays, not their addresses."""
         _, instruction, target, source = entry
         if isinstance(source, np.ndarray):
             if self._wants(ARRIVED, instruction):
@@ -83,7 +83,7 @@ class StagedTaking:
             self._order_behind_copies()
 
     def computed(self, entry: BoundAction) -> None:
-        """See `optcc.runtime.engine.RunTaps`."""
+        """See `optcc.runtime.watching.RunTaps`."""
         self._copy(RESULT, entry[1], entry[2])
 
     def ending(self) -> None:
@@ -91,7 +91,7 @@ class StagedTaking:
         self._order_behind_copies()
 
     def ends(self, output: Any, number: int) -> None:
-        """See `optcc.runtime.engine.RunTaps`; what is queued on COMPUTE from now on comes behind all copies."""
+        """See `optcc.runtime.watching.RunTaps`; what is queued on COMPUTE from now on comes behind all copies."""
         if output is not None:
             self._copy(OUTPUT, -1, output)
         self._order_behind_copies()

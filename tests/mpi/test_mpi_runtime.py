@@ -19,9 +19,9 @@ from optcc.errors import DeadlineExceeded, MismatchError, RankLost
 from optcc.plan import RECV, Channel, Plan
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Handle
 from optcc.runtime.exact_inputs import expected_output, make_input, wrong_elements
 from optcc.runtime.executor import Executor
+from optcc.runtime.handle import Handle
 from optcc.runtime.samples import Draft, exchange, ring
 from optcc.runtime.transports.mpi import MpiTransport
 from optcc.schedule import COPY

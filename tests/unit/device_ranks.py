@@ -21,7 +21,9 @@ import pytest
 from optcc.plan import Channel, Plan
 from optcc.runtime import device_ipc
 from optcc.runtime.device_actions import DevicePlace
-from optcc.runtime.engine import Engine, Handle, PersistentPlan
+from optcc.runtime.engine import Engine
+from optcc.runtime.handle import Handle
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.transport import RECEIVED, SENT, ChannelNumbers, Event
 from optcc.runtime.transports.rank_threads import run_threads
 from optcc.verdict import PROVED

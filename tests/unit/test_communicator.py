@@ -28,8 +28,9 @@ from optcc.runtime import communicator
 from optcc.runtime.buffers import COPIED_BYTES_MAX
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.concurrent_engines import THREAD_ENGINES
-from optcc.runtime.engine import Engine, Handle
+from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input
+from optcc.runtime.handle import Handle
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import exchange, ring

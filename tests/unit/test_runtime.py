@@ -26,9 +26,10 @@ from optcc.errors import (
 from optcc.plan import RECV, RECV_REDUCE_SEND, SEND, Channel, Plan
 from optcc.runtime.barrier import NEVER
 from optcc.runtime.conformance import check_transport
-from optcc.runtime.engine import Engine, Handle
+from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input, wrong_elements
 from optcc.runtime.executor import Executor
+from optcc.runtime.handle import Handle
 from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.plan_handshake import Terms, explain
 from optcc.runtime.samples import Draft, exchange, ring

@@ -172,7 +172,7 @@ def test_operations_follow_each_other_in_a_run_and_only_the_last_runs_are_checke
 
     def count(self: Ours, send: Array | None, recv: Array | None) -> None:
         honest(self, send, recv)
-        if self._prepared.engine.rank == 1 and recv is not None:
+        if self._prepared.engine.transport.rank == 1 and recv is not None:
             calls[0] += 1
             if calls[0] <= 12:  # the four operations of three runs
                 recv[0] += 1
@@ -286,7 +286,7 @@ def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], mon
 
     def corrupt(self: Ours, send: Array | None, recv: Array | None) -> None:
         honest(self, send, recv)
-        if self._prepared.engine.rank == 1 and recv is not None:
+        if self._prepared.engine.transport.rank == 1 and recv is not None:
             recv[17] += 1
 
     monkeypatch.setattr(Ours, "run", corrupt)

@@ -14,7 +14,7 @@ import pytest
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, RankLost
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.engine import Handle
+from optcc.runtime.handle import Handle
 from optcc.runtime.nics import nics_of
 from optcc.runtime.progress_thread import Operation, ProgressThread
 from optcc.runtime.rendezvous import in_file

@@ -11,10 +11,11 @@ from optcc.faults import FaultPlan
 from optcc.plan import Plan
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
-from optcc.runtime.engine import Engine, PersistentPlan
+from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import Kernels
 from optcc.runtime.observe.dump import FlightDump
 from optcc.runtime.observe.observer import Observer
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Topology
 from optcc.verdict import Verdict

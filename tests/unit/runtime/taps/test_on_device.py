@@ -14,6 +14,7 @@ from optcc.plan import Plan
 from optcc.runtime import device_actions
 from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.device_streams import COMPUTE, OUT, DeviceStreams
+from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import make_input
 from optcc.runtime.samples import exchange, ring
 from optcc.runtime.taps.attached import TapSet
@@ -65,8 +66,9 @@ class Tapped:
         make = ring if case.kind == "ring" else exchange
         self.plan: Plan = make(N_RANKS, 4 * COUNT, "float32", case.reduction)
         self.job = Job(self.cupy, self.plan, direct=case.direct, window=case.window)
+        self.engines = [each.engine for each in self.job.plans if isinstance(each.engine, Engine)]
         self.taps: list[TapSet] = [
-            attach_taps(each.engine, "job", None, taps or [EVERYTHING], RING_BYTES) for each in self.job.plans
+            attach_taps(engine, "job", None, taps or [EVERYTHING], RING_BYTES) for engine in self.engines
         ]
         self.inputs = [make_input(rank, COUNT, "float32", "sum") for rank in range(N_RANKS)]
 
@@ -95,8 +97,8 @@ class Tapped:
         for _ in range(TURNS_MAX):
             if not any(each._staged for each in self.taps):
                 break
-            for plan in self.job.plans:
-                plan.engine.drive_once()
+            for engine in self.engines:
+                engine.drive_once()
         return [record for taps in self.taps for record in take_records(taps, "job")]
 
     def n_wrong(self, seeds: Sequence[int]) -> int:
@@ -195,8 +197,8 @@ def _only_kernels(streams: DeviceStreams, stream: int, go_on: Any) -> None:
 def test_what_is_under_way_is_taken_when_the_job_ends(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     tapped = Tapped(monkeypatch, CASES[0])
     tapped.run(seed)
-    for plan in tapped.job.plans:
-        plan.engine.close()
+    for engine in tapped.engines:
+        engine.close()
     records = [record for taps in tapped.taps for record in take_records(taps, "job")]
     (check,) = check_stages(tapped.plan, records)
     assert not check.wrong

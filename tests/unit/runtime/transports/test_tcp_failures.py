@@ -17,7 +17,8 @@ import pytest
 
 from optcc import failover
 from optcc.plan import Plan
-from optcc.runtime.engine import Engine, Handle
+from optcc.runtime.engine import Engine
+from optcc.runtime.handle import Handle
 from optcc.runtime.protocol import channel, connection, endpoint, inbound, outbound
 from optcc.runtime.protocol.frames import data_header
 from optcc.runtime.protocol.local import Established
