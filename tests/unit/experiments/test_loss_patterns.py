@@ -5,23 +5,11 @@ from __future__ import annotations
 import pytest
 
 from optcc.errors import CodecError
-from optcc.experiments.loss_patterns import (
-    GOAL,
-    GPUS,
-    HEALTHY_GOAL,
-    HEALTHY_SERVERS,
-    KINDS,
-    PATTERNS,
-    THE_PORTS,
-    LossPatterns,
-    measure,
-    measure_healthy,
-    pattern,
-)
+from optcc.experiments.loss_patterns import GOAL, GPUS, PATTERNS, THE_PORTS, LossPatterns, measure, pattern
 
 
 def test_the_record_is_near_the_bound() -> None:
-    """Every pattern is within the goal, under both kinds of ports."""
+    """Every pattern is within the goal, under both kinds of ports, and those that lost nothing within 3 %."""
     record = LossPatterns.read()
     for ports in THE_PORTS:
         rows = record.under(ports)
@@ -30,26 +18,12 @@ def test_the_record_is_near_the_bound() -> None:
         assert rows[-1].ratio <= GOAL
         assert rows[len(rows) // 2].ratio < 1.02
         assert rows[-1].name in record.markdown()
-
-
-def test_healthy_servers_are_nearer_to_it() -> None:
-    record = LossPatterns.read()
-    for ports in THE_PORTS:
-        rows = record.healthy(ports)
-        assert {(row.kind, row.kept) for row in rows} == {
-            (kind, (GPUS,) * n) for kind in KINDS for n in HEALTHY_SERVERS
-        }
-        assert min(row.ratio for row in rows) >= 1 - 1e-9
-        assert rows[-1].ratio <= HEALTHY_GOAL
-        assert rows[-1].name in record.markdown()
-    said = next(row for row in record.healthy("fifo") if row.kind == "core" and len(row.kept) == 2)
-    assert measure_healthy("core", 2, "fifo") == said
+        healthy = [row.ratio for row in rows if min(row.kept) == GPUS]
+        assert healthy and max(healthy) <= 1.03
 
 
 def test_every_pattern_is_what_its_seed_draws() -> None:
     for row in LossPatterns.read().rows:
-        if row.seed is None:
-            continue
         kind, topology = pattern(row.seed)
         assert row.kind == kind
         assert row.kept == tuple(sum(not nic.failed for nic in server.nics) for server in topology.servers)
@@ -57,8 +31,7 @@ def test_every_pattern_is_what_its_seed_draws() -> None:
 
 
 def test_a_case_gives_what_the_record_says() -> None:
-    said = next(row for row in LossPatterns.read().under("fair") if len(row.kept) == 2)
-    assert said.seed is not None
+    said = next(row for row in LossPatterns.read().rows if row.ports == "fair" and len(row.kept) == 2)
     row = measure(said.seed, "fair")
     assert row is not None
     assert (row.schedule, row.trees) == (said.schedule, said.trees)
