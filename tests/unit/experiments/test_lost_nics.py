@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from optcc.errors import CodecError
-from optcc.experiments.lost_nics import CLAIM_GPUS, FIELD, GPUS, LOST, LostNics, LostNicsRecord, measure
+from optcc.experiments.lost_nics import CASES, CLAIM_GPUS, FIELD, GPUS, LOST, LostNics, LostNicsRecord, measure
 from optcc.paper_figures import lost_nics_curves, server_gpus_curves
 
 
 def test_the_record_has_every_schedule_and_ours_is_near_the_bound() -> None:
     record = LostNicsRecord.read()
-    assert {LostNics(servers, GPUS, lost) for servers in (4, 8) for lost in LOST} <= set(record.cases)
+    assert set(CASES) == set(record.cases)
+    assert {LostNics(servers, GPUS, lost) for servers in (4, 8, 16) for lost in LOST} <= set(CASES)
     for case in record.cases:
         found = record.of(case)
         slower = {"r2ccl-nics"} if case.lost == 0 else set()
@@ -54,7 +55,10 @@ def test_servers_of_one_gpu_lose_a_share_of_their_nic() -> None:
 def test_the_figure_shows_what_the_record_says() -> None:
     record = LostNicsRecord.read()
     table = lost_nics_curves.data(record)
-    assert [servers for servers, _ in table.panels][:2] == [4, 8]
+    assert [servers for servers, _ in table.panels] == [4, 8, 16]
+    for _, lines in table.panels:
+        assert set(lines) >= {*FIELD, "ours"}
+        assert [lost for lost, _ in lines["ours"]] == list(LOST)
     lines = dict(table.panels)[4]
     assert dict(lines["nccl-ring"])[4] == record.of(LostNics(4, GPUS, 4))["nccl-ring"].ratio
     assert dict(lines["ours"])[4] == record.ours(LostNics(4, GPUS, 4)).ratio

@@ -12,9 +12,12 @@ from optcc.experiments.planning_speed import (
     MANY_RANKS_SIZES,
     RATES,
     REPEATS,
+    SERVERS,
+    SERVERS_PORTS,
     SIZES,
     PlanningSpeed,
     run_case,
+    run_servers,
 )
 from optcc.timing import MODELS
 
@@ -28,6 +31,10 @@ def test_the_record_has_every_case() -> None:
         for rates in RATES
         for size_bytes in (SIZES if ranks < MANY_RANKS else MANY_RANKS_SIZES)
     ]
+    every = [(text, ports) for text in SERVERS for ports in SERVERS_PORTS]
+    there = [(row.topology, row.ports) for row in record.servers]
+    assert there == [each for each in every if each in there]
+    assert all(row.topology in record.markdown() for row in record.servers)
 
 
 def test_many_ranks_are_planned_within_the_goals() -> None:
@@ -35,6 +42,26 @@ def test_many_ranks_are_planned_within_the_goals() -> None:
     rows = [row for row in PlanningSpeed.read().rows if row.ranks == 1024]
     assert max(statistics.median(row.choose_s) for row in rows) < 20
     assert max(statistics.median(row.planned_s) for row in rows) < 60
+
+
+SERVERS_GOALS_S = dict(zip(SERVERS, (2, 5, None, 120), strict=True))
+
+
+def test_servers_are_planned_within_the_goals() -> None:
+    """In the record: the bound, a plan under fifo ports and its proof; 8 and 16 servers are there."""
+    rows = {row.topology: row for row in PlanningSpeed.read().servers if row.ports == "fifo"}
+    assert set(list(SERVERS)[:2]) <= set(rows)
+    for text, row in rows.items():
+        goal_s = SERVERS_GOALS_S[text]
+        assert goal_s is None or statistics.median(row.proved_s) <= goal_s
+        assert row.memory_bytes <= 8e9
+        assert row.over_bound <= 1.05
+
+
+def test_servers_are_planned_in_a_process_of_their_own() -> None:
+    row = run_servers("2xdgx-h100,1=4/8", "fifo", repeats=1)
+    assert 0 < row.bound_s[0] < row.planned_s[0] < row.proved_s[0]
+    assert 1 <= row.over_bound < 1.05 and row.transfers > 0 and row.memory_bytes > 2**20
 
 
 def test_a_case_runs() -> None:
@@ -47,9 +74,10 @@ def test_a_case_runs() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "path"),
     [
-        (b"optcc-planning-speed/1", b"optcc-planning-speed/2", r"\$\.format"),
+        (b"optcc-planning-speed/2", b"optcc-planning-speed/3", r"\$\.format"),
         (b'"transfers"', b'"transfer"', r"\$\.rows"),
         (b'"choose_s": [', b'"choose_s": [0.0,', r"\$\.rows\[0\]\.choose_s"),
+        (b'"proved_s": [', b'"proved_s": [0.0,', r"\$\.servers\[0\]\.proved_s"),
         (b"{", b"[", r"^record '': "),
     ],
 )
