@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,8 +24,9 @@ import click
 import msgspec
 
 from optcc.compiled import compile_always
+from optcc.experiments.cells import HERE, Cells
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.experiments.schedule_cases import random_rates
 from optcc.schedules.auto import choose
 from optcc.show import Card
@@ -122,21 +124,20 @@ def run_case(ranks: int, rates: str, ports: Model, size_bytes: int, repeats: int
     return PlanningTiming(ranks, rates, ports, size_bytes, taken.name, taken.segments, transfers, choose_s, planned_s)
 
 
-def measure(ranks: Sequence[int] = tuple(REPEATS)) -> PlanningSpeed:
+def measure(ranks: Sequence[int] = tuple(REPEATS), cells: Cells = HERE) -> PlanningSpeed:
     """All cases of so many `ranks`, each one of `REPEATS`."""
-    rows = []
-    for p in ranks:
-        for ports in MODELS:
-            for rates in RATES:
-                for size_bytes in SIZES if p < MANY_RANKS else MANY_RANKS_SIZES:
-                    rows.append(run_case(p, rates, ports, size_bytes, REPEATS[p]))
-                    taken = f"{rows[-1].schedule} in {rows[-1].segments}: {max(rows[-1].planned_s):.4f} s"
-                    click.echo(f"{p} ranks, {rates}, {ports}, {size_bytes} B: {taken}", err=True)
-    return PlanningSpeed(**head(), rows=tuple(rows))
+    units = {
+        f"{p} ranks, {rates}, {ports}, {size_bytes} B": partial(run_case, p, rates, ports, size_bytes, REPEATS[p])
+        for p in ranks
+        for ports in MODELS
+        for rates in RATES
+        for size_bytes in (SIZES if p < MANY_RANKS else MANY_RANKS_SIZES)
+    }
+    return PlanningSpeed(**head(), rows=tuple(cells.each(units, PlanningTiming)))
 
 
-@record_command(PlanningSpeed)
+@record_command(PlanningSpeed, RecordForm(quick={"ranks": (8,)}))
 @click.option("--ranks", multiple=True, type=click.Choice(tuple(REPEATS)), help="Only cases of so many ranks.")
-def command(ranks: tuple[int, ...]) -> PlanningSpeed:
+def command(ranks: tuple[int, ...], cells: Cells) -> PlanningSpeed:
     """Measure how long planning takes, and write the record."""
-    return measure(ranks or tuple(REPEATS))
+    return measure(ranks or tuple(REPEATS), cells)
