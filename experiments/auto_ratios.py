@@ -25,7 +25,7 @@ import msgspec
 from optcc.compiler import PEER_LANES, compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, RecordForm, record_command
@@ -190,7 +190,7 @@ def _compare(case: _Case) -> AutoRatio:
     return compare(case.topology, case.size_bytes, case.ports, case.best)
 
 
-def measure(topologies: Sequence[str], known: AutoRatios | None = None, cells: Cells = HERE) -> AutoRatios:
+def measure(topologies: Sequence[str], known: AutoRatios | None = None, cells: RecordCells = HERE) -> AutoRatios:
     """The record of these topologies; what is `known` of the best single schedules is kept."""
     rows = {(row.topology, row.ports, row.size_bytes): row for row in known.rows} if known else {}
     units = {}
@@ -205,7 +205,7 @@ def measure(topologies: Sequence[str], known: AutoRatios | None = None, cells: C
 @record_command(AutoRatios, RecordForm(quick={"topologies": TOPOLOGIES[:1]}, spreads=True))
 @click.option("--again", is_flag=True, help="Keep what the best single schedules take in the record that is there.")
 @click.option("--topology", "topologies", multiple=True, help="Only these topologies.")
-def command(again: bool, topologies: tuple[str, ...], cells: Cells) -> AutoRatios:
+def command(again: bool, topologies: tuple[str, ...], cells: RecordCells) -> AutoRatios:
     """Hold auto against the best single schedules."""
     known = None
     if again:

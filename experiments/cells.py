@@ -91,7 +91,7 @@ def quiet(done: int, of: int, name: str) -> None:
 
 
 @dataclass
-class Cells:
+class RecordCells:
     """What measures the cells of one record.
 
     `partial` is where they are kept, if they are, `workers` who measures those that need no quiet machine, and `report`
@@ -150,7 +150,7 @@ class Cells:
             self.partial.add(name, result)
 
 
-HERE = Cells()
+HERE = RecordCells()
 """Nothing is kept or said, and this process measures all."""
 
 

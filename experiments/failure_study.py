@@ -23,7 +23,7 @@ import msgspec
 
 from optcc.errors import CodecError
 from optcc.experiments import failure_model
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.failure_model import (
     FLAP_S,
     FLAPS_PER_DAY,
@@ -440,7 +440,7 @@ def make(
     *,
     trials: int,
     seed: int,
-    cells: Cells = HERE,
+    cells: RecordCells = HERE,
     quick: bool = False,
 ) -> FailureStudy:
     """Draws and simulates everything in `study`; the result depends on `trials` and `seed`, and on nothing else.

@@ -33,7 +33,7 @@ import msgspec
 
 import optcc
 from optcc.errors import RuntimeFault
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.show import Card
@@ -144,7 +144,7 @@ def run_case(name: str, compiled: Path, copies: int = COPIES, warm_runs: int = W
 
 @record_command(FirstUseRecord, RecordForm(quick={"cases": tuple(CASES)[:1]}))
 @click.option("--case", "cases", type=click.Choice(tuple(CASES)), multiple=True, help="Only these cases.")
-def command(cases: tuple[str, ...], cells: Cells) -> FirstUseRecord:
+def command(cases: tuple[str, ...], cells: RecordCells) -> FirstUseRecord:
     """Measure how long commands take on a fresh environment, and again, and write the record."""
     with compiled_copy() as compiled:
         units = {name: partial(run_case, name, compiled) for name in cases or tuple(CASES)}

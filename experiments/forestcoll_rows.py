@@ -26,7 +26,7 @@ import msgspec
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.lost_nics import PORTS, SIZE_BYTES
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
@@ -147,7 +147,7 @@ def _measure(case: tuple[str, str]) -> ForestCollRow:
 
 @record_command(ForestCollRows, RecordForm(quick={"topologies": tuple(FORESTCOLL)[:1]}, spreads=True))
 @click.option("--topology", "topologies", multiple=True, type=click.Choice(tuple(FORESTCOLL)), help="Only these.")
-def command(topologies: tuple[str, ...], cells: Cells) -> ForestCollRows:
+def command(topologies: tuple[str, ...], cells: RecordCells) -> ForestCollRows:
     """Simulate AllGather and ReduceScatter on every topology of the table."""
     units = {f"{text}, {name}": (text, name) for text, name in product(topologies or FORESTCOLL, SCHEDULES_OF)}
     return ForestCollRows(these_versions(), tuple(cells.spread(units, _measure, ForestCollRow).values()))

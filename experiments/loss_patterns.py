@@ -26,7 +26,7 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.errors import TopologyError
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, RecordForm, record_command
@@ -177,7 +177,7 @@ def _measure(case: tuple[int, Model]) -> LossPattern | None:
     return measure(*case)
 
 
-def make(patterns: int, cells: Cells) -> LossPatterns:
+def make(patterns: int, cells: RecordCells) -> LossPatterns:
     """The record of so many patterns: of the first seeds whose servers can all reach each other."""
     rows: list[LossPattern] = []
     seed = 0
@@ -191,6 +191,6 @@ def make(patterns: int, cells: Cells) -> LossPatterns:
 
 @record_command(LossPatterns, RecordForm(quick={"patterns": 3}, spreads=True))
 @click.option("--patterns", type=click.IntRange(1), default=PATTERNS, show_default=True, help="How many.")
-def command(patterns: int, cells: Cells) -> LossPatterns:
+def command(patterns: int, cells: RecordCells) -> LossPatterns:
     """Hold our schedules against the bound on random patterns of lost NICs."""
     return make(patterns, cells)

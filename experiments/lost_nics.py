@@ -34,7 +34,7 @@ from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import InputError, TopologyError
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, RecordForm, record_command
@@ -245,7 +245,7 @@ def _measure(cell: tuple[LostNics, str]) -> LostNicsRow | None:
 
 @record_command(LostNicsRecord, RecordForm(quick={"servers": 4}, spreads=True))
 @click.option("--servers", type=click.IntRange(2), help="Only cases of so many servers.")
-def command(servers: int | None, cells: Cells) -> LostNicsRecord:
+def command(servers: int | None, cells: RecordCells) -> LostNicsRecord:
     """Simulate the field's schedules and ours on servers that lost NICs."""
     cases = [case for case in CASES if servers in (None, case.servers)]
     if not cases:

@@ -31,7 +31,7 @@ import click
 import msgspec
 
 from optcc.errors import RuntimeFault
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.rank_lines import RankLines
 from optcc.experiments.record import RECORDS, Check
@@ -215,7 +215,7 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
 
 @record_command(MidCollective, RecordForm(quick={"trials": 1}))
 @click.option("--trials", type=click.IntRange(min=1), default=TRIALS, show_default=True)
-def command(quick: bool, trials: int, cells: Cells) -> MidCollective:
+def command(quick: bool, trials: int, cells: RecordCells) -> MidCollective:
     """Time a long AllReduce in the middle of which a NIC fails; quick: in one state, with a quarter of the size."""
     size_bytes = SIZE_BYTES // 4 if quick else SIZE_BYTES
     units = {

@@ -37,7 +37,7 @@ import click
 
 from optcc.cli import SizeType
 from optcc.errors import EnvironmentMissing, InputError, RuntimeFault
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, nic_address
 from optcc.experiments.peers_comparison import OVERHEAD, WARMUP, Comparison
 from optcc.experiments.peers_contenders import (
@@ -242,7 +242,7 @@ def command(
     torch: str,
     minutes: float,
     join: bool,
-    cells: Cells,
+    cells: RecordCells,
 ) -> PeerComparison:
     """Compare ours with Open MPI, MPICH and Gloo on emulated hosts; quick: two rounds of 8 MiB, healthy and degraded.
 

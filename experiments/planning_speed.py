@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from optcc.compiled import compile_always
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.experiments.schedule_cases import random_rates
@@ -124,7 +124,7 @@ def run_case(ranks: int, rates: str, ports: Model, size_bytes: int, repeats: int
     return PlanningTiming(ranks, rates, ports, size_bytes, taken.name, taken.segments, transfers, choose_s, planned_s)
 
 
-def measure(ranks: Sequence[int] = tuple(REPEATS), cells: Cells = HERE) -> PlanningSpeed:
+def measure(ranks: Sequence[int] = tuple(REPEATS), cells: RecordCells = HERE) -> PlanningSpeed:
     """All cases of so many `ranks`, each one of `REPEATS`."""
     units = {
         f"{p} ranks, {rates}, {ports}, {size_bytes} B": partial(run_case, p, rates, ports, size_bytes, REPEATS[p])
@@ -138,6 +138,6 @@ def measure(ranks: Sequence[int] = tuple(REPEATS), cells: Cells = HERE) -> Plann
 
 @record_command(PlanningSpeed, RecordForm(quick={"ranks": (8,)}))
 @click.option("--ranks", multiple=True, type=click.Choice(tuple(REPEATS)), help="Only cases of so many ranks.")
-def command(ranks: tuple[int, ...], cells: Cells) -> PlanningSpeed:
+def command(ranks: tuple[int, ...], cells: RecordCells) -> PlanningSpeed:
     """Measure how long planning takes, and write the record."""
     return measure(ranks or tuple(REPEATS), cells)

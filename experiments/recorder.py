@@ -4,7 +4,7 @@ A kind of record is one module: a frozen dataclass of `Measured` with a `card`, 
 
     @record_command(ToolSpeed, RecordForm(quick={"cases": ("verify ring 64",)}))
     @click.option("--case", "cases", multiple=True)
-    def command(cases: tuple[str, ...], cells: Cells) -> ToolSpeed: ...
+    def command(cases: tuple[str, ...], cells: RecordCells) -> ToolSpeed: ...
 
 `optcc.commands.experiment` names it. Every command has `--quick`, `--resume`, `--json`, `--markdown` and `-o`; what an
 experiment does not have it refuses, and says why. A module that starts itself as one process of a measurement ends with
@@ -31,7 +31,7 @@ from click.core import ParameterSource
 
 from optcc.cli import echo_card, echo_json, main
 from optcc.errors import EXIT_DONE, InputError
-from optcc.experiments.cells import Cells, Partial, progress
+from optcc.experiments.cells import Partial, RecordCells, progress
 from optcc.experiments.record import Check, Plain, Recorded, these_versions, this_machine
 from optcc.experiments.workers import Workers, open_workers
 from optcc.show import Card, Shown
@@ -153,7 +153,7 @@ class _Run:
         if planned is not None and not self.form.one_session:
             partial = Partial.open(planned.with_name(f"{planned.name}.partial"), settings, resume=self.resume)
         with progress() as report:
-            cells = Cells(partial, workers, report)
+            cells = RecordCells(partial, workers, report)
             record = call_with(self.measure, options, cells=cells, quick=self.quick)
         if not isinstance(record, Answer):
             return None
@@ -213,7 +213,7 @@ def record_command(kind: type[Answer], form: RecordForm = WHOLE) -> Callable[[Me
             if quick:
                 options = form.smaller(click.get_current_context(), options)
             if form.part and options[form.part] is not None and options[form.part] is not False:
-                ended = call_with(measure, options, cells=Cells(), quick=quick)
+                ended = call_with(measure, options, cells=RecordCells(), quick=quick)
                 return ended if isinstance(ended, int) else EXIT_DONE
             with open_workers(jobs) if form.spreads else nullcontext(Workers()) as workers:
                 if workers is None:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import msgspec
 
 from optcc.collective import Collective
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.lost_nics import FABRIC_RATE, NIC_RATE, PORTS, SIZE_BYTES, simulate_segments
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
@@ -121,7 +121,7 @@ def _measure(case: tuple[int, int, int]) -> RerankingRow:
 
 
 @record_command(Reranking, RecordForm(quick={}, spreads=True))
-def command(quick: bool, cells: Cells) -> Reranking:
+def command(quick: bool, cells: RecordCells) -> Reranking:
     """Simulate rings before and after re-ranking, and ours; quick: the first two cases."""
     units = {str(case): case for case in (CASES[:2] if quick else CASES)}
     return Reranking(these_versions(), tuple(cells.spread(units, _measure, RerankingRow).values()))

@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from optcc.errors import InputError
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import (
     RECORDS,
@@ -240,7 +240,9 @@ def curve(ranks: int, lost_max: Fraction) -> FormulaCurve:
     return FormulaCurve(ranks, tuple(points))
 
 
-def make(study: SchedulePlan, command: tuple[str, ...], cells: Cells = HERE, *, finish: bool = False) -> ScheduleRatios:
+def make(
+    study: SchedulePlan, command: tuple[str, ...], cells: RecordCells = HERE, *, finish: bool = False
+) -> ScheduleRatios:
     """Simulates everything in `study`, the cheap units first; `command` is what made the record.
 
     All workers together, and one more like them, have the machine's memory. With `finish` nothing more is simulated
@@ -273,7 +275,7 @@ def make(study: SchedulePlan, command: tuple[str, ...], cells: Cells = HERE, *, 
 
 @record_command(ScheduleRatios, RecordForm(quick={}, spreads=True, beside=("finish",)))
 @click.option("--finish", is_flag=True, help="With --resume: a record of what is done, in which the rest is not run.")
-def command(quick: bool, finish: bool, cells: Cells) -> ScheduleRatios:
+def command(quick: bool, finish: bool, cells: RecordCells) -> ScheduleRatios:
     """Simulate the schedules, and list where goals are missed; quick: few cases and few segments."""
     words = ("optcc", "experiment", "schedule-ratios", *(("--quick",) if quick else ()))
     return make(QUICK if quick else FULL, words, cells, finish=finish)

@@ -25,7 +25,7 @@ import click
 import msgspec
 
 from optcc.errors import RuntimeFault
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check, Record
@@ -168,7 +168,7 @@ def measure_state(fabric: Fabric, state: str, size_bytes: int, rounds: int) -> l
 @click.option("--state", "states", type=click.Choice(list(STATES)), multiple=True, help="Only this; the others stay.")
 @click.option("--size", "size_mib", type=click.IntRange(1), default=SIZE_BYTES >> 20, show_default=True, help="MiB.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True, help="Jobs of each contender.")
-def command(states: tuple[str, ...], size_mib: int, rounds: int, quick: bool, cells: Cells) -> ServersOnFabric:
+def command(states: tuple[str, ...], size_mib: int, rounds: int, quick: bool, cells: RecordCells) -> ServersOnFabric:
     """Time AllReduce on hosts of several ranks, ours and Open MPI's."""
     with Fabric.up(FabricSpec.parse(FABRIC, name=f"servers-{os.getpid()}")) as fabric:
         units = {state: partial(measure_state, fabric, state, size_mib << 20, rounds) for state in states or STATES}

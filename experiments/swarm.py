@@ -22,7 +22,7 @@ import click
 import msgspec
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.runtime.sim.swarm import run_seed
@@ -118,7 +118,7 @@ def run_block(seeds: range) -> SwarmBlock:
     return SwarmBlock(events, simulated_s, time.process_time() - started, dict(counts), tuple(violations))
 
 
-def run_seeds(first: int, last: int, cells: Cells = HERE) -> SwarmRuns:
+def run_seeds(first: int, last: int, cells: RecordCells = HERE) -> SwarmRuns:
     """Runs the seeds from `first` to before `last`."""
     starts = range(first, last, _BLOCK_SEEDS)
     units = {f"seeds from {at}": (at, min(at + _BLOCK_SEEDS, last)) for at in starts}
@@ -172,7 +172,7 @@ def parse_seeds(text: str) -> tuple[int, int]:
 @click.option("--seed", type=click.IntRange(0, SEEDS_MAX), help="One seed.")
 @click.option("--seeds", metavar="A:B", help="The seeds from A to before B; 0:2000 if neither is given.")
 @click.option("--trace", is_flag=True, help="With --seed: tell what happens.")
-def command(seed: int | None, seeds: str | None, trace: bool, cells: Cells) -> SwarmRuns | int:
+def command(seed: int | None, seeds: str | None, trace: bool, cells: RecordCells) -> SwarmRuns | int:
     """Run the protocol in simulated time with random messages and faults, and check every promise."""
     if seed is not None:
         if seeds is not None or click.get_current_context().params["output"] is not None:

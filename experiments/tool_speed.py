@@ -30,7 +30,7 @@ from optcc.compiled import compile_always
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
 from optcc.errors import InputError
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command, run_command
@@ -192,7 +192,7 @@ def run_case(name: str) -> ToolTiming:
     return ToolTiming(name, transfers, seconds, peak)
 
 
-def measure(names: list[str], cells: Cells = HERE) -> ToolSpeed:
+def measure(names: list[str], cells: RecordCells = HERE) -> ToolSpeed:
     """Runs the cases, each in a process of its own.
 
     Raises InputError for a case that does not exist, CodecError if one did not print its row.
@@ -213,7 +213,7 @@ def _measure(name: str) -> ToolTiming:
 @record_command(ToolSpeed, RecordForm(quick={"names": tuple(CASES)[:1]}, part="one"))
 @click.option("--one", help="Run this case here and print its row.")
 @click.option("--case", "names", multiple=True, help="Only these cases.")
-def command(one: str | None, names: tuple[str, ...], cells: Cells) -> ToolSpeed | None:
+def command(one: str | None, names: tuple[str, ...], cells: RecordCells) -> ToolSpeed | None:
     """Measure the tools' speed and write the record."""
     if one is not None:
         click.echo(msgspec.json.encode(run_case(one)).decode())

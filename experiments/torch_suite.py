@@ -36,7 +36,7 @@ import click
 import msgspec
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.experiments.torch_suite_run import FOR_GLOO, TEST_S
@@ -201,7 +201,7 @@ def list_tests(environ: dict[str, str]) -> list[str]:
 @record_command(TorchSuiteRecord, RecordForm(quick={"pattern": "broadcast"}))
 @click.option("-k", "pattern", default="", help="Only tests with this in their name.")
 @click.option("--ranks", default=N_RANKS, show_default=True, help="Number of ranks.")
-def command(pattern: str, ranks: int, cells: Cells) -> TorchSuiteRecord:
+def command(pattern: str, ranks: int, cells: RecordCells) -> TorchSuiteRecord:
     """Run torch's own suite with Gloo and with the backend optcc, and write the record."""
     if find_spec("torch") is None:
         raise EnvironmentMissing("torch is not installed: make test-torch, then .venv-torch/bin/python -m ...")

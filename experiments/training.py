@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from optcc.experiments import failure_model
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.failure_model import (
     LLAMA_NETWORK,
     REPAIRS_S,
@@ -376,7 +376,7 @@ def make(
     *,
     trials: int,
     seed: int,
-    cells: Cells = HERE,
+    cells: RecordCells = HERE,
     quick: bool = False,
 ) -> TrainingStudy:
     """Draws every cell of `plan`; the result depends on `trials` and `seed`, and on nothing else.

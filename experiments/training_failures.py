@@ -43,7 +43,7 @@ import msgspec
 import optcc
 from optcc.collective import Collective
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError, OptccError
-from optcc.experiments.cells import HERE, Cells
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates, NicTarget, control_address, exact_rate
 from optcc.experiments.rank_lines import Hung, RankLines
 from optcc.experiments.record import RECORDS, Check, stolen_jiffies, stolen_share
@@ -444,7 +444,7 @@ def measure(
     events: tuple[NicEvent, ...],
     chosen: Sequence[tuple[str, str, str]],
     joined: TrainingRecord | None = None,
-    cells: Cells = HERE,
+    cells: RecordCells = HERE,
 ) -> Kind:
     """Trains as `chosen`, each a wrap, a way and a script; the record of this kind.
 
@@ -475,7 +475,7 @@ def measure(
     return kind(**head(), **made, parameters=found[-1][1], runs=tuple(runs[place] for place in sorted(runs)))
 
 
-def _joined(kind: type[Kind], path: Path | None, cells: Cells) -> Kind | None:
+def _joined(kind: type[Kind], path: Path | None, cells: RecordCells) -> Kind | None:
     """The record whose other jobs are kept."""
     if path is None:
         return None
@@ -545,7 +545,7 @@ def command(
     sequences: int,
     bucket_mib: int,
     seed: int,
-    cells: Cells,
+    cells: RecordCells,
 ) -> TrainingFailures:
     """Train with optcc and with Gloo, healthy and with a NIC that is slow, lost and back; quick: a smaller model, half
     of the steps."""
@@ -562,7 +562,12 @@ def command(
 @_SCRIPT
 @_JOIN
 def long_command(
-    steps: int, wraps: tuple[str, ...], ways: tuple[str, ...], scripts: tuple[str, ...], join: Path | None, cells: Cells
+    steps: int,
+    wraps: tuple[str, ...],
+    ways: tuple[str, ...],
+    scripts: tuple[str, ...],
+    join: Path | None,
+    cells: RecordCells,
 ) -> LongTraining:
     """Train a smaller model for longer, a NIC down in a quarter of the steps, and write the record."""
     setup = _setup(QUICK_GPT, steps, 2, 4, SEED, LONG_RATE)

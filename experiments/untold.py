@@ -30,7 +30,7 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.errors import RuntimeFault
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState, NicRates
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, head, record_command
@@ -211,7 +211,7 @@ def measure_state(state: UntoldState) -> UntoldRow:
 
 
 @record_command(Untold, RecordForm(quick={}))
-def command(quick: bool, cells: Cells) -> Untold:
+def command(quick: bool, cells: RecordCells) -> Untold:
     """Time AllReduce where nobody declares anything, in a few states and on random hosts; quick: in one, and on one."""
     states = [*STATES, *(random_state(SEED + number) for number in range(RANDOM_FABRICS))]
     chosen = [STATES[1], states[-1]] if quick else states

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from optcc.experiments import failure_study, training
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.recorder import RecordForm, record_command
 from optcc.experiments.training import TrainingStudy
@@ -39,7 +39,7 @@ def command() -> None:
 
 @record_command(FailureStudy, FORM)
 @_options
-def failures(trials: int, seed: int, quick: bool, cells: Cells) -> FailureStudy:
+def failures(trials: int, seed: int, quick: bool, cells: RecordCells) -> FailureStudy:
     """AllReduce with failed NICs under five schedules: over the fault-free ring, for 8 to 1024 servers.
 
     Failures are drawn --trials times; the same trials and seed give the same bytes of FILE everywhere.
@@ -50,7 +50,7 @@ def failures(trials: int, seed: int, quick: bool, cells: Cells) -> FailureStudy:
 
 @record_command(TrainingStudy, FORM)
 @_options
-def train(trials: int, seed: int, quick: bool, cells: Cells) -> TrainingStudy:
+def train(trials: int, seed: int, quick: bool, cells: RecordCells) -> TrainingStudy:
     """Training steps and inference of named models with failed NICs, over the same with nothing failed."""
     plan = training.QUICK if quick else training.FULL
     return training.make(plan, trials=trials, seed=seed, cells=cells, quick=quick)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from optcc.compiler import compile_schedule
 from optcc.experiments import failure_study, training
-from optcc.experiments.cells import Cells
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.failure_model import OneServer, Uniform
 from optcc.experiments.failure_study import FailurePlan
 from optcc.experiments.workers import Workers
@@ -41,7 +41,7 @@ def main():
         ((Uniform(2), 4, 2**20), (OneServer(2), 4, 2**20)),
         {"ring": (1, 2), "r2ccl-allreduce": (2,), "optcc": (2, 4), "optimal": (4, 16)},
     )
-    cells = Cells(workers=Workers(jobs))
+    cells = RecordCells(workers=Workers(jobs))
     failure_study.make(study, trials=300, seed=5, cells=cells).write(folder / "failures.json")
     training.make(training.QUICK, trials=300, seed=5, cells=cells).write(folder / "training.json")
     cluster = Topology.parse("6@50GB/s/2:3,1=17GB/s,4=23GB/s:41GB/s").with_latency(Fraction(5, 10**6))

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from optcc.commands.study import command
 from optcc.errors import CodecError, InputError, OptccError
 from optcc.experiments import failure_study
-from optcc.experiments.cells import Cells, Partial
+from optcc.experiments.cells import Partial, RecordCells
 from optcc.experiments.failure_model import Cluster, Left, Uniform, draw
 from optcc.experiments.failure_study import FULL, FailurePlan, FailureStudy, make
 from optcc.experiments.failure_times import (
@@ -262,7 +262,7 @@ def test_trials_agree_with_counting(failed: int, servers: int) -> None:
 
 @pytest.mark.slow
 def test_the_same_options_give_the_same_bytes_with_any_number_of_workers() -> None:
-    assert make(SMALL, trials=TRIALS, seed=3, cells=Cells(workers=Workers(2))).to_bytes() == small().to_bytes()
+    assert make(SMALL, trials=TRIALS, seed=3, cells=RecordCells(workers=Workers(2))).to_bytes() == small().to_bytes()
     assert make(SMALL, trials=TRIALS, seed=4).to_bytes() != small().to_bytes()
 
 
@@ -290,11 +290,11 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path: Path, after: in
             raise Stopped
 
     with pytest.raises(Stopped):
-        make(SMALL, trials=TRIALS, seed=3, cells=Cells(Partial.open(path, "this", resume=False), report=stop))
+        make(SMALL, trials=TRIALS, seed=3, cells=RecordCells(Partial.open(path, "this", resume=False), report=stop))
     with pytest.raises(InputError, match="an unfinished record: give --resume"):
         Partial.open(path, "this", resume=False)
     first = len(names)
-    cells = Cells(
+    cells = RecordCells(
         Partial.open(path, "this", resume=True), report=lambda done, of, name: names.extend([name] if name else [])
     )
     again = make(SMALL, trials=TRIALS, seed=3, cells=cells)

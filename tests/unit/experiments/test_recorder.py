@@ -20,7 +20,7 @@ from optcc.commands.experiment import EXPERIMENTS
 from optcc.errors import CodecError, InputError
 from optcc.experiments import cells as cells_module
 from optcc.experiments import recorder
-from optcc.experiments.cells import Cells, Partial, progress
+from optcc.experiments.cells import Partial, RecordCells, progress
 from optcc.experiments.made import Made, made_at, said_date
 from optcc.experiments.record import RECORDS
 from optcc.experiments.recorder import Measured, RecordForm, record_command
@@ -67,7 +67,7 @@ def command(form: RecordForm, done: list[str], fails_at: str = "") -> click.Comm
 
     @record_command(StandIn, form)
     @click.option("--count", default=4)
-    def experiment(count: int, cells: Cells) -> StandIn:
+    def experiment(count: int, cells: RecordCells) -> StandIn:
         rows = list(cells.each({f"cell {each}": partial(measure, f"cell {each}") for each in range(count)}, Row))
         assert all((row.seconds, row.share) == (1 / 3, Fraction(1, 3)) for row in rows)
         return StandIn(tuple(row.name for row in rows))
@@ -130,7 +130,7 @@ def test_cells_of_other_settings_or_other_code_are_refused(
 
 
 def test_a_kept_cell_that_is_none_is_refused(tmp_path: Path) -> None:
-    cells = Cells(Partial(tmp_path / "p", "x", {"cell 0": {"name": "cell 0"}}))
+    cells = RecordCells(Partial(tmp_path / "p", "x", {"cell 0": {"name": "cell 0"}}))
     with pytest.raises(CodecError, match=r"unfinished record: cell 0: .*seconds"):
         list(cells.each({"cell 0": lambda: Row("", 0.0, Fraction(1))}, Row))
 
@@ -169,7 +169,7 @@ def test_rows_of_a_former_record_make_it_as_old_as_that(tmp_path: Path) -> None:
     assert Made("now", {"runtime": "c"}).joined_to(None).changed({"runtime": "c"}) == ("runtime",)
 
     @record_command(StandIn, RecordForm(quick=""))
-    def experiment(cells: Cells) -> StandIn:
+    def experiment(cells: RecordCells) -> StandIn:
         cells.join(tmp_path / "former.json")
         return StandIn(())
 
@@ -187,7 +187,7 @@ class Taken:
     """What the function of an experiment was called with."""
 
     options: dict[str, Any]
-    cells: Cells | None
+    cells: RecordCells | None
 
 
 def form_of(name: str) -> tuple[click.Command, RecordForm]:
@@ -303,7 +303,7 @@ def test_a_terminal_is_told_how_far_it_is_and_how_long_the_rest_takes(monkeypatc
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     with progress() as report:
-        assert list(Cells(report=report).each({"one": lambda: 1, "two": lambda: 2}, int)) == [1, 2]
+        assert list(RecordCells(report=report).each({"one": lambda: 1, "two": lambda: 2}, int)) == [1, 2]
     assert "2/2" in terminal.text and "left" in terminal.text
 
 
@@ -327,7 +327,7 @@ def test_cells_that_were_timed_are_of_one_machine(tmp_path: Path, monkeypatch: p
         machine: dict[str, Any]
 
     @record_command(Timed, RecordForm(quick=""))
-    def experiment(cells: Cells) -> Timed:
+    def experiment(cells: RecordCells) -> Timed:
         list(cells.each({"a": lambda: 1, "b": lambda: 1 // 0}, int))
         return Timed({})
 

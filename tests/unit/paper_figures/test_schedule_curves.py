@@ -18,7 +18,7 @@ from msgspec.structs import replace as changed
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError
 from optcc.experiments import schedule_record
-from optcc.experiments.cells import Cells, Partial
+from optcc.experiments.cells import Partial, RecordCells
 from optcc.experiments.made import unstamped
 from optcc.experiments.schedule_cases import (
     FULL,
@@ -156,18 +156,18 @@ def test_two_processes_make_the_same_record_and_the_cheap_cases_come_first(tmp_p
         told.extend([name] if name else [])
 
     partial = Partial.open(tmp_path / "partial", "tiny", resume=False)
-    record = make(TINY, ("make",), Cells(partial, Workers(2), tell))
+    record = make(TINY, ("make",), RecordCells(partial, Workers(2), tell))
     plain = [changed(case, planning_s=0.0) for case in record.cases]
     assert plain == [changed(case, planning_s=0.0) for case in small().cases]
     assert sorted(told) == sorted(str(unit) for unit in units(TINY))
     assert told[-1].endswith("fair")
     again = Partial.open(tmp_path / "partial", "tiny", resume=True)
     told.clear()
-    assert make(TINY, ("make",), Cells(again, report=tell)) == record
+    assert make(TINY, ("make",), RecordCells(again, report=tell)) == record
     assert told == []
     (name, *_) = (str(unit) for unit in units(TINY) if unit.schedule == "ring")
     del again.done[name]
-    short = make(TINY, ("make",), Cells(again), finish=True)
+    short = make(TINY, ("make",), RecordCells(again), finish=True)
     assert len(short.cases) == len(record.cases) - 1
     assert {(f"{each.schedule}, p = {each.ranks}", each.reason) for each in short.not_run} == {("ring, p = 4", NO_TIME)}
     assert ScheduleRatios.from_bytes(short.to_bytes(), "short") == short
