@@ -1,4 +1,4 @@
-"""The cells of a record on the ranks of a real MPI job: the same bytes as on one process, and one process that writes."""
+"""The cells of a record on the ranks of a real MPI job: the bytes of one process, written by one process."""
 
 from __future__ import annotations
 
