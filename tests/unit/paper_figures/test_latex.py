@@ -17,7 +17,7 @@ from optcc.paper_figures import build, claims_table, numbers
 TABLE = package_table(CLAIMS)
 CLAIMS_TEX = claims_table.as_tex(TABLE)
 NUMBERS_TEX = numbers.as_tex({"claims": claims_table.numbers(TABLE)})
-PACKAGES = ("booktabs", "longtable", "graphicx")
+PACKAGES = ("booktabs", "longtable", "graphicx", "lmodern")
 PAPER = r"""\documentclass{article}
 \usepackage[T1]{fontenc}
 \usepackage{%s}
