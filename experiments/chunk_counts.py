@@ -24,10 +24,12 @@ from optcc.experiments.recorder import SECONDS, Measured, RecordForm, record_com
 from optcc.planner import build
 from optcc.show import Card
 from optcc.simulate import simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verify.bounds.closed_forms import collective_bound
 
-HOSTS, SIZE_BYTES, PORTS, LATENCY_S = 3, 256 * 2**20, "fifo", Fraction(1, 10**5)
+SIZE_BYTES, LATENCY_S = 256 * 2**20, Fraction(1, 10**5)
+PORTS: Model = "fifo"
 HEALTHY, DEGRADED = "3@30Gbit/s", "3@30Gbit/s,2=20Gbit/s"
 CHUNKS = (1, 2, 4, 8, 16)
 BALANCE, ALLREDUCE = "r2ccl-balance", "r2ccl-allreduce"

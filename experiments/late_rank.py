@@ -29,9 +29,11 @@ from optcc.plan import Plan
 from optcc.schedules.registry import SCHEDULES
 from optcc.show import Card
 from optcc.simulate import simulate
+from optcc.timing import Model
 from optcc.topology import Topology
 
-SIZE_BYTES, RATE, LATENCY_S, PORTS = 2**30, 50 * 10**9, Fraction(5, 10**6), "fifo"
+SIZE_BYTES, RATE, LATENCY_S = 2**30, 50 * 10**9, Fraction(5, 10**6)
+PORTS: Model = "fifo"
 RANKS = (8, 32, 256)
 KEPT = (Fraction(1), Fraction(1, 2))
 """The share of its rate that the late rank has."""
