@@ -23,7 +23,7 @@ import msgspec
 
 from optcc.experiments.fabric import run_local_job
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import IN_TURNS, Measured, RecordForm, check_times, head, record_command, run_command
 from optcc.experiments.transport_speed import (
     JOB_TIMEOUT_S,
     JOBS,
@@ -128,7 +128,7 @@ def measure(n_jobs: int = JOBS) -> AuthenticationCost:
     return AuthenticationCost(**head(), load=load, cores=cores, rows=tuple(rows.values()))
 
 
-@record_command(AuthenticationCost)
+@record_command(AuthenticationCost, RecordForm(quick={"jobs": 1}, one_session=IN_TURNS, part="one"))
 @click.option("--one", is_flag=True, help="Run one rank's part here; under mpirun.")
 @click.option("--jobs", default=JOBS, show_default=True, help="How often the job runs.")
 def command(one: bool, jobs: int) -> AuthenticationCost | None:

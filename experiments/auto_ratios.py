@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 import msgspec
@@ -24,9 +25,10 @@ import msgspec
 from optcc.compiler import PEER_LANES, compile_schedule
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import Measured, RecordForm, record_command
 from optcc.experiments.schedule_cases import random_rates
 from optcc.schedule import Schedule
 from optcc.schedules.auto import CHUNK_BYTES_MIN, choose
@@ -174,25 +176,40 @@ def compare(text: str, size_bytes: int, ports: Model, best: tuple[float, str, in
     return AutoRatio(text, ports, size_bytes, taken.name, taken.segments, auto_s, name, segments, best_s)
 
 
-def measure(topologies: Sequence[str], known: AutoRatios | None = None) -> Iterator[AutoRatio]:
-    """The rows of these topologies; what is `known` of the best single schedules is kept."""
-    rows: dict[Any, AutoRatio] = {(row.topology, row.ports, row.size_bytes): row for row in known.rows} if known else {}
-    for text in topologies:
-        for ports in THE_PORTS:
-            for size_bytes in SIZES:
-                row = rows.get((text, ports, size_bytes))
-                best = (row.best_s, row.best, row.best_segments) if row is not None else None
-                yield compare(text, size_bytes, ports, best)
+@dataclass(frozen=True)
+class _Case:
+    """A cell: where, how much, and what is known of the best single schedule."""
+
+    topology: str
+    ports: Model
+    size_bytes: int
+    best: tuple[float, str, int] | None
 
 
-@record_command(AutoRatios)
+def _compare(case: _Case) -> AutoRatio:
+    return compare(case.topology, case.size_bytes, case.ports, case.best)
+
+
+def measure(topologies: Sequence[str], known: AutoRatios | None = None, cells: RecordCells = HERE) -> AutoRatios:
+    """The record of these topologies; what is `known` of the best single schedules is kept."""
+    rows = {(row.topology, row.ports, row.size_bytes): row for row in known.rows} if known else {}
+    units = {}
+    for key in product(topologies, THE_PORTS, SIZES):
+        row = rows.get(key)
+        best = (row.best_s, row.best, row.best_segments) if row is not None else None
+        units[f"{key[0]}, {key[1]}, {key[2]} B"] = _Case(*key, best)
+    found = cells.spread(units, _compare, AutoRatio)
+    return AutoRatios(these_versions(), tuple(found.values()))
+
+
+@record_command(AutoRatios, RecordForm(quick={"topologies": TOPOLOGIES[:1]}, spreads=True))
 @click.option("--again", is_flag=True, help="Keep what the best single schedules take in the record that is there.")
 @click.option("--topology", "topologies", multiple=True, help="Only these topologies.")
-def command(again: bool, topologies: tuple[str, ...]) -> Iterator[AutoRatios]:
-    """Hold auto against the best single schedules, and write the record, case by case."""
-    known = AutoRatios.read(click.get_current_context().params["output"]) if again else None
-    rows: list[AutoRatio] = []
-    for row in measure(topologies or TOPOLOGIES, known):
-        rows.append(row)
-        click.echo(f"{row.topology}, {row.ports}, {row.size_bytes} B: {row.ratio:.3f}", err=True)
-        yield AutoRatios(these_versions(), tuple(rows))
+def command(again: bool, topologies: tuple[str, ...], cells: RecordCells) -> AutoRatios:
+    """Hold auto against the best single schedules."""
+    known = None
+    if again:
+        path = click.get_current_context().params["output"] or AutoRatios.own_path
+        known = AutoRatios.read(path)
+        cells.join(path)
+    return measure(topologies or TOPOLOGIES, known, cells)

@@ -17,11 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-import click
 import msgspec
 
 from optcc.experiments.made import PLANNED_ROOMS
-from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, text_of
+from optcc.experiments.record import RECORDS, decode, lines_of, text_of
+from optcc.experiments.recorder import SECONDS, Answer, RecordForm, record_command
+from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
 from optcc.verify.bounds.predictions import optimum, ring
 
@@ -69,7 +70,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundCurves(Recorded):
+class BoundCurves(Answer):
     """The record: how it was made, and its curves."""
 
     format: ClassVar[str] = "optcc-bounds/1"
@@ -80,6 +81,19 @@ class BoundCurves(Recorded):
     title: str
     command: tuple[str, ...]
     curves: tuple[BoundCurve, ...]
+
+    def card(self) -> Card:
+        """Of each curve the largest times over the fault-free ring."""
+        rows = tuple(
+            (
+                str(curve.ranks),
+                str(curve.stragglers),
+                str(len(curve.points)),
+                *(f"{float(max(getattr(each, name) for each in curve.points)):.3f}" for name in COLUMNS[1:]),
+            )
+            for curve in self.curves
+        )
+        return Card(self.title, ("ranks", "stragglers", "points", *(f"{name}, at most" for name in COLUMNS[1:])), rows)
 
     def to_bytes(self) -> bytes:
         """The record as a file, a line for each curve's points."""
@@ -157,9 +171,7 @@ def _curve(ranks: int, count: int, steps: int) -> BoundCurve:
     return BoundCurve(ranks, count, tuple(points))
 
 
-@click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="bound-curves.json if absent.")
-def command(output: Path | None) -> None:
+@record_command(BoundCurves, RecordForm(quick=SECONDS, one_session=SECONDS))
+def command() -> BoundCurves:
     """Evaluate all curves and write the record."""
-    record = BoundCurves(TITLE, ("optcc", "experiment", "bound-curves"), curves())
-    record.write_made(output or BoundCurves.own_path)
+    return BoundCurves(TITLE, ("optcc", "experiment", "bound-curves"), curves())

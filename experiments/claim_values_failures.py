@@ -7,10 +7,15 @@ import statistics
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from optcc.experiments.chunk_counts import ALLREDUCE as ALLREDUCE_CHUNKED
+from optcc.experiments.chunk_counts import BALANCE, ChunkCounts
 from optcc.experiments.claim_values import ONE_OF_EIGHT, over, spread
 from optcc.experiments.claims import ClaimValue
 from optcc.experiments.failover_speed import FailoverSpeed, percentile
 from optcc.experiments.failure_study import FailureStudy
+from optcc.experiments.late_rank import OURS as LATE_OURS
+from optcc.experiments.late_rank import RING as LATE_RING
+from optcc.experiments.late_rank import LateRank
 from optcc.experiments.mid_collective import MidCollective
 from optcc.experiments.observation_cost import (
     ALONE,
@@ -200,6 +205,44 @@ def reranking_bound(record: Reranking) -> ClaimValue:
     case = next(row for row in record.rows if (row.servers, row.degraded, row.lost) == (RERANKED, 2, 1))
     ours = over(case.seconds["nccl-ring"] / case.seconds["equal-trees"])
     return spread([over(case.seconds["nccl-ring"] / case.bound_s)], " %", 1, f"the same; `equal-trees` {ours:.1f} %")
+
+
+def most_chunks(record: ChunkCounts) -> ClaimValue:
+    """R2CCL-AllReduce in the most chunks over the fault-free ring; in one, and Balance, in the text."""
+    rows = record.of(ALLREDUCE_CHUNKED)
+    balance = record.of(BALANCE)[-1].over_fault_free
+    where = f"{rows[-1].chunks} chunks; {rows[0].over_fault_free:.3f}x in one, Balance {balance:.3f}x"
+    return spread([rows[-1].over_fault_free], "x", 3, where)
+
+
+def bound_of_chunks(record: ChunkCounts) -> ClaimValue:
+    """The bound on those hosts over the fault-free ring; ours in the most chunks in the text."""
+    ours = min(record.of(name)[-1].over_fault_free for name in ("optcc", "optimal"))
+    return spread([record.bound], "x", 3, f"our best in {record.of('optcc')[-1].chunks} chunks {ours:.3f}x")
+
+
+# --- A late rank ------------------------------------------------------------------------------------------------------
+
+LATE_FEW, LATE_MANY = 8, 256
+"""On how many GPUs StragglAR is measured, and simulated."""
+
+
+def _late_and_slow(record: LateRank, ranks: int) -> str:
+    ours = min(min(record.row(ranks, 0.5, name).seconds) for name in LATE_OURS)
+    ring = min(record.row(ranks, 0.5, LATE_RING).seconds)
+    return f"late and at half its rate too: {record.gain(ranks, 0.5):.2f}x of the ring, our best {ring / ours:.2f}x"
+
+
+def time_saved_if_late(record: LateRank) -> ClaimValue:
+    """By how much StragglAR takes less time than a ring, from the arrival of the late rank, in percent."""
+    saved = 100 * (1 - 1 / record.gain(LATE_FEW))
+    return spread([saved], " % of the time", 1, f"{LATE_FEW} ranks; {_late_and_slow(record, LATE_FEW)}")
+
+
+def speed_up_if_late(record: LateRank) -> ClaimValue:
+    """The ring's time over StragglAR's, from the arrival of the late rank."""
+    where = f"{LATE_MANY} ranks; {_late_and_slow(record, LATE_MANY)}"
+    return spread([record.gain(LATE_MANY)], "x", 2, where)
 
 
 # --- Failover ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ class ClaimOutcome(StrEnum):
     EXCEEDED = "exceeded"
     DIFFERS = "differs"
     UNTESTED = "cannot be tested here"
-    UNMEASURED = "not measured so far"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class ByNumber:
 class ByReason:
     """No number of ours can decide, for a reason."""
 
-    outcome: Literal[ClaimOutcome.UNTESTED, ClaimOutcome.UNMEASURED]
+    outcome: Literal[ClaimOutcome.UNTESTED]
     because: str
 
 

@@ -36,7 +36,7 @@ from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError, OptccError, Runtim
 from optcc.experiments.fabric import LOCAL_JOB, WIRE_OVERHEAD, can_make_namespaces
 from optcc.experiments.failover_speed import NOTHING, FailoverSpeed
 from optcc.experiments.record import RECORDS, Check, Record, Samples, this_machine
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import IN_TURNS, Measured, RecordForm, record_command
 from optcc.experiments.transport_speed import OURS, PLAIN, TransportTiming
 from optcc.show import Card
 
@@ -348,10 +348,9 @@ def measure(checkouts: Mapping[str, Checkout], effort: Effort, say: Callable[[st
     return found
 
 
-@record_command(VersionComparison)
+@record_command(VersionComparison, RecordForm(quick={}, one_session=IN_TURNS))
 @click.argument("old", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.argument("new", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--quick", is_flag=True, help="One short round of each, for a smoke test.")
 def command(old: Path, new: Path, quick: bool) -> VersionComparison:
     """Measure the checkouts OLD and NEW in turns and write the record. The exit code is 1 if anything failed."""
     checkouts = {"old": Checkout(old), "new": Checkout(new)}

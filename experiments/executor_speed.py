@@ -29,7 +29,7 @@ import numpy as np
 
 from optcc.experiments.fabric import run_local_job
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import IN_TURNS, Measured, RecordForm, check_times, head, record_command, run_command
 from optcc.plan import Channel, Plan
 from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
@@ -259,7 +259,7 @@ def measure(rounds: int = ROUNDS, runs: int = RUNS) -> ExecutorSpeed:
     return ExecutorSpeed(**head(), rows=tuple(rows), profile=tuple(profile()))
 
 
-@record_command(ExecutorSpeed)
+@record_command(ExecutorSpeed, RecordForm(quick={"rounds": 1, "runs": 20}, one_session=IN_TURNS, part="rank"))
 @click.option("--rank", is_flag=True, hidden=True, help="Be a rank of the job, and print its rows.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=RUNS, show_default=True, help="Runs in each round.")

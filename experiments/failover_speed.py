@@ -61,7 +61,7 @@ from optcc.experiments.fabric import (
 from optcc.experiments.fabric.programs import system_path
 from optcc.experiments.rank_lines import RankLines
 from optcc.experiments.record import RECORDS, STEAL_MAX, Check, stolen_jiffies, stolen_share
-from optcc.experiments.recorder import Measured, head, record_command, run_command
+from optcc.experiments.recorder import IN_TURNS, Measured, RecordForm, head, record_command, run_command
 from optcc.plan import Plan
 from optcc.planner import build_plan
 from optcc.runtime.exact_inputs import make_input, wrong_elements
@@ -495,7 +495,7 @@ def measure(
     )
 
 
-@record_command(FailoverSpeed)
+@record_command(FailoverSpeed, RecordForm(quick={"failures": 1}, one_session=IN_TURNS, part="rank"))
 @click.option("--rank", is_flag=True, hidden=True, help="Be a rank; what it needs to know comes by standard input.")
 @click.option("--failures", type=click.IntRange(1), default=FAILURES, show_default=True, help="Of each kind.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only failures of this kind.")

@@ -23,6 +23,7 @@ import msgspec
 
 from optcc.errors import CodecError
 from optcc.experiments import failure_model
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.failure_model import (
     FLAP_S,
     FLAPS_PER_DAY,
@@ -47,10 +48,11 @@ from optcc.experiments.failure_model import (
 )
 from optcc.experiments.failure_times import COLUMNS, LATENCY_S, NIC_RATE, NICS, SEGMENTS, SimulatedRun, finite, fluid
 from optcc.experiments.made import PLANNED_ROOMS
-from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, rational, text_of
-from optcc.experiments.study_units import TRIALS_MAX, Partial, Report, check_numbers, command_for, complete, quiet
+from optcc.experiments.record import RECORDS, decode, lines_of, rational, text_of
+from optcc.experiments.recorder import Answer
+from optcc.experiments.study_units import TRIALS_MAX, check_numbers, command_for
 from optcc.experiments.trial_statistics import CONFIDENCE, MEDIAN, P95, Estimate, mean, quantile
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.units import show_rate, show_size
 
 TITLE = "AllReduce with failed NICs: time over the fault-free ring"
@@ -122,7 +124,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class FailureStudy(Recorded, Shown):
+class FailureStudy(Answer):
     """The record: with which options it was made, on which assumptions, every cell and every simulated case."""
 
     format: ClassVar[str] = "optcc-failures/1"
@@ -174,6 +176,9 @@ class FailureStudy(Recorded, Shown):
             cells = tuple((failed, cell) for failed, cell in cells if failed in _FEW)
         title = f"{self.title}: overhead in %, median / p95 / worst of {self.trials} trials, {self.nics} NICs a server"
         return self._card(title, (cell for _, cell in cells))
+
+    def cards(self) -> tuple[Card, ...]:
+        return self.card(), self.one_server(), self.patterns(), self.finite()
 
     def patterns(self) -> Card:
         """The same for every other pattern."""
@@ -425,9 +430,9 @@ class _Simulate:
     segments: tuple[int, ...]
 
 
-def _simulate(unit: _Simulate) -> Any:
+def _simulate(unit: _Simulate) -> SimulatedRun:
     left = Left.parse(unit.left)
-    return msgspec.to_builtins(finite(unit.schedule, left, unit.cluster, unit.size_bytes, unit.segments))
+    return finite(unit.schedule, left, unit.cluster, unit.size_bytes, unit.segments)
 
 
 def make(
@@ -435,22 +440,20 @@ def make(
     *,
     trials: int,
     seed: int,
-    jobs: int = 1,
-    partial: Partial | None = None,
-    report: Report = quiet,
+    cells: RecordCells = HERE,
     quick: bool = False,
 ) -> FailureStudy:
     """Draws and simulates everything in `study`; the result depends on `trials` and `seed`, and on nothing else.
 
-    Raises InputError for options out of range, CodecError if `partial` is not of this study.
+    Raises InputError for options out of range.
     """
-    check_numbers(trials, seed, jobs)
+    check_numbers(trials, seed)
     draws = {
         f"draw {pattern}, {servers} servers": _Draw(pattern, Cluster(servers, NICS), seed, trials)
         for pattern, servers in study.patterns
     }
-    drawn = complete(draws, _draw, jobs=jobs, partial=partial, report=report)
-    cells = tuple(
+    drawn = cells.spread(draws, _draw, Any)
+    outcomes = tuple(
         Cell(
             str(pattern),
             servers,
@@ -461,7 +464,7 @@ def make(
         )
         for pattern, servers in study.patterns
     )
-    by_key = {(cell.pattern, cell.servers): cell for cell in cells}
+    by_key = {(cell.pattern, cell.servers): cell for cell in outcomes}
     cases = dict.fromkeys(
         (servers, size_bytes, outcome.left)
         for pattern, servers, size_bytes in study.simulated
@@ -476,7 +479,7 @@ def make(
     }
     # Largest first, so that no single worker is left with a long unit at the end.
     first = dict(sorted(units.items(), key=lambda each: (-each[1].cluster.servers, each[0])))
-    simulated = complete(first, _simulate, jobs=jobs, partial=partial, report=report)
-    runs = tuple(msgspec.convert(simulated[name], SimulatedRun) for name in units)
+    simulated = cells.spread(first, _simulate, SimulatedRun)
+    runs = tuple(simulated[name] for name in units)
     command = command_for("failures", trials, seed, quick=quick)
-    return FailureStudy(TITLE, command, trials, seed, assumptions(), cells, runs)
+    return FailureStudy(TITLE, command, trials, seed, assumptions(), outcomes, runs)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,8 +33,9 @@ import msgspec
 
 import optcc
 from optcc.errors import RuntimeFault
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.show import Card
 
 SMALL = ("--topology", "8@1GB/s,3=500MB/s", "--size", "1MiB")
@@ -140,9 +142,10 @@ def run_case(name: str, compiled: Path, copies: int = COPIES, warm_runs: int = W
     return FirstUse(name, *(list(column) for each in runs for column in zip(*each, strict=True)))
 
 
-@record_command(FirstUseRecord)
+@record_command(FirstUseRecord, RecordForm(quick={"cases": tuple(CASES)[:1]}))
 @click.option("--case", "cases", type=click.Choice(tuple(CASES)), multiple=True, help="Only these cases.")
-def command(cases: tuple[str, ...]) -> FirstUseRecord:
+def command(cases: tuple[str, ...], cells: RecordCells) -> FirstUseRecord:
     """Measure how long commands take on a fresh environment, and again, and write the record."""
     with compiled_copy() as compiled:
-        return FirstUseRecord(**head(), rows=tuple(run_case(name, compiled) for name in cases or tuple(CASES)))
+        units = {name: partial(run_case, name, compiled) for name in cases or tuple(CASES)}
+        return FirstUseRecord(**head(), rows=tuple(cells.each(units, FirstUse)))

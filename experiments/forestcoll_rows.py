@@ -13,9 +13,10 @@ in three minutes on one core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,10 +26,11 @@ import msgspec
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.lost_nics import PORTS, SIZE_BYTES
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import Measured, RecordForm, record_command
 from optcc.planner import find_schedule
 from optcc.show import Card
 from optcc.simulate import simulate
@@ -139,12 +141,13 @@ def measure(text: str, collective: str, segments: tuple[int, ...] = SEGMENTS) ->
     return best
 
 
-@record_command(ForestCollRows)
-def command() -> Iterator[ForestCollRows]:
-    """Simulate AllGather and ReduceScatter on every topology of the table, and write the record, row by row."""
-    rows: list[ForestCollRow] = []
-    for text in FORESTCOLL:
-        for collective in SCHEDULES_OF:
-            rows.append(measure(text, collective))
-            click.echo(f"{text}, {collective}: {rows[-1].ratio:.4f}, {rows[-1].schedule}", err=True)
-        yield ForestCollRows(these_versions(), tuple(rows))
+def _measure(case: tuple[str, str]) -> ForestCollRow:
+    return measure(*case)
+
+
+@record_command(ForestCollRows, RecordForm(quick={"topologies": tuple(FORESTCOLL)[:1]}, spreads=True))
+@click.option("--topology", "topologies", multiple=True, type=click.Choice(tuple(FORESTCOLL)), help="Only these.")
+def command(topologies: tuple[str, ...], cells: RecordCells) -> ForestCollRows:
+    """Simulate AllGather and ReduceScatter on every topology of the table."""
+    units = {f"{text}, {name}": (text, name) for text, name in product(topologies or FORESTCOLL, SCHEDULES_OF)}
+    return ForestCollRows(these_versions(), tuple(cells.spread(units, _measure, ForestCollRow).values()))

@@ -61,7 +61,7 @@ from optcc.experiments.gpu_collectives import (
 )
 from optcc.experiments.kernel_bench import COUNTS, CudaDevice, KernelTiming, check, measure
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import Measured, RecordForm, record_command, run_command
 from optcc.runtime.cupy_kernels import load_cupy
 from optcc.show import Card
 
@@ -338,8 +338,7 @@ def gpu_versions() -> dict[str, str]:
     return found
 
 
-@record_command(GpuBattery)
-@click.option("--quick", is_flag=True, help="Fewer types and shorter messages, for a look: a minute and a half.")
+@record_command(GpuBattery, RecordForm(quick={}, one_session="all parts share one limit of time", part="part"))
 @click.option("--allow-missing", is_flag=True, help="Without a GPU, say so and exit with 0.")
 @click.option("--part", type=click.Choice(tuple(PARTS)), help="This part alone, in this process; prints JSON.")
 @click.option("--rank", type=int, hidden=True, help="Of the processes of a part: which one this is.")

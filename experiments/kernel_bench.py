@@ -31,7 +31,7 @@ from optcc.cli import SizeType
 from optcc.collective import DTYPE_BYTES, FLOATS, check_dtype, reductions_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import IN_TURNS, Measured, RecordForm, record_command
 from optcc.runtime.kernels import Array, NumpyKernels
 from optcc.runtime.stored_types import stored_dtype
 from optcc.show import Card
@@ -563,7 +563,7 @@ def _cases(
             yield _COPY, 2, partial(kernels.copy, dst, sources[0]), restore
 
 
-@record_command(KernelSpeed)
+@record_command(KernelSpeed, RecordForm(quick={"size": 2**20, "rounds": 3}, one_session=IN_TURNS))
 @click.option("--device", "where", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.option("--size", type=SizeType(), default="64MiB", show_default=True, help="Of a message.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)

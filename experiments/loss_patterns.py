@@ -7,13 +7,13 @@ file of its own format, `optcc-loss-patterns/1`. The one that comes with the pac
 
     optcc experiment loss-patterns
 
-some five seconds a pattern and port model; `--resume` measures what a record lacks.
+some five seconds a pattern and port model.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,9 +26,10 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.errors import TopologyError
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import Measured, RecordForm, record_command
 from optcc.planner import build
 from optcc.schedules.equal_trees import equal_trees_of
 from optcc.show import Card
@@ -172,20 +173,24 @@ def _seconds(name: str, topology: Topology, segments: int, ports: Model) -> floa
     return simulate(plan, topology, model=ports).seconds
 
 
-@record_command(LossPatterns)
-@click.option("--patterns", type=click.IntRange(1), default=PATTERNS, show_default=True, help="How many.")
-@click.option("--resume", is_flag=True, help="Keep the rows of the record that is there, and measure those it lacks.")
-def command(patterns: int, resume: bool) -> Iterator[LossPatterns]:
-    """Hold our schedules against the bound on random patterns of lost NICs, and write the record, case by case."""
-    output = click.get_current_context().params["output"]
-    rows = {(row.seed, row.ports): row for row in LossPatterns.read(output).rows} if resume else {}
+def _measure(case: tuple[int, Model]) -> LossPattern | None:
+    return measure(*case)
+
+
+def make(patterns: int, cells: RecordCells) -> LossPatterns:
+    """The record of so many patterns: of the first seeds whose servers can all reach each other."""
+    rows: list[LossPattern] = []
     seed = 0
-    while len({of for of, _ in rows if of < seed}) < patterns:
-        found = [row for ports in THE_PORTS if (seed, ports) not in rows and (row := measure(seed, ports)) is not None]
-        seed += 1
-        for row in found:
-            rows[row.seed, row.ports] = row
-            click.echo(f"{row.name}, {row.ports}: {row.ratio:.3f} by {row.schedule}", err=True)
-        if found:
-            in_order = sorted(rows, key=lambda key: (key[0], THE_PORTS.index(key[1])))
-            yield LossPatterns(these_versions(), tuple(rows[key] for key in in_order))
+    while (lacking := patterns - len({row.seed for row in rows})) > 0:
+        drawn = product(range(seed, seed + lacking), THE_PORTS)
+        units = {f"pattern {each}, {ports}": (each, ports) for each, ports in drawn}
+        rows += [row for row in cells.spread(units, _measure, LossPattern | None).values() if row is not None]
+        seed += lacking
+    return LossPatterns(these_versions(), tuple(rows))
+
+
+@record_command(LossPatterns, RecordForm(quick={"patterns": 3}, spreads=True))
+@click.option("--patterns", type=click.IntRange(1), default=PATTERNS, show_default=True, help="How many.")
+def command(patterns: int, cells: RecordCells) -> LossPatterns:
+    """Hold our schedules against the bound on random patterns of lost NICs."""
+    return make(patterns, cells)

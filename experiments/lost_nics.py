@@ -14,16 +14,16 @@ package is made by
 
     optcc experiment lost-nics
 
-in about 40 minutes on one core; `--resume` measures what a record lacks.
+in about 40 minutes on one core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,10 +33,11 @@ import msgspec
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.dsl import Definition
-from optcc.errors import TopologyError
+from optcc.errors import InputError, TopologyError
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import Measured, RecordForm, record_command
 from optcc.planner import ON_NICS, find_schedule
 from optcc.show import Card
 from optcc.simulate import simulate
@@ -238,19 +239,17 @@ def _references(case: LostNics) -> tuple[float, float, float]:
     return float(least), 2 * float(gather), float(2 * Fraction(p - 1, p) * SIZE_BYTES / (case.gpus * NIC_RATE))
 
 
-@record_command(LostNicsRecord)
-@click.option("--resume", is_flag=True, help="Keep the rows of the record that is there, and measure those it lacks.")
-def command(resume: bool) -> Iterator[LostNicsRecord]:
-    """Simulate the field's schedules and ours on servers that lost NICs, and write the record, case by case."""
-    output = click.get_current_context().params["output"]
-    kept = LostNicsRecord.read(output).rows if resume else ()
-    rows = {(row.case, row.schedule): row for row in kept}
-    for case in CASES:
-        lacking = [name for name in (*FIELD, *OURS) if (case, name) not in rows]
-        for name in lacking:
-            row = measure(case, name)
-            if row is not None:
-                rows[case, name] = row
-                click.echo(f"{case}, {name}: {row.ratio:.3f} with {row.segments} segments", err=True)
-        if lacking:
-            yield LostNicsRecord(these_versions(), tuple(rows[key] for key in sorted(rows)))
+def _measure(cell: tuple[LostNics, str]) -> LostNicsRow | None:
+    return measure(*cell)
+
+
+@record_command(LostNicsRecord, RecordForm(quick={"servers": 4}, spreads=True))
+@click.option("--servers", type=click.IntRange(2), help="Only cases of so many servers.")
+def command(servers: int | None, cells: RecordCells) -> LostNicsRecord:
+    """Simulate the field's schedules and ours on servers that lost NICs."""
+    cases = [case for case in CASES if servers in (None, case.servers)]
+    if not cases:
+        raise InputError(f"--servers {servers}: must be one of {sorted({case.servers for case in CASES})}")
+    units = {f"{case}, {name}": (case, name) for case, name in product(cases, (*FIELD, *OURS))}
+    found = {row for row in cells.spread(units, _measure, LostNicsRow | None).values() if row is not None}
+    return LostNicsRecord(these_versions(), tuple(sorted(found, key=lambda row: (row.case, row.schedule))))

@@ -34,17 +34,24 @@ _LINE = re.compile(rb'\A(\{\n "format": "[^"\n]*",\n) "made": (\{[^\n]*\}),\n')
 _HEAD_BYTES = 4096
 
 
-class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When (UTC; empty if the record has no time in it), and the digest of each room that is measured."""
+class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When (UTC; empty if the record has no time in it), the digest of each room that is measured, and whether it is
+    the smaller version of the experiment."""
 
     date: str
     rooms: dict[str, str]
+    quick: bool = False
 
     @classmethod
-    def now(cls, rooms: Sequence[str], *, dated: bool = True) -> Made:
+    def now(cls, rooms: Sequence[str], *, dated: bool = True, quick: bool = False) -> Made:
         """By the code as it is, at this moment."""
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC") if dated else ""
-        return cls(date, {room: room_digest(room) for room in rooms})
+        return cls(date, {room: room_digest(room) for room in rooms}, quick)
+
+    def joined_to(self, former: Made | None) -> Made:
+        """Of a record that has kept rows of a former one: by the code of that one, as far as it is known."""
+        known = {} if former is None else former.rooms
+        return Made(self.date, {room: known.get(room, "") for room in self.rooms}, self.quick)
 
     def changed(self, rooms: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The rooms whose source is another now, or as `rooms` says; one that there is no more is one of them."""
@@ -53,8 +60,10 @@ class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def said_date(made: Made | None) -> str:
-    """When a record was made, in words."""
-    return UNDATED if made is None else made.date or NO_DATE
+    """When a record was made, in words, and whether it is a quick one."""
+    if made is None:
+        return UNDATED
+    return f"{made.date or NO_DATE}{', quick' if made.quick else ''}"
 
 
 def said_code(made: Made | None) -> str:

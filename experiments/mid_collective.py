@@ -20,8 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -30,10 +31,11 @@ import click
 import msgspec
 
 from optcc.errors import RuntimeFault
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.rank_lines import RankLines
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
@@ -211,16 +213,14 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
     return MidCollectiveRow(state, arm, bound_s, left_s, healthy_s, tuple(found))
 
 
-@record_command(MidCollective)
-@click.option("--quick", is_flag=True, help="One state, one trial, a quarter of the size.")
+@record_command(MidCollective, RecordForm(quick={"trials": 1}))
 @click.option("--trials", type=click.IntRange(min=1), default=TRIALS, show_default=True)
-def command(quick: bool, trials: int) -> Iterator[MidCollective]:
-    """Time a long AllReduce in the middle of which a NIC fails."""
+def command(quick: bool, trials: int, cells: RecordCells) -> MidCollective:
+    """Time a long AllReduce in the middle of which a NIC fails; quick: in one state, with a quarter of the size."""
     size_bytes = SIZE_BYTES // 4 if quick else SIZE_BYTES
-    made, rows = head(), list[MidCollectiveRow]()
-    for state in list(STATES)[:1] if quick else STATES:
-        for arm in ARMS:
-            rows.append(measure_row(state, arm, 1 if quick else trials, size_bytes))
-            ratios = " ".join(f"{each.ratio:.2f}" for each in rows[-1].trials)
-            click.echo(f"{state}, {arm}: {ratios} of the least", err=True)
-            yield MidCollective(**made, hosts=HOSTS, size_bytes=size_bytes, rows=tuple(rows))
+    units = {
+        f"{state}, {arm}": partial(measure_row, state, arm, trials, size_bytes)
+        for state, arm in product(list(STATES)[:1] if quick else STATES, ARMS)
+    }
+    rows = tuple(cells.each(units, MidCollectiveRow))
+    return MidCollective(**head(), hosts=HOSTS, size_bytes=size_bytes, rows=rows)

@@ -35,9 +35,10 @@ from pathlib import Path
 
 import click
 
-from optcc.cli import SizeType, echo_card
-from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError, RuntimeFault
-from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, can_make_namespaces, nic_address
+from optcc.cli import SizeType
+from optcc.errors import EnvironmentMissing, InputError, RuntimeFault
+from optcc.experiments.cells import RecordCells
+from optcc.experiments.fabric import Fabric, FabricSpec, can_make_namespaces, nic_address
 from optcc.experiments.peers_comparison import OVERHEAD, WARMUP, Comparison
 from optcc.experiments.peers_contenders import (
     BEDS,
@@ -58,6 +59,7 @@ from optcc.experiments.peers_contenders import (
 )
 from optcc.experiments.peers_record import PeerComparison, Session, shown_state
 from optcc.experiments.record import these_versions, this_machine
+from optcc.experiments.recorder import RecordForm, record_command
 
 PATH = Path("results/peers-on-fabric.json")
 ROUNDS, ROUNDS_FEW = 5, 3
@@ -210,20 +212,10 @@ def measure(wanted: Sequence[Stage], options: PeerOptions) -> PeerComparison:
     return record
 
 
-def _show(record: PeerComparison) -> None:
-    """All tables of a record, and what was not run."""
-    for part in (*record.parts(), record.summary(), *((record.losses_card(),) if record.losses else ())):
-        echo_card(part)
-        click.echo()
-    click.echo(f"T* and predictions have {WIRE_OVERHEAD} bytes on the wire for each byte of payload")
-    for name, reason in record.absent.items():
-        click.echo(f"not run: {name}: {reason}")
-    for past in record.sessions:
-        click.echo(f"measured until {past.finished}: {' '.join(past.command)}")
-
-
-@click.command()
-@click.option("--quick", is_flag=True, help="Two rounds of 8 MiB on healthy and degraded hosts, for a smoke test.")
+@record_command(
+    PeerComparison,
+    RecordForm(quick={}, one_session="--join with --bed adds a state to a record", output=PATH),
+)
 @click.option("--long", "long", is_flag=True, help="Every state on 4 and 8 hosts, also with 256 MiB; weaker peers too.")
 @click.option("--rate", default="", help="Rate of a NIC, each way; if absent, 400Mbit/s, on 8 hosts 100Mbit/s.")
 @click.option("--rounds", type=click.IntRange(1), help="Timed runs of each; 5, or 3 in further states.")
@@ -235,10 +227,7 @@ def _show(record: PeerComparison) -> None:
 @click.option("--mpich", default="", envvar="OPTCC_MPICH_PYTHON", help="The Python of an environment with MPICH.")
 @click.option("--torch", default="", envvar="OPTCC_TORCH_PYTHON", help="The Python of an environment with torch.")
 @click.option("--minutes", default=MINUTES_MAX, show_default=True, help="After these no further state is begun.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=PATH, show_default=True)
 @click.option("--join", is_flag=True, help="Keep what the file has of other states, instead of writing it anew.")
-@click.option("--json", "as_json", is_flag=True, help="Print the record.")
-@click.option("--markdown", is_flag=True, help="Only print the package's record as in docs/fabric.md.")
 def command(
     quick: bool,
     long: bool,
@@ -252,15 +241,13 @@ def command(
     mpich: str,
     torch: str,
     minutes: float,
-    output: Path,
     join: bool,
-    as_json: bool,
-    markdown: bool,
-) -> int:
-    """Compare ours with Open MPI, MPICH and Gloo on emulated hosts, and keep the record."""
-    if markdown:
-        click.echo(PeerComparison.read().markdown(), nl=False)
-        return EXIT_DONE
+    cells: RecordCells,
+) -> PeerComparison:
+    """Compare ours with Open MPI, MPICH and Gloo on emulated hosts; quick: two rounds of 8 MiB, healthy and degraded.
+
+    The exit code is 1 if an element was wrong.
+    """
     reason = can_make_namespaces()
     if reason is not None:
         raise EnvironmentMissing(f"emulated hosts: {reason}")
@@ -268,21 +255,13 @@ def command(
     rounds = rounds or (QUICK_ROUNDS if quick and not only else None)
     options = PeerOptions(extent, rate, rounds, size, only, int(hosts) if hosts else None, mpich, torch, minutes)
     wanted = options.stages(quick)
+    output = click.get_current_context().params["output"] or PATH
     before = PeerComparison.read(output) if join else None
     if before is not None:
         before.check_overhead(OVERHEAD)
+        cells.join(output)
     record = measure(wanted, options)
-    wrong = record.wrong
-    if before is not None:
-        record = before.with_newer(record)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    record.write_made(output)
-    if as_json:
-        click.echo(record.to_bytes().decode(), nl=False)
-    else:
-        _show(record)
-    _say(f"Record: {output}")
-    return EXIT_REFUTED if wrong else EXIT_DONE
+    return record if before is None else before.with_newer(record)
 
 
 def _say(text: str) -> None:

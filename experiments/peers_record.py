@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import structs
 
-from optcc.errors import InputError
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.record import RECORDS, Check, undisturbed
 from optcc.experiments.recorder import Measured
 from optcc.show import Card, Shown
@@ -153,6 +153,19 @@ class PeerComparison(Measured):
     def wrong(self) -> int:
         """Wrong elements over everything that ended."""
         return sum(run.wrong for run in self.every_run())
+
+    def cards(self) -> tuple[Card, ...]:
+        return (*self.parts(), self.summary(), *((self.losses_card(),) if self.losses else ()))
+
+    def remarks(self) -> list[str]:
+        overhead = f"T* and predictions have {self.wire_overhead} bytes on the wire for each byte of payload"
+        absent = (f"not run: {name}: {reason}" for name, reason in self.absent.items())
+        sessions = (f"measured until {past.finished}: {' '.join(past.command)}" for past in self.sessions)
+        return [overhead, *absent, *sessions]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_REFUTED if self.wrong else EXIT_DONE
 
     def check_fields(self, check: Check) -> None:
         for number, run in enumerate(self.runs):

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,8 +29,9 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.compiled import compile_always
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.experiments.schedule_cases import random_rates
 from optcc.planner import AUTO, build
 from optcc.schedules.auto import choose
@@ -220,29 +222,31 @@ def _plan_servers(text: str, ports: Model) -> ServersTiming:
     )
 
 
-def measure(ranks: Sequence[int] = tuple(REPEATS), servers: Sequence[str] = tuple(SERVERS)) -> PlanningSpeed:
+def measure(
+    ranks: Sequence[int] = tuple(REPEATS), servers: Sequence[str] = tuple(SERVERS), cells: RecordCells = HERE
+) -> PlanningSpeed:
     """All cases of so many `ranks`, each one of `REPEATS`, and of these `servers`, each one of `SERVERS`."""
-    by_servers = []
-    for text in servers:
-        for ports in SERVERS_PORTS:
-            by_servers.append(run_servers(text, ports, SERVERS[text]))
-            click.echo(f"{text}, {ports}: {by_servers[-1].schedule}: {max(by_servers[-1].proved_s):.2f} s", err=True)
-    rows = []
-    for p in ranks:
-        for ports in MODELS:
-            for rates in RATES:
-                for size_bytes in SIZES if p < MANY_RANKS else MANY_RANKS_SIZES:
-                    rows.append(run_case(p, rates, ports, size_bytes, REPEATS[p]))
-                    taken = f"{rows[-1].schedule} in {rows[-1].segments}: {max(rows[-1].planned_s):.4f} s"
-                    click.echo(f"{p} ranks, {rates}, {ports}, {size_bytes} B: {taken}", err=True)
-    return PlanningSpeed(**head(), rows=tuple(rows), servers=tuple(by_servers))
+    of_servers = {
+        f"{text}, {ports}": partial(run_servers, text, ports, SERVERS[text])
+        for text in servers
+        for ports in SERVERS_PORTS
+    }
+    units = {
+        f"{p} ranks, {rates}, {ports}, {size_bytes} B": partial(run_case, p, rates, ports, size_bytes, REPEATS[p])
+        for p in ranks
+        for ports in MODELS
+        for rates in RATES
+        for size_bytes in (SIZES if p < MANY_RANKS else MANY_RANKS_SIZES)
+    }
+    by_servers = tuple(cells.each(of_servers, ServersTiming))
+    return PlanningSpeed(**head(), rows=tuple(cells.each(units, PlanningTiming)), servers=by_servers)
 
 
-@record_command(PlanningSpeed)
+@record_command(PlanningSpeed, RecordForm(quick={"ranks": (8,)}))
 @click.option("--ranks", multiple=True, type=click.Choice(tuple(REPEATS)), help="Only cases of so many ranks.")
 @click.option("--servers", multiple=True, type=click.Choice(tuple(SERVERS)), help="Only cases of these servers.")
-def command(ranks: tuple[int, ...], servers: tuple[str, ...]) -> PlanningSpeed:
+def command(ranks: tuple[int, ...], servers: tuple[str, ...], cells: RecordCells) -> PlanningSpeed:
     """Measure how long planning takes, and write the record: all cases unless some are named."""
     if ranks or servers:
-        return measure(ranks, servers)
-    return measure()
+        return measure(ranks, servers, cells)
+    return measure(cells=cells)

@@ -77,10 +77,15 @@ class Recorded(ABC):
         """Replaces the file at `path`; raises InputError if that fails."""
         replace_file(path, self.to_bytes())
 
-    def write_made(self, path: Path) -> None:
+    @classmethod
+    def made_now(cls, *, quick: bool = False) -> Made:
+        """What a record of this kind that is made now says of it: `quick` if it is of a smaller version."""
+        own = cls.__module__.removeprefix("optcc.")
+        return Made.now((*cls.rooms, own), dated=cls.is_dated, quick=quick)
+
+    def write_made(self, path: Path, made: Made | None = None) -> None:
         """The same with a line that says when it was made, and by which code: for what has just been measured."""
-        own = type(self).__module__.removeprefix("optcc.")
-        replace_file(path, stamped(self.to_bytes(), Made.now((*self.rooms, own), dated=self.is_dated)))
+        replace_file(path, stamped(self.to_bytes(), made or self.made_now()))
 
     @classmethod
     def read(cls, path: Path | None = None) -> Self:

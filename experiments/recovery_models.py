@@ -30,7 +30,7 @@ from optcc.errors import InputError
 from optcc.experiments.failure_model import DAY_S, RATES, REPAIRS_S, FailureRate, down_probability
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import SECONDS, Measured, RecordForm, record_command
 from optcc.show import Card
 from optcc.units import show_time
 
@@ -205,7 +205,7 @@ def losses(models: Sequence[RecoveryModel] = MODELS, jobs: Sequence[RecoveryJob]
     )
 
 
-@record_command(RecoveryModels)
+@record_command(RecoveryModels, RecordForm(quick=SECONDS, one_session=SECONDS))
 def command() -> RecoveryModels:
     """Evaluate the models of recovery for every job, failure rate and repair time, and write the record."""
     return RecoveryModels(MODELS, JOBS, losses())

@@ -10,19 +10,18 @@ record is a file of its own format, `optcc-reranking/1`; the one that comes with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import click
 import msgspec
 
 from optcc.collective import Collective
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.lost_nics import FABRIC_RATE, NIC_RATE, PORTS, SIZE_BYTES, simulate_segments
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
-from optcc.experiments.recorder import Measured, record_command
+from optcc.experiments.recorder import Measured, RecordForm, record_command
 from optcc.planner import find_schedule
 from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
@@ -117,11 +116,12 @@ def measure(servers: int, degraded: int, lost: int, transfers_max: int = TRANSFE
     return RerankingRow(servers, degraded, lost, float(least), seconds, segments)
 
 
-@record_command(Reranking)
-def command() -> Iterator[Reranking]:
-    """Simulate rings before and after re-ranking, and ours, and write the record, case by case."""
-    rows: list[RerankingRow] = []
-    for case in CASES:
-        rows.append(measure(*case))
-        click.echo(f"{case}: {100 * (rows[-1].gain - 1):+z.0f} %", err=True)
-        yield Reranking(these_versions(), tuple(rows))
+def _measure(case: tuple[int, int, int]) -> RerankingRow:
+    return measure(*case)
+
+
+@record_command(Reranking, RecordForm(quick={}, spreads=True))
+def command(quick: bool, cells: RecordCells) -> Reranking:
+    """Simulate rings before and after re-ranking, and ours; quick: the first two cases."""
+    units = {str(case): case for case in (CASES[:2] if quick else CASES)}
+    return Reranking(these_versions(), tuple(cells.spread(units, _measure, RerankingRow).values()))

@@ -6,13 +6,12 @@ that comes with the package is made by
 
     optcc experiment schedule-ratios --jobs 2
 
-with the cheap cases first; what is done is kept beside the file, `--resume` goes on with it, and `--finish` makes a
-record of it as it is, in which the rest is listed as not run.
+with the cheap cases first; what is done is kept beside the file, `--resume` goes on with it, and `--resume --finish`
+makes a record of it as it is, in which the rest is listed as not run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
-from optcc.cli import echo_card
-from optcc.errors import CodecError, InputError
+from optcc.errors import InputError
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import (
     RECORDS,
-    Recorded,
     decode,
     lines_of,
     rational,
@@ -37,6 +35,7 @@ from optcc.experiments.record import (
     these_versions,
     this_machine,
 )
+from optcc.experiments.recorder import Answer, RecordForm, record_command
 from optcc.experiments.schedule_cases import (
     FULL,
     LATENCY_S,
@@ -52,8 +51,7 @@ from optcc.experiments.schedule_cases import (
     units,
     work_unit,
 )
-from optcc.experiments.study_units import JOBS_MAX, Partial, Report, complete, quiet
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.simulate import MODELS
 from optcc.topology import RANKS_MAX
 from optcc.verify.bounds.closed_forms import collective_bound
@@ -94,7 +92,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class ScheduleRatios(Recorded, Shown):
+class ScheduleRatios(Answer):
     """The record: how, where and with what it was made, the formulas' curves, the simulated cases, what was not run."""
 
     format: ClassVar[str] = "optcc-schedules/2"
@@ -120,6 +118,9 @@ class ScheduleRatios(Recorded, Shown):
             for case in self.cases
             if case.schedule == schedule and case.model == model and (case.slowdown is not None) == straggler
         )
+
+    def remarks(self) -> tuple[str, ...]:
+        return (*map(str, self.not_run), *self.misses())
 
     def misses(self) -> tuple[str, ...]:
         """Every case in which `optimal` (or, under fair ports, `shares`) is further above the bound, or OptCC further
@@ -240,34 +241,23 @@ def curve(ranks: int, lost_max: Fraction) -> FormulaCurve:
 
 
 def make(
-    study: SchedulePlan,
-    command: tuple[str, ...],
-    *,
-    jobs: int = 1,
-    partial: Partial | None = None,
-    report: Report = quiet,
-    finish: bool = False,
+    study: SchedulePlan, command: tuple[str, ...], cells: RecordCells = HERE, *, finish: bool = False
 ) -> ScheduleRatios:
-    """Simulates everything in `study` on `jobs` processes, the cheap units first; `command` is what made the record.
+    """Simulates everything in `study`, the cheap units first; `command` is what made the record.
 
-    All processes together, and one more like them, have the machine's memory. With `finish` nothing more is simulated
-    than what is in `partial`, and the rest is listed as not run. Raises CodecError if `partial` holds what this study
-    did not write.
+    All workers together, and one more like them, have the machine's memory. With `finish` nothing more is simulated
+    than is done, and the rest is listed as not run; raises InputError if nothing is done.
     """
     machine = this_machine()
-    wanted = {str(unit): unit for unit in units(study, machine["memory_bytes"] // (jobs + 1))}
+    wanted = {str(unit): unit for unit in units(study, machine["memory_bytes"] // (cells.workers.count + 1))}
     cheap_first = dict(sorted(wanted.items(), key=lambda each: each[1].effort))
     if finish:
-        done = {} if partial is None else partial.done
-    else:
-        done = complete(cheap_first, work_unit, jobs=jobs, partial=partial, report=report)
-    try:
-        outcomes = [
-            msgspec.convert(done[name], UnitResult, dec_hook=rational) if name in done else left_out(unit)
-            for name, unit in wanted.items()
-        ]
-    except msgspec.ValidationError as error:
-        raise CodecError(f"unfinished record: {error}: delete it to start again") from None
+        if not cells.done:
+            raise InputError("--finish: must come with --resume, and with an unfinished record beside FILE")
+        cells.leaves_partial = True
+        cheap_first = {name: unit for name, unit in cheap_first.items() if name in cells.done}
+    done = cells.spread(cheap_first, work_unit, UnitResult)
+    outcomes = [done[name] if name in done else left_out(unit) for name, unit in wanted.items()]
     lost_max = 1 - 1 / max(study.slowdowns)
     return ScheduleRatios(
         TITLE,
@@ -283,41 +273,9 @@ def make(
     )
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Few cases and few segments; without -o, nothing is written.")
-@click.option("--jobs", default=1, show_default=True, help="Processes.")
-@click.option("--resume", is_flag=True, help="Go on with what an interrupted run left beside FILE.")
-@click.option("--finish", is_flag=True, help="Write the record of what such a run has done, and keep what it left.")
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="schedule-ratios.json of the package if absent.",
-)
-def command(quick: bool, jobs: int, resume: bool, finish: bool, file: Path | None) -> None:
-    """Simulate the schedules, write the record, and list where goals are missed."""
-    study = QUICK if quick else FULL
-    target = file or (None if quick else ScheduleRatios.own_path)
-    if not 1 <= jobs <= JOBS_MAX:
-        raise InputError(f"--jobs {jobs}: must be from 1 to {JOBS_MAX}")
-    if (resume or finish) and target is None:
-        raise InputError("--resume and --finish: must come with -o FILE, beside which the unfinished record is")
-    partial = None
-    if target is not None:
-        said = f"schedules, {hashlib.sha256(repr(study).encode()).hexdigest()[:16]}"
-        partial = Partial.open(target.with_name(f"{target.name}.partial"), said, resume=resume or finish)
+@record_command(ScheduleRatios, RecordForm(quick={}, spreads=True, beside=("finish",)))
+@click.option("--finish", is_flag=True, help="With --resume: a record of what is done, in which the rest is not run.")
+def command(quick: bool, finish: bool, cells: RecordCells) -> ScheduleRatios:
+    """Simulate the schedules, and list where goals are missed; quick: few cases and few segments."""
     words = ("optcc", "experiment", "schedule-ratios", *(("--quick",) if quick else ()))
-    record = make(study, words, jobs=jobs, partial=partial, report=_tell, finish=finish)
-    if target is not None and partial is not None:
-        record.write_made(target)
-        if not finish:
-            partial.close()
-    echo_card(record)
-    for line in (*record.not_run, *record.misses()):
-        click.echo(str(line))
-
-
-def _tell(done: int, of: int, name: str) -> None:
-    click.echo(f"{done} of {of}: {name}", err=True)
+    return make(QUICK if quick else FULL, words, cells, finish=finish)

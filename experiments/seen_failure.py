@@ -31,7 +31,7 @@ import numpy.typing as npt
 from optcc.errors import InputError, RuntimeFault
 from optcc.experiments.fabric import Fabric, FabricSpec
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import ONE_JOB, Measured, RecordForm, check_times, head, record_command, run_command
 from optcc.job import init
 from optcc.observe import CallbackSink, ChunkRecord, JobDrain, Tap, statistics
 from optcc.runtime.communicator import Communicator
@@ -357,7 +357,7 @@ def measure(steps: int = STEPS) -> SeenFailure:
         return watch.record(made)
 
 
-@record_command(SeenFailure)
+@record_command(SeenFailure, RecordForm(quick={"steps": FAILS_IN + 10}, one_session=ONE_JOB, part="rank"))
 @click.option(
     "--rank", type=click.Path(path_type=Path), help="Be a rank, under mpirun, whose files are in this folder."
 )

@@ -15,8 +15,9 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,10 +25,11 @@ import click
 import msgspec
 
 from optcc.errors import RuntimeFault
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check, Record
-from optcc.experiments.recorder import Measured, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
@@ -162,20 +164,18 @@ def measure_state(fabric: Fabric, state: str, size_bytes: int, rounds: int) -> l
     return rows
 
 
-@record_command(ServersOnFabric)
+@record_command(ServersOnFabric, RecordForm(quick={"states": tuple(STATES)[:1], "size_mib": 4, "rounds": 1}))
 @click.option("--state", "states", type=click.Choice(list(STATES)), multiple=True, help="Only this; the others stay.")
 @click.option("--size", "size_mib", type=click.IntRange(1), default=SIZE_BYTES >> 20, show_default=True, help="MiB.")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True, help="Jobs of each contender.")
-def command(states: tuple[str, ...], size_mib: int, rounds: int) -> Iterator[ServersOnFabric]:
-    """Time AllReduce on hosts of several ranks, ours and Open MPI's, and keep the record."""
-    output = click.get_current_context().params["output"] or ServersOnFabric.own_path
-    kept = ServersOnFabric.read(output).rows if states and output.exists() else ()
-    rows = {(row.state, row.contender): row for row in kept if row.state not in states}
-    made = head()
+def command(states: tuple[str, ...], size_mib: int, rounds: int, quick: bool, cells: RecordCells) -> ServersOnFabric:
+    """Time AllReduce on hosts of several ranks, ours and Open MPI's."""
     with Fabric.up(FabricSpec.parse(FABRIC, name=f"servers-{os.getpid()}")) as fabric:
-        for state in states or STATES:
-            for row in measure_state(fabric, state, size_mib << 20, rounds):
-                rows[row.state, row.contender] = row
-                click.echo(f"{row.state}, {row.contender}: {row.ratio:.3f} of T*", err=True)
-            in_order = sorted(rows, key=lambda key: (list(STATES).index(key[0]), list(CONTENDERS).index(key[1])))
-            yield ServersOnFabric(**made, fabric=FABRIC, rows=tuple(rows[key] for key in in_order))
+        units = {state: partial(measure_state, fabric, state, size_mib << 20, rounds) for state in states or STATES}
+        rows = [row for state in cells.each(units, list[ServersRow]) for row in state]
+    output = click.get_current_context().params["output"] or ServersOnFabric.own_path
+    if states and output.exists() and not quick:
+        rows += [row for row in ServersOnFabric.read(output).rows if row.state not in states]
+        cells.join(output)
+    in_order = sorted(rows, key=lambda row: (list(STATES).index(row.state), list(CONTENDERS).index(row.contender)))
+    return ServersOnFabric(**head(), fabric=FABRIC, rows=tuple(in_order))

@@ -10,11 +10,10 @@ each such seed the command that repeats it is printed. The record is a file of i
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,10 +21,10 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
-from optcc.cli import echo_card
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, head
+from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.runtime.sim.swarm import run_seed
 from optcc.runtime.sim.swarm_program import Violation
 from optcc.show import Card
@@ -97,7 +96,7 @@ class SwarmBlock:
     events: int
     simulated_s: float
     processor_s: float
-    counts: Counter[str]
+    counts: dict[str, int]
     violations: tuple[SwarmViolation, ...]
 
 
@@ -116,43 +115,30 @@ def run_block(seeds: range) -> SwarmBlock:
         else:
             events, simulated_s = events + outcome.n_events, simulated_s + outcome.simulated_s
             counts.update(outcome.counts)
-    return SwarmBlock(events, simulated_s, time.process_time() - started, counts, tuple(violations))
+    return SwarmBlock(events, simulated_s, time.process_time() - started, dict(counts), tuple(violations))
 
 
-def run_seeds(first: int, last: int, jobs: int) -> SwarmRuns:
-    """Runs the seeds from `first` to before `last` in so many processes."""
-    blocks = [range(at, min(at + _BLOCK_SEEDS, last)) for at in range(first, last, _BLOCK_SEEDS)]
-    total = SwarmBlock(0, 0.0, 0.0, Counter(), ())
-    for number, block in enumerate(_run_blocks(blocks, jobs), start=1):
-        total = SwarmBlock(
-            total.events + block.events,
-            total.simulated_s + block.simulated_s,
-            total.processor_s + block.processor_s,
-            total.counts + block.counts,
-            total.violations + block.violations,
-        )
-        if sys.stderr.isatty():
-            done = min(first + number * _BLOCK_SEEDS, last) - first
-            click.echo(f"\r{done} of {last - first} seeds, {len(total.violations)} violations", nl=False, err=True)
-    if sys.stderr.isatty():
-        click.echo(err=True)
+def run_seeds(first: int, last: int, cells: RecordCells = HERE) -> SwarmRuns:
+    """Runs the seeds from `first` to before `last`."""
+    starts = range(first, last, _BLOCK_SEEDS)
+    units = {f"seeds from {at}": (at, min(at + _BLOCK_SEEDS, last)) for at in starts}
+    blocks = cells.spread(units, _run_block, SwarmBlock).values()
+    counts: Counter[str] = Counter()
+    for block in blocks:
+        counts.update(block.counts)
     return SwarmRuns(
         **head(),
         seeds=(first, last),
-        events=total.events,
-        simulated_s=round(total.simulated_s, 3),
-        processor_s=round(total.processor_s, 3),
-        counts=dict(sorted(total.counts.items())),
-        violations=total.violations,
+        events=sum(block.events for block in blocks),
+        simulated_s=round(math.fsum(block.simulated_s for block in blocks), 3),
+        processor_s=round(math.fsum(block.processor_s for block in blocks), 3),
+        counts=dict(sorted(counts.items())),
+        violations=tuple(each for block in blocks for each in block.violations),
     )
 
 
-def _run_blocks(blocks: Sequence[range], jobs: int) -> Iterator[SwarmBlock]:
-    if jobs == 1:
-        yield from map(run_block, blocks)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_block, blocks)
+def _run_block(seeds: tuple[int, int]) -> SwarmBlock:
+    return run_block(range(*seeds))
 
 
 def tell_seed(seed: int, *, trace: bool) -> int:
@@ -182,26 +168,16 @@ def parse_seeds(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-@click.command()
+@record_command(SwarmRuns, RecordForm(quick={"seeds": "0:100"}, spreads=True, jobs=2, part="seed", output="nowhere"))
 @click.option("--seed", type=click.IntRange(0, SEEDS_MAX), help="One seed.")
 @click.option("--seeds", metavar="A:B", help="The seeds from A to before B; 0:2000 if neither is given.")
 @click.option("--trace", is_flag=True, help="With --seed: tell what happens.")
-@click.option("--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Processes.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a record of the seeds there."
-)
-def command(seed: int | None, seeds: str | None, trace: bool, jobs: int, output: Path | None) -> int:
+def command(seed: int | None, seeds: str | None, trace: bool, cells: RecordCells) -> SwarmRuns | int:
     """Run the protocol in simulated time with random messages and faults, and check every promise."""
     if seed is not None:
-        if seeds is not None or output is not None:
+        if seeds is not None or click.get_current_context().params["output"] is not None:
             raise InputError("--seed goes with neither --seeds nor -o")
         return tell_seed(seed, trace=trace)
     if trace:
         raise InputError("--trace needs --seed")
-    runs = run_seeds(*parse_seeds(seeds or "0:2000"), jobs)
-    if output is not None:
-        runs.write_made(output)
-    echo_card(runs)
-    for line in runs.remarks():
-        click.echo(line)
-    return runs.exit_code
+    return run_seeds(*parse_seeds(seeds or "0:2000"), cells)

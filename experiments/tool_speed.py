@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -29,9 +30,10 @@ from optcc.compiled import compile_always
 from optcc.compiler import compile_schedule
 from optcc.dsl import Moves
 from optcc.errors import InputError
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, check_times, head, record_command, run_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command, run_command
 from optcc.plan import Plan
 from optcc.schedule import SegmentShape
 from optcc.schedules.registry import SCHEDULES
@@ -190,31 +192,33 @@ def run_case(name: str) -> ToolTiming:
     return ToolTiming(name, transfers, seconds, peak)
 
 
-def measure(names: list[str]) -> ToolSpeed:
+def measure(names: list[str], cells: RecordCells = HERE) -> ToolSpeed:
     """Runs the cases, each in a process of its own.
 
     Raises InputError for a case that does not exist, CodecError if one did not print its row.
     """
-    rows = []
     for name in names:
         if name not in CASES:
             raise InputError(f"case {name!r}: must be one of {', '.join(CASES)}")
-        command = [sys.executable, "-m", "optcc.experiments.tool_speed", "--one", name]
-        done = subprocess.run(command, check=True, capture_output=True, timeout=CASE_TIMEOUT_S)
-        rows.append(msgspec.json.decode(done.stdout, type=ToolTiming))
-        click.echo(f"{name}: {rows[-1].median_s:.3f} s", err=True)
+    rows = cells.each({name: partial(_measure, name) for name in names}, ToolTiming)
     return ToolSpeed(**head(), rows=tuple(rows))
 
 
-@record_command(ToolSpeed)
+def _measure(name: str) -> ToolTiming:
+    command = [sys.executable, "-m", "optcc.experiments.tool_speed", "--one", name]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=CASE_TIMEOUT_S)
+    return msgspec.json.decode(done.stdout, type=ToolTiming)
+
+
+@record_command(ToolSpeed, RecordForm(quick={"names": tuple(CASES)[:1]}, part="one"))
 @click.option("--one", help="Run this case here and print its row.")
-@click.option("--case", "cases", multiple=True, help="Only these cases.")
-def command(one: str | None, cases: tuple[str, ...]) -> ToolSpeed | None:
+@click.option("--case", "names", multiple=True, help="Only these cases.")
+def command(one: str | None, names: tuple[str, ...], cells: RecordCells) -> ToolSpeed | None:
     """Measure the tools' speed and write the record."""
     if one is not None:
         click.echo(msgspec.json.encode(run_case(one)).decode())
         return None
-    return measure(list(cases) or list(CASES))
+    return measure(list(names) or list(CASES), cells)
 
 
 if __name__ == "__main__":

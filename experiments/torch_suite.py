@@ -26,6 +26,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,8 +36,9 @@ import click
 import msgspec
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.experiments.torch_suite_run import FOR_GLOO, TEST_S
 from optcc.show import Card
 
@@ -183,6 +185,10 @@ def _answers(backend: str, tests: Sequence[str], environ: dict[str, str]) -> Ite
                 os.killpg(process.pid, 9)
 
 
+def _suite(backend: str, tests: Sequence[str], environ: dict[str, str]) -> dict[str, SuiteRun]:
+    return dict(run_suite(backend, tests, environ))
+
+
 def list_tests(environ: dict[str, str]) -> list[str]:
     """The names of all tests."""
     command = [sys.executable, "-m", "optcc.experiments.torch_suite_run", "list"]
@@ -192,10 +198,10 @@ def list_tests(environ: dict[str, str]) -> list[str]:
     return done.stdout.split()
 
 
-@record_command(TorchSuiteRecord)
+@record_command(TorchSuiteRecord, RecordForm(quick={"pattern": "broadcast"}))
 @click.option("-k", "pattern", default="", help="Only tests with this in their name.")
 @click.option("--ranks", default=N_RANKS, show_default=True, help="Number of ranks.")
-def command(pattern: str, ranks: int) -> TorchSuiteRecord:
+def command(pattern: str, ranks: int, cells: RecordCells) -> TorchSuiteRecord:
     """Run torch's own suite with Gloo and with the backend optcc, and write the record."""
     if find_spec("torch") is None:
         raise EnvironmentMissing("torch is not installed: make test-torch, then .venv-torch/bin/python -m ...")
@@ -209,6 +215,7 @@ def command(pattern: str, ranks: int) -> TorchSuiteRecord:
     tests = [name for name in list_tests(environ) if pattern in name]
     if not tests:
         raise InputError(f"tests {pattern!r}: must be in the name of one")
-    found = [dict(run_suite(backend, tests, environ)) for backend in ("gloo", "optcc", FOR_GLOO)]
+    suites = {each: partial(_suite, each, tests, environ) for each in ("gloo", "optcc", FOR_GLOO)}
+    found = list(cells.each(suites, dict[str, SuiteRun]))
     rows = tuple(SuiteTest(name, *(each[name] for each in found)) for name in tests)
     return TorchSuiteRecord(**head(), torch=metadata.version("torch"), n_ranks=ranks, tests=rows)

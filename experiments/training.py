@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from optcc.experiments import failure_model
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.failure_model import (
     LLAMA_NETWORK,
     REPAIRS_S,
@@ -35,8 +36,9 @@ from optcc.experiments.failure_model import (
 from optcc.experiments.failure_study import Assumption, assumptions
 from optcc.experiments.failure_times import COLUMNS
 from optcc.experiments.made import PLANNED_ROOMS
-from optcc.experiments.record import RECORDS, Recorded, decode, lines_of, rational, text_of
-from optcc.experiments.study_units import TRIALS_MAX, Partial, Report, check_numbers, command_for, complete, quiet
+from optcc.experiments.record import RECORDS, decode, lines_of, rational, text_of
+from optcc.experiments.recorder import Answer
+from optcc.experiments.study_units import TRIALS_MAX, check_numbers, command_for
 from optcc.experiments.training_jobs import CLAIMS, JOBS, LOST, SERVINGS, OverheadClaim
 from optcc.experiments.training_model import (
     NICS,
@@ -50,7 +52,7 @@ from optcc.experiments.training_model import (
     steps_s,
 )
 from optcc.experiments.trial_statistics import MEDIAN, P95, mean, quantile
-from optcc.show import Card, Shown
+from optcc.show import Card
 from optcc.units import show_time
 
 TITLE = "Training steps and inference with failed NICs"
@@ -161,7 +163,7 @@ _LISTS = ("jobs", "servings", "cells", "served", "claims")
 
 
 @dataclass(frozen=True)
-class TrainingStudy(Recorded, Shown):
+class TrainingStudy(Answer):
     """The record: options, assumptions, fault-free steps, overheads of training cells, and inference."""
 
     format: ClassVar[str] = "optcc-training/1"
@@ -191,6 +193,9 @@ class TrainingStudy(Recorded, Shown):
                 rows.append((cell.job, failed, *(f"{100 * each.mean:.3f} / {100 * each.worst:.3f}" for each in shown)))
         title = f"Training step, overhead in %: mean / worst of {self.trials} trials"
         return Card(title, ("job", "failed NICs", *names), tuple(rows))
+
+    def cards(self) -> tuple[Card, ...]:
+        return self.healthy(), self.card(), self.explained(), self.inference()
 
     def healthy(self) -> Card:
         """The fault-free steps."""
@@ -371,22 +376,17 @@ def make(
     *,
     trials: int,
     seed: int,
-    jobs: int = 1,
-    partial: Partial | None = None,
-    report: Report = quiet,
+    cells: RecordCells = HERE,
     quick: bool = False,
 ) -> TrainingStudy:
     """Draws every cell of `plan`; the result depends on `trials` and `seed`, and on nothing else.
 
-    Raises InputError for options out of range, CodecError if `partial` is not of this study.
+    Raises InputError for options out of range.
     """
-    check_numbers(trials, seed, jobs)
+    check_numbers(trials, seed)
     units = {f"{job.name}, {pattern}": _Unit(job, pattern, seed, trials) for job, pattern in plan.cells}
-    done = complete(units, _work, jobs=jobs, partial=partial, report=report)
-    cells = tuple(
-        TrainingCell(unit.job.name, str(unit.pattern), msgspec.convert(done[name], tuple[Overhead, ...]))
-        for name, unit in units.items()
-    )
+    done = cells.spread(units, _work, tuple[Overhead, ...])
+    found = tuple(TrainingCell(unit.job.name, str(unit.pattern), done[name]) for name, unit in units.items())
     return TrainingStudy(
         TITLE,
         command_for("training", trials, seed, quick=quick),
@@ -395,7 +395,7 @@ def make(
         assumptions(),
         tuple(healthy_step(job) for job in dict.fromkeys(job for job, _ in plan.cells)),
         tuple(msgspec.to_builtins(serving, enc_hook=text_of) for serving in SERVINGS),
-        cells,
+        found,
         tuple(case for serving in SERVINGS for case in serve(serving)),
         tuple(each for claim in CLAIMS for each in explain(claim, seed, trials)),
     )

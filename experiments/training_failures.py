@@ -32,6 +32,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,10 +44,11 @@ import msgspec
 import optcc
 from optcc.collective import Collective
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EnvironmentMissing, InputError, OptccError
+from optcc.experiments.cells import HERE, RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates, NicTarget, control_address, exact_rate
 from optcc.experiments.rank_lines import Hung, RankLines
 from optcc.experiments.record import RECORDS, Check, stolen_jiffies, stolen_share
-from optcc.experiments.recorder import Measured, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.experiments.training_rank import GptShape, RankSetup
 from optcc.show import Card
 from optcc.topology import Topology
@@ -450,8 +452,9 @@ def measure(
     events: tuple[NicEvent, ...],
     chosen: Sequence[tuple[str, str, str]],
     joined: TrainingRecord | None = None,
-) -> Iterator[Kind]:
-    """Trains as `chosen`, each a wrap, a way and a script; yields what there is so far, as a record of this kind.
+    cells: RecordCells = HERE,
+) -> Kind:
+    """Trains as `chosen`, each a wrap, a way and a script; the record of this kind.
 
     Other jobs of `joined` are kept. Raises InputError if they have trained something else.
     """
@@ -470,14 +473,22 @@ def measure(
     for what, value in made.items() if joined is not None else ():
         if getattr(joined, what) != value:
             raise InputError(f"--join: {what} {getattr(joined, what)}: must be {value}")
-    kept = [] if joined is None else list(joined.runs)
+    jobs = {}
     for wrap, way, script in chosen:
         backend, plans = WAYS[way]
         job = msgspec.structs.replace(setup, wrap=wrap, backend=backend, plans=plans)
-        run, parameters = run_job(job, events if script == "events" else ())
-        kept = [each for each in kept if _place(each) != _place(run)] + [run]
-        click.echo(f"{run.name}, {script}: {len(run.losses)} steps", err=True)
-        yield kind(**head(), **made, parameters=parameters, runs=tuple(sorted(kept, key=_place)))
+        jobs[f"{wrap}, {way}, {script}"] = partial(run_job, job, events if script == "events" else ())
+    found = list(cells.each(jobs, tuple[TrainedRun, int]))
+    runs = {_place(run): run for run in (*(() if joined is None else joined.runs), *(run for run, _ in found))}
+    return kind(**head(), **made, parameters=found[-1][1], runs=tuple(runs[place] for place in sorted(runs)))
+
+
+def _joined(kind: type[Kind], path: Path | None, cells: RecordCells) -> Kind | None:
+    """The record whose other jobs are kept."""
+    if path is None:
+        return None
+    cells.join(path)
+    return kind.read(path)
 
 
 def _place(run: TrainedRun) -> tuple[int, int, bool]:
@@ -519,8 +530,7 @@ _SCRIPT = click.option("--script", "scripts", multiple=True, type=click.Choice(S
 _JOIN = click.option("--join", type=click.Path(path_type=Path, dir_okay=False), help="Keep other jobs of this record.")
 
 
-@record_command(TrainingFailures)
-@click.option("--quick", is_flag=True, help="A smaller model, half of the steps.")
+@record_command(TrainingFailures, RecordForm(quick={}))
 @click.option("--steps", type=click.IntRange(8), help="Number of steps.  [default: 40; 20 with --quick]")
 @click.option("--event", "texts", multiple=True, help="STEP:KIND:NIC, as 50:down:h1.eth0; may be repeated.")
 @_WRAP
@@ -543,24 +553,31 @@ def command(
     sequences: int,
     bucket_mib: int,
     seed: int,
-) -> Iterator[TrainingFailures]:
-    """Train with optcc and with Gloo, healthy and with a NIC that is slow, lost and back, and write the record."""
+    cells: RecordCells,
+) -> TrainingFailures:
+    """Train with optcc and with Gloo, healthy and with a NIC that is slow, lost and back; quick: a smaller model, half
+    of the steps."""
     steps = steps or (20 if quick else 40)
     setup = _setup(QUICK_GPT if quick else FULL_GPT, steps, sequences, bucket_mib, seed, rate)
-    joined = None if join is None else TrainingFailures.read(join)
-    return measure(TrainingFailures, setup, events_of(texts, steps), _choose(wraps, ways, scripts), joined)
+    joined = _joined(TrainingFailures, join, cells)
+    return measure(TrainingFailures, setup, events_of(texts, steps), _choose(wraps, ways, scripts), joined, cells)
 
 
-@record_command(LongTraining)
+@record_command(LongTraining, RecordForm(quick={"steps": 20}))
 @click.option("--steps", type=click.IntRange(8), default=LONG_STEPS, show_default=True, help="Number of steps.")
 @_WRAP
 @_WAY
 @_SCRIPT
 @_JOIN
 def long_command(
-    steps: int, wraps: tuple[str, ...], ways: tuple[str, ...], scripts: tuple[str, ...], join: Path | None
-) -> Iterator[LongTraining]:
+    steps: int,
+    wraps: tuple[str, ...],
+    ways: tuple[str, ...],
+    scripts: tuple[str, ...],
+    join: Path | None,
+    cells: RecordCells,
+) -> LongTraining:
     """Train a smaller model for longer, a NIC down in a quarter of the steps, and write the record."""
     setup = _setup(QUICK_GPT, steps, 2, 4, SEED, LONG_RATE)
-    joined = None if join is None else LongTraining.read(join)
-    return measure(LongTraining, setup, events_of((), steps, LONG_SCRIPT), _choose(wraps, ways, scripts), joined)
+    joined = _joined(LongTraining, join, cells)
+    return measure(LongTraining, setup, events_of((), steps, LONG_SCRIPT), _choose(wraps, ways, scripts), joined, cells)

@@ -48,7 +48,7 @@ from optcc.experiments.record import (
     these_versions,
     this_machine,
 )
-from optcc.experiments.recorder import Measured, record_command, run_command
+from optcc.experiments.recorder import IN_TURNS, Measured, RecordForm, record_command, run_command
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
@@ -399,7 +399,7 @@ def joined(first: TransportTiming, second: TransportTiming) -> TransportTiming:
     return TransportTiming(first.case, first.size_bytes, samples, first.cpu_s + second.cpu_s)
 
 
-@record_command(TransportSpeed)
+@record_command(TransportSpeed, RecordForm(quick={"jobs": 1}, one_session=IN_TURNS, part="one"))
 @click.option("--one", type=click.Choice([*_ROUTES, _FABRIC_ROUTE]), help="Run one rank's part here; under mpirun.")
 @click.option("--jobs", default=JOBS, show_default=True, help="How often each kind of job runs.")
 def command(one: str | None, jobs: int) -> TransportSpeed | None:

@@ -20,19 +20,20 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
-import click
 import msgspec
 
 from optcc.collective import Collective
 from optcc.errors import RuntimeFault
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState, NicRates
 from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_size
@@ -209,14 +210,10 @@ def measure_state(state: UntoldState) -> UntoldRow:
     )
 
 
-@record_command(Untold)
-@click.option("--quick", is_flag=True, help="One state, and one random fabric.")
-def command(quick: bool) -> Iterator[Untold]:
-    """Time AllReduce where nobody declares anything, in a few states and on random hosts."""
+@record_command(Untold, RecordForm(quick={}))
+def command(quick: bool, cells: RecordCells) -> Untold:
+    """Time AllReduce where nobody declares anything, in a few states and on random hosts; quick: in one, and on one."""
     states = [*STATES, *(random_state(SEED + number) for number in range(RANDOM_FABRICS))]
-    made = head()
-    rows: list[UntoldRow] = []
-    for state in [STATES[1], states[-1]] if quick else states:
-        rows.append(measure_state(state))
-        click.echo(f"{state.name}: {rows[-1].ratio:.3f} of T*", err=True)
-        yield Untold(**made, rows=tuple(rows))
+    chosen = [STATES[1], states[-1]] if quick else states
+    rows = cells.each({state.name: partial(measure_state, state) for state in chosen}, UntoldRow)
+    return Untold(**head(), rows=tuple(rows))

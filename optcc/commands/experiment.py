@@ -55,6 +55,11 @@ EXPERIMENTS = {
     "bound-curves": Experiment(
         "the bound and the ring against lost bandwidth and ranks", f"{_HERE}bound_record", "bound-curves.json"
     ),
+    "chunk-counts": Experiment(
+        "AllReduce by the number of chunks on three hosts, one of which lost a NIC of three",
+        f"{_HERE}chunk_counts",
+        "chunk-counts.json",
+    ),
     "executor-speed": Experiment(
         "what a step of the executor costs, and where", f"{_HERE}executor_speed", "executor-speed.json"
     ),
@@ -86,6 +91,11 @@ EXPERIMENTS = {
     ),
     "kernels": Experiment(
         "what reductions and copies reach of the memory's bandwidth", f"{_HERE}kernel_bench", "kernels-cpu.json"
+    ),
+    "late-rank": Experiment(
+        "AllReduce with a rank that is late, slow, or both: StragglAR, a ring and ours",
+        f"{_HERE}late_rank",
+        "late-rank.json",
     ),
     "loss-patterns": Experiment(
         "how near schedules come to the bound when any NICs of any servers are lost",

@@ -24,8 +24,10 @@ from pathlib import Path
 
 from optcc.compiler import compile_schedule
 from optcc.experiments import failure_study, training
+from optcc.experiments.cells import RecordCells
 from optcc.experiments.failure_model import OneServer, Uniform
 from optcc.experiments.failure_study import FailurePlan
+from optcc.experiments.workers import Workers
 from optcc.faults import FaultPlan
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import Jitter, Policy, simulate
@@ -39,8 +41,9 @@ def main():
         ((Uniform(2), 4, 2**20), (OneServer(2), 4, 2**20)),
         {"ring": (1, 2), "r2ccl-allreduce": (2,), "optcc": (2, 4), "optimal": (4, 16)},
     )
-    failure_study.make(study, trials=300, seed=5, jobs=jobs).write(folder / "failures.json")
-    training.make(training.QUICK, trials=300, seed=5, jobs=jobs).write(folder / "training.json")
+    cells = RecordCells(workers=Workers(jobs))
+    failure_study.make(study, trials=300, seed=5, cells=cells).write(folder / "failures.json")
+    training.make(training.QUICK, trials=300, seed=5, cells=cells).write(folder / "training.json")
     cluster = Topology.parse("6@50GB/s/2:3,1=17GB/s,4=23GB/s:41GB/s").with_latency(Fraction(5, 10**6))
     plan = compile_schedule(SCHEDULES["optimal"].build(cluster, 8), size_bytes=2**20, topology=cluster)
     faults = FaultPlan.sampled(cluster, 3, failures_per_s=3000.0, repair_s=1e-5, horizon_s=1e-4)

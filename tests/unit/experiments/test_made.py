@@ -25,7 +25,7 @@ from optcc.experiments.made import (
     unstamped,
 )
 from optcc.experiments.record import RECORDS
-from optcc.experiments.recorder import record_command
+from optcc.experiments.recorder import RecordForm, record_command
 from optcc.experiments.reranking import Reranking
 from optcc.paper_figures import report, sources
 
@@ -116,7 +116,7 @@ def test_the_report_names_the_age_of_each_record(tmp_path: Path) -> None:
 
 
 def test_an_experiment_writes_the_line(tmp_path: Path) -> None:
-    @record_command(Reranking)
+    @record_command(Reranking, RecordForm(quick=""))
     def command() -> Reranking:
         return Reranking.read()
 

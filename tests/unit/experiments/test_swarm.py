@@ -29,7 +29,7 @@ def test_one_seed_tells_its_story() -> None:
 def test_the_record_is_the_same_however_many_processes_there_are(tmp_path: Path) -> None:
     code, output = run("--seeds", "0:4", "-o", str(tmp_path / "runs.json"))
     runs = SwarmRuns.read(tmp_path / "runs.json")
-    again = run_seeds(0, 4, 1)
+    again = run_seeds(0, 4)
     assert code == EXIT_DONE and "violations" in output
     assert (runs.events, runs.simulated_s, runs.counts) == (again.events, again.simulated_s, again.counts)
     assert runs.violations == ()
@@ -44,7 +44,7 @@ def test_a_violation_ends_in_1_and_says_how_to_repeat_it(monkeypatch: pytest.Mon
         code, output = run(*arguments)
         assert code == EXIT_REFUTED
         assert "seed 7: wrong bytes" in output and repeat_command(7) in output
-    assert run_seeds(7, 8, 1).violations == (SwarmViolation(7, "seed 7: wrong bytes"),)
+    assert run_seeds(7, 8).violations == (SwarmViolation(7, "seed 7: wrong bytes"),)
 
 
 @pytest.mark.parametrize("text", ["5:3", "3:3", "3", "a:b", "0:9999999999"])

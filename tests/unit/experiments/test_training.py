@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from optcc.commands.study import command
 from optcc.errors import CodecError, InputError
 from optcc.experiments import training
+from optcc.experiments.cells import Partial, RecordCells
 from optcc.experiments.failure_model import Cluster, Damage, Left, Uniform, draw
 from optcc.experiments.failure_times import COLUMNS, fluid
 from optcc.experiments.made import unstamped
-from optcc.experiments.study_units import Partial
 from optcc.experiments.training import FULL, TrainingPlan, TrainingStudy, healthy_step, make, serve
 from optcc.experiments.training_jobs import CLAIMS, JOBS, SERVINGS
 from optcc.experiments.training_model import (
@@ -32,6 +32,7 @@ from optcc.experiments.training_model import (
     step_s,
     steps_s,
 )
+from optcc.experiments.workers import Workers
 
 DEAD = Fraction(0)
 ONE_LOST: Damage = {0: (DEAD,)}
@@ -215,7 +216,7 @@ def committed() -> TrainingStudy:
 
 
 def test_the_same_options_give_the_same_bytes_with_any_number_of_workers() -> None:
-    assert make(TINY, trials=40, seed=2, jobs=2).to_bytes() == tiny().to_bytes()
+    assert make(TINY, trials=40, seed=2, cells=RecordCells(workers=Workers(2))).to_bytes() == tiny().to_bytes()
     assert make(TINY, trials=40, seed=3).to_bytes() != tiny().to_bytes()
 
 
@@ -226,8 +227,8 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
     partial = Partial.open(tmp_path / "p", "this", resume=False)
-    make(TrainingPlan(TINY.cells[:1]), trials=40, seed=2, partial=partial)
-    again = make(TINY, trials=40, seed=2, partial=Partial.open(tmp_path / "p", "this", resume=True))
+    make(TrainingPlan(TINY.cells[:1]), trials=40, seed=2, cells=RecordCells(partial))
+    again = make(TINY, trials=40, seed=2, cells=RecordCells(Partial.open(tmp_path / "p", "this", resume=True)))
     assert again.to_bytes() == tiny().to_bytes()
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace as changed
 from optcc.compiler import compile_schedule
 from optcc.errors import CodecError, InputError
 from optcc.experiments import schedule_record
+from optcc.experiments.cells import Partial, RecordCells
 from optcc.experiments.made import unstamped
 from optcc.experiments.schedule_cases import (
     FULL,
@@ -34,7 +35,7 @@ from optcc.experiments.schedule_cases import (
     units,
 )
 from optcc.experiments.schedule_record import COLUMNS, FORMULA_GOAL, ScheduleRatios, command, curve, make
-from optcc.experiments.study_units import Partial
+from optcc.experiments.workers import Workers
 from optcc.paper_figures import build, schedule_curves, style
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import Model, simulate
@@ -150,19 +151,23 @@ def test_every_kind_of_case_is_there_once() -> None:
 def test_two_processes_make_the_same_record_and_the_cheap_cases_come_first(tmp_path: Path) -> None:
     """All but the planning seconds; and what is done is not done again."""
     told: list[str] = []
+
+    def tell(done: int, of: int, name: str) -> None:
+        told.extend([name] if name else [])
+
     partial = Partial.open(tmp_path / "partial", "tiny", resume=False)
-    record = make(TINY, ("make",), jobs=2, partial=partial, report=lambda _done, _of, name: told.append(name))
+    record = make(TINY, ("make",), RecordCells(partial, Workers(2), tell))
     plain = [changed(case, planning_s=0.0) for case in record.cases]
     assert plain == [changed(case, planning_s=0.0) for case in small().cases]
     assert sorted(told) == sorted(str(unit) for unit in units(TINY))
     assert told[-1].endswith("fair")
     again = Partial.open(tmp_path / "partial", "tiny", resume=True)
     told.clear()
-    assert make(TINY, ("make",), partial=again, report=lambda _done, _of, name: told.append(name)) == record
+    assert make(TINY, ("make",), RecordCells(again, report=tell)) == record
     assert told == []
     (name, *_) = (str(unit) for unit in units(TINY) if unit.schedule == "ring")
     del again.done[name]
-    short = make(TINY, ("make",), partial=again, finish=True)
+    short = make(TINY, ("make",), RecordCells(again), finish=True)
     assert len(short.cases) == len(record.cases) - 1
     assert {(f"{each.schedule}, p = {each.ranks}", each.reason) for each in short.not_run} == {("ring, p = 4", NO_TIME)}
     assert ScheduleRatios.from_bytes(short.to_bytes(), "short") == short
@@ -304,7 +309,8 @@ def test_the_command_prints_and_writes_where_it_is_told(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--quick", "--resume"], "--resume and --finish: must come with -o FILE"),
+        (["--quick", "--resume"], "--resume: must come with -o FILE"),
+        (["--quick", "--finish"], "--finish: must come with --resume"),
         (["--jobs", "0"], "--jobs 0: must be"),
     ],
 )
