@@ -66,7 +66,8 @@ def check_proof(sent: list[Symbol], p: int, n: int) -> None:
     """Every statement of the proof in docs/bounds.md, symbol by symbol."""
     known = [own(rank, n) for rank in range(p)]
     parts: list[Space] = [()] * p
-    direct, extras, completions, complete = [0] * p, [0] * p, [0] * p, ()
+    complete: Space = ()
+    direct, extras, completions = [0] * p, [0] * p, [0] * p
     for src, dst, symbol in sent:
         before = [joined(each, complete) for each in parts]
         is_direct = reduced(symbol, joined(known[dst], sums(p, n))) == 0

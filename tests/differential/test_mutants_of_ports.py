@@ -87,6 +87,6 @@ def test_in_most_of_these_plans_some_rank_sends_or_receives_in_several_lanes() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(3))
-def test_three_thousand_mutants_of_plans_with_several_ports(batch: int) -> None:
+@pytest.mark.parametrize("batch", [*range(3), *(pytest.param(each, marks=pytest.mark.search) for each in range(3, 10))])
+def test_ten_thousand_mutants_of_plans_with_several_ports(batch: int) -> None:
     judge_some(range(1000 + 1000 * batch, 2000 + 1000 * batch))

@@ -39,13 +39,13 @@ from optcc.verify.all_ranks.symbolic_values import (
     AnyOrder,
     FirstOf,
     Lanes,
-    OneOf,
     Opaque,
     RanksInOrder,
     SegmentList,
     Set,
     Skipping,
     Span,
+    TruthOnly,
     digits,
     in_range,
     shown,
@@ -93,7 +93,7 @@ class Arithmetic:
 
     def _compare(self, op: ast.cmpop, left: Any, right: Any) -> Formula:
         if isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) and (left is None or right is None):
-            if any(isinstance(each, Opaque | OneOf | AnyOrder) for each in (left, right)):
+            if any(isinstance(each, Opaque | TruthOnly | AnyOrder) for each in (left, right)):
                 raise self._outside(f"whether {shown(right if left is None else left)} is None")
             same = left is None and right is None
             return TRUE if same == isinstance(op, ast.Is | ast.Eq) else FALSE

@@ -51,7 +51,6 @@ from optcc.verify.all_ranks.symbolic_values import (
     Groups,
     Lazy,
     Method,
-    OneOf,
     Opaque,
     Pipelines,
     RanksInOrder,
@@ -68,6 +67,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicSegment,
     SymbolicTree,
     Thing,
+    TruthOnly,
     Zipped,
     in_range,
     is_once,
@@ -110,7 +110,7 @@ class Expressions(Loops):
         """The truth of the value of `node`."""
         if _is_truth(value):
             return value
-        if isinstance(value, OneOf):
+        if isinstance(value, TruthOnly):
             return value.truth
         if isinstance(value, Term):
             return no(self._decided(eq(value, 0)))
@@ -283,7 +283,7 @@ class Expressions(Loops):
             found = both(found, truth) if isinstance(op, ast.And) else either(found, truth)
             if found == (FALSE if isinstance(op, ast.And) else TRUE):
                 break
-        return found if is_truth else OneOf(found)
+        return found if is_truth else TruthOnly(found)
 
     def _ranks_in_order(self, source: str) -> RanksInOrder:
         """Every rank once, in the order from this source: the same place in another order is another rank."""

@@ -251,7 +251,7 @@ class Opaque:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class TruthOnly:
     """What `and` or `or` makes of other values than True and False: one of them, of which only the truth is known."""
 
     truth: Formula

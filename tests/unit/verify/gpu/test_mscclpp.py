@@ -219,6 +219,14 @@ FAULTS = (
     ),
     PlanFault(
         26,
+        "offered for no size",
+        both(EXCHANGE, min_message_size=64, max_message_size=32),
+        "limits",
+        (-1, -1, -1),
+        "min_message_size 64: must be at most max_message_size 32",
+    ),
+    PlanFault(
+        26,
         "offered for sizes for which it deadlocks",
         both(STUCK, semaphores=[0, 2]),
         "deadlock",
