@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -458,7 +458,7 @@ class Expressions(Loops):
                     scope.pop(node.id, None)
 
 
-def _is_truth(value: Any) -> bool:
+def _is_truth(value: Any) -> TypeGuard[Formula]:
     return isinstance(value, Le | Eq | All | AnyOf | Not | IfThenElse)
 
 
