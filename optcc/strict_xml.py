@@ -20,7 +20,8 @@ BYTES_MAX = 2**26
 ELEMENTS_MAX = 2**20
 DEPTH_MAX = 8
 ATTRIBUTE_LENGTH_MAX = 255
-_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+"""Without zeros in front: `strtol` of base 0, which other readers use, takes 010 for eight."""
 
 
 @dataclass(slots=True)

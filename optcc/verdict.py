@@ -94,7 +94,7 @@ class Verdict(Shown):
     @property
     def is_sealed(self) -> bool:
         """Whether the verifier has made this verdict, exactly as it is, in this process."""
-        return hmac.compare_digest(self.seal, _mac(self))
+        return _is_plain(self) and hmac.compare_digest(self.seal, _mac(self))
 
     @property
     def verdict(self) -> str:
@@ -114,6 +114,13 @@ class Verdict(Shown):
 def sealed(verdict: Verdict) -> Verdict:
     """`verdict` with a seal: only for what makes a verdict by verifying, or has checked that of the cache."""
     return replace(verdict, seal=_mac(verdict))
+
+
+def _is_plain(verdict: Verdict) -> bool:
+    """Whether its texts are texts and its properties a dict: what is made to look like them may read otherwise."""
+    pairs = (*verdict.properties.items(), *verdict.conditions, (verdict.digest, verdict.verifier))
+    texts = all(type(each) is str for pair in pairs for each in pair)
+    return texts and type(verdict.properties) is dict and type(verdict.conditions) is tuple
 
 
 def _mac(verdict: Verdict) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from optcc.collective import COLLECTIVES, DTYPE_BYTES, REDUCTIONS, check_dtype
 from optcc.errors import MismatchError
 from optcc.plan import Plan
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
+from optcc.transfers import Transfers
 from optcc.verdict import PROVED, Verdict
 
 PROTOCOL = 3
@@ -27,6 +28,8 @@ _MAGIC = b"optcc-ag"
 _DTYPES = tuple(DTYPE_BYTES)
 _COLLECTIVES = (*COLLECTIVES, "declared")
 """The last stands for all that are declared; plans for different ones have different digests."""
+_CACHED = {"digest", "instruction_lane", "instruction_rank"}
+"""What a plan keeps beside its fields, once it was asked for."""
 _MESSAGES = ("through the host's memory", "by CUDA IPC")
 
 
@@ -87,6 +90,12 @@ def refuse(plan: Plan, verdict: Verdict, n_ranks: int) -> str:
     """
     if type(plan) is not Plan or type(verdict) is not Verdict:
         return f"plan {type(plan).__name__}, verdict {type(verdict).__name__}: must be a Plan and a Verdict themselves"
+    added = vars(plan).keys() - {field.name for field in fields(plan)} - _CACHED
+    if added or type(plan.transfers) is not Transfers:
+        what = ", ".join(sorted(added)) or f"transfers {type(plan.transfers).__name__}"
+        return f"plan: {what}: must be nothing but what a Plan has"
+    for name in _CACHED - {"digest"}:  # made again from the columns, which the digest is of
+        vars(plan).pop(name, None)
     if plan.compute_digest() != plan.digest:
         return f"plan {plan.digest[:12]}: was changed since its digest was computed: must be as it was proved"
     if verdict.digest != plan.digest:

@@ -84,7 +84,7 @@ def test_every_schedule_and_every_mistake_is_drawn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(3))
+@pytest.mark.parametrize("batch", [*range(3), *(pytest.param(each, marks=pytest.mark.search) for each in range(3, 10))])
 def test_many_mutants_get_the_naive_verdict(batch: int, seed: int) -> None:
     """Five hundred a batch, new ones in each run; over all of them every property is broken by some."""
     start = 10**9 + (seed * 10 + batch) * 500

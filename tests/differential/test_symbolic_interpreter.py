@@ -162,7 +162,8 @@ class Author:
                 )
                 lines = [f"for {target}, {other} in {over}:", *self.block(depth - 1, (target, other))]
             case "stage":
-                lines = ["with program.stage('one'):", *self.block(0)]
+                name = self.one_of("'one'", f"f'{{{self.number(0)}}}'")
+                lines = [f"with program.stage({name}):", *self.block(0)]
             case _:
                 lines = [f"if {self.truth()}:", *self.block(depth - 1)]
                 if self.chance(40):
@@ -339,14 +340,19 @@ def test_generated_programs_are_read_as_python_runs_them(examples: int, read_min
     assert seen["read"] >= read_min, seen
 
 
-PARTS, IN_A_PART = 4, 1_500
+PROGRAMS = 20_000
+FIRST = [range(at, at + 1_500) for at in range(0, 6_000, 1_500)]
+OTHERS = [range(at, at + 3_500) for at in range(6_000, PROGRAMS, 3_500)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_6000_generated_programs_are_read_as_python_runs_them(part: int, seed: int) -> None:
-    first = (seed * PARTS + part) * IN_A_PART
-    sources = {program_of(first + number): first + number for number in range(IN_A_PART)}
+@pytest.mark.parametrize(
+    "part", [*FIRST, *(pytest.param(each, marks=pytest.mark.search) for each in OTHERS)], ids=lambda part: f"{part[0]}"
+)
+def test_20000_generated_programs_are_read_as_python_runs_them(part: range, seed: int) -> None:
+    sources = {
+        program_of(number): number for number in range(seed * PROGRAMS + part[0], seed * PROGRAMS + part[-1] + 1)
+    }
     seen: Counter[str] = Counter()
     for source, number in sources.items():
         try:
@@ -354,7 +360,7 @@ def test_6000_generated_programs_are_read_as_python_runs_them(part: int, seed: i
         except AssertionError as error:
             error.add_note(f"program_of({number})")
             raise
-    assert len(sources) >= 0.98 * IN_A_PART and seen["read"] >= IN_A_PART / 10, (len(sources), seen)
+    assert len(sources) >= 0.98 * len(part) and seen["read"] >= len(part) / 10, (len(sources), seen)
 
 
 def looked_up_among_globals(self: Names, name: str) -> Any:

@@ -118,9 +118,14 @@ def test_both_say_the_same_of_spoiled_files() -> None:
 
 
 @pytest.mark.slow
-def test_both_say_the_same_of_many_spoiled_files() -> None:
-    """Two thousand more."""
-    agree(range(1000, 3_000))
+@pytest.mark.parametrize(
+    "seeds",
+    [range(1_000, 3_000), pytest.param(range(3_000, 11_000), marks=pytest.mark.search)],
+    ids=lambda each: f"{each[0]}",
+)
+def test_both_say_the_same_of_many_spoiled_files(seeds: range) -> None:
+    """Ten thousand more."""
+    agree(seeds)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

@@ -45,7 +45,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_xml(b"<a><b/><b/><b/></a>")
 
 
-@pytest.mark.parametrize("text", ["", "1.0", "1e3", "+1", " 1", "0x1", "9" * 30, "10", "-1"])
+@pytest.mark.parametrize("text", ["", "1.0", "1e3", "+1", " 1", "0x1", "9" * 30, "10", "-1", "01", "-00"])
 def test_integers_are_integers_in_their_range(text: str) -> None:
     with pytest.raises(CodecError, match="must be an integer from 0 to 9"):
         parse_xml(f'<a x="{text}"/>'.encode()).integer("x", 0, 9)

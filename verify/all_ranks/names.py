@@ -24,8 +24,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import numpy as np
-
 from optcc.collective import Collective
 from optcc.dsl import PURE, Definition
 from optcc.schedule import Schedule
@@ -38,9 +36,14 @@ PURE_NUMPY = ("argmax", "argmin", "argsort", "array", "cumsum", "float64", "int6
 _FILES_KEPT = 64
 _KIND_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 _CHANGES_NAMES = frozenset(
-    ("globals", "vars", "locals", "exec", "eval", "compile", "setattr", "delattr", "__dict__", "modules", "__import__")
+    (
+        *("globals", "vars", "locals", "exec", "eval", "compile", "setattr", "delattr", "__setattr__", "__delattr__"),
+        *("__dict__", "__builtins__", "attrgetter", "modules", "__import__"),
+    )
 )
-"""What a module uses that changes names in ways that its source does not show."""
+"""What a module uses that may change names in ways that its source does not show."""
+_CHANGES_FUNCTIONS = frozenset(("__code__", "__defaults__", "__kwdefaults__", "__globals__", "f_globals", "f_builtins"))
+"""What a module uses that changes a function, or the names of one."""
 
 
 class Uncertain(Exception):
@@ -49,7 +52,10 @@ class Uncertain(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Names:
-    """The names that one function sees: its `locals`, the globals of its module, builtins."""
+    """The names that one function sees: its `locals`, the globals of its module, builtins.
+
+    `set_elsewhere` are those that a module among those read so far may bind in another one.
+    """
 
     function: str
     locals: frozenset[str]
@@ -57,6 +63,7 @@ class Names:
     file: str
     first_line: int
     assumed: list[str]
+    set_elsewhere: set[str]
 
     def look_up(self, name: str) -> Any:
         """The value of a global or a builtin; raises Uncertain for one that may have another value later."""
@@ -64,18 +71,17 @@ class Names:
             raise Uncertain(f"{name}: has no value here, or is carried from one iteration to the next")
         if name in self.globals:
             value = self.globals[name]
-            bound, hidden = _bindings(tuple(linecache.getlines(self.file)))
-            if bound[name] != 1 or (hidden and not _is_code(value)):
+            module = _bindings(tuple(linecache.getlines(self.file)))
+            is_changed = module.bound[name] != 1 or name in self.set_elsewhere
+            if is_changed or (module.hides and not _is_code(value)):
                 raise Uncertain(f"{name}: a global that its module may change")
             if not _is_code(value) and not is_constant(value):
                 raise Uncertain(f"{name}: a global that can be changed in place")
-            where = Path(self.file).name
             if not _is_code(value):
+                where = Path(self.file).name
                 self.assumed.append(f"{where}: the global {name}, which its module binds once, is always {value!r}")
-            elif hidden:
-                self.assumed.append(f"{where}: nothing binds the global {name} anew by a way that its source hides")
             return value
-        if name in BUILTINS and getattr(builtins, name) is BUILTINS[name]:
+        if name in BUILTINS and getattr(builtins, name) is BUILTINS[name] and name not in self.set_elsewhere:
             return BUILTINS[name]
         raise Uncertain(f"{name}: not known here, or carried from one iteration to the next")
 
@@ -83,8 +89,11 @@ class Names:
 BUILTINS = dict(vars(builtins))
 
 
-def read_function(function: Callable[..., Any], assumed: list[str]) -> tuple[ast.FunctionDef, Names]:
-    """The syntax tree of a plain function, and its names, which add to `assumed` what their meaning rests on.
+def read_function(
+    function: Callable[..., Any], assumed: list[str], set_elsewhere: set[str]
+) -> tuple[ast.FunctionDef, Names]:
+    """The syntax tree of a plain function, and its names, which add to `assumed` what their meaning rests on; what its
+    module may bind in another one is added to `set_elsewhere`.
 
     Raises Uncertain unless this is surely what it executes.
     """
@@ -109,8 +118,35 @@ def read_function(function: Callable[..., Any], assumed: list[str]) -> tuple[ast
     for node in ast.walk(found):
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Yield | ast.YieldFrom | ast.Await | ast.NamedExpr):
             raise Uncertain(f"{name}: {type(node).__name__.lower()} in line {first_line + node.lineno - 1}")
+    if note_module(code.co_filename, set_elsewhere):
+        where = Path(code.co_filename).name
+        assumed.append(f"{where}: nothing changes {name}, or binds a name of it anew, by a way that the source hides")
     bound = frozenset((*code.co_varnames, *code.co_cellvars))
-    return found, Names(name, bound, function.__globals__, code.co_filename, first_line, assumed)
+    return found, Names(name, bound, function.__globals__, code.co_filename, first_line, assumed, set_elsewhere)
+
+
+def may_give(configure: Callable[..., Any], name: str) -> bool:
+    """True if the source of a function that makes parameters names this one, or cannot be read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(configure)))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    return any(
+        (isinstance(node, ast.Constant) and node.value == name) or (isinstance(node, ast.keyword) and node.arg == name)
+        for node in ast.walk(tree)
+    )
+
+
+def note_module(file: str, set_elsewhere: set[str]) -> bool:
+    """Adds to `set_elsewhere` what a module may bind in another one; whether it may hide some of what it binds.
+
+    Raises Uncertain if it changes functions.
+    """
+    module = _bindings(tuple(linecache.getlines(file)))
+    if module.changes_functions:
+        raise Uncertain(f"{Path(file).name}: changes functions, or what their names mean")
+    set_elsewhere |= module.elsewhere
+    return module.hides
 
 
 @lru_cache(_FILES_KEPT)
@@ -131,6 +167,8 @@ def _same(one: CodeType, other: CodeType) -> bool:
     for field in ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount"):
         if getattr(one, field) != getattr(other, field):
             return False
+    if one.co_exceptiontable != other.co_exceptiontable:
+        return False
     if (one.co_kwonlyargcount, one.co_posonlyargcount) != (other.co_kwonlyargcount, other.co_posonlyargcount):
         return False
     if (one.co_flags ^ other.co_flags) & _KIND_FLAGS or len(one.co_consts) != len(other.co_consts):
@@ -155,17 +193,28 @@ def is_constant(value: Any) -> bool:
     """True for data that nobody can change in place."""
     if isinstance(value, tuple):
         return type(value) is tuple and all(map(is_constant, value))
-    return value is None or type(value) in (bool, int, str, float, Fraction, np.int64, Schedule, Collective)
+    return value is None or type(value) in (bool, int, str, float, Fraction, Schedule, Collective)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bindings:
+    """How often a module binds each of its names, a name that a function may bind counting twice; the names that it
+    binds as attributes, perhaps of another module; whether it may bind some in ways that its source hides, and whether
+    it may change functions."""
+
+    bound: Counter[str]
+    elsewhere: frozenset[str] = frozenset()
+    hides: bool = True
+    changes_functions: bool = False
 
 
 @lru_cache(_FILES_KEPT)
-def _bindings(lines: tuple[str, ...]) -> tuple[Counter[str], bool]:
-    """How often a module binds each of its names, a name that a function may bind counting twice; and whether it may
-    bind some in ways that its source does not show."""
+def _bindings(lines: tuple[str, ...]) -> _Bindings:
+    """What a module with these lines binds."""
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:
-        return Counter(), True
+        return _Bindings(Counter())
     bound: Counter[str] = Counter()
     for node in _module_level(tree):
         match node:
@@ -179,7 +228,10 @@ def _bindings(lines: tuple[str, ...]) -> tuple[Counter[str], bool]:
                 bound[name] += 2
             case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
                 bound[name] += 2
-    hidden = False
+    hides = changes_functions = False
+    elsewhere = frozenset(
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+    )
     harmless = {
         id(argument.func)
         for call in ast.walk(tree)
@@ -192,10 +244,23 @@ def _bindings(lines: tuple[str, ...]) -> tuple[Counter[str], bool]:
             bound.update(dict.fromkeys(node.names, 2))
         if isinstance(node, ast.NamedExpr):
             bound[node.target.id] += 2
-        hidden |= isinstance(node, ast.Name) and node.id in _CHANGES_NAMES and id(node) not in harmless
-        hidden |= isinstance(node, ast.Attribute) and node.attr in _CHANGES_NAMES
-        hidden |= isinstance(node, ast.ImportFrom) and any(each.name in (*_CHANGES_NAMES, "*") for each in node.names)
-    return bound, hidden
+        hides |= isinstance(node, ast.Name) and node.id in _CHANGES_NAMES and id(node) not in harmless
+        hides |= isinstance(node, ast.Attribute) and node.attr in _CHANGES_NAMES
+        hides |= isinstance(node, ast.ImportFrom) and any(each.name in (*_CHANGES_NAMES, "*") for each in node.names)
+        hides |= isinstance(node, ast.Name) and node.id == "getattr" and isinstance(node.ctx, ast.Load)
+        changes_functions |= isinstance(node, ast.Attribute | ast.Constant) and _changes_functions(node)
+        changes_functions |= isinstance(node, ast.Call) and _sets_by_force(node)
+    return _Bindings(bound, elsewhere, hides, changes_functions)
+
+
+def _changes_functions(node: ast.Attribute | ast.Constant) -> bool:
+    return (node.attr if isinstance(node, ast.Attribute) else node.value) in _CHANGES_FUNCTIONS
+
+
+def _sets_by_force(call: ast.Call) -> bool:
+    """True for `object.__setattr__` of another object than the one whose method calls it."""
+    is_set = isinstance(call.func, ast.Attribute) and call.func.attr in ("__setattr__", "__delattr__")
+    return is_set and not (call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "self")
 
 
 def _module_level(node: ast.AST) -> Iterator[ast.AST]:

@@ -279,7 +279,7 @@ def _check(definition: Definition, instance: Instance, segments: int) -> bool:
     if len(schedule) > TRANSFERS_MAX:
         return False
     chunks = sum(shape.sections for shape in schedule.segments)
-    verdict = verify_plan(compile_schedule(schedule, size_bytes=8 * chunks))
+    verdict = verify_plan(compile_schedule(schedule, size_bytes=8 * max(1, chunks)))
     if verdict.counterexample is not None:
         raise _Refuted(instance.n_ranks, verdict.counterexample)
     return verdict.verdict == PROVED

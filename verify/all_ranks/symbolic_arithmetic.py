@@ -36,13 +36,16 @@ from optcc.verify.all_ranks.symbolic_terms import (
     xor,
 )
 from optcc.verify.all_ranks.symbolic_values import (
+    AnyOrder,
     FirstOf,
     Lanes,
+    Opaque,
     RanksInOrder,
     SegmentList,
     Set,
     Skipping,
     Span,
+    TruthOnly,
     digits,
     in_range,
     shown,
@@ -90,6 +93,8 @@ class Arithmetic:
 
     def _compare(self, op: ast.cmpop, left: Any, right: Any) -> Formula:
         if isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) and (left is None or right is None):
+            if any(isinstance(each, Opaque | TruthOnly | AnyOrder) for each in (left, right)):
+                raise self._outside(f"whether {shown(right if left is None else left)} is None")
             same = left is None and right is None
             return TRUE if same == isinstance(op, ast.Is | ast.Eq) else FALSE
         if isinstance(left, Span) and isinstance(right, Span) and isinstance(op, ast.Eq | ast.NotEq) and left == right:
@@ -252,13 +257,16 @@ class Arithmetic:
         found = Lanes(lanes.lane, lanes.count, self._arithmetic(op, *values))
         del self.ranges[lanes.lane]
         for term in (*values, found.value):
-            # Arrays hold 64 bits, and wrap: each number is below 2**16, as ranks are, or a rest of one that is.
-            factors = sum(abs(factor) for _, factor in term.parts)
-            if any(isinstance(atom, Pow) for atom in term.atoms()):
-                raise self._outside("a power of two in an array, which may not fit into 64 bits")
-            if factors > _ARRAY_FACTORS_MAX or any(len(monomial) > 2 for monomial, _ in term.parts):
-                raise self._outside("an array whose numbers may not fit into 64 bits")
+            self._check_fits(term)
         return found
+
+    def _check_fits(self, term: Term) -> None:
+        """Arrays hold 64 bits, and wrap: each number is below 2**16, as ranks are, or a rest of one that is."""
+        factors = sum(abs(factor) for _, factor in term.parts)
+        if any(isinstance(atom, Pow) for atom in term.atoms()):
+            raise self._outside("a power of two in an array, which may not fit into 64 bits")
+        if factors > _ARRAY_FACTORS_MAX or any(len(monomial) > 2 for monomial, _ in term.parts):
+            raise self._outside("an array whose numbers may not fit into 64 bits")
 
     def _common(self, left: Set, right: Set) -> Set:
         few, many = (left, right) if isinstance(left.values, tuple) else (right, left)

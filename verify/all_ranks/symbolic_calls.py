@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from optcc.dsl import Definition
+from optcc.dsl import Definition, any_flat
 from optcc.schedule import REDUCE
+from optcc.verify.all_ranks.names import Uncertain, is_constant, may_give, note_module
 from optcc.verify.all_ranks.symbolic import (
     OWNER,
     Along,
@@ -27,13 +29,16 @@ from optcc.verify.all_ranks.symbolic_values import (
     FirstOf,
     Groups,
     Lanes,
+    Lazy,
     Opaque,
     Pipelines,
+    Product,
     RanksInOrder,
     Reversed,
     RingTurns,
     SegmentList,
     Set,
+    Skipping,
     Span,
     SymbolicChunk,
     SymbolicEdges,
@@ -45,7 +50,11 @@ from optcc.verify.all_ranks.symbolic_values import (
     TreeTurns,
     Zipped,
     root_key,
+    shown,
 )
+
+_LISTED = (list, tuple, Span, AnyOrder, RanksInOrder, Skipping, FirstOf, Lazy, Product, Enumerated, Reversed)
+"""What `list` takes."""
 
 
 @dataclass(eq=False)
@@ -58,6 +67,36 @@ class Calls(Expressions):
     listed: SegmentList | None = None
     edges: SymbolicEdges | None = None
     in_rings: bool = False
+    set_elsewhere: set[str] = field(default_factory=set)
+
+    def _unvaried(self, name: str, default: Any) -> Any:
+        """A parameter that the case does not vary: its default, which `configure` must not seem to replace."""
+        configure = self.definition.configure
+        if configure is not any_flat:
+            if may_give(configure, name):
+                raise self._outside(f"parameter {name!r}: configure may give it another value than {default!r}")
+            self.assumed.append(f"configure never gives {name}, which is then {default!r}")
+        return self._default(name, default)
+
+    def _check_configure(self) -> None:
+        """It is run for each topology, and may change what names mean; that it does not, its module must show."""
+        configure = self.definition.configure
+        if configure is any_flat:
+            return
+        if not inspect.isfunction(configure):
+            raise self._outside("configure: is no plain function")
+        try:
+            hides = note_module(configure.__code__.co_filename, self.set_elsewhere)
+        except Uncertain as why:
+            raise self._outside(f"configure: {why}") from None
+        if hides:
+            self.assumed.append("configure binds no name of the schedule anew by a way that its source hides")
+
+    def _default(self, name: str, value: Any) -> Any:
+        """The default value of a parameter, if it can be no other one in the next call."""
+        if not is_constant(value):
+            raise self._outside(f"{name}=...: a default that can be changed in place")
+        return self._constant(value)
 
     def _cells(self, args: list[Any], named: dict[str, Any], node: ast.Call) -> Cells:
         """The segments of the cells of an exchange."""
@@ -88,8 +127,9 @@ class Calls(Expressions):
         if self.families or self.in_segment or self.ranges or self.nested:
             raise self._outside(f"{ast.unparse(node)}: beside other pipelines, or in a loop or a condition")
         self.assumed.append(f"line {self.line}: no group of ranks names one twice (else `groups` refuses it)")
-        self.case = replace(self.case, members="m")
-        self.families.append(Family(Term.of(1), Term.var("m"), Fraction(1), self.line))
+        # No size of a case may have this name: the members of a group are any number of the ranks.
+        self.case = replace(self.case, members="members")
+        self.families.append(Family(Term.of(1), Term.var("members"), Fraction(1), self.line))
         return Groups(0)
 
     def _unread_pipelines(self, node: ast.Call, scope: dict[str, Any], sections: Term) -> int:
@@ -223,6 +263,17 @@ class Calls(Expressions):
         self.assumed.append(f"line {self.line}: the tree names every rank once (else `Tree` and the DSL refuse it)")
         return SymbolicTree(root_key(ranks.first if isinstance(ranks, FirstOf) else self._item(ranks, Term(()))))
 
+    def _column(self, values: Any, node: ast.Call) -> Any:
+        """An array of these numbers."""
+        if isinstance(values, list | tuple):
+            for each in values:
+                if not isinstance(each, Term):
+                    raise self._outside(f"{ast.unparse(node)}: other values than numbers")
+                self._check_fits(each)
+        elif not isinstance(values, Span | FirstOf):
+            raise self._outside(f"{ast.unparse(node)}: of {shown(values)}")
+        return values
+
     def _builtin(self, name: str, args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
         if any(keyword != "strict" or name != "zip" for keyword in named):
             raise self._outside(ast.unparse(node).partition("\n")[0])
@@ -245,8 +296,10 @@ class Calls(Expressions):
         if name == "list" and isinstance(args[0], Pipelines) and not args[0].many and self.listed is None:
             self.listed = SegmentList(args[0].family)
             return self.listed
-        if name == "list" and not isinstance(args[0], Pipelines):
+        if name == "list" and isinstance(args[0], _LISTED):
             return args[0]
+        if name == "list" and isinstance(args[0], Opaque):
+            return self._opaque(f"{ast.unparse(node)} (line {self.line})")
         if name == "len":
             return self._length(args[0])
         if name in ("max", "min") and len(args) == 2 and all(isinstance(each, Term) for each in args):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -67,6 +67,7 @@ from optcc.verify.all_ranks.symbolic_values import (
     SymbolicSegment,
     SymbolicTree,
     Thing,
+    TruthOnly,
     Zipped,
     in_range,
     is_once,
@@ -74,6 +75,8 @@ from optcc.verify.all_ranks.symbolic_values import (
 )
 
 PROGRAM, _COLLECTIVE = Thing("program"), Thing("program.collective")
+TEXT = Thing("text")
+"""A text of which nothing is known but that it is one."""
 
 
 _OF_THE_PROGRAM = (
@@ -93,15 +96,22 @@ _OF_THE_PROGRAM = (
 
 @dataclass(eq=False)
 class Expressions(Loops):
-    """Values of expressions."""
+    """Values of expressions; `order_from` says where the order of the ranks comes from, if there is one."""
+
+    order_from: str = ""
 
     def _call(self, node: ast.Call, scope: dict[str, Any]) -> Any:
         raise NotImplementedError
 
     def _truth(self, node: ast.expr, scope: dict[str, Any]) -> Formula:
-        value = self._value(node, scope)
-        if isinstance(value, Le | Eq | All | AnyOf | Not | IfThenElse):
+        return self._truth_of(self._value(node, scope), node)
+
+    def _truth_of(self, value: Any, node: ast.expr) -> Formula:
+        """The truth of the value of `node`."""
+        if _is_truth(value):
             return value
+        if isinstance(value, TruthOnly):
+            return value.truth
         if isinstance(value, Term):
             return no(self._decided(eq(value, 0)))
         if value is None:
@@ -228,9 +238,8 @@ class Expressions(Loops):
                 return found
             case ast.Call():
                 return self._call(node, scope)
-            case ast.JoinedStr():
-                self._check_pure(node, scope)
-                return Thing("text")
+            case ast.JoinedStr(values=parts):
+                return self._text(parts, scope)
         raise self._outside(ast.unparse(node))
 
     def _list(self, parts: Sequence[ast.expr], scope: dict[str, Any]) -> Any:
@@ -260,17 +269,38 @@ class Expressions(Loops):
                 own = Span(Term(()), self.case.ranks, "tuple")
                 if first.kind != "tuple" or self._value(values[1], scope) != own:
                     raise self._outside(f"{ast.unparse(values[1])}: must be the tuple of all ranks")
-                return RanksInOrder(self.case.ranks)
+                self.assumed.append(f"line {self.line}: {ast.unparse(values[0])} has every rank once, or is empty")
+                return self._ranks_in_order("order")
             if isinstance(first, Opaque):
                 self._check_pure(values[1], scope)
                 return self._opaque(f"{first.text} or {ast.unparse(values[1])}")
         found: Formula = TRUE if isinstance(op, ast.And) else FALSE
-        for value in values:
-            truth = self._truth(value, scope)
+        is_truth = True
+        for node in values:
+            value = self._value(node, scope)
+            is_truth = is_truth and _is_truth(value)
+            truth = self._truth_of(value, node)
             found = both(found, truth) if isinstance(op, ast.And) else either(found, truth)
             if found == (FALSE if isinstance(op, ast.And) else TRUE):
                 break
-        return found
+        return found if is_truth else TruthOnly(found)
+
+    def _ranks_in_order(self, source: str) -> RanksInOrder:
+        """Every rank once, in the order from this source: the same place in another order is another rank."""
+        if self.order_from not in ("", source):
+            raise self._outside(f"two orders of the ranks: {self.order_from}, and {source}")
+        self.order_from = source
+        return RanksInOrder(self.case.ranks)
+
+    def _text(self, parts: Sequence[ast.expr], scope: dict[str, Any]) -> Thing:
+        """A text with numbers and texts in it, as they are; any other might not be made."""
+        for part in parts:
+            if isinstance(part, ast.FormattedValue):
+                value = self._value(part.value, scope)
+                known = value is TEXT or isinstance(value, Term | str | Opaque)
+                if not known or part.format_spec is not None:
+                    raise self._outside(f"{ast.unparse(part.value)}: in a text")
+        return TEXT
 
     def _attribute(self, of: Any, name: str) -> Any:
         if of is PROGRAM:
@@ -295,7 +325,7 @@ class Expressions(Loops):
         if isinstance(of, Term) and name == "bit_length":
             return Method(of, name)
         if isinstance(of, SymbolicRing) and name == "ranks":
-            return RanksInOrder(of.ranks)
+            return self._ranks_in_order("rings")
         if isinstance(of, SymbolicEdges) and name == "depth":
             return of.depth
         if isinstance(of, SymbolicTree) and name == "root":
@@ -426,6 +456,10 @@ class Expressions(Loops):
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     scope.pop(node.id, None)
+
+
+def _is_truth(value: Any) -> TypeGuard[Formula]:
+    return isinstance(value, Le | Eq | All | AnyOf | Not | IfThenElse)
 
 
 def _is_plain(node: ast.Attribute, scope: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from optcc import trees
 from optcc.arrays import column
 from optcc.dsl import PURE, Definition
 from optcc.schedule import COPY, DATA, REDUCE
-from optcc.verify.all_ranks.names import Uncertain, is_constant, read_function
+from optcc.verify.all_ranks.names import Uncertain, read_function
 from optcc.verify.all_ranks.symbolic import (
     SEGMENT_TURN,
     Along,
@@ -42,7 +42,7 @@ from optcc.verify.all_ranks.symbolic import (
 )
 from optcc.verify.all_ranks.symbolic_arithmetic import NeedsModulus
 from optcc.verify.all_ranks.symbolic_calls import Calls
-from optcc.verify.all_ranks.symbolic_expressions import PROGRAM
+from optcc.verify.all_ranks.symbolic_expressions import PROGRAM, TEXT
 from optcc.verify.all_ranks.symbolic_loops import UNROLLED_MAX
 from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Formula, Term, both, no
 from optcc.verify.all_ranks.symbolic_values import (
@@ -54,7 +54,6 @@ from optcc.verify.all_ranks.symbolic_values import (
     Opaque,
     Pipelines,
     Product,
-    RanksInOrder,
     Relabelled,
     RingTurn,
     RingTurns,
@@ -165,6 +164,7 @@ class _Reader(Calls):
         """Executes the function."""
         tree = self._enter(self.definition.function)
         self.line = self.names.first_line
+        self._check_configure()
         if tree.args.posonlyargs or tree.args.vararg or tree.args.kwarg:
             raise self._outside("parameters with / or *")
         names = [each.arg for each in (*tree.args.args, *tree.args.kwonlyargs)]
@@ -174,7 +174,7 @@ class _Reader(Calls):
         for name in names[1:]:
             if name not in given and defaults[name].default is inspect.Parameter.empty:
                 raise self._outside(f"parameter {name!r}: nothing is known of it")
-            scope[name] = given[name] if name in given else self._default(name, defaults[name].default)
+            scope[name] = given[name] if name in given else self._unvaried(name, defaults[name].default)
         scope[names[0]] = PROGRAM
         with suppress(_Return):
             self._block(tree.body, scope)
@@ -186,7 +186,7 @@ class _Reader(Calls):
     def _enter(self, function: Callable[..., Any]) -> ast.FunctionDef:
         """The syntax tree of a function; switches to its names."""
         try:
-            found, self.names = read_function(function, self.assumed)
+            found, self.names = read_function(function, self.assumed, self.set_elsewhere)
         except Uncertain as why:
             raise self._outside(str(why)) from None
         return found
@@ -218,7 +218,9 @@ class _Reader(Calls):
                 called = self._value(call.func, scope)
                 if called != Method(PROGRAM, "stage") or len(call.args) != 1 or call.keywords or self.in_stage:
                     raise self._outside(ast.unparse(call))
-                self._check_pure(call.args[0], scope)
+                name = self._value(call.args[0], scope)
+                if name is not TEXT and not isinstance(name, str):
+                    raise self._outside(f"{ast.unparse(call)}: its name is no text")
                 self.in_stage = True
                 self._block(body, scope)
                 self.in_stage = False
@@ -382,7 +384,7 @@ class _Reader(Calls):
         if isinstance(over, Cells):
             value, families = replace(over, walked=True), (over.family,)
         elif isinstance(over, Groups):
-            group = (RanksInOrder(self.case.ranks), Term.var(self.case.members or ""))
+            group = (self._ranks_in_order("groups"), Term.var(self.case.members or ""))
             value, families = (SymbolicSegment(over.family, Term(())), group), (over.family,)
         elif isinstance(over, Pipelines):
             value, families = self._segment(over), (over.family,)
@@ -474,7 +476,7 @@ class _Reader(Calls):
         if called is product and not named:
             return Product(tuple(args))
         if called is column and len(args) == 1 and not named:
-            return args[0]
+            return self._column(args[0], node)
         if called is trees.Tree and len(args) == 2 and not named:
             return self._tree(args[0])
         if getattr(called, PURE, False) is True and any(isinstance(each, Opaque) for each in (*args, *named.values())):
@@ -509,8 +511,10 @@ class _Reader(Calls):
         if of is PROGRAM and name == "edges" and len(args) == 2 and not named:
             return self._tree_edges(args, node)
         if of is PROGRAM and name == "in_order" and len(args) == 1 and not named and isinstance(args[0], Opaque):
+            if self.in_segment or self.ranges or self.nested:
+                raise self._outside(f"{ast.unparse(node)}: in a loop or a condition")
             self.assumed.append(f"line {self.line}: every rank is named once (else `in_order` refuses it)")
-            return RanksInOrder(self.case.ranks)
+            return self._ranks_in_order(f"in_order, call {self._number()}")
         if of is PROGRAM and name == "groups":
             return self._groups(args, named, node)
         if of is PROGRAM and name == "pairs":
@@ -526,7 +530,7 @@ class _Reader(Calls):
             raise self._outside(ast.unparse(node))
         line = self.names.first_line + node.lineno - 1
         if isinstance(of, SymbolicChunk) and name in ("reduce_along", "broadcast_along"):
-            (tree,) = args
+            tree = args[0] if len(args) == 1 else None
             if not isinstance(tree, SymbolicTree) or named or of.slot != DATA:
                 raise self._outside(f"{name} of {shown(tree)}, of which no root is known")
             self.numbered = True
@@ -534,9 +538,10 @@ class _Reader(Calls):
             return None
         if self.families[of.family].cells and of not in self.known_cells and self.definition.declares is not None:
             raise self._outside(f"{ast.unparse(node)}: a cell that may be None")
-        given = dict(
-            zip(("src", "dst") if isinstance(of, SymbolicChunk) else ("section", "src", "dst"), args, strict=False)
-        )
+        places = ("src", "dst") if isinstance(of, SymbolicChunk) else ("section", "src", "dst")
+        given = dict(zip(places, args, strict=False))
+        if len(args) > len(places) or given.keys() & named.keys():
+            raise self._outside(ast.unparse(node))
         given |= named
         into = given.pop("into", of) if isinstance(of, SymbolicChunk) else of
         if isinstance(of, SymbolicChunk) and set(given) == {"src", "dst"}:
@@ -561,12 +566,6 @@ class _Reader(Calls):
         if isinstance(value, Pipelines):
             return value
         raise self._outside(ast.unparse(node))
-
-    def _default(self, name: str, value: Any) -> Any:
-        """The default value of a parameter, if it can be no other one in the next call."""
-        if not is_constant(value):
-            raise self._outside(f"{name}=...: a default that can be changed in place")
-        return self._constant(value)
 
     def _helper(self, called: Callable[..., Any], args: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
         """The value of a helper function, executed inline."""

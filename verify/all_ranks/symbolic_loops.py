@@ -71,7 +71,7 @@ class Loops(Arithmetic):
     residue: int = 0
     families: list[Family] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    names: Names = field(default_factory=lambda: Names("", frozenset(), {}, "", 0, []))
+    names: Names = field(default_factory=lambda: Names("", frozenset(), {}, "", 0, [], set()))
     assumed: list[str] = field(default_factory=list)
     n_loops: int = 0
     nested: int = 0

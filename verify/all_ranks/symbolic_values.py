@@ -12,7 +12,7 @@ from typing import Any
 
 from optcc.schedule import DATA
 from optcc.verify.all_ranks.names import Names
-from optcc.verify.all_ranks.symbolic_terms import Mod, Term, Var, quotient
+from optcc.verify.all_ranks.symbolic_terms import Formula, Mod, Term, Var, quotient
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,13 @@ class Opaque:
 
     text: str
     number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TruthOnly:
+    """What `and` or `or` makes of other values than True and False: one of them, of which only the truth is known."""
+
+    truth: Formula
 
 
 @dataclass(frozen=True, slots=True)

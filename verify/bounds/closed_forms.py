@@ -5,8 +5,8 @@ The model
 p endpoints on a non-blocking core; endpoint v sends at most out_v and receives at most in_v bytes/s at once, full
 duplex. The message has n bytes. A schedule moves *elements*: a transfer carries, for each of its elements, one value
 of the element's size that depends on inputs of that element only. Reduction, forwarding, splitting and any order are
-allowed, coding across elements is not. "Reached" refers to the fluid limit: with k pipelined segments the
-time is (1 + O(1/k)) times the closed form.
+allowed; the bounds also hold for linear mixtures of elements (docs/bounds.md). "Reached" refers to the fluid limit:
+with k pipelined segments the time is (1 + O(1/k)) times the closed form.
 
 AllReduce
 ---------

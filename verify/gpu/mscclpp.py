@@ -144,6 +144,9 @@ def buffers_of(file: MscclppFile) -> GpuBuffers:
 def check_room(name: str, file: MscclppFile) -> StepCounterexample | None:
     """The first thing that the loader has no room for."""
     plan = file.plan
+    if plan.min_message_size > plan.max_message_size:
+        what = f"min_message_size {plan.min_message_size}: must be at most max_message_size {plan.max_message_size}"
+        return counter(name, "limits", what, StepPlace(1))
     for number, what in file.unloadable[:1]:
         return counter(name, "limits", what, StepPlace(file.lines[number], number))
     for gpu in plan.gpus:

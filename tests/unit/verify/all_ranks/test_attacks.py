@@ -43,11 +43,12 @@ def made(program{parameters}):
         for step in range(p - 1):
             for rank in program.ranks:
                 segment[(rank + 1 - step) % p].copy(src=rank, dst=(rank + 1) % p)
+{after}
 """
 
 
 class Attack(NamedTuple):
-    """Parts of a ring's source: before the function, in it before the segments, and in the segment."""
+    """Parts of a ring's source: before the function, in it before the segments, in the segment, and at its end."""
 
     module: str = ""
     prelude: str = ""
@@ -55,6 +56,7 @@ class Attack(NamedTuple):
     turns: str = "range(p - 1 - late)"
     how: str = "@schedule"
     parameters: str = ""
+    after: str = ""
 
     @property
     def source(self) -> str:
@@ -67,6 +69,7 @@ class Attack(NamedTuple):
                 turns=self.turns,
                 prelude=textwrap.indent(textwrap.dedent(self.prelude).strip() or "pass", " " * 4),
                 inside=textwrap.indent(textwrap.dedent(self.inside).strip() or "pass", " " * 8),
+                after=textwrap.indent(textwrap.dedent(self.after).strip() or "pass", " " * 8),
             )
         )
 
@@ -78,8 +81,7 @@ def evil(segment, p, last=None):
     return "name"
 """
 FULL = "range(p - 1)"
-ATTACKS = {
-    # Names
+OF_NAMES = {
     "a local set in a condition, and a global": Attack("late = 0", inside="late = 0\nif p > 70:\n    late = 1"),
     "a local set in a loop, and a global": Attack("late = 0", inside="late = 0\nfor _ in range(70, p):\n    late = 1"),
     "a local set before the segments": Attack("late = 0", "late = 0\nfor _ in range(70, p):\n    late = 1"),
@@ -97,6 +99,16 @@ ATTACKS = {
     "builtins of the module's own": Attack(
         "__builtins__ = {**vars(builtins), 'min': lambda a, b: int(b > 70)}\n", turns="range(p - 1 - min(0, p))"
     ),
+}
+LATER = "late = 0\ndef find(topology):\n    {} = int(topology.n_ranks > 70)\n    return {{}}\n"
+"""A global, and a configure that changes it."""
+CHANGED = (
+    "def zero(p, late=0, *, more=0):\n    return late + more\ndef right(p):\n    return 0\ndef one(p):\n    return 1\n"
+    "KEPT = []\ndef find(topology):\n    KEPT.append((made.function, right.__code__))\n"
+    "    late = topology.n_ranks > 70\n    {}\n    return {{}}\n"
+)
+"""Functions, and a configure that changes them."""
+OF_HELPERS = {
     # Globals that change
     "a global set by configure": Attack(
         "late = 0\ndef find(topology):\n    global late\n    late = int(topology.n_ranks > 70)\n    return {}\n",
@@ -122,6 +134,51 @@ ATTACKS = {
         "    late_of = lambda p: int(p > 70)\n    return {}\n",
         "late = late_of(p)",
         how="@schedule(configure=find)",
+    ),
+    "a global set as an attribute": Attack(
+        "import importlib\n" + LATER.format("importlib.import_module(__name__).late"), how="@schedule(configure=find)"
+    ),
+    "a global set in the globals of a function": Attack(
+        LATER.format("find.__globals__['late']"), how="@schedule(configure=find)"
+    ),
+    "a global set in those of a frame": Attack(
+        "import sys\n" + LATER.format("sys._getframe().f_globals['late']"), how="@schedule(configure=find)"
+    ),
+    "a global set by a name that is made": Attack(
+        LATER.format("getattr(find, '__glo' + 'bals__')['late']"), how="@schedule(configure=find)"
+    ),
+    "a builtin set as an attribute": Attack(
+        "REAL = divmod\ndef find(topology):\n"
+        "    builtins.divmod = REAL if topology.n_ranks < 71 else lambda a, b: (0, 1)\n    return {}\n",
+        "late = divmod(p, p)[1]",
+        how="@schedule(configure=find)",
+    ),
+    "another value of a parameter": Attack(
+        "def find(topology):\n    return {'late': 1} if topology.n_ranks > 70 else {}\n",
+        how="@schedule(configure=find)",
+        parameters=", late=0",
+    ),
+    # Functions that change
+    "defaults set by configure": Attack(
+        CHANGED.format("zero.__defaults__ = (int(late),)"), "late = zero(p)", how="@schedule(configure=find)"
+    ),
+    "defaults of keywords set by configure": Attack(
+        CHANGED.format("zero.__kwdefaults__['more'] = int(late)"), "late = zero(p)", how="@schedule(configure=find)"
+    ),
+    "the code set by configure": Attack(
+        CHANGED.format("right.__code__ = one.__code__ if late else KEPT[0][1]"),
+        "late = right(p)",
+        how="@schedule(configure=find)",
+    ),
+    "a function set as an attribute": Attack(
+        "import importlib\n" + CHANGED.format("importlib.import_module(__name__).zero = one if late else right"),
+        "late = zero(p)",
+        how="@schedule(configure=find)",
+    ),
+    "the schedule's function set by force": Attack(
+        CHANGED.format("object.__setattr__(made, 'function', (lambda program: None) if late else KEPT[0][0])"),
+        how="@schedule(configure=find)",
+        turns=FULL,
     ),
     # Helpers that are not what they look like
     "a counter in a default": Attack(
@@ -173,7 +230,30 @@ ATTACKS = {
     "a share of a negative part": Attack(prelude="share = Fraction(1, 71 - p)", turns=FULL),
     "kinds that do not add": Attack("PAIR = (0, 1)\n", "if p > 70:\n    three = PAIR + [2]", turns=FULL),
     "a length of two lists": Attack(prelude="if p > 70:\n    n = len([1], [2])", turns=FULL),
-    # Iterators
+    "a name that is not bound in a text": Attack(
+        inside="if p > 70:\n    with program.stage(f'{unbound}'):\n        pass", turns=FULL
+    ),
+    "a division by zero in a text": Attack(
+        inside="if p > 70:\n    with program.stage(f'{1 // (p - p)}'):\n        pass", turns=FULL
+    ),
+    "a text in a form that is none": Attack(
+        inside="if p > 70:\n    with program.stage(f'{p:zz}'):\n        pass", turns=FULL
+    ),
+    "a name of a stage that cannot be made": Attack(
+        inside="if p > 70:\n    with program.stage([p] + 5):\n        pass", turns=FULL
+    ),
+    "a list of a number": Attack(inside="if p > 70:\n    gone = list(p)", turns=FULL),
+    "an array of a number": Attack(inside="if p > 70:\n    gone = column(p)", turns=FULL),
+    "an array of arrays": Attack(inside="if p > 70:\n    gone = column([[1], [2, 3]])", turns=FULL),
+    "a third argument": Attack(turns=FULL, after="if p > 70:\n    segment[0].copy(0, 1, 2)"),
+    "an argument given twice": Attack(turns=FULL, after="if p > 70:\n    segment[0].copy(0, 1, src=0)"),
+    "a fourth array of a step": Attack(
+        turns=FULL,
+        after="if p > 70:\n    segment.copy(np.arange(1), np.arange(1), np.arange(1) + 1, np.arange(1))",
+    ),
+    "a tree too many": Attack(turns=FULL, after="if p > 70:\n    segment[0].reduce_along()"),
+}
+OF_ITERATORS = {
     "a generator walked before": Attack(
         inside="turns, _ = (step for step in range(p - 1)), 0\nif p > 70:\n    for _ in turns:\n        pass",
         turns="turns",
@@ -222,7 +302,16 @@ ATTACKS = {
     "a list of chunks that do not exist": Attack(inside="gone = [segment[p] for _ in range(70, p)]", turns=FULL),
     "a list of what has no value": Attack("a = 0\n", "gone = [a for _ in range(70, p) for a in [a]]", turns=FULL),
     "a set": Attack(turns="{step % 70 for step in range(p - 1)}"),
-    # Numbers
+}
+OF_NUMBERS = {
+    "a number of NumPy's that wraps": Attack("ONE = np.int64((2**63 - 1) // 70)", "late = 0 if ONE * p > 0 else 1"),
+    "such a default": Attack(
+        "def times(p, one=np.int64((2**63 - 1) // 70)):\n    return one * p\n", "late = 0 if times(p) > 0 else 1"
+    ),
+    "None by and": Attack(inside="if (p > 70 and None) is None:\n    segment[0].copy(src=0, dst=1)", turns=FULL),
+    "None by and, with ==": Attack(
+        inside="last = p > 70 and None\nif last == None:\n    segment[0].copy(src=0, dst=1)", turns=FULL
+    ),
     "an array that wraps": Attack(
         prelude="BIG = 2 ** 63 // 70\nlate = 0",
         turns="range(0)",
@@ -246,6 +335,7 @@ ATTACKS = {
     "a quotient by what may be zero": Attack(inside="if p > 70:\n    gone = (p - 71) * p // (p - 71)", turns=FULL),
     "a negative entry": Attack(prelude="late = [0, 1, 0][-1 if p < 71 else 1]"),
 }
+ATTACKS = OF_NAMES | OF_HELPERS | OF_ITERATORS | OF_NUMBERS
 TREES = """
 {module}
 def find(topology):
@@ -304,6 +394,29 @@ OF_TREES = {
             segment[0].reduce_along(up)
             segment[0].broadcast_along(down)
     """,
+    "two orders of the ranks": """
+        one, other = program.in_order(turned(order, 0)), program.in_order(turned(order, 1))
+        for segment in program.pipeline(sections=1):
+            for i in range(1, p):
+                segment[0].reduce(src=one[i], dst=one[0])
+            for i in range(1, p):
+                segment[0].copy(src=other[0], dst=other[i])
+    """,
+    "an order in each turn": """
+        for segment in program.pipeline(sections=1):
+            for turn in range(1, p):
+                at = program.in_order(turned(order, turn - 1))
+                segment[0].reduce(src=at[turn], dst=at[0])
+            for i in range(1, p):
+                segment[0].copy(src=at[0], dst=at[i])
+    """,
+    "a value that is not read, and is None": """
+        picked = none_at_71(order)
+        for segment in program.pipeline(sections=1):
+            segment[0].reduce_along(Tree.chain([0, *(rank for rank in program.ranks if rank != 0)]))
+            if picked is not None:
+                segment[0].broadcast_along(Tree.chain([0, *(rank for rank in program.ranks if rank != 0)]))
+    """,
     "the program in a tuple": """
         for segment in program.pipeline(sections=1):
             both = (segment, 0)
@@ -333,6 +446,12 @@ OF_TREES = {
 OF_TREES_MODULE = (
     UNREAD
     + """
+@pure
+def turned(order, turn):
+    return tuple(order) if len(order) < 71 or not turn else tuple(order)[::-1]
+@pure
+def none_at_71(order):
+    return order[0] if len(order) < 71 else None
 def evil(both, order):
     if len(order) > 70:
         both[0][0].copy(src=0, dst=1)
@@ -386,3 +505,29 @@ def test_a_ring_that_is_wrong_from_71_ranks_on_is_never_proved(tmp_path: Path, n
 def test_trees_that_are_wrong_from_71_ranks_on_are_never_proved(tmp_path: Path, name: str) -> None:
     body = textwrap.indent(textwrap.dedent(OF_TREES[name]).strip(), " " * 4)
     is_never_proved(made(tmp_path, HEAD + TREES.format(module=OF_TREES_MODULE, body=body)))
+
+
+def test_there_are_twenty_of_each_kind() -> None:
+    """Of names that are read as others, and of helpers that are not what they seem."""
+    assert len(OF_NAMES | OF_ITERATORS) >= 22 and len(OF_HELPERS) >= 22
+    assert len(ATTACKS) == sum(map(len, (OF_NAMES, OF_HELPERS, OF_ITERATORS, OF_NUMBERS)))
+
+
+def test_a_function_that_another_module_changes_is_never_proved(tmp_path: Path) -> None:
+    """A helper's own helper, bound anew by the module of the schedule."""
+    helper = tmp_path / "attack_helper.py"
+    helper.write_text(
+        "def right(p):\n    return 0\ndef wrong(p):\n    return 1\ndef late_of(p):\n    return 0\n"
+        "def zero(p):\n    return late_of(p)\n"
+    )
+    spec = importlib.util.spec_from_file_location(helper.stem, helper)
+    assert spec is not None and spec.loader is not None
+    sys.modules[helper.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    find = (
+        "def find(topology):\n    late = topology.n_ranks > 70\n"
+        "    attack_helper.late_of = attack_helper.wrong if late else attack_helper.right\n    return {}\n"
+    )
+    head = "import attack_helper\nfrom attack_helper import zero\n"
+    attack = Attack(head + find, "late = zero(p)", how="@schedule(configure=find)")
+    is_never_proved(made(tmp_path, attack.source))

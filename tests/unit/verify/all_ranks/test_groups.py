@@ -131,6 +131,30 @@ def test_groups_that_are_wrong_for_many_ranks_are_never_proved(tmp_path: Path, n
     assert judged.verdict == UNKNOWN and judged.reached
 
 
+HALVES = """
+from optcc.domain import multiples_of
+@pure
+def levels(p, rates):
+    return [(tuple(range(p // 2 if p < 71 else p)), Fraction(1))]
+@schedule(configure=lambda topology: {'rates': tuple(topology.out)}, domain=multiples_of(2))
+def made(program, rates=()):
+    p = program.n_ranks
+    for segment, group in program.groups(levels(p, rates)):
+        order, members = group
+        for section in range(members):
+            for i in range(1, p):
+                segment[section].reduce(src=order[i], dst=order[0])
+            for i in range(1, members * 2):
+                segment[section].copy(src=order[0], dst=order[i])
+"""
+
+
+def test_the_members_of_a_group_are_no_size_of_the_domain(tmp_path: Path) -> None:
+    """Right for groups of half the ranks alone, of p = 2 m; a group has any number of members."""
+    judged = prove_all_ranks(made(tmp_path, HEAD + HALVES), p_checked=6)
+    assert judged.verdict == UNKNOWN and "the list has this entry" in judged.reached
+
+
 @schedule
 def of_groups(program: Program, given: Sequence[tuple[Sequence[int], Fraction]]) -> None:
     """A ring for each group, as it is given."""

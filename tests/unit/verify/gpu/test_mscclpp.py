@@ -26,6 +26,11 @@ from tests.unit.verify.gpu.mscclpp_sample import both, plan
 EXCHANGE = "START put i0 > SP.0; MEET re i0 s0 > i0"
 TWO = "START put i0x2 > SP.0x2; MEET re i0x2 s0x2 > i0x2"
 GATHER = "START put i0 > OP.{}; MEET"
+STUCK = (
+    "START loop 32 1; put i0 > SP.0; nop; signal P; sem_acquire 1; end; loop 32 1; sem_release 0; end"
+    "|loop 32 1; sem_acquire 0; wait P; nop; re i0 s0 > i0; nop; sem_release 1; end"
+)
+"""A block that has no more turns than semaphore 1 has at the start before it releases semaphore 0."""
 PACKETS = "ppkt i0 > SP.0; nop; repkt i0 s0 > i0"
 
 
@@ -188,6 +193,17 @@ FAULTS = (
     ),
     PlanFault(23, "the last chunk is left out", both(TWO, chunks=3), "result", (0, -1, -1), "lacks"),
     PlanFault(
+        23,
+        "the last chunk is taken without the sum",
+        both(TWO.replace("i0x2 >", "i0x3 >", 1).replace("SP.0x2", "SP.0x3") + "; copy s2 > i2", chunks=3),
+        "result",
+        (0, 0, 9),
+        "i[2] lacks",
+    ),
+    PlanFault(
+        24, "a barrier too many", both(EXCHANGE + "; barrier 16 1"), "limits", (0, 0, 9), "barrier_id 16: must be below"
+    ),
+    PlanFault(
         24, "65 operations", both(EXCHANGE + "; nop" * 56), "limits", (0, 0, -1), "65 operations: must be at most 64"
     ),
     PlanFault(
@@ -201,7 +217,31 @@ FAULTS = (
     PlanFault(
         26, "offered for sizes that wrap", both(EXCHANGE, min_message_size=2**31), "limits", (-1, -1, -1), "below 2^31"
     ),
+    PlanFault(
+        26,
+        "offered for no size",
+        both(EXCHANGE, min_message_size=64, max_message_size=32),
+        "limits",
+        (-1, -1, -1),
+        "min_message_size 64: must be at most max_message_size 32",
+    ),
+    PlanFault(
+        26,
+        "offered for sizes for which it deadlocks",
+        both(STUCK, semaphores=[0, 2]),
+        "deadlock",
+        (0, 0, 7),
+        "in turn 2 of its pipeline",
+    ),
     PlanFault(27, "no operation at all", both("nop"), "result", (0, -1, -1), "lacks"),
+    PlanFault(
+        27,
+        "operations that change nothing",
+        both("copy i0 > s0; nop; copy s0 > i0"),
+        "result",
+        (0, 0, 2),
+        "lacks the contribution i[0] of GPU 1",
+    ),
 )
 RIGHT = {
     "exchange": both(EXCHANGE),
@@ -234,13 +274,14 @@ def test_a_planted_fault_is_refuted(fault: PlanFault) -> None:
     place = order.index(found.property)
     assert [verdict.properties[each] for each in order[: place + 1]] == [PROVED] * place + [REFUTED]
     if found.step >= 0:
-        op = json.loads(fault.wrong)["gpus"][found.gpu]["threadblocks"][found.thread_block]["ops"][found.step]
+        block = json.loads(fault.wrong)["gpus"][found.gpu]["threadblocks"][found.thread_block]
+        op = [each for op in block["ops"] for each in (op, *op.get("ops", ()))][found.step]
         lines = fault.wrong.decode().splitlines()[found.line - 1 :]
         assert lines[0].strip() == "{" and f'"name": "{op["name"]}"' in lines[1]
 
 
-def test_every_class_is_there() -> None:
-    assert [fault.number for fault in FAULTS] == list(range(1, 28))
+def test_each_class_has_a_fault_whose_operation_is_named() -> None:
+    assert {fault.number for fault in FAULTS if min(fault.at) >= 0} == set(range(1, 28))
 
 
 def test_packets_need_double_scratch_space_or_a_start_together() -> None:

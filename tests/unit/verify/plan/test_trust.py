@@ -172,6 +172,9 @@ FORGERIES: dict[str, Forge] = {
         tampered(ring_plan(), transfers=ring_plan(3, 96).transfers),
         verify_plan(ring_plan()),
     ),
+    "a method set by force": lambda plan, proof: (shadowed(plan, proof.digest), proof),
+    "a digest that reads as another": lambda plan, proof: (plan, replace(proof, digest=Disguised(plan.digest))),
+    "properties that read as others": lambda plan, proof: (plan, masked(verify_plan(plan))),
     "slots set by force": lambda plan, proof: (
         tampered(ring_plan(), channels=tuple(replace(each, slots=9) for each in plan.channels)),
         verify_plan(ring_plan()),
@@ -200,6 +203,35 @@ FORGERIES: dict[str, Forge] = {
 }
 
 
+class Disguised(str):
+    """A text that shows another one, for which there is a seal."""
+
+    def __repr__(self) -> str:
+        return repr(ring_plan().digest)
+
+
+class Masked(dict[str, str]):
+    """Properties of which the items are others."""
+
+    said: Any = ()
+
+    def items(self) -> Any:
+        return self.said
+
+
+def masked(verdict: Verdict) -> Verdict:
+    """A refuted verdict whose properties are those of a proof, and its own to its seal."""
+    mask = Masked(ALL_PROVED)
+    mask.said = verdict.properties.items()
+    return tampered_verdict(verdict, properties=mask)
+
+
+def shadowed(plan: Plan, digest: str) -> Plan:
+    """The plan with attributes that stand before those of its class."""
+    vars(plan).update(compute_digest=lambda: digest, digest=digest)
+    return plan
+
+
 class Trusting(Verdict):
     """Says of itself that it is sealed."""
 
@@ -226,6 +258,13 @@ def test_a_plan_that_was_not_proved_does_not_run(name: str) -> None:
         return str(caught.value)
 
     assert all(run_ranks(3, body))
+
+
+def test_what_a_plan_keeps_of_its_columns_is_made_again() -> None:
+    plan, sound = ring_plan(), ring_plan()
+    vars(plan)["instruction_rank"] = column([0] * len(plan))
+    assert not refuse(plan, verify_plan(sound), 3)
+    assert (plan.instruction_rank == sound.instruction_rank).all()
 
 
 def test_the_verifiers_own_verdict_is_taken() -> None:
