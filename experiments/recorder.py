@@ -21,7 +21,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Literal
@@ -182,7 +182,7 @@ class _Run:
         """What the cells of a record have in common: the options, the code, and the machine if it is what counts."""
         said = [f"{name} {value}" for name, value in sorted(options.items()) if name not in self.form.beside]
         said += [f"{room} {digest}" for room, digest in self.kind.made_now().rooms.items()]
-        if self.kind.is_dated and "machine" in {field.name for field in fields(self.kind)}:
+        if self.kind.is_dated and is_dataclass(self.kind) and "machine" in {field.name for field in fields(self.kind)}:
             machine = this_machine()
             said.append(f"{machine['cores']} cores of {machine['processor']}")
         return ", ".join((self.kind.format, *(("quick",) if self.quick else ()), *said))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import click
 
 from optcc.experiments import failure_study, training
 from optcc.experiments.cells import RecordCells
 from optcc.experiments.failure_study import FailureStudy
-from optcc.experiments.recorder import RecordForm, record_command
+from optcc.experiments.recorder import Measure, RecordForm, record_command
 from optcc.experiments.training import TrainingStudy
 
 TRIALS, QUICK_TRIALS, SEED = 10_000, 100, 1
 FORM = RecordForm(quick={"trials": QUICK_TRIALS}, spreads=True, output="nowhere")
 
 
-def _options(function: Callable[..., object]) -> Callable[..., object]:
+def _options(function: Measure) -> Measure:
     for option in (
         click.option("--seed", type=int, default=SEED, show_default=True, help="Another one draws other failures."),
         click.option("--trials", type=int, default=TRIALS, show_default=True, help="Of every case."),
