@@ -32,6 +32,7 @@ SAYS = (
 _LOOK = {
     ("optcc", "stay"): ("optcc, plans stay", style.colour("optcc")),
     ("optcc", "change"): ("optcc, plans change", style.colour("optimal")),
+    ("optcc", "order"): ("optcc, rank order", style.colour("hierarchical")),
     ("gloo", ""): ("Gloo", style.FAINT),
 }
 """For each way to train: its name and colour; other libraries are grey in every figure."""
@@ -145,8 +146,8 @@ def _draw_legend(figure: Figure, table: TrainingTable, width: float, height: flo
 
 def _draw_bands(axes: Axes, runs: tuple[TrainedRun, ...], n_steps: int, *, named: bool) -> None:
     events: tuple[NicEvent, ...] = max((run.events for run in runs), key=len, default=())
-    ends = [event.step for event in events[1:]] + [n_steps]
-    for event, end in zip(events, ends, strict=True):
+    ends = [*(event.step for event in events[1:]), n_steps]
+    for event, end in zip(events, ends, strict=False):
         if event.kind in _SHADES:
             axes.axvspan(event.step, end, color=_SHADES[event.kind], linewidth=0, zorder=0.5)
         axes.axvline(event.step, color=style.FAINT, linewidth=0.5, linestyle=(0, (2, 2)), zorder=1)

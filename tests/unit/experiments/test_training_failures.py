@@ -19,6 +19,7 @@ from optcc.experiments import training_failures
 from optcc.experiments.training_failures import (
     QUICK_GPT,
     WARM_STEPS,
+    WAYS,
     LongTraining,
     NicEvent,
     TrainedRun,
@@ -167,6 +168,15 @@ def test_the_figure_has_every_job_and_event() -> None:
     assert found["ddp/optcc-stay/events/1-down/step-seconds"].value == 2.0
     assert found["ddp/gloo/events/steps"].value == 6
     assert found["ddp/optcc-change/events/steps-with-the-healthy-loss"].value == 12
+
+
+def test_the_figure_names_every_way_to_train() -> None:
+    """Of a record that anybody may make."""
+    for backend, plans in WAYS.values():
+        alone = msgspec.structs.replace(HEALTHY, backend=backend, plans=plans)
+        (legend,) = training_curves.draw(training_curves.data(record(alone))).legends
+        (name,) = [each.get_text() for each in legend.get_texts()]
+        assert name.lower() == alone.name
 
 
 def test_the_record_of_the_package_says_what_the_docs_say() -> None:
