@@ -233,6 +233,27 @@ def test_a_killed_drain_costs_the_job_nothing(when_full: str, tmp_path: Path) ->
                 killed_at.append(time.monotonic())
 
         tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
+        n_runs = 600
+        counters = run_job(tmp_path, tap, n_runs=n_runs, ring_bytes=1 << 18, between=between)
+    assert time.monotonic() - killed_at[0] < 15.0
+    per_run = 2 + 3 * 4
+    for each in counters:
+        assert each["records"] + each["full_records"] == n_runs * per_run
+        assert each["full_records"] > 0
+    left = drained(tmp_path)
+    assert left
+    for rank in range(3):
+        assert max(record.run for record in left if record.rank == rank) <= n_runs
+
+
+@pytest.mark.slow
+@pytest.mark.realtime
+@pytest.mark.parametrize("when_full", ["drop", "sample", "block"])
+def test_runs_take_no_longer_once_the_drain_is_killed(when_full: str, tmp_path: Path) -> None:
+    """The median run since the drain was killed takes what one does in a job that never had a drain (with one that
+    polls, processors do not sleep, so runs beside it may be shorter than either); and no run waits, also where the tap
+    says that it may wait for half a minute."""
+    tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
     # Without a drain nothing makes room: a run that blocks would wait for it.
     alone = Tap(("full",), points=POINTS, when_full="drop")
     never_s, last_s = list[float](), list[float]()
