@@ -108,7 +108,7 @@ def cluster(ranks: int, kept: Fraction) -> Topology:
     """Equal endpoints, the last of which keeps a share of its rate.
 
     >>> cluster(4, Fraction(1, 2))
-    Topology('4@50GB/s,3=25GB/s', latency 5us)
+    Topology('4@50GB/s,3=25GB/s')
     """
     slow = f",{ranks - 1}={RATE * kept / 10**9}GB/s" if kept < 1 else ""
     return Topology.parse(f"{ranks}@{RATE // 10**9}GB/s{slow}").with_latency(LATENCY_S)
