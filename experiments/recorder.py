@@ -149,9 +149,10 @@ class _Run:
         planned = None if self.quick and self.output is None else self._planned()
         if self.resume and planned is None:
             raise InputError("--resume: must come with -o FILE, beside which the unfinished record is")
-        partial, settings = None, self._settings(options)
+        partial = None
         if planned is not None and not self.form.one_session:
-            partial = Partial.open(planned.with_name(f"{planned.name}.partial"), settings, resume=self.resume)
+            path = planned.with_name(f"{planned.name}.partial")
+            partial = Partial.open(path, self._settings(options), resume=self.resume)
         with progress() as report:
             cells = RecordCells(partial, workers, report)
             record = call_with(self.measure, options, cells=cells, quick=self.quick)

@@ -71,7 +71,7 @@ FAIR_PAIRS = {
 b), and latencies per message of the busiest pair where latency dominates. Fitted to simulations of 2 to 16 ranks."""
 DRIFT, DRIFTS_FROM = 0.03, 12
 """Loss as a share of the bound with one lane per pair and different rates, from this number of segments on."""
-OF_STARS = ("shares", "rank-order")
+SHARES, RANK_ORDER = OF_STARS = ("shares", "rank-order")
 """Those that divide the message among the centres of stars."""
 ROWS_RATES = 48
 """Simulation cost of rows of servers, as an equivalent number of different rates."""
@@ -196,11 +196,8 @@ def choose(
     timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
     if ports == "fair" and topology.overhead_s and not parts:
         timed = _level_ways(timed)
-    candidates = estimates_in_rank_order if in_rank_order else estimates
-    ranking = sorted(
-        (_costed(each, timed) for each in candidates(timed, size_bytes, slots or SLOTS[ports], ports, parts)),
-        key=lambda each: each.estimate_s,
-    )
+    found = estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts, in_rank_order=in_rank_order)
+    ranking = sorted((_costed(each, timed) for each in found), key=lambda each: each.estimate_s)
     if slots is not None:  # candidates that differ by their slots alone are one
         ranking = list(
             {(each.name, each.segments, (each.peer_lanes or (0,))[0]): each for each in ranking[::-1]}.values()
@@ -390,15 +387,18 @@ def estimates(
     slots: int,
     ports: Model = "exclusive",
     parts: Sequence[RankShare] = (),
+    *,
+    in_rank_order: bool = False,
 ) -> Iterator[Candidate]:
     """Alpha-beta estimates of the schedules that could be fastest; their formulas are in their docstrings.
 
-    With `parts`, only `shares` with these, and `recursive-doubling`, whose time is latency where it is fast.
+    With `parts`, only `shares` with these, and `recursive-doubling`, whose time is latency where it is fast; with
+    `in_rank_order`, only `rank-order`.
     """
     p, n = topology.n_ranks, float(size_bytes)
     servers = len(topology.servers)
     if servers == 1 or p == 1:
-        yield Candidate("optimal", 1, 0.0)
+        yield Candidate(RANK_ORDER if in_rank_order else "optimal", 1, 0.0)
         return
     alpha, bound = float(topology.latency_s), pooled_bound_s(topology, n)
     most = transfers_max(p, planning_limit_s(p, bound), ports)
@@ -406,6 +406,9 @@ def estimates(
     hops = max(1.0, log(servers, degree))
     each = 2 * (p - 1)
     lost, alike = 1.0, topology.out == topology.in_
+    if in_rank_order:
+        yield from _shares(topology, n, bound, most, slots, ports, parts, RANK_ORDER)
+        return
     if parts:
         yield from _shares(topology, n, bound, most, slots, ports, parts)
         yield from _doubling(topology, n)
@@ -425,24 +428,6 @@ def estimates(
         yield from _shares(topology, n, bound, most, slots, ports, ())
     if topology.is_flat:
         yield from _flat_estimates(topology, n, most, slots, ports)
-
-
-def estimates_in_rank_order(
-    topology: Topology,
-    size_bytes: int,
-    slots: int,
-    ports: Model = "exclusive",
-    parts: Sequence[RankShare] = (),
-) -> Iterator[Candidate]:
-    """Those of `rank-order`: as many transfers and ports as busy as with `shares`, but never in rows of servers."""
-    if len(topology.servers) == 1:
-        yield Candidate("rank-order", 1, 0.0)
-        return
-    bound = pooled_bound_s(topology, size_bytes)
-    most = transfers_max(topology.n_ranks, planning_limit_s(topology.n_ranks, bound), ports)
-    parts = parts or divide(*(np.array([float(rate) for rate in side]) for side in (topology.out, topology.in_)))
-    for each in _shares(topology, size_bytes, bound, most, slots, ports, parts):
-        yield replace(each, name="rank-order")
 
 
 def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: Model) -> Iterator[Candidate]:
@@ -501,19 +486,22 @@ def _shares(
     slots: int,
     ports: Model,
     parts: Sequence[RankShare],
+    name: str = SHARES,
 ) -> Iterator[Candidate]:
-    """The candidates of `shares`. For fair ports a pair of ranks has m lanes, with as many messages in flight as slots:
-    few lanes expose the latency, many need more segments to fill. With equal rates all ports are busy from the
-    reduction of the first segment on."""
+    """The candidates of `shares`, or of `rank-order`, which is never in rows of servers.
+
+    For fair ports a pair of ranks has m lanes, with as many messages in flight as slots: few lanes expose the latency,
+    many need more segments to fill. With equal rates all ports are busy from the reduction of the first segment on.
+    """
     p, alpha = topology.n_ranks, float(topology.latency_s)
     alike = topology.out == topology.in_
     equal = len({*topology.out, *topology.in_}) == 1
-    if ports == "fair" and not parts and len(topology.servers) > ALL_PAIRS_MAX:
+    if ports == "fair" and name == SHARES and len(topology.servers) > ALL_PAIRS_MAX:
         setting = ROW_LANES[0 if alike else 1]
         for segments in _segments(most // (2 * (p - 1)), size_bytes):
             late = (4 if alike else 6) * alpha * (1 + segments / IN_FLIGHT_MIN)
             filled = bound * (1 + ROWS_FILL / segments)
-            yield Candidate("shares", segments, filled + late, 2 * (p - 1) * segments, setting)
+            yield Candidate(name, segments, filled + late, 2 * (p - 1) * segments, setting)
         return
     parts = parts or divide(*(np.array([float(rate) for rate in side]) for side in (topology.out, topology.in_)))
     messages = sum(max(Counter(ends).values()) for ends in zip(*(part[:2] for part in parts), strict=True))
@@ -523,7 +511,7 @@ def _shares(
         if ports != "fair":
             full = len(parts) * segments / slots
             waits = (max(0.0, full - 1) / 2 + segments / 32 if alike else full) * alpha  # half of them wait
-            yield Candidate("shares", segments, bound * (1 + 0.6 / segments) + 2 * alpha + waits, transfers)
+            yield Candidate(name, segments, bound * (1 + 0.6 / segments) + 2 * alpha + waits, transfers)
             continue
         for setting, fitted in FAIR_PAIRS.items():
             (filling, more), turns = fitted[not alike]
@@ -533,7 +521,7 @@ def _shares(
             hops = 2 if alike else 3 if setting[0] or segments > 1 else 4
             filled = bound * (1 + fill) + hops * alpha / (2 if equal and segments > 1 else 1)
             in_turn = bound / setting[1] + (turns * messages * segments + (2 if setting[0] else 0)) * alpha
-            yield Candidate("shares", segments, (filled**8 + in_turn**8) ** (1 / 8), transfers, setting)
+            yield Candidate(name, segments, (filled**8 + in_turn**8) ** (1 / 8), transfers, setting)
 
 
 def _optcc(topology: Topology, size_bytes: float, most: int) -> Iterator[Candidate]:

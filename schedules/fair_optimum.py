@@ -22,7 +22,7 @@ With more than `ALL_PAIRS_MAX` servers only pairs within rows exchange directly:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import cycle
 from math import lcm
@@ -93,9 +93,16 @@ def centres(
     each = gpus or [1] * len(rates)
     if len(rates) > ALL_PAIRS_MAX:
         return (Fraction(1),), ([pair] for pair in row_trees(out, in_, each)), 0
-    parts = parts or divide(out, in_)
-    turns = cycle([stars(part, turn, each) for part in parts] for turn in range(lcm(len(each), *each)))
-    return [part.weight for part in parts], turns, 1
+    return *in_turns(parts or divide(out, in_), each, stars), 1
+
+
+def in_turns(
+    parts: Sequence[RankShare], gpus: Sequence[int], find: Callable[[RankShare, int, Sequence[int]], tuple[Tree, Tree]]
+) -> tuple[Sequence[Fraction], Iterator[Sequence[tuple[Tree, Tree]]]]:
+    """The shares of the pipelines, and for turn after turn their trees, which `find` makes of a share, a turn and the
+    number of ranks of each server."""
+    turns = cycle([find(part, turn, gpus) for part in parts] for turn in range(lcm(len(gpus), *gpus)))
+    return [part.weight for part in parts], turns
 
 
 def divide(out: Loads, in_: Loads) -> tuple[RankShare, ...]:

@@ -22,14 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from itertools import cycle
-from math import lcm
 
 import numpy as np
 
 from optcc.arrays import column
 from optcc.dsl import Program, pure, schedule
-from optcc.schedules.fair_optimum import RankShare, divide
+from optcc.schedules.fair_optimum import RankShare, divide, in_turns
 from optcc.schedules.loads import rates, with_gpus
 from optcc.schedules.tree_turns import in_trees, reduce_in_order, together
 from optcc.trees import Tree
@@ -98,10 +96,8 @@ def centres(
     rates: Sequence[tuple[Fraction, Fraction]], gpus: Sequence[int], parts: Sequence[RankShare]
 ) -> tuple[Sequence[Fraction], Iterator[Sequence[tuple[Tree, Tree]]]]:
     """The shares of the pipelines, and for turn after turn their trees."""
-    each = gpus or [1] * len(rates)
     parts = parts or divide(*(np.array([float(pair[side]) for pair in rates]) for side in (0, 1)))
-    turns = cycle([star(part, turn, each) for part in parts] for turn in range(lcm(len(each), *each)))
-    return [part.weight for part in parts], turns
+    return in_turns(parts, gpus or [1] * len(rates), star)
 
 
 def star(share: RankShare, turn: int, gpus: Sequence[int]) -> tuple[Tree, Tree]:

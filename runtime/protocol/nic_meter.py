@@ -30,7 +30,7 @@ _AT_LEAST_BYTES, _AT_LEAST_S = 1 << 21, 0.06
 _SAMPLES = 4
 _SLOW, _FAST = 0.7, 0.75
 """Below the first share of what it should send a NIC is slow, above the second no longer."""
-SHOWN = 1.2
+_SHOWN = 1.2
 """What was measured is too little if a NIC shows so many times that; traffic alone, of short runs over a queue that was
 empty, is off by a sixth."""
 CHANGE = 1.6
@@ -167,5 +167,5 @@ def _share(meter: NicMeter, declared: int, known: float, is_measured: bool, best
         share = max(known, meter.lately / declared / proof)
     if share >= _FAST:
         # A rate that was measured is known better than from the traffic, unless that shows much more.
-        return known if is_measured and share < SHOWN * known else 1.0
+        return known if is_measured and share < _SHOWN * known else 1.0
     return known if known / CHANGE < share < known * CHANGE else share
