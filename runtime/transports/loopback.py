@@ -207,10 +207,10 @@ class LoopbackNetwork:
                 self._check_lost()
                 self._wakes[rank].wait(timeout_s)
             events = self._events[rank]
-            if events:
-                self._events[rank] = []
-            else:
+            if not events:
                 self._check_lost()
+            # Always another list: what is returned must not grow when a thread reports the next event.
+            self._events[rank] = []
             return events
 
     def allgather(self, number: int, rank: int, payload: bytes, timeout_s: float) -> list[bytes]:

@@ -34,7 +34,7 @@ from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.plan_handshake import Terms, explain
 from optcc.runtime.samples import Draft, exchange, ring
 from optcc.runtime.state import Action, Compute, PostRecv, PostSend, RankMachine, RankProgram
-from optcc.runtime.transport import Event
+from optcc.runtime.transport import RECEIVED, Event
 from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, max_min_rates, run_ranks
 from optcc.schedule import COPY, REDUCE
 from optcc.topology import Topology
@@ -454,6 +454,17 @@ class TestLoopback:
     def test_keeps_them_with_shaped_ports(self, text: str) -> None:
         topology = Topology.parse(text)
         run_ranks(3, lambda _, transport: check_transport(lambda: transport), topology=topology)
+
+    def test_what_a_poll_has_returned_does_not_grow(self) -> None:
+        """Another rank's thread may report an event while it is looked at: the event then came twice."""
+        with LoopbackNetwork(None, 2) as network:
+            sender, receiver = (network.transport(rank) for rank in range(2))
+            (there,), (here,) = (each.open([Channel(0, 1, 1)]) for each in (sender, receiver))
+            nothing = receiver.poll(0.0)
+            receiver.post_recv(here, np.zeros(4, np.uint8))
+            sender.post_send(there, np.ones(4, np.uint8))
+            assert nothing == []
+            assert receiver.poll(0.0) == [(RECEIVED, here)]
 
     def test_refuses_a_topology_that_it_cannot_be(self) -> None:
         with pytest.raises(InputError, match="topology of 3 ranks: must have 2"):
