@@ -47,6 +47,7 @@ EXACT_COUNT_MAX = 10_000
 """More elements of float64 are compared with NumPy's, which the shorter ones have compared with fractions."""
 N_RANKS = 7
 _MARGIN_BYTES = 64
+_LARGE_BLOCKS = 300
 _SMALLEST = {"float16": -24, "bfloat16": -133}
 """The exponent of the smallest number above zero."""
 _DIGITS = {"float16": 11, "bfloat16": 8}
@@ -120,6 +121,8 @@ def reference_average(dtype: str, total: Array, n_ranks: int) -> Array:
         quotient = values / n_ranks
         if dtype == "float64" and len(quotient) <= EXACT_COUNT_MAX:
             return _exactly(lambda x, y: x / y, values, np.full_like(values, n_ranks), quotient)
+        if dtype == "float64":
+            return quotient
         return round_values(quotient.astype(np.float32).astype(np.float64), dtype)
 
 
@@ -217,10 +220,10 @@ class CudaSteps:
 
 
 class Device(Protocol):
-    """Where kernels run. `busy_bytes` is what all its threads process in one iteration, 0 for a single thread."""
+    """Where kernels run. `large_bytes` are for many blocks of threads, 0 for a single thread."""
 
     name: str
-    busy_bytes: int
+    large_bytes: int
 
     def kernels(self, dtype: str, reduction: str) -> Steps:
         """The kernels of that place."""
@@ -247,7 +250,7 @@ class CpuDevice:
     """This one, one thread; `compiled` as in NumpyKernels."""
 
     def __init__(self, *, compiled: bool = True) -> None:
-        self.name, self.busy_bytes, self._compiled = "cpu", 0, compiled
+        self.name, self.large_bytes, self._compiled = "cpu", 0, compiled
 
     def kernels(self, dtype: str, reduction: str) -> Steps:
         return NumpyKernels(dtype, reduction, compiled=self._compiled)
@@ -278,7 +281,6 @@ class CudaDevice:
     def __init__(self) -> None:
         from optcc.runtime.cupy_kernels import (
             BATCH_ROWS_MAX,
-            BLOCKS_PER_PROCESSOR,
             ROW_WORDS,
             THREADS,
             VECTOR_BYTES,
@@ -290,8 +292,7 @@ class CudaDevice:
         n_words = ROW_WORDS * BATCH_ROWS_MAX
         self._table = np.frombuffer(self._cupy.cuda.alloc_pinned_memory(8 * n_words), np.uint64, n_words)
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        n_threads = self._cupy.cuda.Device().attributes["MultiProcessorCount"] * BLOCKS_PER_PROCESSOR * THREADS
-        self.busy_bytes = int(n_threads * VECTOR_BYTES)
+        self.large_bytes = _LARGE_BLOCKS * THREADS * VECTOR_BYTES
 
     def kernels(self, dtype: str, reduction: str) -> Steps:
         from optcc.runtime.cupy_kernels import CupyKernels
@@ -403,15 +404,15 @@ def check(
     dtypes: Sequence[str] | None = None,
     counts: Sequence[int] | None = None,
 ) -> int:
-    """Wrong elements over every dtype x reduction x size x alignment, all of them unless given; the last size is of
-    three turns of a GPU."""
+    """Wrong elements over every dtype x reduction x size x alignment, all of them unless given; on a GPU the last size
+    is of many blocks, and a bit."""
     rng, wrong = np.random.default_rng(seed), 0
     counts = COUNTS if counts is None else counts
     for dtype in DTYPE_BYTES if dtypes is None else dtypes:
-        large = 5 * device.busy_bytes // 2 // check_dtype(dtype) + 3
+        large = device.large_bytes // check_dtype(dtype) + 3
         for reduction in (*reductions_of(dtype), _COPY):
             here = 0
-            for count in (*counts, large) if device.busy_bytes else counts:
+            for count in (*counts, large) if device.large_bytes else counts:
                 for offsets in OFFSETS if count != large else OFFSETS[1:3]:
                     if reduction == _COPY:
                         here += check_moves(device, dtype, count, offsets, rng)

@@ -21,8 +21,8 @@ from optcc.errors import EnvironmentMissing
 from optcc.runtime.stored_types import stored_dtype
 
 THREADS = 256
-BLOCKS_PER_PROCESSOR = 8
-"""With 256 threads each, all that a multiprocessor can hold: 2048."""
+BLOCKS_MAX = 2**31 - 1
+"""Of a grid's first side, which CUDA says."""
 VECTOR_BYTES = 16
 BATCH_ROWS_MAX = 64
 ROW_WORDS = 5
@@ -77,15 +77,14 @@ def _step(reduction: str) -> str:
     return "sum" if reduction == "avg" else reduction
 
 
-def count_blocks(n_bytes: int, n_processors: int) -> int:
-    """Thread blocks for a pass over `n_bytes` on a GPU of `n_processors` multiprocessors: a thread for each vector of
-    16 B, up to as many as run at once; then each takes several.
+def count_blocks(n_bytes: int) -> int:
+    """Thread blocks for a pass over `n_bytes`: a thread for each vector of 16 B. On an H200 that is 3 to 6 % faster on
+    64 and 256 MiB than as many threads as run at once, each with several vectors.
 
-    >>> count_blocks(1, 132), count_blocks(1 << 20, 132), count_blocks(1 << 30, 132)
-    (1, 256, 1056)
+    >>> count_blocks(1), count_blocks(1 << 20), count_blocks(1 << 30)
+    (1, 256, 262144)
     """
-    wanted = -(-n_bytes // (VECTOR_BYTES * THREADS))
-    return max(1, min(wanted, n_processors * BLOCKS_PER_PROCESSOR))
+    return max(1, min(-(-n_bytes // (VECTOR_BYTES * THREADS)), BLOCKS_MAX))
 
 
 class _Loaded(NamedTuple):
@@ -93,7 +92,6 @@ class _Loaded(NamedTuple):
 
     cupy: Any
     functions: dict[str, Any]
-    n_processors: int
 
 
 _loaded: dict[tuple[int, str, str], _Loaded] = {}
@@ -122,7 +120,7 @@ def _load_functions(cupy: Any, device_id: int, dtype: str, reduction: str) -> _L
             functions["divide"]((1, 1), (1,), (nothing, np.uint64(1), nothing))
             functions["batch"]((1, 1), (1,), (np.uint64(address_of(table)),))
         stream.synchronize()
-        made = _Loaded(cupy, functions, int(device.attributes["MultiProcessorCount"]))
+        made = _Loaded(cupy, functions)
     _loaded[key] = made
     return made
 
@@ -141,12 +139,11 @@ class CupyKernels:
     Raises InputError as `NumpyKernels`, EnvironmentMissing without CuPy or a GPU.
     """
 
-    __slots__ = ("_average", "_functions", "_n_processors", "_stored", "itemsize", "stream")
+    __slots__ = ("_average", "_functions", "_stored", "itemsize", "stream")
 
     def __init__(self, dtype: str, reduction: str, stream: Any, device_id: int) -> None:
         check_reduction_of(reduction, dtype)
-        loaded = _load_functions(load_cupy(), device_id, dtype, reduction)
-        self._functions, self._n_processors = loaded.functions, loaded.n_processors
+        self._functions = _load_functions(load_cupy(), device_id, dtype, reduction).functions
         self._stored, self.itemsize = stored_dtype(dtype), check_dtype(dtype)
         self._average = reduction == "avg"
         self.stream = stream
@@ -186,6 +183,6 @@ class CupyKernels:
     def _launch(self, name: str, count: int, *arguments: int, n_rows: int = 1) -> None:
         if not count:
             return
-        n_blocks = count_blocks(count * self.itemsize, self._n_processors)
+        n_blocks = count_blocks(count * self.itemsize)
         with self.stream:
             self._functions[name]((n_blocks, n_rows), (THREADS,), tuple(map(np.uint64, arguments)))

@@ -11,6 +11,42 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// --- arithmetic -----------------------------------------------------------------------------------------------------
+
+// CuPy compiles with -ftz=true, by which C++ on floats takes subnormal numbers for zero. These instructions do not.
+#ifdef __CUDA_ARCH__
+#define OPTCC_FLOAT(NAME, INSTRUCTION)                                                                                \
+    static __device__ float NAME(float a, float b) {                                                                  \
+        float result;                                                                                                 \
+        asm(INSTRUCTION " %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));                                              \
+        return result;                                                                                                \
+    }
+#define OPTCC_COMPARE(NAME, INSTRUCTION)                                                                              \
+    static __device__ bool NAME(float a, float b) {                                                                   \
+        int result;                                                                                                   \
+        asm("{ .reg .pred p; " INSTRUCTION " p, %1, %2; selp.s32 %0, 1, 0, p; }"                                      \
+            : "=r"(result)                                                                                            \
+            : "f"(a), "f"(b));                                                                                        \
+        return result;                                                                                                \
+    }
+OPTCC_FLOAT(add, "add.rn.f32")
+OPTCC_FLOAT(multiply, "mul.rn.f32")
+OPTCC_FLOAT(quotient, "div.rn.f32")
+OPTCC_COMPARE(below, "setp.lt.f32")
+OPTCC_COMPARE(equal, "setp.eq.f32")
+#endif
+
+template <class Number>
+static __device__ Number add(Number a, Number b) { return a + b; }
+template <class Number>
+static __device__ Number multiply(Number a, Number b) { return a * b; }
+template <class Number>
+static __device__ Number quotient(Number a, Number b) { return a / b; }
+template <class Number>
+static __device__ bool below(Number a, Number b) { return a < b; }
+template <class Number>
+static __device__ bool equal(Number a, Number b) { return a == b; }
+
 // --- types ----------------------------------------------------------------------------------------------------------
 
 struct float64 {
@@ -19,8 +55,8 @@ struct float64 {
     static const bool real = true;
     static __device__ number open(bits x) { return __longlong_as_double((long long)x); }
     static __device__ bits close(number x) { return (bits)__double_as_longlong(x); }
-    static __device__ bool less(number a, number b) { return a < b; }
-    static __device__ number divide(number a, u64 n) { return a / (double)n; }
+    static __device__ bool less(number a, number b) { return below(a, b); }
+    static __device__ number divide(number a, u64 n) { return quotient(a, (double)n); }
 };
 
 struct float32 {
@@ -29,8 +65,8 @@ struct float32 {
     static const bool real = true;
     static __device__ number open(bits x) { return __uint_as_float(x); }
     static __device__ bits close(number x) { return __float_as_uint(x); }
-    static __device__ bool less(number a, number b) { return a < b; }
-    static __device__ number divide(number a, u64 n) { return a / (float)n; }
+    static __device__ bool less(number a, number b) { return below(a, b); }
+    static __device__ number divide(number a, u64 n) { return quotient(a, (float)n); }
 };
 
 struct bfloat16 {
@@ -40,10 +76,10 @@ struct bfloat16 {
     static __device__ number open(bits x) { return __uint_as_float((u32)x << 16); }
     static __device__ bits close(number x) {
         u32 raw = __float_as_uint(x);
-        return x != x ? (bits)0x7fc0 : (bits)((raw + 0x7fff + (raw >> 16 & 1)) >> 16);
+        return !equal(x, x) ? (bits)0x7fc0 : (bits)((raw + 0x7fff + (raw >> 16 & 1)) >> 16);
     }
-    static __device__ bool less(number a, number b) { return a < b; }
-    static __device__ number divide(number a, u64 n) { return a / (float)n; }
+    static __device__ bool less(number a, number b) { return below(a, b); }
+    static __device__ number divide(number a, u64 n) { return quotient(a, (float)n); }
 };
 
 struct float16 {
@@ -83,8 +119,8 @@ struct float16 {
         return (bits)(narrow | (raw >> 16 & 0x8000));
     }
 #endif
-    static __device__ bool less(number a, number b) { return a < b; }
-    static __device__ number divide(number a, u64 n) { return a / (float)n; }
+    static __device__ bool less(number a, number b) { return below(a, b); }
+    static __device__ number divide(number a, u64 n) { return quotient(a, (float)n); }
 };
 
 template <class Bits, class Number, class Signed>
@@ -95,7 +131,11 @@ struct integer {
     static __device__ number open(bits x) { return (number)x; }
     static __device__ bits close(number x) { return (bits)x; }
     static __device__ bool less(number a, number b) { return (Signed)a < (Signed)b; }
-    static __device__ number divide(number a, u64 n) { return (number)((long long)(Signed)a / (long long)n); }
+    static __device__ number divide(number a, u64 n) {
+        // Divisions of 64 bits take a GPU three times as long as the memory that they are for; n is a number of ranks.
+        if (sizeof(Bits) < 8) return (number)((int)(Signed)a / (int)n);
+        return (number)((long long)(Signed)a / (long long)n);
+    }
 };
 
 struct int8 : integer<u8, u32, signed char> {};
@@ -108,14 +148,14 @@ struct int64 : integer<u64, u64, long long> {};
 struct sum {
     template <class T>
     static __device__ typename T::bits step(typename T::bits a, typename T::bits b) {
-        return T::close(T::open(a) + T::open(b));
+        return T::close(add(T::open(a), T::open(b)));
     }
 };
 
 struct prod {
     template <class T>
     static __device__ typename T::bits step(typename T::bits a, typename T::bits b) {
-        return T::close(T::open(a) * T::open(b));
+        return T::close(multiply(T::open(a), T::open(b)));
     }
 };
 
@@ -124,8 +164,8 @@ struct min_ {
     template <class T>
     static __device__ typename T::bits step(typename T::bits a, typename T::bits b) {
         typename T::number x = T::open(a), y = T::open(b);
-        if (T::real && x == y) return a | b;
-        return T::less(x, y) || x != x ? a : b;
+        if (T::real && equal(x, y)) return a | b;
+        return T::less(x, y) || !equal(x, x) ? a : b;
     }
 };
 
@@ -133,8 +173,8 @@ struct max_ {
     template <class T>
     static __device__ typename T::bits step(typename T::bits a, typename T::bits b) {
         typename T::number x = T::open(a), y = T::open(b);
-        if (T::real && x == y) return a & b;
-        return T::less(y, x) || x != x ? a : b;
+        if (T::real && equal(x, y)) return a & b;
+        return T::less(y, x) || !equal(x, x) ? a : b;
     }
 };
 

@@ -22,6 +22,9 @@ from tests.unit.stand_in_cupy import RunKernel, StandIn
 PAIRS = [(dtype, reduction) for dtype in DTYPE_BYTES for reduction in reductions_of(dtype) if reduction != "avg"]
 """All that differ: an average's kernels are a sum's."""
 
+OPTIONS_OF_CUPY = ("-ftz=true",)
+"""What CuPy 14 adds to every compilation, behind the caller's own options."""
+
 SHIM = """
 #include <cstring>
 #define __device__
@@ -73,7 +76,7 @@ def compile_for_gpu(text: str, architecture: str) -> tuple[str, bytes]:
     nvrtc = ctypes.CDLL(str(path))
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None) == 0
-    options = [each.encode() for each in (*OPTIONS, f"--gpu-architecture={architecture}")]
+    options = [each.encode() for each in (*OPTIONS, *OPTIONS_OF_CUPY, f"--gpu-architecture={architecture}")]
     status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     said = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
     if status:

@@ -17,6 +17,7 @@ from optcc.errors import EnvironmentMissing, InputError
 from optcc.experiments import kernel_bench
 from optcc.experiments.kernel_bench import (
     COUNTS,
+    EXACT_COUNT_MAX,
     OFFSETS,
     CudaDevice,
     check,
@@ -26,10 +27,11 @@ from optcc.experiments.kernel_bench import (
     draw_operand,
     open_values,
     reference,
+    reference_average,
     round_values,
 )
 from optcc.runtime.cupy_kernels import (
-    BLOCKS_PER_PROCESSOR,
+    BLOCKS_MAX,
     THREADS,
     CupyKernels,
     count_blocks,
@@ -124,8 +126,8 @@ class TestText:
         ("right", "wrong", "dtype", "reduction"),
         [
             ("(raw >> 16 & 1)", "1", "bfloat16", "sum"),  # ties go up
-            ("x == y) return a | b", "x == y) return a", "float32", "min"),  # either zero
-            ("x != x ? a : b", "false ? a : b", "float16", "max"),  # a NaN is lost
+            ("equal(x, y)) return a | b", "equal(x, y)) return a", "float32", "min"),  # either zero
+            ("!equal(x, x) ? a : b", "false ? a : b", "float16", "max"),  # a NaN is lost
             ("singles = count -", "singles = count - (vectors > 0) -", "int8", "sum"),  # the last element is left out
             ("if (Forward) out[place] = own", "", "int32", "bxor"),  # single elements are not handed on
         ],
@@ -199,11 +201,17 @@ class TestCupyKernels:
 class TestWithoutKernels:
     def test_blocks(self) -> None:
         for n_bytes in (0, 1, 16, 4096, 4097, 10**6, 10**10):
-            blocks = count_blocks(n_bytes, 132)
-            assert 1 <= blocks <= 132 * BLOCKS_PER_PROCESSOR
-            threads = blocks * THREADS
-            assert threads * 16 >= n_bytes or blocks == 132 * BLOCKS_PER_PROCESSOR
+            blocks = count_blocks(n_bytes)
+            assert blocks * THREADS * 16 >= n_bytes
             assert (blocks - 1) * THREADS * 16 < max(n_bytes, 1)
+        assert count_blocks(1 << 60) == BLOCKS_MAX
+
+    def test_averages_of_many_elements_are_held_to_their_own_digits(self, seed: int) -> None:
+        """Of few elements of float64 the average is held to fractions, of many to what NumPy divides."""
+        total = draw_operand("float64", EXACT_COUNT_MAX + 1, np.random.default_rng(seed))
+        with np.errstate(all="ignore"):
+            long, short = (reference_average("float64", each, 7) for each in (total, total[:100]))
+        assert count_wrong(long[:100], short, "float64") == 0
 
     def test_the_text_has_each_kernel_once(self) -> None:
         text = source([("int8", "sum"), ("int8", "avg"), ("int8", "bor"), ("float64", "min")])
