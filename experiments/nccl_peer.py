@@ -7,6 +7,8 @@ elements are those that the bench checks. A peer's calls are queued on the strea
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
+from importlib import import_module
 from socket import gethostname
 from typing import Any
 
@@ -23,14 +25,18 @@ _DTYPES = {
     **{name: f"NCCL_{name.upper()}" for name in ("float16", "float32", "float64", "bfloat16")},
 }
 """What CuPy calls the types of NCCL; the last one is there since NCCL 2.10."""
-_UNIQUE = struct.Struct("128b")
-"""`ncclUniqueId`."""
+_UNIQUE = struct.Struct("128h")
+"""`ncclUniqueId`: numbers of old, which are signed, and bytes since CuPy 14."""
 _OPS = {"sum": "NCCL_SUM", "avg": "NCCL_SUM", "prod": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX"}
 
 
 def load_nccl() -> Any:
     """CuPy's binding. Raises EnvironmentMissing without CuPy, a GPU or NCCL."""
     nccl = getattr(load_cupy().cuda, "nccl", None)
+    if nccl is None:
+        with suppress(ImportError):
+            # CuPy 14 no longer imports it with itself.
+            nccl = import_module("cupy.cuda.nccl")
     if not getattr(nccl, "available", False):
         raise EnvironmentMissing("peer nccl: CuPy finds no NCCL: pip install nvidia-nccl-cu12, as the CUDA of CuPy is")
     return nccl
@@ -58,9 +64,11 @@ class NcclPeer:
         with cupy.cuda.Device(device_id):
             self._stream = cupy.cuda.get_current_stream()
             self._kernels = CupyKernels(dtype, reduction, self._stream, device_id)
-            # Of CuPy as signed characters; that of rank 0 counts.
-            meeting = meet(_UNIQUE.pack(*nccl.get_unique_id()))
-            self._comm = nccl.NcclCommunicator(self._n_ranks, _UNIQUE.unpack(meeting.records[0]), meeting.rank)
+            # That of rank 0 counts.
+            own = nccl.get_unique_id()
+            meeting = meet(_UNIQUE.pack(*own))
+            unique = type(own)(_UNIQUE.unpack(meeting.records[0]))
+            self._comm = nccl.NcclCommunicator(self._n_ranks, unique, meeting.rank)
         self._item_bytes = check_dtype(dtype)
 
     def run(self, send: Any, recv: Any) -> None:

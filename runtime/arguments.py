@@ -214,8 +214,27 @@ def stream_of(given: Any, array: Any) -> Any:
     if torch is not None and isinstance(given, torch.Tensor):
         pointer = int(torch.cuda.current_stream(number).cuda_stream)
         # Torch's default stream is the legacy one of CUDA, whose address is 0.
-        return cupy.cuda.ExternalStream(pointer, number) if pointer else cupy.cuda.Stream.null
+        return _foreign_stream(cupy, pointer, number) if pointer else cupy.cuda.Stream.null
     return cupy.cuda.get_current_stream(number)
+
+
+class _StreamOfOthers(NamedTuple):
+    """Says where a stream is by CUDA's protocol for streams."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+def _foreign_stream(cupy: Any, pointer: int, number: int) -> Any:
+    """The stream of another package, as one of CuPy's."""
+    take = getattr(cupy.cuda.Stream, "from_external", None)
+    if take is None:
+        return cupy.cuda.ExternalStream(pointer, number)
+    # Since CuPy 14, which warns of the other way; the stream is of the current device.
+    with cupy.cuda.Device(number):
+        return take(_StreamOfOthers(pointer))
 
 
 def dtype_of(array: Any, dtype: str | None) -> str:

@@ -32,16 +32,19 @@ class Nccl:
     NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = range(6, 9)
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = range(4)
 
-    def __init__(self, cupy: StandIn) -> None:
-        self.cupy = cupy
+    def __init__(self, cupy: StandIn, *, is_old: bool = False) -> None:
+        self.cupy, self.is_old = cupy, is_old
         # The sends and receives of the group that is open, if one is.
         self.group: list[tuple[Communicator, str, int, int, int, int]] | None = None
 
-    def get_unique_id(self) -> tuple[int, ...]:
-        return tuple(each - 128 for each in range(UNIQUE_ID_BYTES))
+    def get_unique_id(self) -> tuple[int, ...] | bytes:
+        """Signed numbers of old, bytes since CuPy 14."""
+        if self.is_old:
+            return tuple(each - 128 for each in range(UNIQUE_ID_BYTES))
+        return bytes(255 - each for each in range(UNIQUE_ID_BYTES))
 
-    def NcclCommunicator(self, ndev: int, commId: tuple[int, ...], rank: int) -> Communicator:  # noqa: N802
-        assert type(commId) is tuple and len(commId) == UNIQUE_ID_BYTES
+    def NcclCommunicator(self, ndev: int, commId: tuple[int, ...] | bytes, rank: int) -> Communicator:  # noqa: N802
+        assert commId == self.get_unique_id()
         return Communicator(self, ndev, rank)
 
     def groupStart(self) -> None:  # noqa: N802

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from optcc.collective import Collective
 from optcc.commands.bench import command
 from optcc.errors import ArgumentError, EnvironmentMissing, InputError
-from optcc.experiments.nccl_peer import NcclPeer
+from optcc.experiments.nccl_peer import NcclPeer, load_nccl
 from optcc.runtime.rendezvous import Meeting
+from tests.unit import stand_in_nccl
 from tests.unit.stand_in_cupy import StandIn
 from tests.unit.stand_in_nccl import Nccl
 
@@ -44,6 +45,21 @@ def test_without_nccl_it_says_so(cupy: StandIn) -> None:
         cupy.cuda.nccl = nccl
         with pytest.raises(EnvironmentMissing, match="rank 0: peer nccl: CuPy finds no NCCL: pip install nvidia-nccl"):
             make()
+
+
+def test_a_binding_that_cupy_does_not_import_itself_is_found(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is since CuPy 14."""
+    there = cupy.cuda.nccl
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", there)
+    del cupy.cuda.nccl
+    assert load_nccl() is there
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_id_of_a_job_comes_as_cupy_wants_it(cupy: StandIn, is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in_nccl, "Communicator", lambda _, n_ranks, rank: (n_ranks, rank))
+    cupy.cuda.nccl = Nccl(cupy, is_old=is_old)
+    assert make()._comm == (2, 0)
 
 
 def test_a_rank_without_it_is_named_at_all(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
