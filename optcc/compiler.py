@@ -96,6 +96,12 @@ bound with chunks of 85 KiB and 1.33 with chunks of 43 KiB. Chunks above 1 MiB f
 with chunks of 16 MiB over a port at half rate took 1.52 to 1.83 of the bound from run to run, with 1 MiB 1.52."""
 
 
+CHUNK_OVERHEADS = 8
+"""Nor is a chunk longer than what the fastest port carries while a rank takes so many messages, where the topology says
+what one costs its processor, unless that is more than the limit: at 1 GB/s and 0.1 ms a message it is 0.8 MB, at
+50 GB/s 40 MB, where chunks of 1 MiB would have ranks busy with messages five times as long as with bytes."""
+
+
 LINKED_TRANSFERS, LINKED_PER_RANK = 600_000, 2_048
 """Transfers of a plan at most, and for each rank of many, where GPUs have several links: a chunk of 8 x 8 GPUs is 126
 of them, and its NICs have less to do at its transfers between servers than the pipeline takes to fill."""
@@ -334,10 +340,12 @@ def _segment_numbers(definition: Definition, topology: Topology, size_bytes: int
     single = definition.build(topology, 1)
     sections = sum(shape.sections for shape in single.segments) or 1
     limits = _limits_on_links(LIMITS[ports], definition, topology)
+    meanwhile = CHUNK_OVERHEADS * topology.overhead_s * max(*topology.out, *topology.in_)
+    longest = max(limits.chunk_bytes_max, int(meanwhile))
     linked = max(LINKED_TRANSFERS, LINKED_PER_RANK * topology.n_ranks) if topology.wired is not None else 0
     most = max(limits.transfers, linked) // max(1, len(single))
     segments = 1
-    while size_bytes > limits.chunk_bytes_max * sections * segments and 2 * segments <= most:
+    while size_bytes > longest * sections * segments and 2 * segments <= most:
         segments *= 2
     candidates = [segments]
     while (

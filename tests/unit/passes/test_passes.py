@@ -358,6 +358,18 @@ def test_the_order_handed_out_is_acyclic_with_the_dependencies() -> None:
                 done.update(ready)
 
 
+def test_what_a_message_costs_lets_chunks_be_longer() -> None:
+    """Over a slow port a chunk is at most 1 MiB; over a fast one such chunks would cost more than their bytes."""
+    chosen = [
+        choose_segments(
+            SCHEDULES["ring"], replace(Topology.parse(f"2@{rate}"), overhead_s=Fraction(cost)), size_bytes=2**26
+        )
+        for rate, cost in (("1GB/s", "0"), ("1GB/s", "1/10000"), ("50GB/s", "0"), ("50GB/s", "1/10000"))
+    ]
+    assert chosen[:3] == [32, 32, 32]
+    assert chosen[3] <= 4
+
+
 def test_segments_are_chosen_for_every_schedule() -> None:
     """A power of two; a schedule that writes nothing, or a message of no bytes, gets one without complaint."""
 
