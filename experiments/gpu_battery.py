@@ -6,31 +6,34 @@
 in at most eight minutes on one GPU. Its parts are processes of their own, so that one that crashes or hangs is a line
 of the record, and the others go on:
 
-    kernels      every kernel, type, reduction, size and alignment against float64
     overlap      copies in, copies out and a reduction at once, against one after the other, by events
     step         what a step costs the host: 1 KiB on a GPU and in the host's memory
     allreduce    2 and 4 ranks on this GPU against the copies that they must make, timed in the same minute
+    processes    the same of ranks that are processes, by CUDA IPC
     speed        every kernel on 64 MiB (and 256 MiB), against the device's own copy just before it
+    kernels      every kernel, type, reduction, size and alignment against float64
     staged       collectives of 1 to 4 ranks on this GPU, through page-locked memory: every type and reduction, 0 B to
                  1 GiB, every element checked on the GPU, ten thousand times
-    ipc          collectives of 2 to 4 ranks that are processes on this GPU, by CUDA IPC, a thousand times; 2 and
-                 4 of them against the copies that they must make
-    ucx          the same as staged through UCX, from GPU to GPU if it says that it can and the self-test agrees
+    ipc          the same of 2 to 4 ranks that are processes on this GPU, by CUDA IPC, a thousand times
+    ucx          the same through UCX, from GPU to GPU if it says that it can and the self-test agrees, a thousand times
     sanitizer    some kernels under compute-sanitizer, if that is installed
 
-The record, `optcc-gpu-battery/1`, says the device, the driver and the versions. Without a GPU nothing is written, and
-the command exits with 2, or with 0 if `--allow-missing`. On a stand-in for CuPy, as in the tests, the device is called
+The first five are timed, one after the other; the others run beside each other, one for each four processors. The
+record, `optcc-gpu-battery/1`, says the device, the driver and the versions. Without a GPU nothing is written, and the
+command exits with 2, or with 0 if `--allow-missing`. On a stand-in for CuPy, as in the tests, the device is called
 `stand-in`, and no time means anything.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -56,8 +59,11 @@ from optcc.experiments.gpu_collectives import (
     collectives,
     over_loopback,
     over_ucx,
+    process_times,
+    ring_rate,
     run_bench,
     settings_of,
+    time_long,
 )
 from optcc.experiments.kernel_bench import COUNTS, CudaDevice, KernelTiming, check, measure
 from optcc.experiments.record import RECORDS, Check, these_versions, this_machine
@@ -149,8 +155,7 @@ def sanitizer_part(quick: bool) -> Found:
     program = shutil.which("compute-sanitizer")
     if program is None:
         return Found(BatteryLine("sanitizer", 0, 0, "not run: no compute-sanitizer on PATH"))
-    words = [program, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-m"]
-    words += ["optcc.experiments.gpu_battery", "--quick", "--part", "kernels"]
+    words = [program, "--tool", "memcheck", "--error-exitcode", "9", *_words("kernels", True)]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=QUICK_BUDGET_S, check=False)
     found = next((line for line in reversed(ran.stdout.splitlines()) if "ERROR SUMMARY" in line), "no summary")
     return Found(BatteryLine("sanitizer", 1, int(ran.returncode != 0), found.strip("= ")))
@@ -226,15 +231,12 @@ def allreduce_part(quick: bool) -> Found:
     """2 and 4 ranks on one GPU; each byte of a ring leaves and enters the GPU 2 (p - 1) times in all."""
     size, rounds = (1 << 16, 2) if quick else (64 << 20, 10)
     copies = _Copies(size)
-    timings, wrong = [], 0
+    timings, wrong, path = [], 0, ""
     for n_ranks in (2, 4):
-        rows, path = run_bench(
-            over_loopback, n_ranks, settings_of([Variant("float32", "sum", 0, (size,))], "allreduce", "ring", rounds)
-        )
-        wrong += sum(row.wrong for row in rows)
         moves = [each for _ in range(2 * (n_ranks - 1)) for each in (copies.into, copies.out)]
         floor = _median(partial(copies.seconds, *moves), rounds)
-        (row,) = rows
+        row, here, path = time_long(over_loopback, n_ranks, size, rounds, ring_rate(n_ranks, size, floor))
+        wrong += here
         for side, samples in (("out of place", row.out_of_place), ("in place", row.in_place)):
             assert samples is not None
             what = f"{n_ranks} ranks, {side}"
@@ -268,36 +270,51 @@ def step_part(quick: bool) -> Found:
     return Found(BatteryLine("step", 2 * rounds, wrong, ""), [timing])
 
 
+def _words(part: str, quick: bool) -> list[str]:
+    """What starts the process of a part, or of one of its ranks."""
+    return [sys.executable, "-m", "optcc.experiments.gpu_battery", "--part", part, *(["--quick"] if quick else [])]
+
+
 def ipc_part(quick: bool) -> Found:
-    """Ranks that are processes on one GPU; each byte of a ring is copied 2 (p - 1) times in all."""
-    words = [sys.executable, "-m", "optcc.experiments.gpu_battery", "--part", "ipc", *(["--quick"] if quick else [])]
-    found = gpu_collectives.run_processes(words, quick)
-    for number, row in enumerate(found.timings):
-        copies = _Copies(row.size_bytes)
-        moves = [copies.across] * (2 * (int(row.what.split()[0]) - 1))
-        floor = _median(partial(copies.seconds, *moves), 3 if quick else 10)
-        found.timings[number] = msgspec.structs.replace(row, against_seconds=floor)
-    return found
+    """Ranks that are processes on one GPU."""
+    return gpu_collectives.check_processes(_words("ipc", quick), quick)
 
 
-PARTS: dict[str, Callable[[bool], Found]] = {
-    "kernels": kernels_part,
+def processes_part(quick: bool) -> Found:
+    """The same, timed; each byte of a ring is copied 2 (p - 1) times in all."""
+    _, n_bytes, rounds = process_times(quick)
+
+    def copies_s(n_ranks: int) -> float:
+        copies = _Copies(n_bytes)
+        return _median(partial(copies.seconds, *[copies.across] * (2 * (n_ranks - 1))), rounds)
+
+    return gpu_collectives.time_processes(_words("processes", quick), quick, copies_s)
+
+
+TIMED: dict[str, Callable[[bool], Found]] = {
     "overlap": overlap_part,
     "step": step_part,
     "allreduce": allreduce_part,
+    "processes": processes_part,
     "speed": speed_part,
+}
+"""Alone on the machine, one after the other."""
+CHECKS: dict[str, Callable[[bool], Found]] = {
+    "kernels": kernels_part,
     "staged": lambda quick: collectives(over_loopback, "staged", benches_of(10_000, quick)),
     "ipc": ipc_part,
     "ucx": lambda quick: collectives(over_ucx, "ucx", benches_of(1000, quick)),
     "sanitizer": sanitizer_part,
 }
-"""In the order in which they run: if the time does not suffice, it is the last that are missing."""
+"""Begun in this order: if the time does not suffice, it is the last that are missing."""
+PARTS = TIMED | CHECKS
+_PROCESSORS_PER_PART = 4
+"""That a part keeps busy: its ranks wait by running."""
 
 
 def run_part(name: str, quick: bool, timeout_s: float) -> Found:
     """A part in a process of its own; a crash or a time-out is its line's error."""
-    words = [sys.executable, "-m", "optcc.experiments.gpu_battery", "--part", name, *(["--quick"] if quick else [])]
-    started, timeout_s = time.monotonic(), max(timeout_s, 1.0)
+    words, started, timeout_s = _words(name, quick), time.monotonic(), max(timeout_s, 1.0)
     error = ""
     try:
         ran = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -338,14 +355,38 @@ def gpu_versions() -> dict[str, str]:
     return found
 
 
+def _run_parts(quick: bool, ends_s: float) -> list[Found]:
+    """All parts, in the order of `PARTS`."""
+
+    def run(name: str) -> Found:
+        found = run_part(name, quick, ends_s - time.monotonic())
+        line = found.line
+        click.echo(f"# {name}: {line.error or f'{line.wrong} wrong in {line.cases} cases'}", err=True)
+        return found
+
+    timed = [run(name) for name in TIMED]
+    at_once = max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_PER_PART)
+    with ThreadPoolExecutor(at_once) as pool:
+        return [*timed, *pool.map(run, CHECKS)]
+
+
 @record_command(GpuBattery, RecordForm(quick={}, one_session="all parts share one limit of time", part="part"))
 @click.option("--allow-missing", is_flag=True, help="Without a GPU, say so and exit with 0.")
+@click.option("--limit", type=click.FloatRange(1), help="Seconds for all parts: 480, or 90 if it is quick.")
 @click.option("--part", type=click.Choice(tuple(PARTS)), help="This part alone, in this process; prints JSON.")
 @click.option("--rank", type=int, hidden=True, help="Of the processes of a part: which one this is.")
 @click.option("--ranks", type=int, hidden=True, help="How many there are.")
 @click.option("--meet", type=click.Path(path_type=Path), hidden=True, help="The file in which they meet.")
+@click.option("--rate", type=click.IntRange(1), hidden=True, help="Bytes/s that each sends, if it is timed.")
 def command(
-    quick: bool, allow_missing: bool, part: str | None, rank: int | None, ranks: int | None, meet: Path | None
+    quick: bool,
+    allow_missing: bool,
+    limit: float | None,
+    part: str | None,
+    rank: int | None,
+    ranks: int | None,
+    meet: Path | None,
+    rate: int | None,
 ) -> GpuBattery | None:
     """Show on this machine's GPU that kernels and collectives are right, and how fast they are."""
     try:
@@ -359,15 +400,10 @@ def command(
         if rank is None or ranks is None or meet is None:
             found_here = PARTS[part](quick)
         else:
-            found_here = gpu_collectives.ipc_rank(quick, rank, ranks, meet)
+            found_here = gpu_collectives.ipc_rank(quick, rank, ranks, meet, rate or 0)
         click.echo(msgspec.json.encode(found_here).decode())
         return None
-    ends_s = time.monotonic() + (QUICK_BUDGET_S if quick else BUDGET_S)
-    found = []
-    for name in PARTS:
-        found.append(run_part(name, quick, ends_s - time.monotonic()))
-        line = found[-1].line
-        click.echo(f"# {name}: {line.error or f'{line.wrong} wrong in {line.cases} cases'}", err=True)
+    found = _run_parts(quick, time.monotonic() + (limit or (QUICK_BUDGET_S if quick else BUDGET_S)))
     return GpuBattery(
         device,
         this_machine(),

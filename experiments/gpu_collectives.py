@@ -2,7 +2,8 @@
 
     benches_of         what is run: types, reductions, lengths, numbers of ranks
     collectives        runs it over ranks that are threads, or of which this process is one
-    run_processes      runs it over ranks that are processes, by CUDA IPC
+    time_long          how long an AllReduce takes, with the plan for what the copies allow
+    run_processes      either of the two over ranks that are processes, by CUDA IPC
 
 For `optcc.experiments.gpu_battery`.
 """
@@ -13,6 +14,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +38,7 @@ from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.rank_threads import run_threads
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.runtime.transports.ucx import UcxTransport
+from optcc.topology import Topology
 
 DEVICE = "gpu:0"
 BUDGET_S = 480.0
@@ -124,14 +127,19 @@ def over_ucx(n_ranks: int, body: Callable[[int, Transport], Any]) -> list[Any]:
 
 
 def settings_of(
-    variants: Sequence[Variant], collective: str, schedule: str, iterations: int, device: str = DEVICE
+    variants: Sequence[Variant],
+    collective: str,
+    schedule: str,
+    iterations: int,
+    device: str = DEVICE,
+    topology: Topology | None = None,
 ) -> BenchSettings:
-    """A bench without shaped ports, in which every element of every run is checked."""
+    """A bench without shaped ports, in which every element of every run is checked; its plans are for `topology`."""
     first = variants[0]
     return BenchSettings(
         (schedule,),
         (),
-        None,
+        topology,
         Fraction(1, 100_000),
         Fraction(1),
         "gpu",
@@ -214,49 +222,96 @@ def collectives(runs: Runs, part: str, benches: Sequence[Bench]) -> Found:
     return Found(BatteryLine(part, cases, wrong, "; ".join(paths)))
 
 
-def _process_benches(quick: bool) -> tuple[list[Bench], list[Bench]]:
-    """What ranks that are processes run: what is checked, and what is timed."""
-    size, rounds = (1 << 16, 2) if quick else (64 << 20, 10)
-    checked = [each for each in benches_of(1000, quick) if each[0] in ((2,) if quick else (2, 3, 4))]
-    long = [Variant("float32", "sum", 0, (size,))]
-    counts = (2,) if quick else (2, 4)
-    return checked, [(n_ranks, settings_of(long, "allreduce", "ring", rounds)) for n_ranks in counts]
+def ring_rate(n_ranks: int, n_bytes: int, copies_s: float) -> int:
+    """What each rank sends, bytes/s, if a ring's AllReduce of `n_bytes` takes as long as its copies do.
 
-
-def ipc_rank(quick: bool, rank: int, n_ranks: int, meet: Path) -> Found:
-    """This process is one of `n_ranks`, which meet in a file, and go by CUDA IPC: rank 0's words count.
-
-    What the timings are compared with is not measured yet, and 1 s.
+    >>> ring_rate(2, 1000, 0.5)
+    2000
     """
-    checked, timed = ([each for each in benches if each[0] == n_ranks] for benches in _process_benches(quick))
+    return max(1, round(2 * (n_ranks - 1) * n_bytes / n_ranks / copies_s))
+
+
+def time_long(runs: Runs, n_ranks: int, n_bytes: int, rounds: int, rate: int) -> tuple[BenchTiming, int, str]:
+    """The row of a ring's AllReduce where each rank sends `rate` bytes/s, elements that were wrong in it and in what
+    was run before it, and which way its messages took.
+
+    The plan is made as who knows the machine would have it made: for this rate, and for what a message costs, which is
+    measured by a short AllReduce of 2 (p - 1) of them, one after the other.
+    """
+    kind = "float32", "sum", 0
+    (short,), _ = run_bench(runs, n_ranks, settings_of([Variant(*kind, (1024,))], "allreduce", "ring", 4 * rounds))
+    assert short.out_of_place is not None
+    message_s = Fraction(short.out_of_place.median_s).limit_denominator(10**9) / (2 * (n_ranks - 1))
+    # At its sender and at its receiver.
+    topology = replace(Topology.parse(f"{n_ranks}@{rate}B/s"), overhead_s=message_s / 2)
+    settings = settings_of([Variant(*kind, (n_bytes,))], "allreduce", "ring", rounds, topology=topology)
+    (row,), path = run_bench(runs, n_ranks, settings)
+    return row, row.wrong + short.wrong, path
+
+
+def _counts(quick: bool) -> tuple[int, ...]:
+    """How many ranks the jobs of processes have."""
+    return (2,) if quick else (2, 3, 4)
+
+
+def process_times(quick: bool) -> tuple[tuple[int, ...], int, int]:
+    """Of the timed AllReduces of processes: numbers of ranks, bytes, rounds."""
+    return ((2,), 1 << 16, 2) if quick else ((2, 4), 64 << 20, 10)
+
+
+def ipc_rank(quick: bool, rank: int, n_ranks: int, meet: Path, rate: int = 0) -> Found:
+    """This process is one of `n_ranks`, which meet in a file, and go by CUDA IPC: rank 0's words count. With a `rate`
+    an AllReduce is timed for it, without one everything is checked.
+
+    What the timing is compared with is not measured yet, and 1 s.
+    """
     transport = TcpTransport(in_file(meet, rank, n_ranks), [HostNic("lo", "127.0.0.1")])
 
     def runs(_: int, body: Callable[[int, Transport], Any]) -> list[Any]:
         return [body(rank, transport)]
 
     try:
-        found = collectives(runs, "ipc", checked)
-        for _, settings in timed:
-            (row,), _ = run_bench(runs, n_ranks, settings)
+        if rate:
+            _, n_bytes, rounds = process_times(quick)
+            row, wrong, path = time_long(runs, n_ranks, n_bytes, rounds, rate)
             assert row.out_of_place is not None
-            what = f"{n_ranks} processes", row.size_bytes, row.out_of_place.median_s, "its copies", 1.0
-            found.timings.append(BatteryTiming("ipc", *what))
-            found.line = msgspec.structs.replace(found.line, wrong=found.line.wrong + row.wrong)
+            what = f"{n_ranks} processes", n_bytes, row.out_of_place.median_s, "its copies", 1.0
+            found = Found(BatteryLine("processes", rounds, wrong, path), [BatteryTiming("processes", *what)])
+        else:
+            found = collectives(runs, "ipc", [each for each in benches_of(1000, quick) if each[0] == n_ranks])
         transport.barrier()
     finally:
         transport.close()
     return found
 
 
-def run_processes(words: Sequence[str], quick: bool) -> Found:
+def check_processes(words: Sequence[str], quick: bool) -> Found:
     """What `ipc_rank` finds in jobs of 2 to 4 processes that these words start; raises RuntimeFault if one failed."""
-    found = []
-    with TemporaryDirectory(prefix="optcc-battery-") as folder:
-        for n_ranks in sorted({n_ranks for benches in _process_benches(quick) for n_ranks, _ in benches}):
-            found.append(_run_job(words, n_ranks, Path(folder) / f"meet-{n_ranks}"))
+    return _together("ipc", [run_job(words, n_ranks) for n_ranks in _counts(quick)])
+
+
+def _together(part: str, found: Sequence[Found]) -> Found:
     wrong, cases = (sum(getattr(each.line, what) for each in found) for what in ("wrong", "cases"))
     text = "; ".join(dict.fromkeys(each.line.text for each in found))
-    return Found(BatteryLine("ipc", cases, wrong, text), [row for each in found for row in each.timings])
+    return Found(BatteryLine(part, cases, wrong, text), [row for each in found for row in each.timings])
+
+
+def time_processes(words: Sequence[str], quick: bool, copies_s: Callable[[int], float]) -> Found:
+    """The same of timed AllReduces, each beside the copies that it must make: `copies_s` measures those of so many."""
+    counts, n_bytes, _ = process_times(quick)
+    found = []
+    for n_ranks in counts:
+        floor_s = copies_s(n_ranks)
+        job = run_job([*words, "--rate", str(ring_rate(n_ranks, n_bytes, floor_s))], n_ranks)
+        job.timings[:] = [msgspec.structs.replace(row, against_seconds=floor_s) for row in job.timings]
+        found.append(job)
+    return _together("processes", found)
+
+
+def run_job(words: Sequence[str], n_ranks: int) -> Found:
+    """What rank 0 of so many processes has printed; raises RuntimeFault if one of them failed."""
+    with TemporaryDirectory(prefix="optcc-battery-") as folder:
+        return _run_job(words, n_ranks, Path(folder) / "meet")
 
 
 def _run_job(words: Sequence[str], n_ranks: int, meet: Path) -> Found:
