@@ -84,6 +84,7 @@ class GpuBattery(Measured):
 
     format: ClassVar[str] = "optcc-gpu-battery/1"
     own_path: ClassVar[Path] = RECORDS / "gpu-battery.json"
+    docs_page: ClassVar[str] = "devices.md"
 
     device: dict[str, Any]
     machine: dict[str, Any]
@@ -121,6 +122,29 @@ class GpuBattery(Measured):
         ]
         return Card(f"GPU battery on {self.device['name']}", ("part", "cases", "wrong", "time", ""), tuple(rows))
 
+    def markdown(self) -> str:
+        """A line for each part that checks, for each time, and for the slowest and the fastest reduction of each
+        length."""
+        rows = [
+            (line.part, f"{line.cases} cases", f"{line.wrong} wrong", line.error or line.text)
+            for line in self.lines
+            if line.part in CHECKS
+        ]
+        rows += [
+            (each.part, f"{each.what}, {_size(each.size_bytes)}", f"{1e6 * each.seconds:.0f} us", _compare(each))
+            for each in self.timings
+        ]
+        for size in dict.fromkeys(each.size_bytes for each in self.kernels):
+            reducing = [each for each in self.kernels if each.size_bytes == size and each.moved > 2]
+            for word, found in (("slowest", min), ("fastest", max)):
+                each = found(reducing, key=lambda row: row.copy_share)
+                speed = f"{each.moved * each.message_bytes_per_s / 1e9:.0f} GB/s read and written"
+                what = f"{word} reduction of {_size(size)}: {each.dtype} {each.kernel}"
+                rows.append(("speed", what, speed, f"{100 * each.copy_share:.0f} % of the device's own copy"))
+        name, driver = self.device["name"], self.device["driver"].split("  ")
+        head = f"{name}, {next((word for word in driver if word[:1].isdigit()), '')}".rstrip(", ")
+        return f"{head}\n\n{Card('', ('part', 'what', 'found', ''), tuple(rows)).markdown()}"
+
     def remarks(self) -> list[str]:
         wrong, cases = (sum(getattr(line, what) for line in self.lines) for what in ("wrong", "cases"))
         failed = [line.part for line in self.lines if line.error]
@@ -130,6 +154,10 @@ class GpuBattery(Measured):
     @property
     def exit_code(self) -> int:
         return EXIT_REFUTED if any(line.wrong or line.error for line in self.lines) else EXIT_DONE
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
 
 
 def _compare(row: BatteryTiming) -> str:
