@@ -327,6 +327,11 @@ def _typical(rates: Collection[float]) -> float:
     return statistics.median([rate for rate in rates if rate >= GOOD * best] or [0.0])
 
 
+def _is_slow(rate: float) -> bool:
+    """Whether a NIC that sends something takes longer for what is sent at once than a sender goes on."""
+    return 0 < rate * SEND_S < IN_FLIGHT_BYTES
+
+
 class _Counter:
     """Bytes of each NIC of a hub over time, until a flow over it may have ended."""
 
@@ -472,6 +477,8 @@ class _Probe:
         self._found: dict[tuple[int, int, bool], list[float]] = {}
         self._best: dict[tuple[int, int, bool], float] = {}
         self._unsettled: set[tuple[int, int, bool]] = set()
+        # Of NICs too slow for what was sent at once, while nothing was known of them: what they send, roughly.
+        self._guessed: dict[tuple[int, int, bool], float] = {}
         # What was known, and the hubs and their ways; all, if there is none.
         self._known = known
         self._hubs: list[tuple[int, bool]] = []
@@ -493,13 +500,31 @@ class _Probe:
             if not changed:
                 return self._result()
         rounds = self._rounds(up, self._hubs)
-        for is_out in (True, False):  # what NICs send tells how much to send to them
-            self._measure([each for each in rounds if each.is_out == is_out])
+        # What NICs send tells how much to send to them.
+        self._measure([each for each in rounds if each.is_out])
+        slow = [] if self._known else self._find_slow()
+        if slow:
+            self._measure(self._rounds(up, slow))
+        self._measure([each for each in rounds if not each.is_out])
         for _ in range(AGAIN_MAX):
             again = {(rank, is_out) for rank, _, is_out in self._unsettled}
             if again:
                 self._measure(self._rounds(up, sorted(again)))
         return self._result()
+
+    def _find_slow(self) -> list[tuple[int, bool]]:
+        """The hubs with a NIC that takes longer for what was sent at once than senders go on, or all if most NICs do:
+        few and long messages say little of a rate. It is a guess from now on, for messages that are short enough."""
+        found = {key: rates[-1] for key, rates in self._found.items()}
+        middle = statistics.median([rate for rate in found.values() if rate] or [0.0])
+        if _is_slow(middle):
+            self._guessed = {key: min(rate or middle, middle) for key, rate in found.items()}
+        else:
+            hubs = {hub for (hub, _, _), rate in found.items() if _is_slow(rate)}
+            self._guessed = {key: rate for key, rate in found.items() if key[0] in hubs}
+        for key in self._guessed:
+            del self._found[key]
+        return [(hub, True) for hub in sorted({hub for hub, _, _ in self._guessed})]
 
     def _measure(self, rounds: Sequence[ProbeRound]) -> None:
         self._note(rounds, [self._run_round(each) for each in rounds])
@@ -545,7 +570,7 @@ class _Probe:
                 # As it went while all sent at once: more would take one that has collapsed long.
                 rates[rank, nic] = found[-1]
             elif round_.is_out:
-                rates[rank, nic] = None
+                rates[rank, nic] = self._guessed.get((rank, nic, True))
             else:
                 rates[rank, nic] = self._best.get((rank, nic, False)) or typical
         return {flow: FlowLoad.of(rates[nic], n_flows[nic]) for flow, nic in nics.items()}

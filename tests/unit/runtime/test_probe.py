@@ -78,6 +78,16 @@ def test_rates_are_within_five_per_cent_on_two_hundred_random_hosts(seed: int) -
     check(seed)
 
 
+@pytest.mark.parametrize(("n_hosts", "off"), [(2, 0.03), (4, 0.03), pytest.param(7, 0.08, marks=pytest.mark.slow)])
+def test_slow_nics_are_measured_with_messages_that_are_short_enough(n_hosts: int, off: float, seed: int) -> None:
+    """What is sent at once, while nothing is known, is 0.2 s of a NIC of 10 Mbit/s: of a few long messages."""
+    nics = tuple(Nic(rail, Fraction(1_250_000), Fraction(1_250_000)) for rail in range(2))
+    topology = Topology(tuple(Server(f"h{host}", 1, nics) for host in range(n_hosts)))
+    for own in measure(SimNetwork(topology, seed=seed)).rates:
+        for out, in_ in own:
+            assert (out, in_) == pytest.approx((1_250_000, 1_250_000), rel=off)
+
+
 def measure_again(hosts: Topology, changes: dict[tuple[int, int], tuple[float, float]]) -> tuple[SimNetwork, Rates]:
     """What the probe finds when NICs, by host and number, carry such shares of what it is told that all carry."""
     network = SimNetwork(hosts)
