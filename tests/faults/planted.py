@@ -4,6 +4,10 @@ A fault is a change of the source of a function or method, compiled anew for as 
 undo what once mended a bug; those of `MUTATIONS` were made up. If the protocol changes so that one cannot be planted
 any more, `plant` says so: state it anew, or take another one.
 
+What only makes a loss known later, half a second say, is not among them: timers and the other end notice as well, and
+all promises of the swarm hold. That an end which gives a connection up tells the other one, and that a probe of a closed
+window which is not answered is silence, is for `tests/unit/runtime/protocol` (outbound, suspicion; liveness).
+
     python -m tests.faults.planted [NAME ...]
 
 finds the first seed of each, below 2,000.
@@ -185,10 +189,6 @@ FIXES = (
         *(Inbound, "tick", "self.has_work()", "False"),
     ),
     PlantedFault(
-        "a probe of a closed window that is not answered is no silence",
-        *(Connection, "is_silent", " or report.probes", ""),
-    ),
-    PlantedFault(
         "a plan is proposed on a channel that is not open",
         *(Outbound, "lose", " and channel.sender.offered", ""),
     ),
@@ -254,7 +254,6 @@ MUTATIONS = (
         "a bye is ignored by the sender", *(SendConnection, "received", "self.left = bool(flags & FAILED)", "pass")
     ),
     PlantedFault("a bye is ignored", *(Endpoint, "_note_controls", "connection.left is not None", "False")),
-    PlantedFault("gone is ignored", *(Endpoint, "_hear", "kind == GONE_FRAME", "False")),
     PlantedFault(
         "a chunk still counts as coming over a connection that was given up",
         *(Inbound, "lose", "del channel.arriving[number]", "pass"),

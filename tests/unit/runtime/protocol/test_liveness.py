@@ -44,6 +44,13 @@ def test_bytes_that_cannot_leave_are_silent_unless_the_window_is_full(
     assert any(judge(connection, report, 0.1, 0.3) for _ in range(10)) == is_silent
 
 
+def test_a_probe_of_a_closed_window_that_is_not_answered_is_silence() -> None:
+    """The kernel of a peer that computes answers probes: its window stays closed, and the path is there."""
+    connection, report = Connection(), IDLE._replace(unsent_bytes=5000, window_bytes=0, probes=1)
+    assert [judge(connection, report, 0.1, 0.3) for _ in range(4)] == [False, False, False, True]
+    assert not judge(connection, report._replace(probes=0), 0.1, 0.3)
+
+
 def test_a_connection_is_not_silent_before_its_own_habits_say_so() -> None:
     connection, report = Connection(), IDLE._replace(in_flight_bytes=1000)
     for acked in (1, 2):
