@@ -5,8 +5,8 @@ undo what once mended a bug; those of `MUTATIONS` were made up. If the protocol 
 any more, `plant` says so: state it anew, or take another one.
 
 What only makes a loss known later, half a second say, is not among them: timers and the other end notice as well, and
-all promises of the swarm hold. That an end which gives a connection up tells the other one, and that a probe of a closed
-window which is not answered is silence, is for `tests/unit/runtime/protocol` (outbound, suspicion; liveness).
+all promises of the swarm hold. That an end which gives a connection up tells the other one, and that a probe of a
+closed window which is not answered is silence, is for `tests/unit/runtime/protocol` (outbound, suspicion; liveness).
 
     python -m tests.faults.planted [NAME ...]
 
