@@ -120,4 +120,5 @@ def test_the_whole_battery_on_the_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_
     assert all(not line.error and not line.wrong for line in record.lines)
     assert sum(line.cases for line in record.lines) > 500
     assert record.device["name"] == "stand-in" and record.is_quick
-    assert {row.part for row in record.timings} == {"overlap", "step", "allreduce", "ipc"} and len(record.kernels) > 10
+    assert {row.part for row in record.timings} == {"overlap", "step", "allreduce", "processes"}
+    assert len(record.kernels) > 10
