@@ -47,7 +47,8 @@ def test_rails_are_joined_at_the_new_address_and_no_bit_differs(
         results += reduce_over(transport, plan, verdict, RUNS)[:1]
         wait_until_back(transport)
         before = [rail.sent_bytes for rail in transport.rails]
-        results += reduce_over(transport, plan, verdict, 1)
+        # Of one run a busy processor may send most over the rail that it comes to first.
+        results += reduce_over(transport, plan, verdict, RUNS)[:1]
         if rank == 1:
             assert connected_at(transport) == {NEW}
             with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.2.2", port)):
