@@ -493,6 +493,7 @@ class StandIn(ModuleType):
             CUDARuntimeError=CUDARuntimeError,
         )
         make_stream.null = _NullStream(self)  # type: ignore[attr-defined]
+        make_stream.from_external = lambda other: external(other.__cuda_stream__()[1])  # type: ignore[attr-defined]
         return SimpleNamespace(
             Device=lambda number=None: Device(self, number),
             Memory=lambda n_bytes: Memory(self, n_bytes),
