@@ -70,6 +70,7 @@ from optcc.experiments.record import RECORDS, Check, these_versions, this_machin
 from optcc.experiments.recorder import Measured, RecordForm, record_command, run_command
 from optcc.runtime.cupy_kernels import load_cupy
 from optcc.show import Card
+from optcc.units import show_size
 
 COPY_SHARE_MIN = 0.9
 """Of the device's copy bandwidth, a reduction of 64 MiB or more is to reach this share."""
@@ -131,7 +132,7 @@ class GpuBattery(Measured):
             if line.part in CHECKS
         ]
         rows += [
-            (each.part, f"{each.what}, {_size(each.size_bytes)}", f"{1e6 * each.seconds:.0f} us", _compare(each))
+            (each.part, f"{each.what}, {show_size(each.size_bytes)}", f"{1e6 * each.seconds:.0f} us", _compare(each))
             for each in self.timings
         ]
         for size in dict.fromkeys(each.size_bytes for each in self.kernels):
@@ -139,7 +140,7 @@ class GpuBattery(Measured):
             for word, found in (("slowest", min), ("fastest", max)):
                 each = found(reducing, key=lambda row: row.copy_share)
                 speed = f"{each.moved * each.message_bytes_per_s / 1e9:.0f} GB/s read and written"
-                what = f"{word} reduction of {_size(size)}: {each.dtype} {each.kernel}"
+                what = f"{word} reduction of {show_size(size)}: {each.dtype} {each.kernel}"
                 rows.append(("speed", what, speed, f"{100 * each.copy_share:.0f} % of the device's own copy"))
         name, driver = self.device["name"], self.device["driver"].split("  ")
         head = f"{name}, {next((word for word in driver if word[:1].isdigit()), '')}".rstrip(", ")
@@ -154,10 +155,6 @@ class GpuBattery(Measured):
     @property
     def exit_code(self) -> int:
         return EXIT_REFUTED if any(line.wrong or line.error for line in self.lines) else EXIT_DONE
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
 
 
 def _compare(row: BatteryTiming) -> str:

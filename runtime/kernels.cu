@@ -132,7 +132,7 @@ struct integer {
     static __device__ bits close(number x) { return (bits)x; }
     static __device__ bool less(number a, number b) { return (Signed)a < (Signed)b; }
     static __device__ number divide(number a, u64 n) {
-        // Divisions of 64 bits take a GPU three times as long as the memory that they are for; n is a number of ranks.
+        // Divisions of 64 bits take a GPU longer than the memory that they are for; n is a number of ranks.
         if (sizeof(Bits) < 8) return (number)((int)(Signed)a / (int)n);
         return (number)((long long)(Signed)a / (long long)n);
     }
