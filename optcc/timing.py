@@ -64,7 +64,9 @@ class Timing(Shown):
     and is done at `end_s`.
     `critical` are transfers from the first to the last one, each of which waited for the one before it;
     `port_names` and `port_busy_s` say how long each port was carrying bytes, at the rate that it has without faults.
-    `recovery` is what faults did to the run, if it had any.
+    `recovery` is what faults did to the run, if it had any. Where there are uplinks and ports are not fair,
+    `uplink_turns[t]` are the places of transfer t among all that pass uplinks, in the order in which they do, on its
+    way up and on its way down; below zero: it passes none.
     """
 
     model: str
@@ -76,6 +78,7 @@ class Timing(Shown):
     port_names: tuple[str, ...]
     port_busy_s: tuple[float, ...]
     recovery: Recovery | None = None
+    uplink_turns: Column | None = None
 
     @property
     def seconds(self) -> float:

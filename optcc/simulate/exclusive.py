@@ -42,16 +42,17 @@ from optcc.simulate.tick_clock import Changes, Paces, change_rate, cost, rescale
 Ids = npt.NDArray[np.int32]
 HOLDER, HELD_BEFORE, STILL = range(3)
 PAIR_HEAD, PAIR_BACK, IS_LINKED = range(3)
-TICKET, OF_TICKET = range(2)
+TICKET, OF_TICKET, TURN = range(3)
 PACE, HELD_UNTIL, LEFT_OVER, LOST, BEGINS = range(5)
-_WANTED, _FREED = range(2)
+_WANTED, _FREED, _STARTED = range(3)
 
 
 class Holders(NamedTuple):
     """A port has its `HOLDER` and had another, `HELD_BEFORE`; from `PAIR_HEAD` to `PAIR_BACK` the transfers of a pair
     wait for theirs. While that is so from one moment to a later one, the pair `IS_LINKED` to its ports.
 
-    The `TICKET` of t numbers the transfers in the order in which they became ready, `OF_TICKET` is the other way round.
+    The `TICKET` of t numbers the transfers in the order in which they became ready, `OF_TICKET` is the other way round;
+    `TURN` in the order in which they start, `filled[2]` so far.
     Of what holds out port q, `PACE` are the ticks for a byte (`pace_float` where they are not whole) and `HELD_UNTIL`
     says when it is through; its bytes flow when it `BEGINS`; while it is `STILL`, `LEFT_OVER` ticks are left. An uplink
     q is `HELD_UNTIL` what has started there has had its time. `LOST` bytes are to be sent again by what
@@ -75,11 +76,11 @@ def make_holders(n: int, n_pairs: int, n_ports: int) -> Holders:
     return Holders(
         ids,
         np.array([-1, -1, 0], dtype=np.int32) + np.zeros((n_pairs, 1), dtype=np.int32),
-        np.empty((n, 2), dtype=np.int32),
+        np.empty((n, 3), dtype=np.int32),
         np.zeros((n_ports, 5), dtype=np.int64),
         np.zeros(n_ports),
         np.zeros((2, max(5 * n_pairs, 2 * n_ports)), dtype=np.int32),
-        np.zeros(2, dtype=np.int64),
+        np.zeros(3, dtype=np.int64),
     )
 
 
@@ -161,6 +162,8 @@ def hold(
                 net.rows[transfer, START_OPENER] = 2 * last
         times[transfer, START] = now
         times[transfer, TAKEN] = now
+        ports.tickets[transfer, TURN] = ports.filled[_STARTED]
+        ports.filled[_STARTED] += 1
         look_ahead(net, times, sizes, transfer)
         fetch(ports.tickets, net.rows[transfer, NEXT_SEND])
         ports.ids[out, HOLDER] = transfer

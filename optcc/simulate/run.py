@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optcc.arrays import Column
+from optcc.arrays import Column, column
 from optcc.errors import PlanError, TopologyError
 from optcc.plan import Plan
 from optcc.simulate.constraints import Constraints, plan_constraints, transfer_constraints
@@ -29,7 +29,7 @@ from optcc.simulate.dependencies import (
     make_net,
 )
 from optcc.simulate.event_queue import make_event_queue
-from optcc.simulate.exclusive import make_holders
+from optcc.simulate.exclusive import TURN, make_holders
 from optcc.simulate.fair import PortRates, make_ends
 from optcc.simulate.fifo import make_fifo_state
 from optcc.simulate.kernels import kernels
@@ -76,7 +76,8 @@ class DependencyGraph:
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """The moments of every transfer in seconds (`START`, `SENT`, `TAKEN`, `DONE`), what the ports have carried, which
-    of them are down in the end, the transfers that decide the time, and how many are done.
+    of them are down in the end, the transfers that decide the time, how many are done, and the turns of those that pass
+    uplinks (`Timing.uplink_turns`).
     """
 
     seconds: npt.NDArray[np.float64]
@@ -84,6 +85,7 @@ class Result:
     down: tuple[str, ...]
     critical: tuple[int, ...]
     finished: int
+    uplink_turns: Column | None = None
 
 
 def run_once(plan: Plan | Transfers, network: PortNetwork, model: Model) -> Timing:
@@ -99,7 +101,8 @@ def run_once(plan: Plan | Transfers, network: PortNetwork, model: Model) -> Timi
     result = run_graph(graph, network, model)
     if result.finished < len(graph.rows):
         check_finished(plan.transfers if isinstance(plan, Plan) else plan, graph.rows, result.down)
-    return timing_of(result, result.seconds, result.critical, network.ports, model)
+    timing = timing_of(result, result.seconds, result.critical, network.ports, model)
+    return replace(timing, uplink_turns=result.uplink_turns)
 
 
 def run_graph(graph: DependencyGraph, network: PortNetwork, model: Model) -> Result:
@@ -113,15 +116,16 @@ def run_graph(graph: DependencyGraph, network: PortNetwork, model: Model) -> Res
     n_pairs = kernels().assign(graph.src, graph.dst, graph.sizes, *where, graph.rows, carried, table, ends)
     for uplink in _ways(graph, ports).T if ports.has_pods else ():
         np.add.at(carried, uplink[uplink >= 0], graph.sizes[uplink >= 0])
+    turns: Column | None = None
     if model == "fair":
         times, per_s, down, finished = _run_fair(graph, carried.tolist(), network, ends[:n_pairs])
     else:
-        times, per_s, down, finished = _run_serial(graph, carried.tolist(), network, model, ends[:n_pairs])
+        times, per_s, down, finished, turns = _run_serial(graph, carried.tolist(), network, model, ends[:n_pairs])
     seconds = np.empty((4, n))
     last = kernels().to_seconds(times, float(per_s), seconds)
     seconds.setflags(write=False)
     names = tuple(name for name, is_down in zip(ports.names, down, strict=True) if is_down)
-    return Result(seconds, carried, names, _critical(last, graph.rows), finished)
+    return Result(seconds, carried, names, _critical(last, graph.rows), finished, turns)
 
 
 def timing_of(
@@ -176,8 +180,9 @@ def _rates(graph: DependencyGraph, network: PortNetwork) -> tuple[list[Fraction]
 
 def _run_serial(
     graph: DependencyGraph, carried: list[int], network: PortNetwork, model: Model, ends: Small
-) -> tuple[Any, int, Any, int]:
-    """The times in ticks, how many of them are a second, which ports are down in the end, and how many are done."""
+) -> tuple[Any, int, Any, int, Column | None]:
+    """The times in ticks, how many of them are a second, which ports are down in the end, how many are done, and the
+    turns of those that pass uplinks."""
     n, n_ports = len(graph.rows), len(network.ports.names)
     more = network.more_latency_s
     slack_s = None if more is None else Fraction(float(more.sum()))
@@ -188,9 +193,12 @@ def _run_serial(
     times = np.full((n, 4), -1, dtype=np.int64)
     events = make_event_queue(n_ports)
     costs = clock.latency, clock.overhead
-    if model == "fifo" and network.ports.has_pods:
-        line = make_uplink_state(_ways(graph, network.ports), n_ports)
+    ways = _ways(graph, network.ports) if network.ports.has_pods else None
+    turns: Column | None = None
+    if model == "fifo" and ways is not None:
+        line = make_uplink_state(ways, n_ports)
         kernels().run_uplinks(net, times, graph.sizes, graph.turn, clock.paces, clock.changes, line, *costs)
+        turns = column(line.turns)
     elif model == "fifo":
         state = make_fifo_state(n_ports)
         kernels().run_fifo(net, times, graph.sizes, graph.turn, clock.paces, clock.changes, state, events, *costs)
@@ -198,7 +206,9 @@ def _run_serial(
         pairs = make_pairs(ends, network.ports)
         holders = make_holders(n, len(pairs.ends), n_ports)
         kernels().run_exclusive(net, times, graph.sizes, clock.paces, clock.changes, pairs, holders, events, *costs)
-    return times, clock.per_s, clock.paces.down, int(net.tail[FINISHED])
+        if ways is not None:
+            turns = column(np.where(ways >= 0, holders.tickets[:, [TURN]], -1))
+    return times, clock.per_s, clock.paces.down, int(net.tail[FINISHED]), turns
 
 
 def _ways(graph: DependencyGraph, ports: PortMap) -> Small:

@@ -70,7 +70,8 @@ class UplinkState(NamedTuple):
 
     Transfer t goes up `ways[t, 0]` and comes down `ways[t, 1]` (-1: it does not) and is on its way to `where[t]` (-1:
     to nowhere). Its `FIRST_BYTE` is past the uplinks at `passed[t, 0]`, and at `passed[t, 1]` their time for it is
-    over. Uplink q is taken up until `taken_until[q]`.
+    over. Uplink q is taken up until `taken_until[q]`. `turns[t, side]` is its place among all that uplinks have taken, of
+    which there are `size[1]`.
 
     `lists[side, :filled[side]]` are the transfers that come to uplinks (`TO_UP`) and downlinks (`TO_DOWN`) at this
     instant. The pending events are a heap, `size[0]` long, of times `when` and of what has them, `what`: a port, or
@@ -81,6 +82,7 @@ class UplinkState(NamedTuple):
     ways: Ids
     where: Ids
     passed: Column
+    turns: Ids
     taken_until: Column
     lists: Ids
     filled: Column
@@ -97,12 +99,13 @@ def make_uplink_state(ways: Ids, n_ports: int) -> UplinkState:
         ways,
         np.full(n, -1, dtype=np.int32),
         np.zeros((n, 2), dtype=np.int64),
+        np.full((n, 2), -1, dtype=np.int32),
         np.zeros(n_ports, dtype=np.int64),
         np.zeros((2, n), dtype=np.int32),
         np.zeros(2, dtype=np.int64),
         np.zeros(n_ports + n, dtype=np.int64),
         np.zeros(n_ports + n, dtype=np.int64),
-        np.zeros(1, dtype=np.int64),
+        np.zeros(2, dtype=np.int64),
     )
 
 
@@ -203,6 +206,8 @@ def pass_uplinks(
         line.taken_until[uplink] = occupy(line.taken_until[uplink], now, lasts)
         line.passed[transfer, FIRST_BYTE] = line.taken_until[uplink] - lasts
         line.passed[transfer, LAST_BYTE] = max(line.passed[transfer, LAST_BYTE], line.taken_until[uplink])
+        line.turns[transfer, side] = line.size[1]
+        line.size[1] += 1
         line.where[transfer] = TO_DOWN if side == 0 and line.ways[transfer, 1] >= 0 else TO_IN
         go(net, times, sizes, paces, line, transfer, now, overhead)
 

@@ -2,9 +2,8 @@
 
 **The model.** A plan fixes an order for every port: a port serves the transfers of a lane in the lane's order, each
 after the last byte of the one before. Given the order, every time is a longest path through a fixed graph
-(`optcc.verify.plan.port_graph`), over rationals. Ports are assigned as in `optcc.simulate`: the ports of the two
-servers, their surviving NICs pooled; inside a server the fabric ports of two GPUs, or none; for a local operation none,
-and no latency. Where GPUs are linked (`Topology.wired`), they are the first and the last link of the transfer's route.
+(`optcc.verify.plan.port_graph`), over rationals. Which ports and uplinks a transfer uses is in
+`optcc.verify.plan.port_use`; a local operation has no latency.
 
 **Relation to the simulator.** `optcc.simulate` schedules dynamically: an exclusive port serves in order of readiness,
 and a fifo in port does not idle for a transfer that has not arrived. Where it serves the ports in the lanes' order,
@@ -12,8 +11,9 @@ both times agree; with one slot per lane always, as a lane's next message then s
 done. With several slots it may serve messages of several senders in another order, and be faster or slower. The order
 used here is the one that the plan's author (or the timetable) specified.
 
-**Shared ports.** GPUs of one server share its NICs, and a rank may send in several lanes: then no lane fixes the order
-of that port. In that case all ports keep the order in which `optcc.simulate` serves them, and `Makespan.order` says so.
+**Shared ports and uplinks.** GPUs of one server share its NICs, servers of a pod its uplinks, and a rank may send in
+several lanes: then no lane fixes the order of that port or uplink. In that case all ports and uplinks keep the order in
+which `optcc.simulate` serves them, and `Makespan.order` says so.
 The simulator is not trusted for the time: its order is a witness, one valid execution, whose time is computed here.
 
 **Fair ports** have no order: concurrent flows share them, and rates change with every start and end, so the time is no
@@ -29,18 +29,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from optcc.arrays import Column
 from optcc.errors import InputError, TopologyError
-from optcc.graph import Graph
 from optcc.plan import Plan
 from optcc.simulate import simulate
-from optcc.timing import MODELS, Model
+from optcc.timing import MODELS, Model, Timing
 from optcc.topology import Topology
 from optcc.transfers import Transfers
 from optcc.units import show_rate, show_time
@@ -52,18 +49,21 @@ from optcc.verify.plan.port_graph import (
     BY_INSTRUCTION,
     BY_OUT_PORT,
     BY_SLOT,
+    BY_UPLINK,
     DONE,
     MOMENTS,
     Chains,
     Durations,
     ExactModel,
+    Passages,
     PortGraph,
     build_port_graph,
     chain,
     instructions_of,
 )
+from optcc.verify.plan.port_use import PortTicks, PortUse
 
-NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
+NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, UPLINK, BEFORE = (
     "nothing",
     "its data",
     "bytes that were still being sent",
@@ -71,11 +71,10 @@ NOTHING, DATA, READ, TURN, SLOT, OUT_PORT, IN_PORT, BEFORE = (
     "a free slot",
     "its out port",
     "its in port",
+    "an uplink",
     "the one before",
 )
 """What a transfer of a critical path waited for; `BEFORE` for fair ports, where the cause is unknown."""
-TICKS_MAX = 2**62
-"""Times below this are computed in 64 bits."""
 TRACE_LINES_MAX = 15
 _STAGES_MAX = 4
 _KEPT = {"lanes": " in the lanes' order", "simulated": " in the simulator's order", "rounded": ""}
@@ -87,7 +86,7 @@ class Makespan:
 
     `path` are transfers, each of which waited for the one before it; `waits[k]` is what `path[k]` waited for, one of
     the constants above, and `begins_s[k]` when that wait ended. `order` is `lanes`, or `simulated` where lanes share a
-    port; both are exact. With fair ports it is `rounded`: the times are the simulator's floats.
+    port or an uplink; both are exact. With fair ports it is `rounded`: the times are the simulator's floats.
     """
 
     model: Model
@@ -122,8 +121,8 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: ExactModel) -> Make
     '16'
 
     Raises InputError for another model; TopologyError for a topology of another number of ranks, a transfer between
-    servers that share no rail, rails that must be told apart, or pods with uplinks; PlanError for a plan that
-    `plan_constraints` refuses or whose transfers wait for each other once the ports keep their order.
+    servers that share no rail, or rails that must be told apart; PlanError for a plan that `plan_constraints` refuses
+    or whose transfers wait for each other once the ports keep their order.
     """
     if model not in get_args(ExactModel):
         raise InputError(f"model {model!r}: must be one of {', '.join(get_args(ExactModel))}")
@@ -132,12 +131,13 @@ def exact_makespan(plan: Plan, topology: Topology, *, model: ExactModel) -> Make
     if cut is not None:
         raise TopologyError(f"{plan.transfers.describe(cut)}: {_no_rail(plan.transfers, topology, cut)}")
     _check_rails(topology)
-    ports = _Ports.of(plan.transfers, topology)
-    ticks = _Ticks.of(plan.transfers, ports, topology.latency_s)
-    order, chains = _port_order(plan, topology, ports, model)
+    ports = PortUse.of(plan.transfers, topology)
+    ticks = PortTicks.of(plan.transfers, ports, topology.latency_s)
+    order, chains, passages = _port_order(plan, topology, ports, ticks, model)
     local = plan.transfers.src == plan.transfers.dst
     latency = (~local).astype(ticks.out.dtype) * ticks.latency
-    graph = build_port_graph(plan, chains, Durations.of(ticks.out, ticks.in_, latency, model), model)
+    durations = Durations.of(ticks.out, ticks.in_, latency, model).beside(ticks.ways, model)
+    graph = build_port_graph(plan, chains, durations, model, passages)
     return _makespan(plan, graph, model, order, ticks.per_s)
 
 
@@ -237,15 +237,15 @@ def _check_topology(plan: Plan, topology: Topology) -> None:
 
 
 def _check_rails(topology: Topology) -> None:
-    wired = topology.wired
-    if wired is not None:
-        if any(len(route) > 2 for routes in wired.routes for route in routes.values()):
-            raise TopologyError(f"{topology!r}: links between switches: no lane fixes their order, so no exact time")
+    if topology.wired is not None or not topology.rail_only:
         return
-    if topology.pods:
-        raise TopologyError(f"{topology!r}: pods with uplinks: no lane fixes the order of an uplink, so no exact time")
-    if topology.rail_only and len(topology.rails_kept) > 1:
+    if len(topology.rails_kept) > 1:
         raise TopologyError("rail-only topology whose servers keep different rails: not supported, NICs are pooled")
+    if topology.pods:
+        raise TopologyError(
+            f"{topology!r}: an uplink for each rail of a pod: not supported, NICs are pooled; with the NICs given to "
+            "GPUs, or under fair ports, it is"
+        )
 
 
 def _missing_link(transfers: Transfers, topology: Topology) -> int | None:
@@ -281,117 +281,34 @@ def _no_rail(transfers: Transfers, topology: Topology, transfer: int) -> str:
     return f"no link, the servers share no rail ({'; '.join(kept)})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Ports:
-    """The ports of a topology, and the out port and in port of each transfer (-1: none)."""
-
-    names: tuple[str, ...]
-    rates: tuple[Fraction, ...]
-    ranks: tuple[int | None, ...]
-    out: Column
-    in_: Column
-
-    @classmethod
-    def of(cls, transfers: Transfers, topology: Topology) -> _Ports:
-        if topology.wired is not None:
-            return cls.of_links(transfers, topology.wired)
-        rows: list[tuple[str, Fraction, int | None]] = []
-        nic_port, gpu_port, rank = [], [], 0
-        for server in topology.servers:
-            nic_port.append(len(rows) if len(topology.servers) > 1 else -1)
-            if len(topology.servers) > 1:
-                only = rank if server.gpus == 1 else None
-                rows += [(f"out {server.name}", server.out, only), (f"in {server.name}", server.in_, only)]
-            for gpu in range(server.gpus):
-                gpu_port.append(-1 if server.fabric is None else len(rows))
-                if server.fabric is not None:
-                    rows += [(f"{way} {server.name} gpu {gpu}", server.fabric, rank) for way in ("out", "in")]
-                rank += 1
-        src, dst, server_of = transfers.src, transfers.dst, np.array(topology.rank_server)
-        between = server_of[src] != server_of[dst]
-        nics, gpus = np.array(nic_port), np.array(gpu_port)
-        out = np.where(between, nics[server_of[src]], gpus[src])
-        into = np.where(between, nics[server_of[dst]], gpus[dst])
-        used = (src != dst) & (out >= 0)
-        names, rates, ranks = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(names, rates, ranks, np.where(used, out, -1), np.where(used, into + 1, -1))
-
-    @classmethod
-    def of_links(cls, transfers: Transfers, graph: Graph) -> _Ports:
-        """A link that leaves a GPU is an out port, one that enters a GPU an in port; from GPU to GPU it is both."""
-        p, port_of = len(graph.gpus), dict[tuple[int, int], int]()
-        rows: list[tuple[str, Fraction, int | None]] = []
-        for number, link in enumerate(graph.links):
-            for side, (node, way) in enumerate(((link.tail, "out"), (link.head, "in"))):
-                if node < p:
-                    port_of[number, side] = len(rows)
-                    rows.append((f"{way} {graph.name_of(link)}", link.rate, node))
-        ends = np.full((2, p * p), -1, dtype=np.int64)
-        for src, routes in enumerate(graph.routes):
-            for dst, route in routes.items():
-                ends[:, src * p + dst] = port_of[route[0], 0], port_of[route[-1], 1]
-        pair = transfers.src * p + transfers.dst
-        names, rates, ranks = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(names, rates, ranks, ends[0, pair], ends[1, pair])
-
-    def carried(self, transfers: Transfers) -> list[int]:
-        """The bytes that each port carries."""
-        used = np.flatnonzero(self.out >= 0)
-        sums = np.zeros(len(self.names), dtype=np.int64)
-        limit = TICKS_MAX // max(len(transfers), 1)
-        if transfers.bytes.max(initial=0) > limit:
-            total = [0] * len(self.names)
-            for out, into, size in zip(
-                self.out[used].tolist(), self.in_[used].tolist(), transfers.bytes[used].tolist(), strict=True
-            ):
-                total[out] += size
-                total[into] += size
-            return total
-        for ports in (self.out, self.in_):
-            np.add.at(sums, ports[used], transfers.bytes[used])
-        return sums.tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ticks:
-    """Durations in ticks: int64 if `wide` is false, else Python's integers."""
-
-    per_s: int
-    latency: int
-    out: npt.NDArray[Any]
-    in_: npt.NDArray[Any]
-    wide: bool
-
-    @classmethod
-    def of(cls, transfers: Transfers, ports: _Ports, latency_s: Fraction) -> _Ticks:
-        carried = ports.carried(transfers)
-        busy = [rate.numerator for size, rate in zip(carried, ports.rates, strict=True) if size]
-        per_s = lcm(latency_s.denominator, *busy)
-        per_byte = [
-            per_s // rate.numerator * rate.denominator if size else 0
-            for size, rate in zip(carried, ports.rates, strict=True)
-        ]
-        latency = per_s // latency_s.denominator * latency_s.numerator
-        # Upper bound on any path: all transfers in sequence.
-        horizon = len(transfers) * latency + sum(size * each for size, each in zip(carried, per_byte, strict=True))
-        wide = horizon >= TICKS_MAX
-        dtype = object if wide else np.int64
-        each_byte = np.array([*per_byte, 0], dtype=dtype)  # the last entry is for index -1, no port
-        size = transfers.bytes.astype(dtype)
-        return cls(per_s, latency, size * each_byte[ports.out], size * each_byte[ports.in_], wide)
-
-
-def _port_order(plan: Plan, topology: Topology, ports: _Ports, model: ExactModel) -> tuple[str, Chains]:
-    """The order of the ports, and its name: `lanes` or `simulated`."""
+def _port_order(
+    plan: Plan, topology: Topology, ports: PortUse, ticks: PortTicks, model: ExactModel
+) -> tuple[str, Chains, Passages | None]:
+    """The order of the ports and the uplinks, and its name: `lanes` or `simulated`."""
     sender, receiver = instructions_of(plan)
-    lane = plan.instruction_lane
-    if not any(_shared(port, lane, by) for port, by in ((ports.out, sender), (ports.in_, receiver))):
-        return "lanes", (chain(ports.out, sender), chain(ports.in_, receiver))
-    timing = simulate(plan, topology, model=model)
-    return "simulated", (
-        chain(ports.out, timing.start_s, timing.sent_s),
-        chain(ports.in_, timing.taken_s, timing.end_s),
-    )
+    transfer, way = np.nonzero(ports.ways >= 0)
+    uplink, lasts = ports.ways[transfer, way], ticks.ways[transfer, way]
+    users = ((ports.out, sender), (ports.in_, receiver), (uplink, sender[transfer]))
+    if not any(_shared(port, plan.instruction_lane, by) for port, by in users):
+        name, chains = "lanes", (chain(ports.out, sender), chain(ports.in_, receiver))
+        turn = sender[transfer]
+    else:
+        timing = simulate(plan, topology, model=model)
+        name, chains = "simulated", (
+            chain(ports.out, timing.start_s, timing.sent_s),
+            chain(ports.in_, timing.taken_s, timing.end_s),
+        )
+        turn = _turns(timing, transfer)
+    return name, chains, Passages(transfer, lasts, *chain(uplink, turn)) if len(uplink) else None
+
+
+def _turns(timing: Timing, transfer: Column) -> Column:
+    """For each passage of an uplink, by transfer and along its way, its place in the order that `timing` has served."""
+    if timing.uplink_turns is None:
+        return np.zeros(0, dtype=np.int64)
+    by, way = np.nonzero(timing.uplink_turns >= 0)
+    assert np.array_equal(by, transfer), "the simulator has transfers pass other uplinks"
+    return timing.uplink_turns[by, way]
 
 
 def _shared(port: Column, lane: Column, instruction: Column) -> bool:
@@ -409,16 +326,17 @@ def _makespan(plan: Plan, graph: PortGraph, model: ExactModel, order: str, per_s
     time, cause = longest_paths(graph.order, graph.first, graph.after, graph.weight)
     if len(time) == 0:
         return Makespan(model, order, Fraction(0), (), (), ())
-    done = time[DONE::MOMENTS]
+    done = time[DONE : MOMENTS * len(plan.transfers) : MOMENTS]
     node = MOMENTS * int(np.argmax(done)) + DONE
     end = int(time[node])
-    path, waits, begins = [node // MOMENTS], [], []
+    path, waits, begins = [int(graph.transfer_of[node])], [], []
     while cause[node] >= 0:
         edge = int(cause[node])
         before = int(graph.before[edge])
-        if before // MOMENTS != node // MOMENTS:
-            path.append(before // MOMENTS)
-            waits.append(_waited_for(plan.transfers, before // MOMENTS, node // MOMENTS, int(graph.reason[edge])))
+        transfer = int(graph.transfer_of[before])
+        if transfer != path[-1]:
+            waits.append(_waited_for(plan.transfers, transfer, path[-1], int(graph.reason[edge])))
+            path.append(transfer)
             begins.append(Fraction(int(time[node]), per_s))
         node = before
     waits.append(NOTHING)
@@ -428,7 +346,7 @@ def _makespan(plan: Plan, graph: PortGraph, model: ExactModel, order: str, per_s
 
 def _waited_for(transfers: Transfers, before: int, after: int, reason: int) -> str:
     if reason != BY_INSTRUCTION:
-        return {BY_SLOT: SLOT, BY_OUT_PORT: OUT_PORT, BY_IN_PORT: IN_PORT}[reason]
+        return {BY_SLOT: SLOT, BY_OUT_PORT: OUT_PORT, BY_IN_PORT: IN_PORT, BY_UPLINK: UPLINK}[reason]
     t = transfers
     if t.dst[before] == t.src[after] and _overlap(t, before, t.dst_offset, after, t.src_offset):
         return DATA
@@ -463,14 +381,14 @@ class _Load:
 
 
 def _slowest_port(transfers: Transfers, topology: Topology) -> _Load | None:
-    ports = _Ports.of(transfers, topology)
+    ports = PortUse.of(transfers, topology)
     rows = zip(range(len(ports.names)), ports.names, ports.ranks, ports.carried(transfers), ports.rates, strict=True)
     return max((_Load(*row) for row in rows), key=lambda load: load.seconds, default=None)
 
 
 def _overloaded(transfers: Transfers, topology: Topology, slow: _Load, claim: str) -> Counterexample:
-    ports = _Ports.of(transfers, topology)
-    through = np.flatnonzero((ports.out == slow.port) | (ports.in_ == slow.port))
+    ports = PortUse.of(transfers, topology)
+    through = np.flatnonzero(np.any([port == slow.port for port in ports.columns], axis=0))
     lines = []
     for stage in _stages_of(transfers, through):
         own = through[transfers.stage[through] == stage]
