@@ -9,6 +9,12 @@ The times are those of `optcc.verify.plan.timing` for a plan with a slot for eve
     exclusive  a transfer starts when both ports are free and holds both for the time of the slower one
     fifo       it occupies its two ports as `optcc.fifo_port` says
 
+Between pods it also passes their uplinks, each of which serves one transfer at a time, as long as its bytes take there:
+
+    exclusive  when it has started and all its uplinks are free; from then on its bytes flow at the slowest of all rates
+    fifo       the first uplink at its start or later, the next one when it passes that or later; its in port receives
+               the last byte when each uplink is through with it or later
+
 It is done `latency` after it has left its in port, in the order of its receiver's lane, after the chunk that it adds to
 was written and the chunk that it overwrites was sent. The simulator (`optcc.simulate.fifo`) cannot replace this loop:
 it needs all transfers in memory.
@@ -73,17 +79,17 @@ def time_static_order(
     >>> time_static_order(ring, Topology.parse("4@1GB/s,2=500MB/s"), size_bytes=4_000_000).seconds
     0.012
 
-    Raises InputError for another model, TopologyError for rails that must be told apart and for pods with uplinks, and
-    what building a schedule raises.
+    Raises InputError for another model, TopologyError for rails that must be told apart, and what building a schedule
+    raises.
     """
     if model not in get_args(SerialModel):
         raise InputError(f"model {model!r}: must be one of {', '.join(get_args(SerialModel))}")
-    if topology.rail_only and len(topology.rails_kept) > 1:
-        raise TopologyError("rail-only topology whose servers keep different rails: not modelled, NICs are pooled")
     if topology.wired is not None:
         raise TopologyError(f"{topology!r}: NICs of GPUs, or links: not modelled in the order as written")
-    if topology.pods:
-        raise TopologyError(f"{topology!r}: pods with uplinks: not modelled in the order as written")
+    if topology.rail_only and len(topology.rails_kept) > 1:
+        raise TopologyError("rail-only topology whose servers keep different rails: not modelled, NICs are pooled")
+    if topology.rail_only and topology.pods:
+        raise TopologyError(f"{topology!r}: an uplink for each rail of a pod: not modelled, NICs are pooled")
     clock = StaticOrderClock(topology, size_bytes, dtype, model)
     definition.stream(topology, segments, clock.take)
     return clock.result()
@@ -110,11 +116,13 @@ class _Places(NamedTuple):
 
 
 class _Ranks(NamedTuple):
-    """For each rank its server, its out port to other servers and the one inside (-1: none), and its `moments`."""
+    """For each rank its server, its out port to other servers, the one inside and the uplink of its pod (-1: none), and
+    its `moments`."""
 
     server: Column
     nic: Column
     gpu_port: Column
+    uplink: Column
     moments: Times
 
 
@@ -127,7 +135,8 @@ class StaticOrderClock:
         ports = PortMap.of(topology)
         self.names = ports.names
         server = ports.server_of
-        self.ranks = _Ranks(server, ports.server_port[server], ports.gpu_port, np.zeros((len(server), 2)))
+        ways = ports.server_port[server], ports.gpu_port, ports.pod_port[server]
+        self.ranks = _Ranks(server, *ways, np.zeros((len(server), 2)))
         byte_s = {rate: float(1 / rate) for rate in set(ports.rates)}
         self.lines = np.zeros((len(ports.names), 2))
         self.lines[:, BYTE_S] = [byte_s[rate] for rate in ports.rates]
@@ -185,7 +194,7 @@ class StaticOrderClock:
 
 @cache
 def _kernels() -> Any:
-    return compiled_at_once((delay_at_in_port, occupy, _move, _let_happen), globals())
+    return compiled_at_once((delay_at_in_port, occupy, _flow, _forward, _move, _let_happen), globals())
 
 
 def _move(
@@ -218,12 +227,17 @@ def _move(
             carried[out] += size
             carried[in_] += size
             start = max(start, lines[out, THROUGH])
+            up, down = -1, -1
+            if outside and ranks.uplink[a] != ranks.uplink[b]:
+                up, down = ranks.uplink[a], ranks.uplink[b]
+                down += down >= 0
             if exclusive:
                 start = max(start, lines[in_, THROUGH])
-                left = landed = start + max(out_s, in_s)
+                left = landed = _flow(start, max(out_s, in_s), size, up, down, lines, carried)
             else:
                 left = start + out_s
-                landed = occupy(lines[in_, THROUGH], start + delay_at_in_port(out_s, in_s), in_s)
+                first, still_s = _forward(start, out_s, size, up, down, lines, carried)
+                landed = occupy(lines[in_, THROUGH], first + delay_at_in_port(still_s, in_s), in_s)
             lines[out, THROUGH] = left
             lines[in_, THROUGH] = landed
         ranks.moments[a, BEGUN] = start
@@ -233,6 +247,37 @@ def _move(
     here[WRITTEN] = done
     here[FREE] = done
     return float(done)
+
+
+def _flow(start: float, ports_s: float, size: int, up: int, down: int, lines: Times, carried: Column) -> float:
+    """When a transfer that may start at `start`, and that its ports carry in `ports_s`, has left, if it passes the
+    uplinks `up` and `down` (-1: none) all at once."""
+    for uplink in (up, down):
+        if uplink >= 0:
+            start = max(start, lines[uplink, THROUGH])
+            ports_s = max(ports_s, size * lines[uplink, BYTE_S])
+    for uplink in (up, down):
+        if uplink >= 0:
+            lines[uplink, THROUGH] = start + size * lines[uplink, BYTE_S]
+            carried[uplink] += size
+    return start + ports_s
+
+
+def _forward(
+    start: float, out_s: float, size: int, up: int, down: int, lines: Times, carried: Column
+) -> tuple[float, float]:
+    """When the first byte is past the uplinks `up` and `down` (-1: none), and how much later the last one is, of a
+    transfer that leaves its out port from `start` on, for `out_s`."""
+    first, still_s = start, out_s
+    for uplink in (up, down):
+        if uplink >= 0:
+            lasts = size * lines[uplink, BYTE_S]
+            passes = max(first, lines[uplink, THROUGH])
+            lines[uplink, THROUGH] = passes + lasts
+            carried[uplink] += size
+            still_s = max(still_s - (passes - first), lasts)
+            first = passes
+    return first, still_s
 
 
 def _let_happen(

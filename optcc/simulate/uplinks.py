@@ -70,8 +70,8 @@ class UplinkState(NamedTuple):
 
     Transfer t goes up `ways[t, 0]` and comes down `ways[t, 1]` (-1: it does not) and is on its way to `where[t]` (-1:
     to nowhere). Its `FIRST_BYTE` is past the uplinks at `passed[t, 0]`, and at `passed[t, 1]` their time for it is
-    over. Uplink q is taken up until `taken_until[q]`. `turns[t, side]` is its place among all that uplinks have taken, of
-    which there are `size[1]`.
+    over. Uplink q is taken up until `taken_until[q]`. `turns[t, side]` is its place among all that uplinks have taken,
+    `size[1]` so far.
 
     `lists[side, :filled[side]]` are the transfers that come to uplinks (`TO_UP`) and downlinks (`TO_DOWN`) at this
     instant. The pending events are a heap, `size[0]` long, of times `when` and of what has them, `what`: a port, or

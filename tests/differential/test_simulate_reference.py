@@ -316,10 +316,15 @@ def refer_transfers(
 
 
 def refer_plan(
-    plan: Plan, topology: Topology, model: Model, overhead: Fraction, changes: RateChanges = ()
+    plan: Plan,
+    topology: Topology,
+    model: Model,
+    overhead: Fraction,
+    changes: RateChanges = (),
+    made: Callable[..., Reference] = Reference,
 ) -> Reference | None:
     """The rules of a plan, read off its instructions; None if it never ends."""
-    reference = Reference(plan.transfers, topology, model, overhead, changes)
+    reference = made(plan.transfers, topology, model, overhead, changes)
     rows = list(plan)
     sender = {row.send_transfer: row for row in rows if row.send_transfer >= 0}
     receiver = {row.recv_transfer: row for row in rows if row.recv_transfer >= 0}

@@ -178,5 +178,5 @@ def test_what_cannot_be_is_refused() -> None:
     rails = tuple(Server(f"h{i}", 1, (Nic(i, Fraction(1), Fraction(1)),)) for i in (0, 1))
     with pytest.raises(TopologyError, match="rails"):
         time_static_order(ring, Topology(rails, rail_only=True), size_bytes=4)
-    with pytest.raises(TopologyError, match="pods"):
-        time_static_order(ring, Topology.parse("16@50GB/s/4:2"), size_bytes=4)
+    with pytest.raises(TopologyError, match="NICs of GPUs"):
+        time_static_order(ring, Topology.parse("4x2@5GB/s+9GB/s/2:2"), size_bytes=4)

@@ -294,9 +294,12 @@ def _port_order(
         turn = sender[transfer]
     else:
         timing = simulate(plan, topology, model=model)
-        name, chains = "simulated", (
-            chain(ports.out, timing.start_s, timing.sent_s),
-            chain(ports.in_, timing.taken_s, timing.end_s),
+        name, chains = (
+            "simulated",
+            (
+                chain(ports.out, timing.start_s, timing.sent_s),
+                chain(ports.in_, timing.taken_s, timing.end_s),
+            ),
         )
         turn = _turns(timing, transfer)
     return name, chains, Passages(transfer, lasts, *chain(uplink, turn)) if len(uplink) else None
