@@ -3,8 +3,7 @@
 Transfer t has three moments: it *starts*, its in port *takes* it, it is *done*. With o and i the durations of its bytes
 at its out port and at its in port:
 
-    exclusive  it holds both ports from its start, and its bytes flow for m = max(o, i) once they are taken: taken >=
-               start; left = taken + m; done >= left + latency
+    exclusive  it holds both ports for m = max(o, i): taken = start; left = start + m; done >= left + latency
     fifo       each port at its own rate, with buffering in between: left = start + o; taken >= start + max(0, o - i),
                so that the in port never pauses; done >= taken + i + latency
 
@@ -16,7 +15,8 @@ read, on lane order, on a slot.
 from a moment on and for u, the duration of its bytes there. An uplink serves one transfer at a time as well: the next
 one passes u or more after the one before.
 
-    exclusive  it passes all its uplinks when it is taken, and m is the longest of all its durations, theirs too
+    exclusive  it passes all its uplinks when it starts, and m is the longest of all its durations, theirs too (whether
+               it holds its ports while it waits for an uplink makes no difference: in their order it is next)
     fifo       it passes the first one at its start or later, each other one when it passes the one before or later
                (first bytes are forwarded at once); taken >= pass + max(0, u - i), so that the last byte is past each
                uplink when the in port is through
@@ -51,8 +51,8 @@ BY_ITSELF, BY_INSTRUCTION, BY_SLOT, BY_OUT_PORT, BY_IN_PORT, BY_UPLINK = range(6
 
 
 class Durations(NamedTuple):
-    """For each transfer, in one unit: from start to `left` (exclusive: from `taken`), from start to `taken` by an idle
-    in port, from `taken` to `landed`, and its `latency`."""
+    """For each transfer, in one unit: from start to `left`, from start to `taken` by an idle in port, from `taken` to
+    `landed`, and its `latency`."""
 
     left: npt.NDArray[Any]
     taken: npt.NDArray[Any]
@@ -118,7 +118,7 @@ def build_port_graph(
     """
     n = len(plan.transfers)
     each = MOMENTS * np.arange(n)
-    in_moment, out_moment = (TAKEN, START) if model == "fifo" else (START, TAKEN)
+    in_moment = TAKEN if model == "fifo" else START
     edges = plan_constraints(plan)
     sent_is_enough = (edges.kind & 1) == 1
     held_back = durations.left[edges.before]
@@ -127,10 +127,10 @@ def build_port_graph(
     parts: list[_Edges] = [
         (each + START, each + TAKEN, durations.taken, BY_ITSELF),
         (each + TAKEN, each + DONE, durations.landed + durations.latency, BY_ITSELF),
-        (MOMENTS * out_before + out_moment, MOMENTS * out_after + START, durations.left[out_before], BY_OUT_PORT),
-        (MOMENTS * in_before + TAKEN, MOMENTS * in_after + in_moment, durations.landed[in_before], BY_IN_PORT),
+        (MOMENTS * out_before + START, MOMENTS * out_after + START, durations.left[out_before], BY_OUT_PORT),
+        (MOMENTS * in_before + in_moment, MOMENTS * in_after + in_moment, durations.landed[in_before], BY_IN_PORT),
         (
-            MOMENTS * edges.before + np.where(sent_is_enough, out_moment, DONE),
+            MOMENTS * edges.before + np.where(sent_is_enough, START, DONE),
             MOMENTS * edges.after + np.where(edges.kind >= DONE_DONE, DONE, START),
             held_back,
             np.where(edges.is_credit, BY_SLOT, BY_INSTRUCTION),
@@ -158,7 +158,7 @@ def _pass_uplinks(passages: Passages, durations: Durations, model: ExactModel, f
     transfer, lasts, before, after = passages
     start, taken = MOMENTS * transfer + START, MOMENTS * transfer + TAKEN
     if model == "exclusive":
-        return [(taken[before], taken[after], lasts[before], BY_UPLINK)]
+        return [(start[before], start[after], lasts[before], BY_UPLINK)]
     node, none = first_node + np.arange(len(transfer)), np.zeros_like(lasts)
     is_next = np.concatenate(([False], transfer[1:] == transfer[:-1]))
     came_from = np.where(is_next, node - 1, start)
