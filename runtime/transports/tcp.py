@@ -23,8 +23,9 @@ import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.runtime.forks import call_in_child, take_no_part
+from optcc.runtime.host_memory import HostPath, share_memory
 from optcc.runtime.nic_log import NicLog
-from optcc.runtime.nics import HostNic, inside_of, interfaces
+from optcc.runtime.nics import INSIDE_VARIABLE, HostNic, inside_of, interfaces
 from optcc.runtime.partition import Partition, partition_s_of
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
@@ -101,6 +102,9 @@ class TcpTransport(EndpointTransport):
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
     """
+
+    host_path: HostPath | None = None
+    """See `optcc.runtime.host_memory.SharesMemory`."""
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class TcpTransport(EndpointTransport):
             self._close(each)
 
     def _renew(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self._endpoint, self.host_path = endpoint, None
         if self._watch is not None:
             endpoint.nic_up[: len(endpoint.own_nics)] = self._watch.is_up
 
@@ -562,13 +566,17 @@ def open_tcp(
     authenticate: bool | None = None,
     partition: Partition | None = None,
     partition_s: float | None = None,
+    shared_memory: bool = True,
 ) -> TcpTransport:
     """The transport over `nics` that the variables of `environ` describe; an argument counts before its variable.
+
+    Plans on it use memory that ranks of one host share, where they can and all of them want it (`shared_memory`), and
+    nothing says which interface they use (OPTCC_INSIDE_IFNAME).
 
     Raises InputError for a variable that cannot be, and what `TcpTransport` raises.
     """
     wait_s, regroups = partition_s_of(environ, partition, partition_s), partition == "without"
-    return TcpTransport(
+    transport = TcpTransport(
         meet,
         nics,
         inside=inside_of(nics, environ),
@@ -576,6 +584,12 @@ def open_tcp(
         partition_s=0.0 if regroups else wait_s,
         regroups=regroups,
     )
+    try:
+        share_memory(transport, shared_memory and not environ.get(INSIDE_VARIABLE))
+    except BaseException:
+        transport.release()
+        raise
+    return transport
 
 
 def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
