@@ -142,9 +142,10 @@ def _map(file: int, n_bytes: int) -> Bytes:
     return np.frombuffer(block, dtype=np.uint8)
 
 
-def share_memory(transport: Transport, wanted: bool = True, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> HostPath:
+def share_memory(transport: Transport, *, refused: str = "", timeout_s: float = COLLECTIVE_TIMEOUT_S) -> HostPath:
     """Tries which ranks of `transport` share the memory of their host, and has plans use it from now on; collective,
-    before the transport has an engine. The same at every rank; a host on which some rank does not want it has none.
+    before the transport has an engine. The same at every rank; a host none of whose ranks share it has a rank that
+    cannot, or that has `refused` to, which says why.
 
     Raises as `Transport.allgather`.
     """
@@ -154,16 +155,16 @@ def share_memory(transport: Transport, wanted: bool = True, timeout_s: float = C
     if len(set(hosts)) == len(hosts):
         path = HostPath((), "no two ranks are known to be on one host")
     else:
-        path = _try_sharing(transport, hosts, wanted, timeout_s)
+        path = _try_sharing(transport, hosts, refused, timeout_s)
     transport.host_path = path
     return path
 
 
-def _try_sharing(transport: Transport, hosts: Sequence[int], wanted: bool, timeout_s: float) -> HostPath:
+def _try_sharing(transport: Transport, hosts: Sequence[int], refused: str, timeout_s: float) -> HostPath:
     """Each rank makes a segment with its own name in it, and looks for that in those of the others."""
-    rank, segment, wrong = transport.rank, None, "" if wanted else "turned off"
+    rank, segment, wrong = transport.rank, None, refused
     mates = [mate for mate, host in enumerate(hosts) if host == hosts[rank] and mate != rank]
-    if mates and wanted:
+    if mates and not refused:
         _remove_forgotten()
         try:
             segment = Segment(RECORD_BYTES)
@@ -205,3 +206,14 @@ def _remove_forgotten() -> None:
             found = path.lstat()
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _FORGOTTEN_S:
                 path.unlink()
+
+
+def probe_segment() -> str:
+    """How many bytes there are for segments, after making one; or why none can be made. For `optcc doctor`."""
+    try:
+        segment = Segment(mmap.PAGESIZE)
+    except OSError as error:
+        return f"no segment in {FOLDER}: {error.strerror or error}"
+    segment.forget()
+    found = os.statvfs(FOLDER)
+    return str(found.f_bavail * found.f_frsize)

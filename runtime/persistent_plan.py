@@ -180,7 +180,7 @@ class PersistentPlan:
         is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and longest <= REMEMBERED_BYTES_MAX
         if engine.recorder is not None and engine.recorder.in_detail:
             is_small = False
-        if is_small and self.on_device is None:
+        if is_small and self.on_device is None and self._messages is engine.transport:
             self._memory = Memory(self.program, window)
 
     def _share(self, memory: LaneMemory, channels: Sequence[Channel], chosen: Sequence[int]) -> SharedLanes:

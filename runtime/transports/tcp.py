@@ -570,8 +570,8 @@ def open_tcp(
 ) -> TcpTransport:
     """The transport over `nics` that the variables of `environ` describe; an argument counts before its variable.
 
-    Plans on it use memory that ranks of one host share, where they can and all of them want it (`shared_memory`), and
-    nothing says which interface they use (OPTCC_INSIDE_IFNAME).
+    Plans on it use memory that ranks of one host share (`optcc.runtime.host_memory`), unless some rank of the host is
+    not to (`shared_memory`), or OPTCC_INSIDE_IFNAME says which interface they use.
 
     Raises InputError for a variable that cannot be, and what `TcpTransport` raises.
     """
@@ -584,8 +584,11 @@ def open_tcp(
         partition_s=0.0 if regroups else wait_s,
         regroups=regroups,
     )
+    refused = "" if shared_memory else "turned off"
+    if environ.get(INSIDE_VARIABLE):
+        refused = refused or f"{INSIDE_VARIABLE} names the interface"
     try:
-        share_memory(transport, shared_memory and not environ.get(INSIDE_VARIABLE))
+        share_memory(transport, refused=refused)
     except BaseException:
         transport.release()
         raise
