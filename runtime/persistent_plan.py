@@ -163,7 +163,7 @@ class PersistentPlan:
         if self.shared is not None:
             memory = memory._replace(shared=self.shared.channels, shared_slots=self.shared.slots)
         # What messages are given to.
-        self._messages = self.shared or engine.transport
+        self._messages = self.shared if self.shared is not None and self.shared.handles else engine.transport
         self._buffers = PlanBuffers(plan, rank, self.program, self.handles, memory, in_order=window == 1)
         self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         self._bound: list[BoundAction] = []
