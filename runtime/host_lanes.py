@@ -1,5 +1,4 @@
-"""Memory for messages between ranks of one host (`host_memory`): what `shared_lanes` needs of it, and for which channels.
-"""
+"""Memory for messages between ranks of one host (`host_memory`): what `shared_lanes` needs of it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import finalize
 
 import numpy as np
@@ -96,7 +96,7 @@ class Segment:
         """Nobody else is to open it: from now on it has no name."""
         if self._path is not None:
             with suppress(OSError):
-                os.unlink(self._path)
+                Path(self._path).unlink()
             self._path = None
 
     def free(self) -> None:
@@ -137,9 +137,10 @@ def _map(file: int, n_bytes: int) -> Bytes:
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    block = (ctypes.c_uint8 * n_bytes).from_address(address)
+    block: Any = (ctypes.c_uint8 * n_bytes).from_address(address)
     finalize(block, libc.munmap, ctypes.c_void_p(address), size).atexit = False
-    return np.frombuffer(block, dtype=np.uint8)
+    array: Bytes = np.frombuffer(block, dtype=np.uint8)
+    return array
 
 
 def share_memory(transport: Transport, *, refused: str = "", timeout_s: float = COLLECTIVE_TIMEOUT_S) -> HostPath:
@@ -180,7 +181,10 @@ def _try_sharing(transport: Transport, hosts: Sequence[int], refused: str, timeo
         if segment is not None:
             segment.forget()
     texts = [text.decode(errors="replace").rstrip() for text in told]
-    whys = {host: f"rank {mate}: {text}" for mate, (host, text) in reversed([*enumerate(zip(hosts, texts))]) if text}
+    whys: dict[int, str] = {}
+    for mate, text in enumerate(texts):
+        if text:
+            whys.setdefault(hosts[mate], f"rank {mate}: {text}")
     found = tuple(-1 if host in whys or hosts.count(host) < 2 else host for host in hosts)
     n_sharing = sum(host >= 0 for host in found)
     why = "; ".join((*([f"{n_sharing} of {len(hosts)} ranks"] if n_sharing else []), *whys.values()))

@@ -43,9 +43,9 @@ from optcc.job import keep_to_own_nics
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
 from optcc.runtime.device_paths import PATHS
+from optcc.runtime.host_memory import path_of
 from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
-from optcc.runtime.host_memory import path_of
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.timing import MODELS, Model
 from optcc.topology import Topology

@@ -84,7 +84,7 @@ def folder() -> Iterator[Path]:
     """Where segments of a job have their names; when it is over, there is none."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="optcc-test-") as made:
         yield Path(made)
-        assert os.listdir(made) == []
+        assert list(Path(made).iterdir()) == []
 
 
 def start(n_ranks: int, folder: Path, meet: Path, **more: Any) -> list[subprocess.Popen[str]]:
@@ -136,7 +136,7 @@ def test_a_rank_that_is_killed_is_named_and_leaves_nothing(folder: Path, tmp_pat
     try:
         for rank in ranks:
             assert rank.stdout is not None and rank.stdout.readline() == "running\n", rank.stderr
-        assert os.listdir(folder) == []
+        assert list(folder.iterdir()) == []
         time.sleep(0.1)
         ranks[1].send_signal(signal.SIGKILL)
         ranks[1].wait()

@@ -22,8 +22,8 @@ from optcc.plan import Channel, Plan
 from optcc.runtime import device_ipc
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import Engine
-from optcc.runtime.host_memory import HostPath
 from optcc.runtime.handle import Handle
+from optcc.runtime.host_memory import HostPath
 from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.transport import RECEIVED, SENT, ChannelNumbers, Event
 from optcc.runtime.transports.rank_threads import run_threads

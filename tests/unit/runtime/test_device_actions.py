@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -27,11 +27,11 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.cupy_kernels import CupyKernels, address_of
 from optcc.runtime.device_actions import DeviceActions
-from optcc.runtime.shared_lanes import SharedLanes
 from optcc.runtime.device_lanes import DeviceLaneMemory
 from optcc.runtime.device_paths import DIRECT, IPC, DevicePath, path_of
 from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams, Ready
 from optcc.runtime.samples import exchange, ring
+from optcc.runtime.shared_lanes import SharedLanes
 from optcc.runtime.stored_types import stored_dtype
 from optcc.runtime.transport import RECEIVED
 from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, run_ranks

@@ -46,7 +46,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="optcc-test-") as made:
         monkeypatch.setattr(host_memory, "FOLDER", made)
         yield Path(made)
-        assert os.listdir(made) == []
+        assert list(Path(made).iterdir()) == []
 
 
 def on_two_hosts(function: Callable[[int, TcpTransport], T], n_ranks: int = 4, n_hosts: int = 2) -> list[T]:
@@ -85,12 +85,12 @@ def test_a_segment_is_opened_by_its_name_and_only_by_this_user(folder: Path) -> 
 
 
 def test_a_segment_keeps_no_file_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     segments = [Segment(4096) for _ in range(5)]
     others = [open_segment(each.record) for each in segments]
     for each in segments:
         each.forget()
-    assert len(os.listdir("/proc/self/fd")) == before and len(others) == 5
+    assert len(list(Path("/proc/self/fd").iterdir())) == before and len(others) == 5
 
 
 def test_its_memory_ends_with_the_last_reference() -> None:
@@ -113,14 +113,14 @@ def test_no_room_is_an_error_and_leaves_nothing(folder: Path) -> None:
         pytest.skip("no limit in /dev/shm")
     with pytest.raises(OSError, match="No space left") as error:
         Segment((found.f_blocks + 1) * found.f_frsize)
-    assert error.value.errno == errno.ENOSPC and os.listdir(folder) == []
+    assert error.value.errno == errno.ENOSPC and list(folder.iterdir()) == []
 
 
 def test_what_is_not_the_segment_that_was_named_is_not_opened(folder: Path) -> None:
     segment = Segment(4096)
     (name,) = folder.iterdir()
     os.truncate(name, 4000)
-    with pytest.raises(OSError, match="4000 B of user .*must be 4096 B"):
+    with pytest.raises(OSError, match=r"4000 B of user .*must be 4096 B"):
         open_segment(segment.record)
     name.unlink()
     name.symlink_to("/dev/zero")
@@ -288,7 +288,7 @@ def test_a_plan_that_is_closed_gives_its_memory_back(folder: Path) -> None:
         prepared = comm.last_plan
         assert prepared is not None and prepared.shared is not None
         segment = prepared.shared._memory._segment  # type: ignore[attr-defined]
-        assert segment.array.any() and os.listdir(folder) == []
+        assert segment.array.any() and list(folder.iterdir()) == []
         comm.barrier()
         comm.drop_plans()
         return bool(segment.array.any())
