@@ -16,6 +16,7 @@ share memory if each can open what the others have made. In containers that have
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import stat
@@ -30,6 +31,8 @@ from weakref import finalize
 import numpy as np
 
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Bytes, Transport
+
+logger = logging.getLogger("optcc.hosts")
 
 FOLDER = "/dev/shm"
 _PREFIX = "optcc-lanes-"
@@ -158,6 +161,8 @@ def share_memory(transport: Transport, *, refused: str = "", timeout_s: float = 
     else:
         path = _try_sharing(transport, hosts, refused, timeout_s)
     transport.host_path = path
+    if not transport.rank:
+        logger.info("optcc: inside a host: %s", path)
     return path
 
 

@@ -39,7 +39,7 @@ from optcc.runtime.rendezvous import Meet
 from optcc.runtime.transport import RECEIVED, WOKEN, Clock, MonotonicClock
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
 from optcc.runtime.transports.nic_watch import NicChange, NicWatch
-from optcc.runtime.transports.tcp_sockets import limit_unsent, listen, open_socket, sample, tune, wake_from
+from optcc.runtime.transports.tcp_sockets import limit_unsent, listen, open_socket, sample, send_last, tune, wake_from
 from optcc.runtime.transports.tcp_terms import TcpTerms, read_book, read_insides
 
 CHUNK_BYTES = 1 << 20
@@ -54,7 +54,6 @@ _ACCEPTS_AT_ONCE = 16
 _CONTROL_BYTES = 1 << 14
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
-_DISCARD_BYTES_MAX = 8 << 20
 
 
 class _File(Protocol):
@@ -190,7 +189,7 @@ class TcpTransport(EndpointTransport):
     def _hang_up(self) -> None:
         """Says bye on every connection and gives everything back."""
         for connection in list(self._endpoint.up):
-            _send_last(connection.wire.sock, self._endpoint.bye(connection))
+            send_last(connection.wire.sock, self._endpoint.bye(connection))
         if not self._regroups:
             self._give_back()
             return
@@ -600,18 +599,3 @@ def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
         return listen(nic.address, _BACKLOG, buffer_bytes)
     except OSError as error:
         raise EnvironmentMissing(f"NIC {nic.name}: cannot listen at {nic.address}: {error.strerror}") from error
-
-
-def _send_last(sock: socket.socket, frame: bytes) -> None:
-    """Sends a frame and discards what can be read: closing with unread bytes would reset the connection, and cut the
-    frame off."""
-    if not frame:
-        return
-    sink = bytearray(1 << 18)
-    try:
-        sock.send(frame)
-        for _ in range(_DISCARD_BYTES_MAX // len(sink)):
-            if not sock.recv_into(sink):
-                return
-    except OSError:
-        return
