@@ -583,9 +583,8 @@ def open_tcp(
         partition_s=0.0 if regroups else wait_s,
         regroups=regroups,
     )
-    refused = "" if shared_memory else "turned off"
-    if environ.get(INSIDE_VARIABLE):
-        refused = refused or f"{INSIDE_VARIABLE} names the interface"
+    names_inside = f"{INSIDE_VARIABLE} names the interface" if environ.get(INSIDE_VARIABLE) else ""
+    refused = names_inside if shared_memory else "turned off"
     try:
         share_memory(transport, refused=refused)
     except BaseException:
