@@ -84,6 +84,7 @@ class BenchSettings:
     `check` is in how many runs of each mode, the last ones, every element is checked; None: in all. `operations` follow
     each other in a run, whose time is divided by their number; unless `blocking`, all are begun before the first is
     waited for. `device` is where arrays are: see `optcc.experiments.bench_messages`. `average` is one of `AVERAGES`.
+    `shared_memory`: see `optcc.init`.
     `variants` are run one after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only
     those. `trace` is where the timeline of the last run is written, of one schedule and size.
     """
@@ -117,6 +118,7 @@ class BenchSettings:
     blocking: bool = True
     device: str = CPU
     trace: Path | None = None
+    shared_memory: bool = True
 
     def each(self) -> Iterator[BenchSettings]:
         """The settings of each variant."""

@@ -54,6 +54,7 @@ def init(
     authenticate: bool | None = None,
     partition: Literal["fail", "wait"] | None = None,
     partition_s: float | None = None,
+    shared_memory: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> Communicator: ...
 
@@ -71,6 +72,7 @@ def init(
     authenticate: bool | None = None,
     partition: Literal["without"],
     partition_s: float | None = None,
+    shared_memory: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> SurvivingCommunicator: ...
 
@@ -87,6 +89,7 @@ def init(
     authenticate: bool | None = None,
     partition: Partition | None = None,
     partition_s: float | None = None,
+    shared_memory: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> Communicator | SurvivingCommunicator:
     """A communicator over TCP and all NICs that OPTCC_SOCKET_IFNAME leaves; collective.
@@ -99,6 +102,8 @@ def init(
     GPU to GPU where it can (docs/devices.md); without it, it is staged in the host's memory.
     `authenticate`, at every rank or at none, puts an authentication tag on every frame between ranks; None leaves that
     to OPTCC_AUTHENTICATE (docs/transports.md).
+    `shared_memory`: ranks of one host exchange what is in the host's memory by memory that they share, if all of them
+    can and none says False (docs/transports.md).
 
     `partition`, the same at every rank, says what becomes of the job if a host has no live rail left: "fail" ends it in
     AllRailsFailed after a few seconds; with "wait" collectives stand still until the host has a rail again, and go on
@@ -116,7 +121,11 @@ def init(
     if meet is None:
         meet = meet_of(find_launch(environ), environ, next(_numbers))
     transport = open_tcp(
-        *(meet, nics_of(environ), environ), authenticate=authenticate, partition=partition, partition_s=partition_s
+        *(meet, nics_of(environ), environ),
+        authenticate=authenticate,
+        partition=partition,
+        partition_s=partition_s,
+        shared_memory=shared_memory,
     )
     try:
         n_ranks = transport.n_ranks

@@ -94,8 +94,8 @@ class Communicator:
     of a type in `optcc.collective.DTYPE_BYTES`. `dtype` says what NumPy cannot: that an array of uint16 holds bfloat16.
     What is made for the caller is of the kind that came; scalars and lists are refused.
     Arrays in a GPU's memory go the way that `optcc.runtime.device_paths` has found for the transport: through
-    page-locked memory of the host, unless the transport reaches the GPU's. The streams of the caller are respected: see
-    `Handle`.
+    page-locked memory of the host, unless the transport reaches the GPU's. Others go between ranks of one host the way
+    that `optcc.runtime.host_memory` has found. The streams of the caller are respected: see `Handle`.
     With `remeasures` the ranks measure their NICs again when the traffic shows that rates have
     changed, before the next collective: the transport must be over NICs (`optcc.runtime.remeasuring`).
     Where plans change with the NICs, an AllReduce, Broadcast or Reduce that takes twice `slice_s` seconds or more runs

@@ -13,7 +13,7 @@ and writes:
                             for the other on the GPU, so that the copies of one message overlap the kernel of another
 
 If it does, kernels work on the slots where they are, and messages are sent from the array itself. So they are on
-channels between processes of one host that share GPU memory (`device_lanes`), whatever the others do.
+channels between processes of one host that share GPU memory (`shared_lanes`), whatever the others do.
 
 What the host has to know is little: that a slot has been read, before the next message may come into it, and that a
 message is complete, before it is posted. What only the GPU has to know is said by events between streams. An
@@ -43,8 +43,8 @@ from optcc.runtime.buffers import (
     BoundAction,
 )
 from optcc.runtime.cupy_kernels import BATCH_ROWS_MAX, ROW_WORDS, CupyKernels, KernelStep, address_of
-from optcc.runtime.device_lanes import SharedLanes
 from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams, Ready
+from optcc.runtime.shared_lanes import SharedLanes
 from optcc.runtime.state import RankProgram
 from optcc.runtime.transport import Bytes, Transport
 
@@ -338,7 +338,7 @@ class DeviceActions:
         """A slot is free for the next message of a channel."""
         if channel in self._shared_handles:
             assert self._shared is not None
-            self._shared.receive(channel, view)
+            self._shared.post_recv(channel, view)
         else:
             self._transport.post_recv(channel, view)
 
@@ -347,7 +347,7 @@ class DeviceActions:
         streams = self.streams
         if channel in self._shared_handles:
             assert self._shared is not None
-            self._shared.send(channel, view)
+            self._shared.post_send(channel, view)
             return
         if self._direct:
             message, stream = _Message(view), COMPUTE

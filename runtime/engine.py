@@ -19,6 +19,7 @@ the error that was the cause. A transport that `Concludes` has all ranks agree f
 from __future__ import annotations
 
 import contextvars
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ import numpy as np
 
 from optcc.errors import Cancelled, DeadlineExceeded, InputError, MismatchError, OptccError, PlanError, RuntimeFault
 from optcc.plan import Plan
+from optcc.runtime import host_memory
 from optcc.runtime.barrier import NEVER, Barrier, Goal
 from optcc.runtime.buffers import BoundAction
 from optcc.runtime.channel_groups import ChannelGroups
@@ -58,6 +60,8 @@ from optcc.runtime.transport import (
 )
 from optcc.runtime.watching import Watcher
 from optcc.verdict import Verdict
+
+logger = logging.getLogger("optcc.hosts")
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -177,16 +181,18 @@ class Engine:
         transfers = plan.transfers
         if device is None:
             kernels = kernels or NumpyKernels(transfers.dtype, transfers.reduction)
-        prepared = PersistentPlan(self, plan, groups, window, deadline_s, device or kernels, at)
-        if prepared.shared is not None:
-            assert device is not None
-            why = prepared.shared.connect(ranks, at[1], deadline_s)
-            if why:
-                # What one rank cannot reach, all stage, here and from now on.
+        hosts = host_memory.path_of(self.transport).hosts if device is None else device.hosts or ()
+        made = self, plan, groups, window, deadline_s, device or kernels, at
+        prepared = PersistentPlan(*made, hosts)
+        why = "" if prepared.shared is None else prepared.shared.connect(ranks, at[1], deadline_s)
+        if why:
+            # What one rank cannot reach, or has no room for, no rank uses: on GPUs from now on, else in this plan.
+            if device is None and not at[0]:
+                logger.warning("optcc: plan %s: no shared memory inside hosts: %s", plan.name, why)
+            elif device is not None:
                 keep_path(self.transport, DevicePath(STAGED, f"CUDA IPC: plan {plan.name}: {why}"))
-                self.release(prepared)
-                staged = device._replace(hosts=None)
-                prepared = PersistentPlan(self, plan, groups, window, deadline_s, staged, at)
+            self.release(prepared)
+            prepared = PersistentPlan(*made)
         for channel, handle in enumerate(prepared.handles):
             if handle >= 0:
                 self.routes[handle] = prepared, channel

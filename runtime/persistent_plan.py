@@ -27,12 +27,14 @@ from optcc.runtime.buffers import (
 )
 from optcc.runtime.channel_groups import ChannelGroups
 from optcc.runtime.device_actions import DeviceActions, DevicePlace
-from optcc.runtime.device_lanes import SharedLanes
+from optcc.runtime.device_lanes import DeviceLaneMemory
 from optcc.runtime.device_streams import DeviceStreams
 from optcc.runtime.handle import DrivesRuns, Handle
+from optcc.runtime.host_lanes import HostLaneMemory, long_lanes_within
 from optcc.runtime.kernels import Array, Kernels
 from optcc.runtime.observe.recorder import FlightRecorder
 from optcc.runtime.plan_actions import PlanActions
+from optcc.runtime.shared_lanes import LaneMemory, SharedLanes, lanes_within
 from optcc.runtime.state import Action, Memory, Place, RankMachine, RankProgram
 from optcc.runtime.transport import Event, Transport
 from optcc.runtime.watching import RunTaps
@@ -105,7 +107,8 @@ class PersistentPlan:
     """A plan that runs again and again; made by `Engine.prepare`.
 
     It owns the channels of a group, the slots, and memory to run in where the plan needs scratch. Its actions are tied
-    to their bytes once for as long as the runs are in the same memory.
+    to their bytes once for as long as the runs are in the same memory. `hosts`, if ranks of the transport share memory:
+    for each the first of those, -1 for none.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class PersistentPlan:
         deadline_s: float,
         place: DevicePlace | Kernels | None,
         at: tuple[int, Sequence[int]],
+        hosts: Sequence[int] = (),
     ) -> None:
         self.engine, self.plan, self.deadline_s, self.groups, self.group = (
             engine,
@@ -142,21 +146,24 @@ class PersistentPlan:
         self.shared: SharedLanes | None = None
         if isinstance(place, DevicePlace):
             transport, streams = engine.transport, engine.streams_of(place.device_id)
-            if place.hosts is not None:
-                wires = channels, self.handles, self.group, place.hosts
-                self.shared = SharedLanes(transport, engine.listen, streams, *wires)
+            if hosts:
+                self.shared = self._share(DeviceLaneMemory(streams), channels, lanes_within(channels, hosts))
             made = self.on_device = DeviceActions(
                 transport, streams, self.program, window, place, self._local_done, self.shared
             )
             memory = PlanMemory(made.kernels.view, made.slots, made.device, place.device_id, False)
-            if self.shared is not None:
-                memory = memory._replace(shared=self.shared.channels, shared_slots=self.shared.slots)
         else:
             assert place is not None
             itemsize = check_dtype(plan.transfers.dtype)
             self._kernels = place
             self.actions = PlanActions(engine.transport, place, itemsize)
             memory = PlanMemory(place.view, touched, aligned, -1, True)
+            if hosts and (chosen := long_lanes_within(plan, channels, hosts)):
+                self.shared = self._share(HostLaneMemory(), channels, chosen)
+        if self.shared is not None:
+            memory = memory._replace(shared=self.shared.channels, shared_slots=self.shared.slots)
+        # What messages are given to.
+        self._messages = self.shared if self.shared is not None and self.shared.handles else engine.transport
         self._buffers = PlanBuffers(plan, rank, self.program, self.handles, memory, in_order=window == 1)
         self.input_bytes, self.output_bytes = self._buffers.input_bytes, self._buffers.output_bytes
         self._bound: list[BoundAction] = []
@@ -173,8 +180,12 @@ class PersistentPlan:
         is_small = len(self.program.actions) <= REMEMBERED_ACTIONS_MAX and longest <= REMEMBERED_BYTES_MAX
         if engine.recorder is not None and engine.recorder.in_detail:
             is_small = False
-        if is_small and self.on_device is None:
+        if is_small and self.on_device is None and self._messages is engine.transport:
             self._memory = Memory(self.program, window)
+
+    def _share(self, memory: LaneMemory, channels: Sequence[Channel], chosen: Sequence[int]) -> SharedLanes:
+        engine = self.engine
+        return SharedLanes(engine.transport, engine.listen, memory, channels, self.handles, self.group, chosen)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -407,7 +418,7 @@ class PersistentPlan:
 
     def go_on(self, actions: list[Action]) -> None:
         """Posts what is to be posted, keeps what is to be computed, ends the run when nothing is left."""
-        bound, transport, on_device = self._bound, self.engine.transport, self.on_device
+        bound, messages, on_device = self._bound, self._messages, self.on_device
         recorder, taps = self.engine.recorder, self._queue[0].taps
         for action in actions:
             code, where, view, instruction = entry = bound[action.index]
@@ -417,12 +428,12 @@ class PersistentPlan:
                 if recorder is not None:
                     recorder.posted(self.observed, action.index, self.run)
                 if on_device is None:
-                    transport.post_send(where, view)
+                    messages.post_send(where, view)
                 else:
                     on_device.send(where, view, instruction)
             elif code == RECV:
                 if on_device is None:
-                    transport.post_recv(where, view)
+                    messages.post_recv(where, view)
                 else:
                     on_device.receive(where, view)
             elif on_device is None:

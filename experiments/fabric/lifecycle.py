@@ -257,9 +257,10 @@ class Fabric:
 
         The ranks get PATH, PYTHONPATH, VIRTUAL_ENV, LD_LIBRARY_PATH, OMPI_* and OPTCC_* of the caller, then `env`, and
         OPTCC_TOPOLOGY: these hosts as they are now; OPTCC_SOCKET_IFNAME leaves out the control network, and
-        OPTCC_INSIDE_IFNAME names what is shaped inside, unless the caller has said otherwise. Unless captured, stdout
-        and stderr pass through live. However it ends, no process of the run and no file of it is left. `mpirun` may be
-        another launcher; `arguments` then makes its arguments, of what `mpirun_arguments` is given.
+        OPTCC_INSIDE_IFNAME names what is shaped inside, with which ranks share no memory, unless the caller has said
+        otherwise. Unless captured, stdout and stderr pass through live. However it ends, no process of the run and no
+        file of it is left. `mpirun` may be another launcher; `arguments` then makes its arguments, of what
+        `mpirun_arguments` is given.
 
         Raises DeadlineExceeded after `timeout_s`; InputError for a bad count or a host without a NIC;
         EnvironmentMissing without Open MPI 5.

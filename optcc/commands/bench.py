@@ -43,6 +43,7 @@ from optcc.job import keep_to_own_nics
 from optcc.plan import SLOTS_MAX
 from optcc.planner import verdict_cache
 from optcc.runtime.device_paths import PATHS
+from optcc.runtime.host_memory import path_of
 from optcc.runtime.launchers import find_launch
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transports.tcp import TcpTransport
@@ -165,6 +166,12 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
     show_default=True,
     help="Measure the NICs first (tcp), unless OPTCC_NIC_RATES declares them.",
 )
+@click.option(
+    "--shared-memory/--no-shared-memory",
+    default=True,
+    show_default=True,
+    help="Ranks of one host exchange by memory that they share, where they can (tcp).",
+)
 @click.option("--latency", default="200us", show_default=True, help="What a message costs besides its bytes.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option(
@@ -218,6 +225,7 @@ def command(
     mode: str,
     transport: str,
     probe: bool,
+    shared_memory: bool,
     latency: str,
     quiet: bool,
     deadline: float,
@@ -275,6 +283,7 @@ def command(
         blocking=bool(blocking),
         device=device,
         trace=trace,
+        shared_memory=shared_memory,
     )
     if trace is not None and (len(settings.schedules), settings.n_cases) != (1, 1):
         raise InputError("--trace: must be with one schedule, of one size, type and root")
@@ -311,12 +320,13 @@ def _under_mpi(settings: BenchSettings, report: BenchReport, paths: Collection[s
         given = settings.topology
         names = mpi.allgather(gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES))
         hosts = tuple(name.decode(errors="replace").rstrip() for name in names)
-        with carried_by(mpi, settings.transport, os.environ) as transport:
+        with carried_by(mpi, settings.transport, os.environ, shared_memory=settings.shared_memory) as transport:
             entries: NicEntries = ()
             if isinstance(transport, TcpTransport):
                 settings = measured(settings, transport, os.environ)
                 keep_to_own_nics(transport, settings.topology)
                 entries = transport.nics
+                report.inside = str(path_of(transport)) if len(set(hosts)) < len(hosts) else ""
             report.begin(mpi.n_ranks, hosts, settings, given, entries)
             say = report.add if mpi.rank == 0 else _say_nothing
             device = device_of_rank(settings.device, transport, hosts, paths)

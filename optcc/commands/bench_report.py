@@ -56,6 +56,8 @@ class BenchReport:
         self._has_begun = False
         # By rank, the GPU where its arrays are, and which way messages take from there; empty for the host's memory.
         self.devices: tuple[str, ...] = ()
+        # How ranks of one host exchange what is in its memory, and why, where our TCP carries messages.
+        self.inside = ""
 
     def begin(
         self,
@@ -78,6 +80,7 @@ class BenchReport:
             "transport": settings.transport,
             "nics": sorted({nic[0] for each in nics for nic in each}),
             "nic_rates": {host: _rates(each) for host, each in zip(hosts, nics, strict=False)},
+            "inside": self.inside,
             "topology_source": source,
         }
 
@@ -146,6 +149,8 @@ def header(head: dict[str, Any], topology: Topology | None) -> str:
             f"# NICs of {'each host' if len(by_rates) == 1 else ', '.join(those[:_HOSTS_SHOWN])}: {shown}"
             for shown, those in by_rates.items()
         ]
+    if head.get("inside"):
+        lines.append(f"# inside a host: {head['inside']}")
     for number, device in enumerate(dict.fromkeys(head.get("devices", ()))):
         ranks = [str(rank) for rank, each in enumerate(head["devices"]) if each == device]
         if number < _HOSTS_SHOWN:

@@ -52,13 +52,19 @@ def mpi_of(carrier: str) -> MpiTransport:
 
 
 @contextmanager
-def carried_by(mpi: MpiTransport, carrier: str, environ: Mapping[str, str]) -> Iterator[Transport]:
-    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together."""
+def carried_by(
+    mpi: MpiTransport, carrier: str, environ: Mapping[str, str], *, shared_memory: bool = True
+) -> Iterator[Transport]:
+    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together; see `open_tcp`."""
     if carrier == "mpi":
         yield mpi
         return
     meet, nics = over_mpi(mpi.comm), nics_of(environ)
-    transport = open_tcp(meet, nics, environ) if carrier == "tcp" else UcxTransport(meet, nics)
+    transport: Transport
+    if carrier == "tcp":
+        transport = open_tcp(meet, nics, environ, shared_memory=shared_memory)
+    else:
+        transport = UcxTransport(meet, nics)
     try:
         yield transport
     finally:

@@ -29,12 +29,15 @@ class Options:
 
     Without `replan` plans stay as they are when a NIC is lost or slow: messages avoid it, but each rank still carries
     its share. Then sums are made in one order whatever happens; with declared rates they are the same in every job.
+
+    Ranks of one host exchange data by `shared_memory`, if all of them can and none says False.
     """
 
     topology: Topology | str | None = None
     measure: bool = True
     schedules: Mapping[str, str] | None = None
     replan: bool = True
+    shared_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def connect(
     """A communicator of `ranks` of the job, and what is known of its network: `network`, if that is known, else what is
     measured now; collective. Raises as `optcc.init`."""
     topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
-    transport = open_tcp(meet, nics_of(environ), environ)
+    transport = open_tcp(meet, nics_of(environ), environ, shared_memory=options.shared_memory)
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:

@@ -12,6 +12,7 @@ from optcc.runtime.doctor.mpi import check_mpi
 from optcc.runtime.doctor.namespaces import check_namespaces
 from optcc.runtime.doctor.nics import check_nics
 from optcc.runtime.doctor.packages import check_cache, check_packages
+from optcc.runtime.doctor.shared_memory import check_shared_memory
 from optcc.runtime.doctor.system import System
 from optcc.runtime.doctor.ucx import check_ucx
 
@@ -22,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     check_ucx,
     check_gpu,
     check_limits,
+    check_shared_memory,
     check_namespaces,
     check_cpu,
     check_packages,

@@ -23,8 +23,9 @@ import msgspec
 
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.runtime.forks import call_in_child, take_no_part
+from optcc.runtime.host_memory import HostPath, share_memory
 from optcc.runtime.nic_log import NicLog
-from optcc.runtime.nics import HostNic, inside_of, interfaces
+from optcc.runtime.nics import INSIDE_VARIABLE, HostNic, inside_of, interfaces
 from optcc.runtime.partition import Partition, partition_s_of
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.endpoint import Endpoint
@@ -38,7 +39,7 @@ from optcc.runtime.rendezvous import Meet
 from optcc.runtime.transport import RECEIVED, WOKEN, Clock, MonotonicClock
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
 from optcc.runtime.transports.nic_watch import NicChange, NicWatch
-from optcc.runtime.transports.tcp_sockets import limit_unsent, listen, open_socket, sample, tune, wake_from
+from optcc.runtime.transports.tcp_sockets import limit_unsent, listen, open_socket, sample, send_last, tune, wake_from
 from optcc.runtime.transports.tcp_terms import TcpTerms, read_book, read_insides
 
 CHUNK_BYTES = 1 << 20
@@ -53,7 +54,6 @@ _ACCEPTS_AT_ONCE = 16
 _CONTROL_BYTES = 1 << 14
 _READ_BYTES_MAX = 8 << 20
 """Read from one connection before the others have their turn."""
-_DISCARD_BYTES_MAX = 8 << 20
 
 
 class _File(Protocol):
@@ -101,6 +101,9 @@ class TcpTransport(EndpointTransport):
 
     Raises InputError for numbers that cannot be, MismatchError if ranks differ, and what `meet` raises.
     """
+
+    host_path: HostPath | None = None
+    """See `optcc.runtime.host_memory.SharesMemory`."""
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ class TcpTransport(EndpointTransport):
     def _hang_up(self) -> None:
         """Says bye on every connection and gives everything back."""
         for connection in list(self._endpoint.up):
-            _send_last(connection.wire.sock, self._endpoint.bye(connection))
+            send_last(connection.wire.sock, self._endpoint.bye(connection))
         if not self._regroups:
             self._give_back()
             return
@@ -195,7 +198,7 @@ class TcpTransport(EndpointTransport):
             self._close(each)
 
     def _renew(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self._endpoint, self.host_path = endpoint, None
         if self._watch is not None:
             endpoint.nic_up[: len(endpoint.own_nics)] = self._watch.is_up
 
@@ -562,13 +565,17 @@ def open_tcp(
     authenticate: bool | None = None,
     partition: Partition | None = None,
     partition_s: float | None = None,
+    shared_memory: bool = True,
 ) -> TcpTransport:
     """The transport over `nics` that the variables of `environ` describe; an argument counts before its variable.
+
+    Plans on it use memory that ranks of one host share (`optcc.runtime.host_memory`), unless some rank of the host is
+    not to (`shared_memory`), or OPTCC_INSIDE_IFNAME says which interface they use.
 
     Raises InputError for a variable that cannot be, and what `TcpTransport` raises.
     """
     wait_s, regroups = partition_s_of(environ, partition, partition_s), partition == "without"
-    return TcpTransport(
+    transport = TcpTransport(
         meet,
         nics,
         inside=inside_of(nics, environ),
@@ -576,6 +583,14 @@ def open_tcp(
         partition_s=0.0 if regroups else wait_s,
         regroups=regroups,
     )
+    names_inside = f"{INSIDE_VARIABLE} names the interface" if environ.get(INSIDE_VARIABLE) else ""
+    refused = names_inside if shared_memory else "turned off"
+    try:
+        share_memory(transport, refused=refused)
+    except BaseException:
+        transport.release()
+        raise
+    return transport
 
 
 def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
@@ -583,18 +598,3 @@ def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
         return listen(nic.address, _BACKLOG, buffer_bytes)
     except OSError as error:
         raise EnvironmentMissing(f"NIC {nic.name}: cannot listen at {nic.address}: {error.strerror}") from error
-
-
-def _send_last(sock: socket.socket, frame: bytes) -> None:
-    """Sends a frame and discards what can be read: closing with unread bytes would reset the connection, and cut the
-    frame off."""
-    if not frame:
-        return
-    sink = bytearray(1 << 18)
-    try:
-        sock.send(frame)
-        for _ in range(_DISCARD_BYTES_MAX // len(sink)):
-            if not sock.recv_into(sink):
-                return
-    except OSError:
-        return

@@ -19,6 +19,7 @@ _INFO_OLD = struct.Struct("=2xBB12xI4xI40xII44xQ")
 _NEVER_MEASURED_US = 0xFFFFFFFF
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
+_DISCARD_BYTES_MAX = 8 << 20
 # linux/tcp.h; -1 leaves the limit to the system.
 _TCP_NOTSENT_LOWAT, _UNSENT_BYTES, _ANY_UNSENT = 25, 1 << 17, -1
 
@@ -122,3 +123,18 @@ def wake_from(sock: socket.socket, n_bytes: int) -> None:
     """Has the socket count as readable only once so many bytes have come."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, n_bytes)
+
+
+def send_last(sock: socket.socket, frame: bytes) -> None:
+    """Sends a frame and discards what can be read: closing with unread bytes would reset the connection, and cut the
+    frame off."""
+    if not frame:
+        return
+    sink = bytearray(1 << 18)
+    try:
+        sock.send(frame)
+        for _ in range(_DISCARD_BYTES_MAX // len(sink)):
+            if not sock.recv_into(sink):
+                return
+    except OSError:
+        return

@@ -23,6 +23,7 @@ from optcc.runtime import device_ipc
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
+from optcc.runtime.host_memory import HostPath
 from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.transport import RECEIVED, SENT, ChannelNumbers, Event
 from optcc.runtime.transports.rank_threads import run_threads
@@ -114,6 +115,12 @@ class UnkindTransport:
     def __init__(self, network: UnkindNetwork, rank: int) -> None:
         self.network, self.rank, self.n_ranks = network, rank, network.n_ranks
         self.lost = ""
+        self.host_path: HostPath | None = None
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """All are on one host."""
+        return (0,) * self.n_ranks
 
     def open(self, channels: Sequence[Channel], group: int = 0, carried: Sequence[int] = ()) -> list[int]:
         network, handles = self.network, []
@@ -184,7 +191,10 @@ class Job:
 
         def prepare(rank: int) -> PersistentPlan:
             place = None if cupy is None else DevicePlace(rank % cupy.n_devices, direct, hosts)
-            engine = Engine(UnkindTransport(self.network, rank))
+            transport = UnkindTransport(self.network, rank)
+            if place is None and hosts is not None:
+                transport.host_path = HostPath(hosts, "a test says so")
+            engine = Engine(transport)
             return engine.prepare(plan, verdict, window=window, device=place)
 
         self.plans = run_threads(plan.n_ranks, prepare, lambda rank, cause: self.network.barrier.abort())

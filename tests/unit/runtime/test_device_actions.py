@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -27,10 +27,11 @@ from optcc.runtime.communicator import Communicator
 from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.cupy_kernels import CupyKernels, address_of
 from optcc.runtime.device_actions import DeviceActions
-from optcc.runtime.device_lanes import SharedLanes
+from optcc.runtime.device_lanes import DeviceLaneMemory
 from optcc.runtime.device_paths import DIRECT, IPC, DevicePath, path_of
 from optcc.runtime.device_streams import COMPUTE, INTO, OUT, DeviceStreams, Ready
 from optcc.runtime.samples import exchange, ring
+from optcc.runtime.shared_lanes import SharedLanes
 from optcc.runtime.stored_types import stored_dtype
 from optcc.runtime.transport import RECEIVED
 from optcc.runtime.transports.loopback import LoopbackNetwork, LoopbackTransport, run_ranks
@@ -270,9 +271,10 @@ def without_credit(patch: pytest.MonkeyPatch) -> None:
         (offset,) = lanes._coming[channel][0].view(np.uint64) if event[0] == RECEIVED else (0,)
         follow(lanes, channel, event)
         if event[0] == RECEIVED and lanes._queues[channel]:
-            view, (base, _) = lanes._queues[channel][0], lanes._opened[lanes._receivers[channel]]
-            with lanes._streams.device:
-                lanes._streams.copy_across(base + int(offset), address_of(view), view.nbytes)
+            memory = cast(DeviceLaneMemory, lanes._memory)
+            view, (base, _) = lanes._queues[channel][0], memory._opened[lanes._receivers[channel]]
+            with memory._streams.device:
+                memory._streams.copy_across(base + int(offset), address_of(view), view.nbytes)
 
     patch.setattr(SharedLanes, "_follow", hurry)
 

@@ -92,6 +92,7 @@ class Fake:
     ucx: Ran | None = Ran(0, "1.22.0")  # noqa: RUF009
     ucx_memory: Ran | None = Ran(0, "3")  # noqa: RUF009
     ipc: Ran | None = Ran(0, "works")  # noqa: RUF009
+    segment: Ran | None = Ran(0, str(64 << 30))  # noqa: RUF009
     cupy: Ran | None = Ran(0, "13.4.0 on NVIDIA H100")  # noqa: RUF009
     packages: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -133,6 +134,8 @@ class Fake:
     def ask(self, code: str) -> Ran | None:
         if "probe_sharing" in code:
             return self.ipc
+        if "probe_segment" in code:
+            return self.segment
         if "memory_types" in code:
             return self.ucx_memory
         return self.mpi if "mpi4py" in code else self.ucx if "ucx" in code else self.cupy
@@ -189,7 +192,7 @@ def test_nothing_is_wrong_with_a_system_that_is_fine() -> None:
     findings = examine(FINE)
     assert {each.verdict for each in findings} == {OK}, [each for each in findings if each.verdict != OK]
     assert {each.area for each in findings} == {
-        *("nics", "mpi", "ucx", "gpu", "limits", "namespaces", "cpu", "packages", "cache"),
+        *("nics", "mpi", "ucx", "gpu", "limits", "memory", "namespaces", "cpu", "packages", "cache"),
     }
     assert all(each.why and not each.do for each in findings)
     (nic,) = (each for each in findings if each.name == "eth0")
@@ -282,6 +285,8 @@ NOTES: dict[str, tuple[System, str]] = {
         replace(FINE, programs={**FINE.programs, "unshare": Ran(1, "Operation not permitted")}),
         "namespaces",
     ),
+    "little shared memory": (replace(FINE, segment=Ran(0, str(64 << 20))), "/dev/shm"),
+    "no shared memory": (replace(FINE, segment=Ran(0, "no segment in /dev/shm: Permission denied")), "/dev/shm"),
     "no isal": (without("isal"), "isal"),
     "silent drivers": (
         replace(env(OPTCC_NIC_RATES=""), found=tuple(replace(each, rate=0) for each in FINE.found)),
