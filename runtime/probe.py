@@ -11,8 +11,9 @@ the rate. The first part of a round does not count: token buckets and queues let
 hub's NIC whose rate is not the typical one of the job is measured again, for a processor that was busy elsewhere looks
 like a slow NIC, and while it catches up like a fast one.
 
-Where rates are known, and some may have changed, all ranks send at once in two rounds before, each to another one, in
-the second to yet another: hubs are then those alone over whose NICs something else went in both than what is known.
+Where rates are known, and some may have changed, all ranks send at once in a round before, each to another one. If
+something else goes over some NIC than what is known, they do so once more, each to yet another rank: hubs are then
+those alone over whose NICs something else went in both rounds.
 
 How long a sender goes on is its own decision: a message says that it is the last one of its slot of the window, so both
 ends agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their
@@ -531,26 +532,25 @@ class _Probe:
 
     def _find_changed(self, up: Collection[tuple[int, int, int]]) -> set[int]:
         """The ranks over whose NICs something else goes than is known, in every round in which all send at once."""
-        rounds = [
-            each._replace(flows=tuple(flow for flow in each.flows if flow[:3] in up))
-            for each in make_screening(self._groups, self._transport.pairs)
-        ]
-        rates = self._exchange([self._run_round(each, self._known) for each in rounds])
         best: dict[tuple[int, int, bool], float] = {}
         changed = set(self._hosts)
-        for number, round_ in enumerate(rounds):
+        for each in make_screening(self._groups, self._transport.pairs):
+            round_ = each._replace(flows=tuple(flow for flow in each.flows if flow[:3] in up))
+            rates = self._exchange([self._run_round(round_, self._known)])
             flows_of: dict[tuple[int, int], list[ProbeFlow]] = {}
             for flow in round_.flows:
                 flows_of.setdefault((flow.src, flow.mine), []).append(flow)
             found: set[int] = set()
             for (src, mine), flows in flows_of.items():
                 takes = sum(self._known[flow.dst][flow.theirs][1] for flow in flows)
-                should, is_ = min(self._known[src][mine][0], takes), float(rates[src][number, mine])
+                should, is_ = min(self._known[src][mine][0], takes), float(rates[src][0, mine])
                 for key in ((src, mine, True), *((flow.dst, flow.theirs, False) for flow in flows[: len(flows) == 1])):
                     best[key] = max(is_, best.get(key, 0.0))
                 if abs(is_ - should) > CHANGED * max(is_, should):
                     found |= {src, *(flow.dst for flow in flows)}
             changed &= found
+            if not changed:
+                break
         # Where a hub is found to carry the same, it need not be measured again.
         self._found = {key: [rate] for key, rate in best.items() if key[0] in changed and rate}
         return changed

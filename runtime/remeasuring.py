@@ -30,7 +30,7 @@ from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
 LEAST_S = 5e-3
 """Shorter runs say more of the processor than of NICs."""
 USUAL_RUNS, SLOWER = 5, 1.15
-MUCH_SLOWER, LONG_S = 1.4, 0.3
+MUCH_SLOWER, LONG_S = 1.4, 0.2
 """See `RunTimes.take`."""
 
 
@@ -136,13 +136,14 @@ class Remeasuring:
             tuple((round(share[0] * nic[0]), round(share[1] * nic[1])) for share, nic in zip(*both, strict=True))
             for both in zip(self._expected(agreed), declared, strict=True)
         )
+        began_s = engine.clock.now_s()
         measured = probe(transport, clock=engine.clock, beside=engine.take, known=known)
         shares = tuple(
             tuple(rounded(_share(*pair)) for pair in zip(*both, strict=True))
             for both in zip(measured.rates, declared, strict=True)
         )
         shares = self._as_before(self._without_lost(shares, agreed))
-        transport.know_shares(shares)
+        transport.know_shares(shares, engine.clock.now_s() - began_s)
         return shares
 
     def _expected(self, agreed: Shares) -> Shares:

@@ -246,9 +246,9 @@ class Agrees(Protocol):
 class KnowsRates(Protocol):
     """A transport that stripes messages by what its NICs carry, and tells other ranks."""
 
-    def know_shares(self, shares: Shares) -> None:
-        """The NICs were measured, and carry these shares of what the transport has declared; the same at every rank,
-        before the same collective."""
+    def know_shares(self, shares: Shares, took_s: float) -> None:
+        """The NICs were measured, which took so long, and carry these shares of what the transport has declared; these
+        are the same at every rank, before the same collective."""
         ...
 
     def trust_shares(self, shares: Shares) -> None:

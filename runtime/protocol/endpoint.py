@@ -188,10 +188,10 @@ class Endpoint(LocalRank):
         self.own_nics = self.book[self.rank]
         self.rates.forget()
 
-    def know_shares(self, shares: Shares) -> None:
+    def know_shares(self, shares: Shares, took_s: float) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self.rates.take_measured(shares[self.rank])
-        self.epochs.take_measured(shares)
+        self.epochs.take_measured(shares, took_s)
 
     def trust_shares(self, shares: Shares) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
