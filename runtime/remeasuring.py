@@ -18,10 +18,11 @@ from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from optcc.errors import InputError
+from optcc.runtime.changed_ways import ALIKE
 from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
 from optcc.runtime.persistent_plan import PersistentPlan
-from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
+from optcc.runtime.probe import ProbedTransport, Rates, probe
 from optcc.runtime.protocol.agreement import Share, Shares, rounded
 from optcc.runtime.protocol.epochs import SLOW_RUNS, is_change, rate_pairs
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, LEAST_SHARE, usable
