@@ -17,8 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 CHANGED, TWICE, ALIKE = 0.1, 0.08, 0.04
-"""Rates that differ by less from what is known are taken to be as known. Of two measurements that differ by less than the
-second, with different ranks at the other end, the mean counts. Those that differ by less than the third are alike."""
+"""Rates that differ by less from what is known are taken to be as known. Of two measurements that differ by less than
+the second, with different ranks at the other end, the mean counts. Those that differ by less than the third are alike.
+"""
 
 Way = tuple[int, bool]
 NicWay = tuple[int, int, bool]
