@@ -28,13 +28,13 @@ import statistics
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -47,7 +47,6 @@ from optcc.runtime.changed_ways import (
     Pairs,
     Way,
     are_alike,
-    cleared_ways,
     first_rounds,
     later_rounds,
     settled_rate,
@@ -247,7 +246,7 @@ def make_rounds(
     return rounds
 
 
-def _side_by_side(rounds_of: Iterable[Sequence[Pairs]]) -> list[Pairs]:
+def _side_by_side(rounds_of: Sequence[Sequence[Pairs]]) -> list[Pairs]:
     """The rounds of several groups at the same time."""
     return [[pair for pairs in each for pair in pairs] for each in zip_longest(*rounds_of, fillvalue=[])]
 
@@ -518,26 +517,30 @@ class _Probe:
     def _find_changed(self, up: Collection[tuple[int, int, int]]) -> list[Way]:
         """Has pairs of ranks send to each other, takes what that says of what their NICs carry, and returns the ways of
         which it does not."""
-        hosts, known = sorted(set(self._hosts)), self._known
-        n_nics = {rank: len(known[rank]) for rank in hosts}
         found: dict[NicWay, list[Carried]] = {}
-        self._pair_off(_side_by_side(list(first_rounds(group)) for group in self._groups), up, known, found, set())
-        cleared = cleared_ways(hosts, n_nics, found)
-        if len(cleared) < 2 * len(hosts):
-            later = _side_by_side(later_rounds(group, cleared) for group in self._groups)
-            self._pair_off(later, up, self._lowered(found), found, cleared)
-        hubs: list[Way] = []
-        for rank, is_out in ((rank, is_out) for rank in hosts for is_out in (True, False)):
-            pairs = {(rank, nic, is_out): float(pair[not is_out]) for nic, pair in enumerate(known[rank])}
-            rates = {key: settled_rate(found.get(key, []), rate) for key, rate in pairs.items()}
-            certain = {key: rate for key, rate in rates.items() if rate is not None}
-            if len(certain) == len(rates):
-                self._best.update(certain)
-                continue
-            hubs.append((rank, is_out))
-            # Where it is found to carry the same as a hub, it need not be measured again.
-            self._found.update({key: [found[key][-1].rate] for key in pairs if found.get(key) and found[key][-1].rate})
-        return hubs
+        ways = [(rank, is_out) for rank in sorted(set(self._hosts)) for is_out in (True, False)]
+        rates = self._pair_off([list(first_rounds(group)) for group in self._groups], up, self._known, found, ways)
+        for _ in range(1 + AGAIN_MAX):
+            left = [way for way in ways if None in rates[way]]
+            if not left:
+                break
+            cleared = [way for way in ways if rates[way] == self._known_of(way)]
+            rounds = [later_rounds(group, left, cleared) for group in self._groups]
+            rates |= self._pair_off(rounds, up, self._lowered(found), found, left)
+        for rank, is_out in ways:
+            keys = [(rank, nic, is_out) for nic in range(len(self._known[rank]))]
+            if None not in rates[rank, is_out]:
+                self._best.update(zip(keys, cast("list[float]", rates[rank, is_out]), strict=True))
+            else:
+                # Where it is found to carry the same as a hub, it need not be measured again.
+                last = {key: found[key][-1].rate for key in keys if key in found}
+                self._found.update({key: [rate] for key, rate in last.items() if rate})
+        return [way for way in ways if None in rates[way]]
+
+    def _known_of(self, way: Way) -> list[float | None]:
+        """What is known of the NICs of a rank, one way."""
+        rank, is_out = way
+        return [float(pair[not is_out]) for pair in self._known[rank]]
 
     def _lowered(self, found: Mapping[NicWay, Sequence[Carried]]) -> Rates:
         """What is known, but of NICs over which less went, that."""
@@ -552,13 +555,14 @@ class _Probe:
 
     def _pair_off(
         self,
-        rounds: Sequence[Pairs],
+        rounds_of: Sequence[Sequence[Pairs]],
         up: Collection[tuple[int, int, int]],
         loads: Rates,
         found: dict[NicWay, list[Carried]],
-        cleared: Collection[Way],
-    ) -> None:
-        """Runs rounds of pairs, and adds to `found` what went over the NICs at both ends, but for cleared ways."""
+        ways: Collection[Way],
+    ) -> dict[Way, list[float | None]]:
+        """Runs the rounds of pairs of each group, and adds to `found` what went over the NICs of these ways; for each
+        of these, what its NICs carry, None if that is not certain."""
         made = [
             ProbeRound(
                 tuple(src for src, _ in pairs),
@@ -570,7 +574,7 @@ class _Probe:
                     if (src, dst, rail) in up
                 ),
             )
-            for pairs in rounds
+            for pairs in _side_by_side(rounds_of)
         ]
         rates = self._exchange([self._run_round(each, loads) for each in made])
         for number, round_ in enumerate(made):
@@ -582,8 +586,15 @@ class _Probe:
                 went = Carried(float(rates[src][number, mine]), min(self._known[src][mine][0], takes))
                 ends = [(src, mine, True), *((flow.dst, flow.theirs, False) for flow in flows[: len(flows) == 1])]
                 for rank, nic, is_out in ends:
-                    if (rank, is_out) not in cleared:
+                    if (rank, is_out) in ways:
                         found.setdefault((rank, nic, is_out), []).append(went)
+        return {
+            (rank, is_out): [
+                settled_rate(found.get((rank, nic, is_out), []), float(pair[not is_out]))
+                for nic, pair in enumerate(self._known[rank])
+            ]
+            for rank, is_out in ways
+        }
 
     def _loads(self, round_: ProbeRound, known: Rates) -> dict[tuple[int, int, int], FlowLoad]:
         """By flow; into a hub's NIC for what it was measured to receive, or else for what a good NIC sends; out of one
