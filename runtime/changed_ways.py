@@ -92,7 +92,7 @@ def settled_rate(found: Sequence[Carried], known: float) -> float | None:
         return known
     slower = [each.rate for each in found if 0 < each.rate < each.should]
     faster = [each.rate for each in found if each.rate > known]
-    rates = sorted(max(slower, faster, key=len))
+    rates = sorted(slower if len(slower) >= len(faster) else faster)
     low, high = min(pairwise(rates), key=lambda pair: pair[1] - pair[0], default=(0.0, 1.0))
     return (low + high) / 2 if high - low < TWICE * high else None
 

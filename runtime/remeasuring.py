@@ -23,8 +23,8 @@ from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
 from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.probe import ProbedTransport, Rates, probe
-from optcc.runtime.protocol.agreement import Share, Shares, rounded
-from optcc.runtime.protocol.epochs import SLOW_RUNS, is_change, rate_pairs
+from optcc.runtime.protocol.agreement import Share, Shares, is_change, rounded
+from optcc.runtime.protocol.epochs import SLOW_RUNS, rate_pairs
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, LEAST_SHARE, usable
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
 

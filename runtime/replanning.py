@@ -138,6 +138,7 @@ class Replanning:
             if was_due:
                 self._make_plan(request, timeout_s)
         self._planned, self.plans_since = self.shares, epoch
+        transport.stripe_for(self.shares)
         if not self._engine.rank:
             logger.warning("optcc: plans are now for %s", show_shares(self.shares))
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from optcc.runtime.protocol.agreement import Agreement, Share, Shares, rounded
+from optcc.runtime.protocol.agreement import Agreement, Share, Shares, is_change, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
 from optcc.runtime.protocol.rates import Rates
@@ -35,8 +35,6 @@ SETTLE_TIMES = 5
 PATIENCE_S, PATIENCE_S_MAX = 0.25, 8.0
 CALM_S = 10.0
 """A NIC that fails later than this after it came back has not come back too early."""
-CHANGE = 0.1
-"""Plans change for NICs that carry more or less by a tenth, not for noise."""
 
 
 class Epochs:
@@ -239,11 +237,6 @@ class Epochs:
         self.agreement.propose(shares)
         self._local.tell_news((RECEIVED, EPOCH_NEWS))
         self.spread()
-
-
-def is_change(new: float, old: float) -> bool:
-    """True if plans change for it."""
-    return abs(new - old) > CHANGE * max(new, old)
 
 
 def rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:

@@ -110,6 +110,12 @@ class EndpointTransport(ABC):
         self._endpoint.know_shares(shares, took_s)
         self._flush()
 
+    def stripe_for(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.Agrees`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.stripe_for(shares)
+        self._flush()
+
     def trust_shares(self, shares: Shares) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()
