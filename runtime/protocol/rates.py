@@ -85,16 +85,16 @@ class Rates:
         self.divide_anew()
 
     def _is_agreed(self) -> bool:
-        """True if the NICs carry about what plans are for."""
+        """True if the NICs carry what plans are for, or more: plans are for that soon, if it is true."""
         agreed = self._local.agreed
         return (
             bool(agreed)
             and not self._paths
             and not any(
-                is_change(*pair)
+                is_change(is_, was) and (is_ < was or not was)
                 for rank, nics in enumerate(agreed)
                 for nic, shares in enumerate(nics)
-                for pair in zip(self.known(rank, nic), shares, strict=True)
+                for is_, was in zip(self.known(rank, nic), shares, strict=True)
             )
         )
 
