@@ -31,7 +31,7 @@ from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
 from optcc.job import differences, measure_nics, tcp_ports, with_insides
-from optcc.plan import Plan
+from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
 from optcc.runtime.device_actions import DevicePlace
@@ -254,7 +254,7 @@ class Replanned(Ours):
 
     def start(self, send: Array | None, recv: Array | None) -> Handle:
         """See `Ours`."""
-        self._replanning.begin(self._deadline_s)
+        self._replanning.begin(self._deadline_s, self.plan.request)
         if self._plans_since != self._replanning.plans_since:
             self._change()
         return super().start(send, recv)
@@ -329,7 +329,7 @@ def run_cases(
     rows: list[BenchTiming] = []
     engine, replanned = Engine(transport), list[Replanned]()
 
-    def prepare(shares: Shares) -> Callable[[], bool]:
+    def prepare(shares: Shares, _: PlanRequest | None) -> Callable[[], bool]:
         are_there = [each.planner.prepare(shares, [each.plan.request]) for each in replanned]
         return lambda: all(is_there() for is_there in are_there)
 

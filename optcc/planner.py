@@ -236,20 +236,22 @@ class Planner:
 
     def get_ready(self, request: PlanRequest) -> None:
         """Starts the process that makes plans in the background, unless one of this machine has started it. So that it
-        has loaded what that takes, it makes plans for the first few requests for when a NIC is lost."""
+        has loaded what that takes, it makes plans for the first few requests for when a NIC is lost or slow."""
         if self._store is None or request in self._readied or len(self._readied) == READIED_MAX:
             return
         self._readied.add(request)
         if WORKER.is_there or self._store.take_for_good("process"):
-            with suppress(OptccError):  # a cluster that has no such plan
-                WORKER.get_ready(self._after_a_loss()._work([request]))
+            for share in (0.0, 0.5):
+                with suppress(OptccError):  # a cluster that has no such plan
+                    WORKER.get_ready(self._after_a_loss(share)._work([request]))
 
-    def _after_a_loss(self) -> Planner:
-        """A planner for when the last NIC of the first server that has several is lost; else for half of one."""
+    def _after_a_loss(self, share: float) -> Planner:
+        """A planner for when the last NIC of the first server that has several, or else of the first one, carries such
+        a share of its rate."""
         servers = self.topology.servers
-        lost = next((number for number, server in enumerate(servers) if len(server.nics) > 1), None)
+        changed = next((number for number, server in enumerate(servers) if len(server.nics) > 1), 0)
         shares = [[(1.0, 1.0)] * len(server.nics) for server in servers]
-        shares[lost or 0][-1] = (0.5, 0.5) if lost is None else (0.0, 0.0)
+        shares[changed][-1] = (share, share)
         return self.under(tuple(map(tuple, shares)))
 
     def _make_ready(self, requests: Sequence[PlanRequest]) -> None:

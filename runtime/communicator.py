@@ -579,7 +579,7 @@ class Communicator:
 
     def change_epoch(self, request: PlanRequest) -> None:
         """A collective begins: from one on that all ranks have agreed on, plans are new ones."""
-        if self._replanning.begin(self.deadline_s, lambda: self._may_go_on(request)):
+        if self._replanning.begin(self.deadline_s, request, lambda: self._may_go_on(request)):
             assert isinstance(self._base, Replans)
             # Where there is no plan for what is left, that of before goes on.
             with suppress(OptccError):
@@ -592,10 +592,23 @@ class Communicator:
             return False
         return isinstance(self._base, Estimates) and self._base.least_s(request) < GOES_ON_S
 
-    def _prepare(self, shares: Shares) -> Callable[[], bool]:
-        """Begins to make the plans that are in use, for NICs that carry these shares."""
-        assert isinstance(self._base, Replans)
-        return self._base.prepare(shares, self._wanted())
+    def _prepare(self, shares: Shares, first: PlanRequest | None) -> Callable[[], bool]:
+        """Begins to make the plans that are in use, for NICs that carry these shares; returns what tells whether they
+        are there, or the one that is wanted `first`, if any: then the others are made after that."""
+        base = self._base
+        assert isinstance(base, Replans)
+        if first is None:
+            return base.prepare(shares, self._wanted())
+        others = [each for each in self._wanted() if each != first]
+        is_there = base.prepare(shares, [first])
+
+        def is_first_there() -> bool:
+            if not is_there():
+                return False
+            base.prepare(shares, others)
+            return True
+
+        return is_first_there
 
     def _wanted(self) -> list[PlanRequest]:
         """What plans are in use for, those of persistent collectives first, then as they were used last."""

@@ -11,8 +11,8 @@ the rate. The first part of a round does not count: token buckets and queues let
 hub's NIC whose rate is not the typical one of the job is measured again, for a processor that was busy elsewhere looks
 like a slow NIC, and while it catches up like a fast one.
 
-Where rates are known, and some may have changed, all ranks send at once in two rounds before, each to another one, in
-the second to yet another: hubs are then those alone over whose NICs something else went in both than what is known.
+Where rates are known, and some may have changed, ranks send to each other in pairs before (`changed_ways`): hubs are
+then those alone of whose NICs that does not say what they carry.
 
 How long a sender goes on is its own decision: a message says that it is the last one of its slot of the window, so both
 ends agree on the number of messages, and no slot is left behind. Groups have at most `GROUP_MAX` ranks and take their
@@ -31,15 +31,26 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from optcc.errors import DeadlineExceeded, InputError
 from optcc.plan import Channel
+from optcc.runtime.changed_ways import (
+    ALIKE,
+    Carried,
+    NicWay,
+    Pairs,
+    Way,
+    are_alike,
+    first_rounds,
+    later_rounds,
+    settled_rate,
+)
 from optcc.runtime.protocol.settings import NicEntry, RailCount
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, Event, MonotonicClock, Transport, WaitsForHosts
 from optcc.topology import Nic, Server, Topology
@@ -56,13 +67,11 @@ sent every flow's last packet again, 6 % of what the NIC carried."""
 AGAIN_BELOW, AGAIN_ABOVE, AGAIN_MAX, GOOD = 0.93, 1.04, 2, 0.8
 """Rates below or above these shares of the typical one are measured again, and, until two measurements are alike, again
 up to so many times. Typical is the median of the good ones, those that have at least the last share of the best."""
-ALIKE = 0.04
-"""Measurements of a NIC that differ by less are alike. Out and in of a NIC that differ by less are taken to be equal:
-plans for equal rates are shorter."""
 LEVEL = 0.03
 """Rates that differ by less count as one."""
-CHANGED = 0.1
-"""Rates that differ by less from what is known are taken to be as known, where all ranks send at once."""
+LEAST_LOAD = 0.25
+"""A rank that sends to a second one sends for what went over its NICs the first time, but for this share of what is
+known at least."""
 DEADLINE_S = 30.0
 _LOOK_S, _CONNECT_S = 0.002, 0.1
 _GROUP = 1 << 62
@@ -237,22 +246,9 @@ def make_rounds(
     return rounds
 
 
-def make_screening(groups: Sequence[Sequence[int]], pairs: RailPairs) -> list[ProbeRound]:
-    """Two rounds in which every rank sends to one of its group, and one of its group sends to it; in the second, if
-    there are three or more in the group, other ones.
-
-    >>> [[each[:2] for each in round_.flows] for round_ in make_screening([(0, 1, 2)], lambda src, dst: [(0, 0)])]
-    [[(0, 1), (1, 2), (2, 0)], [(0, 2), (1, 0), (2, 1)]]
-    """
-    rounds: list[ProbeRound] = []
-    for number in range(2):
-        flows: list[ProbeFlow] = []
-        for group in (each for each in groups if len(each) > 1):
-            shift = max(2, len(group) // 2) if number and len(group) > 2 else 1
-            for src, dst in zip(group, (*group[shift:], *group[:shift]), strict=True):
-                flows += [ProbeFlow(src, dst, rail, *nics) for rail, nics in enumerate(pairs(src, dst))]
-        rounds.append(ProbeRound(tuple(dict.fromkeys(flow.src for flow in flows)), True, tuple(flows)))
-    return rounds
+def _side_by_side(rounds_of: Sequence[Sequence[Pairs]]) -> list[Pairs]:
+    """The rounds of several groups at the same time."""
+    return [[pair for pairs in each for pair in pairs] for each in zip_longest(*rounds_of, fillvalue=[])]
 
 
 def _flows(hub: int, group: Sequence[int], is_out: bool, pairs: RailPairs) -> Iterator[ProbeFlow]:
@@ -315,10 +311,6 @@ def settle(rates: Sequence[float], typical: float) -> tuple[float, bool]:
     if gap < ALIKE:
         return (low + ordered[ordered.index(low) + 1]) / 2, True
     return min(rates, key=lambda each: abs(each - typical)), False
-
-
-def _are_alike(rate: float, other: float) -> bool:
-    return (1 - ALIKE) * rate < other < (1 + ALIKE) * rate
 
 
 def _typical(rates: Collection[float]) -> float:
@@ -489,15 +481,8 @@ class _Probe:
         self._open()
         up = self._find_rails()
         if self._known:
-            changed = self._find_changed(up)
-            self._best = {
-                (rank, nic, is_out): float(pair[not is_out])
-                for rank in sorted(set(self._hosts) - changed)
-                for nic, pair in enumerate(self._known[rank])
-                for is_out in (True, False)
-            }
-            self._hubs = [(rank, is_out) for rank in sorted(changed) for is_out in (True, False)]
-            if not changed:
+            self._hubs = self._find_changed(up)
+            if not self._hubs:
                 return self._result()
         rounds = self._rounds(up, self._hubs)
         # What NICs send tells how much to send to them.
@@ -529,31 +514,87 @@ class _Probe:
     def _measure(self, rounds: Sequence[ProbeRound]) -> None:
         self._note(rounds, [self._run_round(each) for each in rounds])
 
-    def _find_changed(self, up: Collection[tuple[int, int, int]]) -> set[int]:
-        """The ranks over whose NICs something else goes than is known, in every round in which all send at once."""
-        rounds = [
-            each._replace(flows=tuple(flow for flow in each.flows if flow[:3] in up))
-            for each in make_screening(self._groups, self._transport.pairs)
+    def _find_changed(self, up: Collection[tuple[int, int, int]]) -> list[Way]:
+        """Has pairs of ranks send to each other, takes what that says of what their NICs carry, and returns the ways of
+        which it does not."""
+        found: dict[NicWay, list[Carried]] = {}
+        ways = [(rank, is_out) for rank in sorted(set(self._hosts)) for is_out in (True, False)]
+        rates = self._pair_off([list(first_rounds(group)) for group in self._groups], up, self._known, found, ways)
+        for _ in range(1 + AGAIN_MAX):
+            left = [way for way in ways if None in rates[way]]
+            if not left:
+                break
+            cleared = [way for way in ways if rates[way] == self._known_of(way)]
+            rounds = [later_rounds(group, left, cleared) for group in self._groups]
+            rates |= self._pair_off(rounds, up, self._lowered(found), found, left)
+        for rank, is_out in ways:
+            keys = [(rank, nic, is_out) for nic in range(len(self._known[rank]))]
+            if None not in rates[rank, is_out]:
+                self._best.update(zip(keys, cast("list[float]", rates[rank, is_out]), strict=True))
+            else:
+                # Where it is found to carry the same as a hub, it need not be measured again.
+                last = {key: found[key][-1].rate for key in keys if key in found}
+                self._found.update({key: [rate] for key, rate in last.items() if rate})
+        return [way for way in ways if None in rates[way]]
+
+    def _known_of(self, way: Way) -> list[float | None]:
+        """What is known of the NICs of a rank, one way."""
+        rank, is_out = way
+        return [float(pair[not is_out]) for pair in self._known[rank]]
+
+    def _lowered(self, found: Mapping[NicWay, Sequence[Carried]]) -> Rates:
+        """What is known, but of NICs over which less went, that."""
+        return tuple(
+            tuple(
+                (round(max(LEAST_LOAD * out, min(out, said[-1].rate or out))) if said else out, in_)
+                for nic, (out, in_) in enumerate(nics)
+                for said in [found.get((rank, nic, True))]
+            )
+            for rank, nics in enumerate(self._known)
+        )
+
+    def _pair_off(
+        self,
+        rounds_of: Sequence[Sequence[Pairs]],
+        up: Collection[tuple[int, int, int]],
+        loads: Rates,
+        found: dict[NicWay, list[Carried]],
+        ways: Collection[Way],
+    ) -> dict[Way, list[float | None]]:
+        """Runs the rounds of pairs of each group, and adds to `found` what went over the NICs of these ways; for each
+        of these, what its NICs carry, None if that is not certain."""
+        made = [
+            ProbeRound(
+                tuple(src for src, _ in pairs),
+                True,
+                tuple(
+                    ProbeFlow(src, dst, rail, *nics)
+                    for src, dst in pairs
+                    for rail, nics in enumerate(self._transport.pairs(src, dst))
+                    if (src, dst, rail) in up
+                ),
+            )
+            for pairs in _side_by_side(rounds_of)
         ]
-        rates = self._exchange([self._run_round(each, self._known) for each in rounds])
-        best: dict[tuple[int, int, bool], float] = {}
-        changed = set(self._hosts)
-        for number, round_ in enumerate(rounds):
+        rates = self._exchange([self._run_round(each, loads) for each in made])
+        for number, round_ in enumerate(made):
             flows_of: dict[tuple[int, int], list[ProbeFlow]] = {}
             for flow in round_.flows:
                 flows_of.setdefault((flow.src, flow.mine), []).append(flow)
-            found: set[int] = set()
             for (src, mine), flows in flows_of.items():
                 takes = sum(self._known[flow.dst][flow.theirs][1] for flow in flows)
-                should, is_ = min(self._known[src][mine][0], takes), float(rates[src][number, mine])
-                for key in ((src, mine, True), *((flow.dst, flow.theirs, False) for flow in flows[: len(flows) == 1])):
-                    best[key] = max(is_, best.get(key, 0.0))
-                if abs(is_ - should) > CHANGED * max(is_, should):
-                    found |= {src, *(flow.dst for flow in flows)}
-            changed &= found
-        # Where a hub is found to carry the same, it need not be measured again.
-        self._found = {key: [rate] for key, rate in best.items() if key[0] in changed and rate}
-        return changed
+                went = Carried(float(rates[src][number, mine]), min(self._known[src][mine][0], takes))
+                ends = [(src, mine, True), *((flow.dst, flow.theirs, False) for flow in flows[: len(flows) == 1])]
+                for rank, nic, is_out in ends:
+                    if (rank, is_out) in ways:
+                        found.setdefault((rank, nic, is_out), []).append(went)
+        return {
+            (rank, is_out): [
+                settled_rate(found.get((rank, nic, is_out), []), float(pair[not is_out]))
+                for nic, pair in enumerate(self._known[rank])
+            ]
+            for rank, is_out in ways
+        }
 
     def _loads(self, round_: ProbeRound, known: Rates) -> dict[tuple[int, int, int], FlowLoad]:
         """By flow; into a hub's NIC for what it was measured to receive, or else for what a good NIC sends; out of one
@@ -673,7 +714,8 @@ class _Probe:
         for host, nic in {key[:2] for key in self._best}:
             ways = [(host, nic, is_out) for is_out in (True, False)]
             out, in_ = (self._best.get(way, 0.0) for way in ways)
-            if _are_alike(out, in_):
+            # Plans for equal rates are shorter.
+            if are_alike(out, in_):
                 self._best.update(dict.fromkeys(ways, (out + in_) / 2))
         keys = sorted(self._best)
         best = max(self._best.values(), default=0.0)

@@ -18,19 +18,20 @@ from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from optcc.errors import InputError
+from optcc.runtime.changed_ways import ALIKE
 from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
 from optcc.runtime.persistent_plan import PersistentPlan
-from optcc.runtime.probe import ALIKE, ProbedTransport, Rates, probe
-from optcc.runtime.protocol.agreement import Share, Shares, rounded
-from optcc.runtime.protocol.epochs import SLOW_RUNS, is_change, rate_pairs
+from optcc.runtime.probe import ProbedTransport, Rates, probe
+from optcc.runtime.protocol.agreement import Share, Shares, is_change, rounded
+from optcc.runtime.protocol.epochs import SLOW_RUNS, rate_pairs
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, LEAST_SHARE, usable
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
 
 LEAST_S = 5e-3
 """Shorter runs say more of the processor than of NICs."""
 USUAL_RUNS, SLOWER = 5, 1.15
-MUCH_SLOWER, LONG_S = 1.4, 0.3
+MUCH_SLOWER, LONG_S = 1.4, 0.2
 """See `RunTimes.take`."""
 
 
@@ -136,13 +137,14 @@ class Remeasuring:
             tuple((round(share[0] * nic[0]), round(share[1] * nic[1])) for share, nic in zip(*both, strict=True))
             for both in zip(self._expected(agreed), declared, strict=True)
         )
+        began_s = engine.clock.now_s()
         measured = probe(transport, clock=engine.clock, beside=engine.take, known=known)
         shares = tuple(
             tuple(rounded(_share(*pair)) for pair in zip(*both, strict=True))
             for both in zip(measured.rates, declared, strict=True)
         )
         shares = self._as_before(self._without_lost(shares, agreed))
-        transport.know_shares(shares)
+        transport.know_shares(shares, engine.clock.now_s() - began_s)
         return shares
 
     def _expected(self, agreed: Shares) -> Shares:

@@ -20,6 +20,7 @@ from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.transport import Agrees
 from optcc.verdict import Verdict
 
+Prepare = Callable[[Shares, PlanRequest | None], Callable[[], bool]]
 PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
 """What a `PlanRequest` has to a plan and the verifier's verdict on it; the same at every rank."""
 _LOOK_S = 5e-3
@@ -56,8 +57,9 @@ class GetsReady(Protocol):
 class Replanning:
     """The epochs of the collectives that `engine` runs.
 
-    `prepare` begins to make plans for NICs that carry some shares, and returns what tells whether they are there;
-    without it, or where the transport has no epochs, all collectives run under epoch 0. With `remeasuring` the ranks
+    `prepare` begins to make plans for NICs that carry some shares, and returns what tells whether they are there, or
+    the one that it is told to make first; without it, or where the transport has no epochs, all collectives run under
+    epoch 0. With `remeasuring` the ranks
     measure the NICs once their rates have changed (`optcc.runtime.remeasuring`), before the first collective of an
     epoch; plans for what they find are made then, or beside the collectives that follow, for another epoch.
     """
@@ -65,7 +67,7 @@ class Replanning:
     def __init__(
         self,
         engine: Engine,
-        prepare: Callable[[Shares], Callable[[], bool]] | None,
+        prepare: Prepare | None,
         remeasuring: Remeasuring | None = None,
     ) -> None:
         self._engine, self._remeasuring = engine, remeasuring
@@ -99,9 +101,9 @@ class Replanning:
         """The number of the present epoch, and what the NICs carry in it, in words."""
         return self.epoch, show_shares(self._shares[self.epoch]) if self.epoch in self._shares else ""
 
-    def begin(self, timeout_s: float, may_go_on: Callable[[], bool] = lambda: False) -> bool:
-        """A collective begins; waits, if other ranks have yet to agree on its epoch. True if there are to be
-        plans for other `shares` than before.
+    def begin(self, timeout_s: float, request: PlanRequest, may_go_on: Callable[[], bool] = lambda: False) -> bool:
+        """A collective as in `request` begins; waits, if other ranks have yet to agree on its epoch. True if there are
+        to be plans for other `shares` than before.
 
         If the NICs were measured, and it `may_go_on` under the plans of before, those come with the next epoch.
 
@@ -134,16 +136,18 @@ class Replanning:
                 remeasuring.await_plans()
                 return False
             if was_due:
-                self._make_plans(timeout_s)
+                self._make_plan(request, timeout_s)
         self._planned, self.plans_since = self.shares, epoch
+        transport.stripe_for(self.shares)
         if not self._engine.rank:
             logger.warning("optcc: plans are now for %s", show_shares(self.shares))
         return True
 
-    def _make_plans(self, timeout_s: float) -> None:
-        """Has plans made for what was measured, and waits for them: while nothing is under way that takes least."""
+    def _make_plan(self, request: PlanRequest, timeout_s: float) -> None:
+        """Has plans made for what was measured, and waits for the one that is needed: while nothing is under way that
+        takes least."""
         assert self._prepare is not None
-        self._made = self._prepare(self.shares)
+        self._made = self._prepare(self.shares, request)
         self._engine.wait_for(_Made(self._made), timeout_s)
         self._made = None
 
@@ -162,7 +166,7 @@ class Replanning:
             return _LOOK_S
         measures = self._remeasuring is not None and self._remeasuring.is_due(epoch.shares)
         if self._coming is None or self._coming[0] != epoch:
-            self._coming = epoch, (lambda: True) if measures else prepare(self._usable_of(epoch.shares))
+            self._coming = epoch, (lambda: True) if measures else prepare(self._usable_of(epoch.shares), None)
         if not self._coming[1]():
             return _LOOK_S
         self._shares[epoch.number], self._coming = epoch.shares, None

@@ -237,6 +237,11 @@ class Agrees(Protocol):
         """An epoch that waits until this rank has its plans, if there is one."""
         ...
 
+    def stripe_for(self, shares: Shares) -> None:
+        """Plans that are opened from now on are for NICs that carry these shares of what the transport has declared;
+        the same at every rank, before the same collective. Their messages are cut for that."""
+        ...
+
     def epoch_ready(self, ahead: int) -> None:
         """This rank has the plans of `wanted_epoch`, and begins so many collectives before it knows that all have."""
         ...
@@ -246,9 +251,9 @@ class Agrees(Protocol):
 class KnowsRates(Protocol):
     """A transport that stripes messages by what its NICs carry, and tells other ranks."""
 
-    def know_shares(self, shares: Shares) -> None:
-        """The NICs were measured, and carry these shares of what the transport has declared; the same at every rank,
-        before the same collective."""
+    def know_shares(self, shares: Shares, took_s: float) -> None:
+        """The NICs were measured, which took so long, and carry these shares of what the transport has declared; these
+        are the same at every rank, before the same collective."""
         ...
 
     def trust_shares(self, shares: Shares) -> None:

@@ -37,6 +37,8 @@ CHUNK_BYTES_MIN = 512
 IN_FLIGHT_MIN = 16
 """Segments in flight at once that share a latency: at least this many, or two per slot of a receiver."""
 TRIES_MAX = 16
+VAIN_TRIES, VAIN_GAIN = 5, 0.002
+"""After so many tries in a row that together gained less than this share, no other is made."""
 """Limit on the candidates that are compiled."""
 TRANSFERS_MAX = 2**20
 """Limit on the transfers of a plan, for any time budget."""
@@ -311,7 +313,7 @@ class Search:
             return None
         if self._tried:
             self._untried = [each for each in self._untried if self._fits(each, self._try_s(each))]
-        if not self._untried or len(self._tried) == TRIES_MAX:
+        if not self._untried or len(self._tried) == TRIES_MAX or self._is_vain():
             return None
         found = min(self._untried, key=self._promises_s)
         if self._tried and self._promises_s(found) > min(self._tried.values()):
@@ -327,6 +329,12 @@ class Search:
             for each in self._untried
             for larger in [max(candidate, each, key=lambda one: one.transfers)]
         )
+
+    def _is_vain(self) -> bool:
+        """Whether the last tries have gained next to nothing."""
+        tried = list(self._tried.values())
+        before = tried[:-VAIN_TRIES]
+        return bool(before) and min(tried) > (1 - VAIN_GAIN) * min(before)
 
     def took(self, candidate: Candidate, seconds: float) -> None:
         """Records the simulated time of a candidate."""

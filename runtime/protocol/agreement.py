@@ -35,12 +35,19 @@ RANKS_MAX = 1 << 12
 NICS_MAX = 1 << 6
 EPOCHS_MAX = (1 << 14) - 1
 SHARE_MAX = 7.0
+CHANGE = 0.1
+"""Plans change for NICs that carry more or less by a tenth, not for noise."""
 _PROPOSAL, _READY, _LEFT = 1, 2, 3
 _PARTS = 1 << 12
 Share = tuple[float, float]
 """What a NIC sends and receives, as a share of what `LocalRank.book` says."""
 Shares = tuple[tuple[Share, ...], ...]
 """By rank and NIC."""
+
+
+def is_change(new: float, old: float) -> bool:
+    """True if plans change for it."""
+    return abs(new - old) > CHANGE * max(new, old)
 
 
 class Epoch(NamedTuple):

@@ -22,19 +22,34 @@ class SendChannel:
     Its state of the failover table is `sender`. While `linked` is not None it stands for that state, in `epoch` and
     with the chunks below `acked` acknowledged. `chunks` are those that the sender keeps, from `acked` on: (view,
     whether its end is to be reported as a sent message, whether it is a copy, rail). `has_copies`: some may be copies
-    that are not reported. `posted` counts all chunks, `slots` those for which the peer has posted slots, `highest`
-    those that have been sent once. `rails` maps each virtual rail of the table to a rail of the pair. `n_whole` counts
-    messages that went over one rail, `n_sent` those reported.
+    that are not reported. `cut_for` is the `LocalRank.n_agreed` for which its messages are cut. `posted` counts all
+    chunks, `slots` those for which the peer has posted slots, `highest` those that have been sent once. `rails` maps
+    each virtual rail of the table to a rail of the pair. `n_whole` counts messages that went over one rail, `n_sent`
+    those reported.
     """
 
     __slots__ = (
-        *("_sender", "_start", "acked", "chunks", "epoch", "handle", "has_copies", "highest", "k", "linked", "n_sent"),
+        *(
+            "_sender",
+            "_start",
+            "acked",
+            "chunks",
+            "cut_for",
+            "epoch",
+            "handle",
+            "has_copies",
+            "highest",
+            "k",
+            "linked",
+            "n_sent",
+        ),
         *("n_whole", "posted", "rails", "since_s", "slots", "striping", "timeout_s"),
     )
 
     def __init__(self, k: int, link: Link, striping: Striping) -> None:
         self.k, self.handle, self.striping = k, -1, striping
         self.rails = list(striping.turns)
+        self.cut_for = 0
         self.linked: LinkedSender | None = None
         self.sender = link.sender()
         self.chunks: deque[tuple[memoryview, bool, bool, int]] = deque()

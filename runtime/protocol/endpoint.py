@@ -156,6 +156,8 @@ class Endpoint(LocalRank):
                     self._receives[handle] = inbound, inbound.channel(k)
             direction, end = self._end(handle)
             end.handle, end.striping = handle, stripings.get((src, dst)) or direction.striping
+            if src == self.rank:
+                self._sends[handle][1].cut_for = self.n_agreed if (src, dst) in stripings else 0
             handles.append(handle)
         return handles
 
@@ -188,10 +190,16 @@ class Endpoint(LocalRank):
         self.own_nics = self.book[self.rank]
         self.rates.forget()
 
-    def know_shares(self, shares: Shares) -> None:
+    def know_shares(self, shares: Shares, took_s: float) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self.rates.take_measured(shares[self.rank])
-        self.epochs.take_measured(shares)
+        self.epochs.take_measured(shares, took_s)
+
+    def stripe_for(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.Agrees`."""
+        self.agreed = shares
+        self.n_agreed += 1
+        self.rates.divide_anew()
 
     def trust_shares(self, shares: Shares) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
@@ -665,6 +673,16 @@ class Endpoint(LocalRank):
             self.inbounds[peer] = Inbound(self, peer, self.reports, self.suspicion, self.outbound)
         return self.inbounds[peer]
 
+    def _agreed_rates(self) -> list[list[tuple[int, int]]]:
+        """By rank and NIC, bytes/s out and in: what the book says, in the shares that are agreed on."""
+        rates = [[(out, in_) for *_, out, in_ in nics] for nics in self.book]
+        for nics, shares in zip(rates, self.agreed, strict=False):
+            nics[:] = [
+                (max(1, round(out * share[0])), max(1, round(in_ * share[1])))
+                for (out, in_), share in zip(nics, shares, strict=True)
+            ]
+        return rates
+
     def _stripings_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Striping]:
         """The stripings for a plan in which pairs carry so many bytes; pairs that keep their own are left out. Channels
         of which nothing is said are of no plan, and what the last one carries stays."""
@@ -681,7 +699,7 @@ class Endpoint(LocalRank):
         parts = divide_plan(
             carried,
             {pair: self.pairs(*pair) for pair in carried if not self.is_inside(*pair)},
-            [[(out, in_) for *_, out, in_ in nics] for nics in self.book],
+            self._agreed_rates(),
             self.hosts,
         )
         return {pair: Striping.of(each, self.first_turn(*pair)) for pair, each in parts.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from optcc.runtime.protocol.agreement import Agreement, Share, Shares, rounded
+from optcc.runtime.protocol.agreement import Agreement, Share, Shares, is_change, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
 from optcc.runtime.protocol.rates import Rates
@@ -25,8 +25,9 @@ QUICK_S = 0.15
 more than that. Not within `RATE_SETTLE_S` after a NIC was lost or came back."""
 SLOW_RUNS = 3
 """So many slow runs have the NICs measured, though nothing is known to have changed; one, if some rate is lower."""
-PAUSE_S, PAUSE_S_MAX = 4.0, 600.0
-"""After NICs were measured, no rate counts for so long: twice as long each time nothing new was found."""
+PAUSE_S, PAUSE_S_MAX, IN_VAIN = 4.0, 600.0, 1 / 500
+"""After NICs were measured, no rate counts for so long: twice as long each time nothing new was found, until to measure
+takes less than the last share of the time."""
 HOPE_PAUSES = 3
 """After so many more times as long a NIC that was slow is measured again, though nothing says that it has changed."""
 SETTLE_TIMES = 5
@@ -34,8 +35,6 @@ SETTLE_TIMES = 5
 PATIENCE_S, PATIENCE_S_MAX = 0.25, 8.0
 CALM_S = 10.0
 """A NIC that fails later than this after it came back has not come back too early."""
-CHANGE = 0.1
-"""Plans change for NICs that carry more or less by a tenth, not for noise."""
 
 
 class Epochs:
@@ -162,11 +161,13 @@ class Epochs:
         """How long a rate must have been the same."""
         return QUICK_S if self.measures and now_s >= self._calm_s else RATE_SETTLE_S
 
-    def take_measured(self, shares: Shares) -> None:
-        """The NICs were measured before the first collective of the last epoch that has begun, and carry this."""
+    def take_measured(self, shares: Shares, took_s: float) -> None:
+        """The NICs were measured before the first collective of the last epoch that has begun, which took so long, and
+        carry this."""
         pairs = rate_pairs(shares, self._measured)
         is_news = any(new > 0 < old and is_change(new, old) for new, old in pairs)
-        self._pause_s = PAUSE_S if is_news else min(PAUSE_S_MAX, 2 * self._pause_s)
+        longest_s = min(PAUSE_S_MAX, max(PAUSE_S, took_s / IN_VAIN))
+        self._pause_s = PAUSE_S if is_news else min(longest_s, 2 * self._pause_s)
         self._paused_to_s = self._local.now_s + self._pause_s
         self._measured = shares
         self._settled = self.agreement.epoch.number
@@ -236,11 +237,6 @@ class Epochs:
         self.agreement.propose(shares)
         self._local.tell_news((RECEIVED, EPOCH_NEWS))
         self.spread()
-
-
-def is_change(new: float, old: float) -> bool:
-    """True if plans change for it."""
-    return abs(new - old) > CHANGE * max(new, old)
 
 
 def rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:

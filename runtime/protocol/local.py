@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from optcc.errors import RuntimeFault
+from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.frames import EAGER_BYTES, Checksum
 from optcc.runtime.protocol.handshake import Dialing
@@ -46,11 +47,14 @@ class LocalRank:
     `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs. `addresses`
     are those, with ports, of NICs that are not where the book says, by rank and number. `notes` are the last rare
     events, for whoever observes the job.
+
+    `agreed` is what plans that are opened from now on are for, as shares of what the book says, the same at all ranks;
+    empty before they have agreed on some. It is the `n_agreed`-th.
     """
 
     # More attributes than instances of one class share the names of: without slots each is a search.
     __slots__ = (
-        *("__dict__", "__weakref__", "addresses", "book", "checksum", "counts", "draw", "eager_bytes"),
+        *("__dict__", "__weakref__", "addresses", "agreed", "book", "checksum", "counts", "draw", "eager_bytes"),
         *("events", "failure", "hosts"),
         *("insides", "is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank"),
         *("secret", "settings", "to_close", "to_dial", "to_limit", "to_report", "to_resume", "to_send", "up"),
@@ -77,6 +81,8 @@ class LocalRank:
         self.now_s = now_s
         self.own_nics = book[rank]
         self.addresses: dict[tuple[int, int], tuple[str, int]] = {}
+        self.agreed: Shares = ()
+        self.n_agreed = 0
         self.counts = Counts()
         own = [*self.own_nics, *self.insides[rank : rank + 1]]
         self.rail_counts = [RailCount(nic[0]) for nic in own]

@@ -87,6 +87,8 @@ class Outbound:
         # The parts of the rails by measured rates; None: as declared, and as the messages are cut.
         self._parts: tuple[float, ...] | None = None
         self._credit = [0.0] * len(self.direct)
+        # Whether those are the rates that all ranks have agreed on, for which newer messages are cut.
+        self._is_agreed = False
         # When chunks arrive over each rail; None while their latencies are about equal.
         self._arrivals: Arrivals | None = None
         self._link = Link(self.striping.n_turns, local.settings.window)
@@ -177,9 +179,9 @@ class Outbound:
         local, turns, acked = self._local, channel.striping.turns, channel.acked
         number, rail = acked + state.n_ahead, turns[channel.n_whole % len(turns)]
         connection = self.rails[rail].connection
-        if connection is None or not connection.is_idle() or self._parts is not None or number != channel.posted:
+        if connection is None or not connection.is_idle() or number != channel.posted:
             return None
-        if self._arrivals is not None:
+        if self._arrivals is not None or self._divides(channel):
             return None
         has_slot = number < channel.slots
         if len(view) > local.eager_bytes or not (has_slot or (channel.slots and number - acked < EARLY_CHUNKS_MAX)):
@@ -271,7 +273,7 @@ class Outbound:
         is_taken = virtual in sender.out or (sender.changing and virtual == sender.asked)
         if self._arrivals is not None:
             rail = self._choose_soonest(channel, rail)
-        elif self._parts is not None and not channel.striping.is_fixed:
+        elif self._divides(channel):
             if is_taken:
                 return False
             rail = self._choose(len(channel.chunks[channel.sender.offered - channel.sender.acked][0]))
@@ -392,6 +394,12 @@ class Outbound:
             for channel in list(self._channels.values()):
                 self._tell(channel, connection.rail, DOWN if connection.is_avoided else UP)
 
+    def _divides(self, channel: SendChannel) -> bool:
+        """Whether chunks of a channel go where the measured rates say, and not as its messages are cut."""
+        if self._parts is None or channel.striping.is_fixed:
+            return False
+        return not self._is_agreed or channel.cut_for != self._local.n_agreed
+
     def _choose_soonest(self, channel: SendChannel, rail: int) -> int:
         """The rail over which the next chunk of a channel arrives first, of those that have a part of its messages; or
         `rail` if none of them is used."""
@@ -429,13 +437,15 @@ class Outbound:
         self._credit[rail] -= n_bytes
         return rail
 
-    def take_parts(self, parts: Sequence[float] | None) -> None:
-        """From now on the rails carry these parts of the data, or None: those that are declared.
+    def take_parts(self, parts: Sequence[float] | None, *, is_agreed: bool = False) -> None:
+        """From now on the rails carry these parts of the data, or None: those that are declared. If all ranks have
+        agreed on these rates, channels that were opened since keep to how their messages are cut.
 
-        Chunks that wait for a socket are divided anew at once.
+        Chunks of others that wait for a socket are divided anew at once.
         """
         if parts is None and self._parts is None:
             return
+        self._is_agreed = is_agreed
         total = sum(parts or ())
         self._parts = None if parts is None else tuple(part / total for part in parts)
         self._credit = [0.0] * len(self.direct)
@@ -450,11 +460,14 @@ class Outbound:
             for owner, number, epoch, view in waiting:
                 to = connection
                 # A chunk of a former plan decides nothing about the rail of the one that has replaced it.
-                if view is not None and not owner.is_stale(number, epoch):
+                if view is not None and not owner.is_stale(number, epoch) and self._may_move(owner):
                     to = self._move(owner, number, connection, self._choose(len(view)))
                 to.put(owner, number, epoch, view)
                 self._count(to, 0 if view is None else len(view))
                 self._local.wake(to)
+
+    def _may_move(self, owner: Owner) -> bool:
+        return not isinstance(owner, SendChannel) or self._divides(owner)
 
     def _count(self, connection: SendConnection, n_bytes: int) -> None:
         """So many bytes more wait on a connection."""
@@ -464,7 +477,8 @@ class Outbound:
     def _hold_little(self, connection: SendConnection) -> None:
         """On slow rails the kernel buffers little, so that chunks can still be moved to another rail."""
         is_direct = connection.rail < len(self.direct)
-        holds_little = self._parts is not None and is_direct and self._parts[connection.rail] < max(self._parts)
+        parts = None if self._is_agreed else self._parts
+        holds_little = parts is not None and is_direct and parts[connection.rail] < max(parts)
         if holds_little != connection.holds_little:
             connection.holds_little = holds_little
             self._local.to_limit.append(connection)

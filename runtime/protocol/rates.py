@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from optcc.runtime.protocol.agreement import is_change
 from optcc.runtime.protocol.connection import SendConnection
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_MAX, RateWord
 from optcc.runtime.protocol.local import LocalRank
@@ -82,6 +83,20 @@ class Rates:
                 self._publish(nic)
         self.version += 1
         self.divide_anew()
+
+    def _is_agreed(self) -> bool:
+        """True if the NICs carry what plans are for, or more: plans are for that soon, if it is true."""
+        agreed = self._local.agreed
+        return (
+            bool(agreed)
+            and not self._paths
+            and not any(
+                is_change(is_, was) and (is_ < was or not was)
+                for rank, nics in enumerate(agreed)
+                for nic, shares in enumerate(nics)
+                for is_, was in zip(self.known(rank, nic), shares, strict=True)
+            )
+        )
 
     def known(self, rank: int, nic: int) -> tuple[float, float]:
         """The shares of the rates in `local.book` that a NIC sends and receives, as far as known; 0.0 if it is down."""
@@ -329,6 +344,7 @@ class Rates:
             for out in outs:
                 out.take_parts(None)
             return
+        is_agreed = self._is_agreed()
         rates = least_of_hosts([self._rates(rank) for rank in range(len(local.book))], local.hosts)
         paths: dict[tuple[int, int, int, int], float] = {}
         for (mine, peer, theirs), share in self._paths.items():
@@ -342,7 +358,7 @@ class Rates:
                 for rail in out.direct
             ]
             if len(alone) > 1:
-                out.take_parts([max(1, part) for part in parts.get((local.rank, out.peer), alone)])
+                out.take_parts([max(1, part) for part in parts.get((local.rank, out.peer), alone)], is_agreed=is_agreed)
 
     def _rates(self, rank: int) -> list[tuple[int, int]]:
         """What the NICs of a rank send and receive, in parts of what is declared; next to nothing if one is down."""

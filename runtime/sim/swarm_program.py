@@ -162,6 +162,8 @@ class SwarmProgram:
             if other != epoch:
                 number = len(self.epochs)
                 raise Violation(f"rank {self.host.rank}: collective {number} under epoch {epoch}, elsewhere {other}")
+            if self.epochs and epoch != self.epochs[-1]:
+                self.host.endpoint.stripe_for(agreement.epoch.shares)
             self.epochs.append(epoch)
             self._begins_s = now_s + self._rng.choice((0.0, 0.001, 0.01, 0.05))
             self._look_again(self._begins_s)

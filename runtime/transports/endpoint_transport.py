@@ -104,10 +104,16 @@ class EndpointTransport(ABC):
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
         self._endpoint.set_rates(rates)
 
-    def know_shares(self, shares: Shares) -> None:
+    def know_shares(self, shares: Shares, took_s: float) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()
-        self._endpoint.know_shares(shares)
+        self._endpoint.know_shares(shares, took_s)
+        self._flush()
+
+    def stripe_for(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.Agrees`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.stripe_for(shares)
         self._flush()
 
     def trust_shares(self, shares: Shares) -> None:

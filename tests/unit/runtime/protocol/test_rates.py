@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optcc.plan import Channel
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_TURNS, RateWord, control_header
 from optcc.runtime.protocol.nic_meter import LOADED_BYTES
 from optcc.runtime.protocol.rates import Rates
@@ -99,6 +100,33 @@ def test_ranks_learn_that_a_nic_is_down_and_divide_by_it() -> None:
     assert parts[0][0] == pytest.approx([1.0, 0.0], abs=0.05), "to rank 1, past the NIC that is busy with rank 2"
     assert parts[0][1] == parts[1][1] == parts[2][0] == pytest.approx([0.0, 1.0], abs=0.01), "all that rank 2 has left"
     assert parts[0][2:] == parts[1][2:] == parts[2][2:] == [[], []], "as declared"
+
+
+def test_messages_of_plans_that_are_opened_for_agreed_rates_keep_to_how_they_are_cut() -> None:
+    """Rank 0 has a NIC at half: over a channel that was opened before, chunks are divided; over one opened since, they
+    go as both ends cut them, until a NIC carries less than that. More does not matter."""
+    network = Network(2, rates=(1000, 1000), learn_rates=True)
+    ((old,), _) = network.open((0, 1), carried=[1 << 20])
+    network.barrier()
+    network.until(network.all_up)
+    shares = (((1.0, 1.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0)))
+    for endpoint in network.endpoints:
+        endpoint.rates.take_measured(shares[endpoint.rank])
+        endpoint.stripe_for(shares)
+    network.barrier()
+    (new,), (new_in,) = (each.open([Channel(0, 1, 1)], 1, [1 << 20]) for each in network.endpoints)
+    out, channels = network.endpoints[0].outbounds[1], [network.endpoints[0].sending(each)[1] for each in (old, new)]
+    assert [out._divides(each) for each in channels] == [True, False]
+    assert channels[1].striping.parts[0] == pytest.approx(2 * channels[1].striping.parts[1], rel=0.02)
+    assert network.endpoints[1].receiving(new_in)[1].striping.parts == channels[1].striping.parts
+
+    def divides(out_share: float) -> list[bool]:
+        network.endpoints[0].rates.know(1, out_share, 1.0)
+        return [out._divides(each) for each in channels]
+
+    assert divides(1.0) == [False, False] and divides(0.3) == [True, True] and divides(0.48) == [True, False]
+    network.endpoints[0].rates.note_nic(0, False)
+    assert [out._divides(each) for each in channels] == [True, True]
 
 
 def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
