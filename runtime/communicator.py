@@ -605,7 +605,8 @@ class Communicator:
         def is_first_there() -> bool:
             if not is_there():
                 return False
-            base.prepare(shares, others)
+            if others:
+                base.prepare(shares, others)
             return True
 
         return is_first_there

@@ -11,6 +11,8 @@ from optcc.runtime.protocol.connection import RecvConnection
 from optcc.runtime.protocol.frames import EAGER_BYTES, EXCHANGE
 from optcc.runtime.protocol.striping import Piece, Striping
 
+FIXED = -1
+"""As `cut_for`: whatever NICs carry."""
 TIMEOUT_S = 5.0
 """Unacknowledged chunks are sent again after this; the time doubles each time, up to `TIMEOUT_S_MAX`."""
 TIMEOUT_S_MAX = 60.0

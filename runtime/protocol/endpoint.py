@@ -24,7 +24,7 @@ from optcc.errors import InputError
 from optcc.plan import Channel
 from optcc.runtime.protocol.addresses import Addresses
 from optcc.runtime.protocol.agreement import Shares
-from optcc.runtime.protocol.channel import RecvChannel, SendChannel
+from optcc.runtime.protocol.channel import FIXED, RecvChannel, SendChannel
 from optcc.runtime.protocol.connection import Broken, RecvConnection, SendConnection
 from optcc.runtime.protocol.detour import Detours
 from optcc.runtime.protocol.epochs import Epochs
@@ -157,7 +157,8 @@ class Endpoint(LocalRank):
             direction, end = self._end(handle)
             end.handle, end.striping = handle, stripings.get((src, dst)) or direction.striping
             if src == self.rank:
-                self._sends[handle][1].cut_for = self.n_agreed if (src, dst) in stripings else 0
+                cut_for = self.n_agreed if (src, dst) in stripings else 0
+                self._sends[handle][1].cut_for = FIXED if self.keeps_to_own and end.striping.is_fixed else cut_for
             handles.append(handle)
         return handles
 
@@ -167,6 +168,8 @@ class Endpoint(LocalRank):
         for channel, rail, handle in zip(channels, rails, handles, strict=True):
             if handle >= 0:
                 self._end(handle)[1].striping = Striping.only(rail, len(self.pairs(channel.src, channel.dst)))
+                if channel.src == self.rank:
+                    self._sends[handle][1].cut_for = FIXED
         return handles
 
     def _end(self, handle: int) -> Ends:
@@ -702,4 +705,16 @@ class Endpoint(LocalRank):
             self._agreed_rates(),
             self.hosts,
         )
-        return {pair: Striping.of(each, self.first_turn(*pair)) for pair, each in parts.items()}
+        return {
+            pair: Striping.among(self._without_lost(pair, each), self.first_turn(*pair)) for pair, each in parts.items()
+        }
+
+    def _without_lost(self, pair: tuple[int, int], parts: Sequence[int]) -> Sequence[int]:
+        """Parts of rails, 0 where all ranks agree that a NIC carries nothing, unless that leaves none."""
+        src, dst = pair
+        shares = self.agreed
+        left = [
+            part if not shares or min(*shares[src][mine], *shares[dst][theirs]) > 0 else 0
+            for part, (mine, theirs) in zip(parts, self.pairs(*pair), strict=True)
+        ]
+        return left if any(left) else parts

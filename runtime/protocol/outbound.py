@@ -31,7 +31,7 @@ from optcc.failover import (
 )
 from optcc.failover_cache import SenderCache
 from optcc.runtime.protocol.arrival import Arrivals, is_uneven
-from optcc.runtime.protocol.channel import TIMEOUT_S, TIMEOUT_S_MAX, SendChannel, is_eager
+from optcc.runtime.protocol.channel import FIXED, TIMEOUT_S, TIMEOUT_S_MAX, SendChannel, is_eager
 from optcc.runtime.protocol.connection import Broken, Owner, SendConnection
 from optcc.runtime.protocol.frames import CHANNELS_MAX, EARLY_CHUNKS_MAX, EXCHANGE, GONE_FRAME
 from optcc.runtime.protocol.handshake import Dialing
@@ -396,7 +396,7 @@ class Outbound:
 
     def _divides(self, channel: SendChannel) -> bool:
         """Whether chunks of a channel go where the measured rates say, and not as its messages are cut."""
-        if self._parts is None or channel.striping.is_fixed:
+        if self._parts is None or channel.cut_for == FIXED:
             return False
         return not self._is_agreed or channel.cut_for != self._local.n_agreed
 

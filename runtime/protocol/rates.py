@@ -87,16 +87,16 @@ class Rates:
     def _is_agreed(self) -> bool:
         """True if the NICs carry what plans are for, or more: plans are for that soon, if it is true."""
         agreed = self._local.agreed
-        return (
-            bool(agreed)
-            and not self._paths
-            and not any(
-                is_change(is_, was) and (is_ < was or not was)
-                for rank, nics in enumerate(agreed)
-                for nic, shares in enumerate(nics)
-                for is_, was in zip(self.known(rank, nic), shares, strict=True)
-            )
+        if not agreed or self._paths:
+            return False
+        carried = [usable([self.known(rank, nic) for nic in range(len(nics))]) for rank, nics in enumerate(agreed)]
+        pairs = (
+            pair
+            for is_of, was_of in zip(carried, agreed, strict=True)
+            for shares in zip(is_of, was_of, strict=True)
+            for pair in zip(*shares, strict=True)
         )
+        return not any(is_change(is_, was) and (is_ < was or not was) for is_, was in pairs)
 
     def known(self, rank: int, nic: int) -> tuple[float, float]:
         """The shares of the rates in `local.book` that a NIC sends and receives, as far as known; 0.0 if it is down."""

@@ -127,6 +127,11 @@ def test_messages_of_plans_that_are_opened_for_agreed_rates_keep_to_how_they_are
     assert divides(1.0) == [False, False] and divides(0.3) == [True, True] and divides(0.48) == [True, False]
     network.endpoints[0].rates.note_nic(0, False)
     assert [out._divides(each) for each in channels] == [True, True]
+    # Where a NIC is known to be lost, nothing is cut for it.
+    for endpoint in network.endpoints:
+        endpoint.stripe_for((((0.0, 0.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
+    (last,), _ = (each.open([Channel(0, 1, 1)], 2, [1 << 20]) for each in network.endpoints)
+    assert network.endpoints[0].sending(last)[1].striping.parts[0] == 0
 
 
 def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
