@@ -116,7 +116,8 @@ def test_only_commands_know_options(path: Path) -> None:
     top = path.relative_to(ROOT).parts[0]
     if top in ("experiments", "paper_figures") or "commands" in path.parts or path.name == "cli.py":
         return
-    assert options_in_errors(ast.parse(path.read_text(encoding="utf-8"))) == []
+    text = path.read_text(encoding="utf-8")
+    assert re.search("--[a-z]", text) is None or options_in_errors(ast.parse(text)) == []
 
 
 def test_floors_hold() -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("install")
+"""One process makes the environment that all of these use."""
 ROOT = Path(__file__).parents[1]
 WINGS = ("schedules", "verify", "runtime", "experiments", "paper_figures")
 TIMEOUT_S = 300
@@ -69,7 +71,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = work / "environment"
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
-    install = (*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    install = (*pip, "--python", str(python), "install", "--no-compile", "--no-deps", "--no-index", str(wheel))
     done = subprocess.run(install, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))

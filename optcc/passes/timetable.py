@@ -147,8 +147,9 @@ class _PortTimes:
         in_rate = np.where(inside, fabric, np.array([float(rate) for rate in topology.in_])[server[dst]])
         return cls(
             n_servers + topology.n_ranks,
-            np.where(src == dst, -1, np.where(inside, n_servers + src, server[src])),
-            np.where(src == dst, -1, np.where(inside, n_servers + dst, server[dst])),
+            # Read-only as those of a graph: kernels are compiled anew for arrays that can be written.
+            column(np.where(src == dst, -1, np.where(inside, n_servers + src, server[src]))),
+            column(np.where(src == dst, -1, np.where(inside, n_servers + dst, server[dst]))),
             transfers.bytes / np.where(free, np.inf, out_rate),
             transfers.bytes / np.where(free, np.inf, in_rate),
         )

@@ -122,10 +122,12 @@ def make_clock(
     new = [per_s / each.rate if each.rate else Fraction(0) for each in changes]
     paces = Paces(
         exact,
-        np.array([int(each) if exact and rate in load else 0 for each, rate in zip(ticks, distinct, strict=True)])[
-            kind
-        ],
-        np.array([float(each) for each in ticks])[kind],
+        # Of these types where there is no port, too: kernels are compiled anew for others.
+        np.array(
+            [int(each) if exact and rate in load else 0 for each, rate in zip(ticks, distinct, strict=True)],
+            dtype=np.int64,
+        )[kind],
+        np.array([float(each) for each in ticks], dtype=np.float64)[kind],
         np.array(down, dtype=np.bool_),
     )
     columns = Changes(

@@ -144,7 +144,7 @@ def test_calm_rails_carry_each_chunk_once_and_one_ack_may_be_for_several(name: s
 @pytest.mark.parametrize(
     ("name", "replan"),
     [
-        ("optcc", False),
+        pytest.param("optcc", False, marks=pytest.mark.slow),
         ("ring", True),
         pytest.param("optcc", True, marks=pytest.mark.slow),
         pytest.param("ring", False, marks=pytest.mark.slow),

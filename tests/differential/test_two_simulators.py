@@ -39,6 +39,7 @@ from optcc.verify.plan import verify_plan
 from tests.property.strategies import Trees
 from tests.reference.stripes import Stripes
 from tests.reference.table_transport import Counts, Model, SimNetwork, SimTransport, run_sim
+from tests.sample import sampled
 
 EXACT = 1e-9
 WHOLE = 1 << 40
@@ -320,8 +321,9 @@ def check_exact(instance: Instance, model: Model) -> None:
 # --- without faults ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("name", "text", "segments"), CASES)
+@pytest.mark.parametrize(
+    ("name", "text", "segments", "model"), sampled([(*case, model) for case in CASES for model in MODELS], every=5)
+)
 def test_a_plan_of_the_library_takes_exactly_what_it_waits_for(
     name: str, text: str, segments: int, model: Model
 ) -> None:
@@ -426,7 +428,9 @@ def check_exact_with_faults(seed: int, *, down: bool) -> int:
     return compared
 
 
-@pytest.mark.parametrize("down", [False, True], ids=["degraded", "standing still"])
+@pytest.mark.parametrize(
+    "down", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["degraded", "standing still"]
+)
 def test_nics_that_lose_rate_and_get_it_back_cost_exactly_what_is_predicted(seed: int, down: bool) -> None:
     compared = sum(check_exact_with_faults(seed + number, down=down) for number in range(10))
     assert compared > 10

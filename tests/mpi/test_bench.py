@@ -48,6 +48,7 @@ def test_every_collective_is_exact_beside_the_librarys_own(tmp_path: Path) -> No
         assert (peer["in_place"] is None) == (collective in ("reducescatter", *PERSONALISED))
 
 
+@pytest.mark.slow
 def test_a_topology_of_other_ranks_is_bad_input(tmp_path: Path) -> None:
     done = mpirun("-n", "2", *OPTCC, "bench", "-b", "4K", "--topology", "3@1GB/s", cache=tmp_path)
     assert done.returncode == 2
@@ -129,7 +130,7 @@ FEWER = (*RAGGED[:4], "-f", "169", *RAGGED[6:])
     ("ranks", "transport", "dtype", "op", "words", "sizes"),
     [
         (2, "mpi", "int8", "bxor", RAGGED, [0, 1, 13, 169, 2197, 28561]),
-        (4, "tcp", "float", "avg", RAGGED, [0, 4, 52, 676, 8788]),
+        pytest.param(4, "tcp", "float", "avg", RAGGED, [0, 4, 52, 676, 8788], marks=pytest.mark.slow),
         pytest.param(8, "mpi", "double", "prod", FEWER, [0, 8, 1352], marks=[pytest.mark.slow, pytest.mark.realtime]),
     ],
 )
@@ -234,6 +235,7 @@ def test_nccl_is_a_peer_on_gpus(collective: str, reduction: str, tmp_path: Path)
     assert all(row["out_of_place"]["time"] > 0 for row in told["results"])
 
 
+@pytest.mark.slow
 def test_nccl_that_is_not_there_is_said_once(tmp_path: Path) -> None:
     words = ("bench", "-b", "1K", "--device", "gpu", "--peer", "nccl")
     done = launch.mpirun("-n", "2", *OPTCC, *words, more=on_stand_in(tmp_path), timeout_s=TIMEOUT_S)

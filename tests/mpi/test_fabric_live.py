@@ -282,8 +282,8 @@ def test_one_flow_takes_what_its_rate_says(name: str) -> None:
         ("down", "down"),
         ("carrier", "no-carrier"),
         pytest.param("blackhole", "blackhole", marks=pytest.mark.nft),
-        pytest.param("blackhole-out", "blackhole", marks=pytest.mark.nft),
-        pytest.param("blackhole-in", "blackhole", marks=pytest.mark.nft),
+        pytest.param("blackhole-out", "blackhole", marks=[pytest.mark.nft, pytest.mark.slow]),
+        pytest.param("blackhole-in", "blackhole", marks=[pytest.mark.nft, pytest.mark.slow]),
     ],
 )
 def test_failed_nic_carries_nothing_until_healed(name: str, how: str, state: str) -> None:
@@ -362,7 +362,9 @@ def _nobody_in(name: str) -> bool:
 @pytest.mark.battery(41)
 @pytest.mark.mpi
 @pytest.mark.usefixtures("open_mpi")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_run_that_is_interrupted_leaves_no_process(name: str, number: signal.Signals) -> None:
     Fabric.up(FabricSpec.parse("2@100Mbit/s", name=name))
     code = (

@@ -46,12 +46,18 @@ def test_a_program_on_hosts_of_which_nobody_says_anything(tmp_path: Path) -> Non
 OPTCC = (sys.executable, "-m", "optcc")
 
 
-def test_an_error_that_every_rank_meets_is_said_once() -> None:
-    for wrong, what in ((("-b", "1x"), "size '1x'"), (("--schedule", "none"), "schedule 'none': must be one of")):
-        done = mpirun("-n", "3", *OPTCC, "bench", *wrong)
-        assert done.returncode == 2
-        lines = [line for line in done.stderr.splitlines() if line.startswith("optcc: ")]
-        assert len(lines) == 1 and what in lines[0], done.stderr
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        pytest.param(("-b", "1x"), "size '1x'", marks=pytest.mark.slow),
+        (("--schedule", "none"), "schedule 'none': must be one of"),
+    ],
+)
+def test_an_error_that_every_rank_meets_is_said_once(wrong: tuple[str, str], what: str) -> None:
+    done = mpirun("-n", "3", *OPTCC, "bench", *wrong)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("optcc: ")]
+    assert len(lines) == 1 and what in lines[0], done.stderr
 
 
 def test_an_error_that_one_rank_alone_meets_is_said_and_ends_the_job() -> None:

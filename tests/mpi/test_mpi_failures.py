@@ -286,6 +286,7 @@ def test_a_rank_that_does_not_come_to_mpi_ends_the_job(tmp_path: Path) -> None:
     assert "Timeout (0:00:02)!" in done.stderr and "in load_mpi" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_ends_the_job_if_a_rank_does_not_come(tmp_path: Path) -> None:
     done = launch(3, [__file__, str(tmp_path), "stop_before_command"])
     assert done.returncode == DeadlineExceeded.exit_code

@@ -87,6 +87,7 @@ def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) 
     assert ranks_of(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_keeps_a_job_from_starting_is_said(fabric: Fabric, tmp_path: Path) -> None:
     wrong = our_case("ring", "tcp", "3@100MB/s", SIZE)
     job = PeerJob("open-mpi", sys.executable, "openmpi", (wrong,), MPI_RING, {"OPTCC_SOCKET_IFNAME": "ib"})

@@ -76,6 +76,7 @@ def test_the_cost_of_messages_is_known_for_a_topology_that_is_right(fabric: Fabr
     assert ports == {"measured": "fair", "declared": "exclusive", "asked": "fifo"}
 
 
+@pytest.mark.slow
 def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fabric) -> None:
     words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "1M", "-n", "1", "--topology", "3@50MB/s"]
     done = fabric.run([*OPTCC, *words], capture=True, timeout_s=120)
@@ -86,6 +87,7 @@ def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fab
     assert told.exit_code == 0 and "--topology" not in told.stderr
 
 
+@pytest.mark.slow
 def test_a_nic_that_goes_down_in_the_bench_is_told_and_recorded(fabric: Fabric, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "4M", "-n", "12", "--mode", "out"]

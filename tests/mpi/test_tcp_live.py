@@ -435,7 +435,7 @@ def test_a_host_without_nics_is_waited_for_if_the_job_says_so(how: str, name: st
 
 @pytest.mark.battery(22)
 @netns
-@pytest.mark.parametrize("killed", [2, 0])
+@pytest.mark.parametrize("killed", [pytest.param(2, marks=pytest.mark.slow), 0])
 def test_a_rank_that_is_killed_is_named_everywhere(killed: int, name: str, tmp_path: Path) -> None:
     with Fabric.up(FabricSpec.parse("3x2@200Mbit/s", name=name)) as fabric:
         job = Job(fabric, tmp_path, hosts=3, size=8 << 20, for_s=20.0)
@@ -450,6 +450,7 @@ def test_a_rank_that_is_killed_is_named_everywhere(killed: int, name: str, tmp_p
             assert isinstance(each["failed_s"], float) and each["failed_s"] < 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_bench_over_tcp_is_exact(tmp_path: Path) -> None:
     beside = Path(sys.executable).parent / "mpirun"

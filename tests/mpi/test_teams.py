@@ -42,7 +42,8 @@ def _over_mpi() -> Communicator:
     return Communicator(transport, Planner(Topology.parse(f"{transport.n_ranks}@1GB/s")), deadline_s=30.0)
 
 
-@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=[pytest.mark.slow, pytest.mark.realtime]), "tcp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=pytest.mark.realtime), "tcp"])
 def test_four_processes(transport: str) -> None:
     command, environment = rank_command(4, ["-m", "tests.mpi.test_teams", transport])
     done = run(command, env=environment, capture_output=True, text=True, timeout=LAUNCH_S_MAX, check=False, cwd=ROOT)

@@ -92,7 +92,7 @@ def ragged(n_ranks: int) -> int:
     return RAGGED[n_ranks]
 
 
-both_sizes = pytest.mark.parametrize("sizes", [even, ragged])
+both_sizes = pytest.mark.parametrize("sizes", [pytest.param(even, marks=pytest.mark.slow), ragged])
 
 
 def hand(rows: list[tuple[int, int, int, int]], **options: Any) -> Plan:
@@ -779,7 +779,11 @@ def test_traces_are_replaced_all_or_none(capsys: pytest.CaptureFixture[str], tmp
         (["direct-gather", *FLAT, "--format", "msccl-xml"], "collective gather: must be one of allreduce"),
         (["ring", *FLAT, "--format", "mscclpp-json", "--dtype", "int64"], "dtype int64: must be one of"),
         (["ring", *FLAT, "--format", "msccl-xml", "--reduction", "avg"], "reduction avg: must be one of"),
-        (["ring", "--topology", "64@1GB/s", "--size", "1M", "--format", "mscclpp-json"], "must be at most 64"),
+        pytest.param(
+            ["ring", "--topology", "64@1GB/s", "--size", "1M", "--format", "mscclpp-json"],
+            "must be at most 64",
+            marks=pytest.mark.slow,
+        ),
         (["ring", *FLAT, "--format", "chakra", "-o", "/no/such/folder/out"], "/no/such/folder"),
     ],
 )

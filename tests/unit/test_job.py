@@ -88,7 +88,7 @@ def slurm(rank: int, n_ranks: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("launcher", [torchrun, slurm])
+@pytest.mark.parametrize("launcher", [torchrun, pytest.param(slurm, marks=pytest.mark.slow)])
 def test_ranks_find_each_other_again_and_again(launcher: object, tmp_path: Path) -> None:
     assert callable(launcher)
     said = run_ranks_with({rank: launcher(rank, 3) for rank in range(3)}, tmp_path)

@@ -141,7 +141,7 @@ def test_every_collective_is_exact_and_counted_as_nccl_tests_do(
 @pytest.mark.parametrize(
     ("words", "cases"),
     [
-        (("-d", "all", "-o", "max"), [(dtype, "max", -1) for dtype in DTYPE_BYTES]),
+        pytest.param(("-d", "all", "-o", "max"), [(dtype, "max", -1) for dtype in DTYPE_BYTES], marks=pytest.mark.slow),
         pytest.param(
             ("-d", "all", "-o", "bor"),
             [(dtype, "bor", -1) for dtype in DTYPE_BYTES if dtype not in FLOATS],

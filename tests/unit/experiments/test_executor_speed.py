@@ -33,6 +33,7 @@ def test_the_profile_names_the_machine_and_the_engine() -> None:
     assert {"engine", "state"} <= {share.function.partition(".")[0] for share in shares}
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_the_job_of_four_ranks_runs() -> None:
     rows = measure_job(rounds=1, runs=10)

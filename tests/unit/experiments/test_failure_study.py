@@ -45,6 +45,7 @@ from optcc.experiments.workers import Workers
 from optcc.schedules import r2ccl
 from optcc.topology import Topology
 from optcc.verify.bounds import predictions
+from tests.sample import sampled
 
 SMALL = FailurePlan(
     patterns=((Uniform(1), 8), (Uniform(3), 8), (Uniform(10), 64)),
@@ -240,7 +241,7 @@ def test_quantiles_and_means_of_a_few_values() -> None:
     assert mean([(Fraction(3), 1)]).high == 3
 
 
-@pytest.mark.parametrize(("failed", "servers"), [(3, 8), (10, 64)])
+@pytest.mark.parametrize(("failed", "servers"), [(3, 8), pytest.param(10, 64, marks=pytest.mark.slow)])
 def test_trials_agree_with_counting(failed: int, servers: int) -> None:
     """The mean overhead of every schedule over 3000 trials, against the exact one: within 4.5 standard errors."""
     cluster, trials = Cluster(servers, NICS), 3000
@@ -278,7 +279,7 @@ class Stopped(Exception):
     """Somebody pulled the plug."""
 
 
-@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path: Path, after: int) -> None:
     """Every unit is worked on once, and the record is the same."""
     path = tmp_path / "r.json.partial"
@@ -497,7 +498,9 @@ def test_the_committed_record_is_the_full_study() -> None:
         assert {(o.left, name) for o in cell.outcomes for name in SEGMENTS} <= set(runs)
 
 
-@pytest.mark.parametrize(("pattern", "servers"), [("uniform 10", 64), ("slow 2", 64), ("rail 16", 64)])
+@pytest.mark.parametrize(
+    ("pattern", "servers"), sampled([("rail 16", 64), ("uniform 10", 64), ("slow 2", 64)], every=3)
+)
 def test_committed_cells_are_drawn_again_alike(pattern: str, servers: int) -> None:
     """All trials of three cells."""
     (found,) = [each for each, p in FULL.patterns if (str(each), p) == (pattern, servers)]

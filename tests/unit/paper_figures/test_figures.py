@@ -274,7 +274,7 @@ def check_legible(figure: Figure) -> None:
             assert overlap_x <= 1 or overlap_y <= 2, (one.get_text(), other.get_text())
 
 
-_QUICK = ("peer-dots", "bound-curves")
+_QUICK = ("bound-curves",)
 
 
 @pytest.mark.parametrize(

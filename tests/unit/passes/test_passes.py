@@ -14,13 +14,17 @@ from optcc.arrays import Lists, column
 from optcc.compiler import choose_segments, compile_schedule, plan_transfers
 from optcc.dsl import Definition, Program, schedule
 from optcc.errors import InputError, TopologyError
+from optcc.passes import timetable as timetable_module
 from optcc.passes.bind import bind
 from optcc.passes.depend import depend
+from optcc.passes.list_schedule import Jobs, list_exclusive
 from optcc.passes.lower import lower
 from optcc.passes.timetable import families, timetable
+from optcc.planner import find_schedule
 from optcc.schedule import Layout
 from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
+from optcc.simulate.tick_clock import make_clock
 from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.transfers import Transfers
@@ -387,3 +391,21 @@ def test_segments_are_chosen_for_every_schedule() -> None:
         for size in (64, 2**24)
     )
     assert (one, many > 4) == (1, True)
+
+
+def test_kernels_get_arrays_of_one_kind_whatever_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of other kinds are compiled again, which takes ten seconds."""
+    kinds = []
+
+    def listed(jobs: Jobs, *rest: Any) -> Any:
+        kinds.append([(each.dtype, each.flags.writeable) for each in jobs])
+        return list_exclusive(jobs, *rest)
+
+    monkeypatch.setattr(timetable_module, "list_exclusive", listed)
+    for text, name in (("1@1GB/s", "ring"), ("4@1GB/s", "ring"), ("torus:3@2GB/s:1GB/s", "packed")):
+        topology = Topology.parse(text)
+        built = find_schedule(name).build(topology, 1)
+        compile_schedule(built, size_bytes=4096, topology=topology, ports="exclusive")
+    assert kinds and all(each == kinds[0] for each in kinds)
+    clock = make_clock((), (), (), 0, Fraction(0), Fraction(0))
+    assert clock.paces.ticks.dtype == "int64" and clock.paces.ticks_float.dtype == "float64"

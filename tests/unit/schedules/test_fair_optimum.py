@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from optcc.topology import Topology
 from optcc.verdict import PROVED
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.plan import verify_plan
+from tests.sample import sampled
 
 SLOWDOWNS = tuple(map(Fraction, ("8/7", "4/3", "8/5", "2", "4", "8")))
 
@@ -157,8 +159,7 @@ def test_one_straggler_takes_the_bound_and_a_segment(p: int, slowdown: Fraction)
     assert ratio <= GOALS["straggler"]
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("p", [4, 8])
+@pytest.mark.parametrize(("p", "seed"), sampled(product((4, 8), range(6)), every=5))
 def test_random_rates_are_near_the_bound(p: int, seed: int) -> None:
     """Out and in apart."""
     assert over_bound(random_rates(p, seed), 64, 256) <= GOALS["random"]

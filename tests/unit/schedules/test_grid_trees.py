@@ -121,7 +121,10 @@ def test_a_window_holds_so_many_segments_of_a_rank(window: int) -> None:
             assert not np.intersect1d(key[mine], key[~mine]).size
 
 
-@pytest.mark.parametrize("make", [lambda: one_straggler(MANY, Fraction(2)), lambda: random_rates(MANY, 0)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: one_straggler(MANY, Fraction(2)), pytest.param(lambda: random_rates(MANY, 0), marks=pytest.mark.slow)],
+)
 def test_many_are_near_the_bound(make: object) -> None:
     """Already with few segments."""
     assert callable(make)

@@ -132,6 +132,7 @@ def test_auto_takes_it_where_servers_kept_different_rails_and_says_why() -> None
     assert "no rail is left at all servers" in lost.compared.rows[3][2]
 
 
+@pytest.mark.slow
 def test_auto_takes_the_fastest() -> None:
     topology = Topology.parse("3x2@50GB/s+90GB/s")
     best = build("auto", topology, 2**24, ports="fifo")

@@ -84,9 +84,7 @@ def failures(trial: FaultTrial) -> list[int]:
 
 
 @pytest.mark.battery(4)
-@pytest.mark.parametrize(
-    "gap_s", [0.0, 0.002, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("gap_s", [0.0, *(pytest.param(gap_s, marks=pytest.mark.slow) for gap_s in (0.002, 0.1, 0.5))])
 def test_two_of_three_rails_go_down_one_after_the_other(gap_s: float) -> None:
     faults = [fault("down", nic=2, at_s=0.03), fault("hole", nic=1, at_s=0.03 + gap_s)]
     trial = FaultTrial(faults, n_runs=14, rates=(RATE // 2,) * 3)
@@ -96,7 +94,7 @@ def test_two_of_three_rails_go_down_one_after_the_other(gap_s: float) -> None:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("gap_s", [0.0, 0.0005, 0.002])
+@pytest.mark.parametrize("gap_s", [0.0, pytest.param(0.0005, marks=pytest.mark.slow), 0.002])
 def test_a_rail_that_fails_while_chunks_are_sent_again_adds_nothing_twice(gap_s: float) -> None:
     second = fault("down", nic=0, at_s=gap_s)
     trial = FaultTrial([fault("hole", nic=2, at_s=0.03)], n_runs=3, rates=(RATE // 2,) * 3, once_resent=[second])
@@ -116,9 +114,8 @@ def test_the_only_nic_of_a_host_is_waited_for_and_then_named() -> None:
 
 
 @pytest.mark.battery(8)
-@pytest.mark.parametrize(
-    "period_s", [0.05, pytest.param(0.5, marks=pytest.mark.slow), pytest.param(5.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("period_s", [0.05, 0.5, 5.0])
 def test_a_nic_that_flaps_ten_times_does_not_make_plans_flap(period_s: float) -> None:
     faults = [fault("down", at_s=AT_S + number * period_s, for_s=period_s / 2) for number in range(10)]
     n_runs = int(10 * period_s / 0.045) + 10 if period_s < 1 else 60
@@ -138,6 +135,7 @@ def test_a_rail_that_returns_after_an_hour_is_used_again() -> None:
     assert back[-1].seconds < 1.2 * trial.runs[0].seconds
 
 
+@pytest.mark.slow
 @pytest.mark.battery(10)
 def test_peers_that_see_a_rail_return_ten_seconds_apart_agree() -> None:
     """Rank 1 sends again after a second; what comes to it is lost for ten more."""
@@ -167,7 +165,7 @@ def test_a_nic_that_comes_back_with_another_address_is_used_again(authenticate: 
 
 
 @pytest.mark.battery(12, 13)
-@pytest.mark.parametrize("kind", ["hole", "hole-out", "hole-in"])
+@pytest.mark.parametrize("kind", ["hole", "hole-out", pytest.param("hole-in", marks=pytest.mark.slow)])
 def test_a_blackhole_both_ways_or_one_way_costs_its_patience(kind: str) -> None:
     trial = FaultTrial([fault(kind)], n_runs=4)
     run = trial.runs[trial.hit()]
@@ -204,6 +202,7 @@ def test_a_blackhole_that_has_healed_is_in_use_again_within_a_patience(for_s: fl
     assert 0 < max(back_s.values()) < 0.5 and back_s.keys() == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.battery(15)
 def test_lost_segments_change_no_bit() -> None:
     trial = FaultTrial([fault("loss", rank, nic, at_s=0.0) for rank in range(4) for nic in (0, 1)], n_runs=2)
@@ -211,7 +210,10 @@ def test_lost_segments_change_no_bit() -> None:
 
 
 @pytest.mark.battery(16)
-@pytest.mark.parametrize(("rates", "share"), [((30_000_000, 10_000_000), 3.0), ((10_000_000, 1_000_000), 10.0)])
+@pytest.mark.parametrize(
+    ("rates", "share"),
+    [((30_000_000, 10_000_000), 3.0), pytest.param((10_000_000, 1_000_000), 10.0, marks=pytest.mark.slow)],
+)
 def test_unequal_nics_carry_what_their_rates_say(rates: tuple[int, int], share: float) -> None:
     trial = FaultTrial(n_runs=3, rates=rates)
     run = trial.runs[-1]

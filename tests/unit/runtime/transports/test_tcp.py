@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from itertools import product
 from pathlib import Path
 from select import EPOLLIN
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from optcc.runtime.transports.tcp_sockets import sample
 from optcc.schedules.other_collectives import chain_broadcast
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
+from tests.sample import sampled
 from tests.unit.rank_threads import Room
 from tests.unit.runtime.protocol.network import TwoRails
 from tests.unit.runtime.transports.tcp_ranks import (
@@ -56,8 +58,7 @@ def open_files() -> list[str]:
     return sorted(str(path) for path in Path("/proc/self/fd").glob("[0-9]*"))
 
 
-@pytest.mark.parametrize("n_rails", [1, 2, 3])
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("n_ranks", "n_rails"), sampled(product(range(1, 5), range(1, 4)), every=5))
 def test_keeps_the_promises_of_a_transport(n_ranks: int, n_rails: int) -> None:
     names = run_tcp(n_ranks, lambda _, transport: check_transport(lambda: transport), n_rails=n_rails)
     assert len(names[0]) == 14
@@ -65,15 +66,28 @@ def test_keeps_the_promises_of_a_transport(n_ranks: int, n_rails: int) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"crc": True}, {"authenticate": True}, SMALL | {"authenticate": True}, SMALL, {"window": 1}, {"replan": True}],
+    [
+        *({"crc": True}, {"authenticate": True}, SMALL | {"authenticate": True}),
+        pytest.param(SMALL, marks=pytest.mark.slow),
+        *({"window": 1}, {"replan": True}),
+    ],
     ids=str,
 )
 def test_keeps_them_however_it_is_set_up(settings: dict[str, Any]) -> None:
     run_tcp(3, lambda _, transport: check_transport(lambda: transport), rates=(30, 20), **settings)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-@pytest.mark.parametrize(("name", "count"), [("ring", 1), ("ring", 100_003), ("optcc", 7), ("optcc", 262_144)])
+@pytest.mark.parametrize(
+    ("name", "count", "dtype"),
+    sampled(
+        [
+            (*case, dtype)
+            for case in (("ring", 1), ("ring", 100_003), ("optcc", 7), ("optcc", 262_144))
+            for dtype in ("float32", "float64", "int32", "int64")
+        ],
+        every=3,
+    ),
+)
 def test_reduces_to_the_bits_of_loopback(name: str, count: int, dtype: str) -> None:
     plan, verdict = plan_of(name, count, dtype)
     results = run_tcp(4, lambda _, transport: reduce_over(transport, plan, verdict, 2))

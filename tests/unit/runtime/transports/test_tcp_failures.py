@@ -86,7 +86,9 @@ def reduce_and_calm_down(transport: TcpTransport, plan: Plan, verdict: Verdict, 
     return results
 
 
-@pytest.mark.parametrize("n_rails", [1, 2, 3])
+@pytest.mark.parametrize(
+    "n_rails", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_connections_may_break_at_any_moment(n_rails: int) -> None:
     """A smoke test over sockets; the swarm (tests/faults) runs the same protocol through thousands of seeds."""
     n_resent = n_cuts = 0
@@ -169,7 +171,7 @@ def reduce_several_at_once(transport: TcpTransport, n_runs: int) -> list[bytes]:
 SHORT_PLANS = (("recursive-doubling", 256, "float32"), ("ring", 1000, "int32"), ("recursive-doubling", 1, "float64"))
 
 
-@pytest.mark.parametrize("n_rails", [1, 2])
+@pytest.mark.parametrize("n_rails", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_short_messages_survive_connections_that_break_at_any_moment(
     n_rails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

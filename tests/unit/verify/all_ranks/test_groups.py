@@ -84,6 +84,7 @@ def test_the_lemmas_fail_for_a_planted_fault(tmp_path: Path, change: tuple[str, 
         prove(definition)
 
 
+@pytest.mark.slow
 def test_the_lemmas_hold_where_nothing_is_planted() -> None:
     prove(SCHEDULES["r2ccl-recursive"])
 

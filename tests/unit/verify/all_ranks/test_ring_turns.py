@@ -134,7 +134,9 @@ def test_rings_through_other_ranks_are_proved() -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        *(one_step_less, late, by_its_number, by_numbers_of_ranks, past_the_end, inside_of_each_other),
+        one_step_less,
+        pytest.param(late, marks=pytest.mark.slow),
+        *(by_its_number, by_numbers_of_ranks, past_the_end, inside_of_each_other),
         *(through_scratch_space, by_what_is_between, twice, beside_a_pipeline),
     ],
 )

@@ -21,6 +21,7 @@ from optcc.verify.all_ranks.rounds import RoundInvariant, RoundProof
 from optcc.verify.all_ranks.symbolic import OutsideSubset
 from optcc.verify.all_ranks.symbolic_interpreter import read
 from optcc.verify.all_ranks.symbolic_terms import FALSE, TRUE, Formula, Term, either, eq, no, put
+from tests.sample import sampled
 from tests.unit.verify.all_ranks.test_all_ranks import planted
 from tests.unit.verify.all_ranks.test_attacks import is_never_proved, made
 
@@ -151,6 +152,7 @@ def lemmas_of(definition: Definition) -> list[InductionLemma]:
     return lemmas
 
 
+@pytest.mark.slow
 def test_the_lemmas_hold_where_nothing_is_planted() -> None:
     for name in NAMES:
         lemmas = lemmas_of(SCHEDULES[name])
@@ -244,7 +246,7 @@ def test_halving_without_a_fault_is_proved(tmp_path: Path) -> None:
     assert judged.verdict == PROVED, judged.reached
 
 
-@pytest.mark.parametrize("name", HALVING_LATE)
+@pytest.mark.parametrize("name", sampled(HALVING_LATE, every=3))
 def test_halving_that_is_wrong_from_71_ranks_on_is_never_proved(tmp_path: Path, name: str) -> None:
     is_never_proved(made(tmp_path, HEAD + HALVING.format(**{**HALVING_RIGHT, **HALVING_LATE[name]})))
 

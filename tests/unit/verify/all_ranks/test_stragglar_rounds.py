@@ -51,6 +51,7 @@ def faulty(folder: Path, old: str, new: str) -> Definition:
     return made(folder, HEAD + WRITTEN.replace(old, new, 1))
 
 
+@pytest.mark.slow
 def test_the_lemmas_hold_where_nothing_is_planted(tmp_path: Path) -> None:
     prove(SCHEDULES["stragglar"])
     prove(faulty(tmp_path, "range(q - 1)", "range(q - 1)"))
