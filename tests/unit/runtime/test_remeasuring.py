@@ -136,6 +136,7 @@ def test_plans_are_for_the_rates_out_and_in(out: float, in_: float) -> None:
     check_slow_nic(out, in_)
 
 
+@pytest.mark.slow
 def test_a_nic_a_little_slower_than_declared_is_not_measured_again_and_again() -> None:
     """It is measured with another one, which is at half: the traffic does not take it for as fast as declared then."""
     job = Job([(2.5, 1, 1, 0.5, 0.5), (2.5, 2, 0, 0.86, 0.86)], 60, pause_s=0.2)

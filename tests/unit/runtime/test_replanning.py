@@ -91,6 +91,7 @@ def test_plans_follow_a_nic_that_fails_and_comes_back(is_persistent: bool) -> No
         assert [each[0].name for each in wanted] == ["allreduce"] and wanted[0][1] == 4 * COUNT
 
 
+@pytest.mark.slow
 def test_sums_in_the_order_of_ranks_keep_their_bits_while_plans_change() -> None:
     """As fast as other plans, and the bits of adding one rank after the other before and after, where others differ."""
     rng = np.random.default_rng(5)
@@ -113,6 +114,7 @@ def test_a_nic_that_flaps_does_not_make_plans_flap() -> None:
     assert 1 <= run.epochs[0][-1] < n_flaps
 
 
+@pytest.mark.slow
 def test_a_rank_whose_plans_take_long_delays_the_change_and_stops_nobody() -> None:
     run = Run(4, "1/1@0.3s", 24, delays=[0, 0, 60, 0])
     assert all(epochs == run.epochs[0] for epochs in run.epochs)
