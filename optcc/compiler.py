@@ -140,12 +140,25 @@ def compile_schedule(
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
     """
+    if transfers is None:
+        transfers = find_transfers(schedule, size_bytes, dtype, reduction)
+    return _compile(schedule, transfers, topology, slots, fused, ports, peer_lanes)[0]
+
+
+def _compile(
+    schedule: Schedule,
+    transfers: Transfers,
+    topology: Topology | None,
+    slots: int | None,
+    fused: bool,
+    ports: Model,
+    peer_lanes: tuple[int, int] | None = None,
+) -> tuple[Plan, Timing | None]:
+    """The plan of these transfers, and its timing on `topology` if candidates were timed to find it."""
     if ports not in MODELS:
         raise InputError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
     if slots is not None and not 1 <= slots <= SLOTS_MAX:
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
-    if transfers is None:
-        transfers = find_transfers(schedule, size_bytes, dtype, reduction)
     if topology is not None:
         check_ranks(transfers, topology)
     servers = transfers.n_ranks if topology is None else len(topology.servers)
@@ -153,8 +166,14 @@ def compile_schedule(
     candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes)
     if ports == "fifo" and wired and _stages_are_even(transfers):
         candidates = candidates[-1:]
-    plans = (_lowered(schedule, transfers, topology, each, ports, slots, fused) for each in candidates)
-    return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology, ports)
+
+    def lowered(candidate: _Candidate, lanes: LaneAssignment | None) -> Plan:
+        return _lowered(schedule, transfers, topology, candidate, lanes, ports, slots, fused)
+
+    assigned = ((each, each.assigned(transfers, slots)) for each in candidates)
+    if topology is None or len(candidates) == 1:
+        return lowered(*next(assigned)), None
+    return _fastest(lowered, assigned, topology, ports)
 
 
 def find_transfers(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Transfers:
@@ -180,6 +199,10 @@ class _Candidate(NamedTuple):
     lanes: int
     slots: int
     flights: int = 0
+
+    def assigned(self, transfers: Transfers, slots: int | None) -> LaneAssignment | None:
+        """The lanes of `transfers`, with so many slots if they are given; None for the timetable's order."""
+        return None if self.assign is None else self.assign(transfers, self.lanes, slots or self.slots)
 
 
 def _candidates(
@@ -215,14 +238,14 @@ def _lowered(
     transfers: Transfers,
     topology: Topology | None,
     candidate: _Candidate,
+    lanes: LaneAssignment | None,
     ports: Model,
     slots: int | None,
     fused: bool,
 ) -> Plan:
-    """The plan of a candidate; without a topology it has the author's order."""
+    """The plan of a candidate with these lanes; without a topology it has the author's order."""
     name, n_slots = schedule.name, slots or candidate.slots
-    if candidate.assign is not None:
-        lanes = candidate.assign(transfers, candidate.lanes, n_slots)
+    if lanes is not None:
         return lower(name, transfers, Order.as_written(transfers).sends, lanes, ports=ports)
     if topology is None:
         order, made_for = Order.as_written(transfers), None
@@ -238,23 +261,36 @@ def _lowered(
     return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
 
 
-def _fastest(plans: Iterable[Plan], topology: Topology, ports: Model) -> Plan:
-    """The plan that takes least under these ports; `NEAR` and `SIMULATED_MAX` say how many are tried."""
-    best: tuple[float, Plan] | None = None
-    simulated = 0
-    for tried, plan in enumerate(plans, 1):
-        if len(plan.transfers) == 0:
-            return plan
-        simulated += len(plan.transfers) * plan.transfers.n_ranks
-        timing = simulate(plan, topology, model=ports)
-        if best is None or timing.seconds < best[0]:
-            best = timing.seconds, plan
-        busiest = max(timing.port_busy_s, default=0.0)
-        enough = simulated > SIMULATED_MAX and (tried > 1 or best[0] <= NEAR_ENOUGH * busiest)
-        if enough or best[0] <= NEAR * busiest:
+def _fastest(
+    lowered: Callable[[_Candidate, LaneAssignment | None], Plan],
+    assigned: Iterable[tuple[_Candidate, LaneAssignment | None]],
+    topology: Topology,
+    ports: Model,
+) -> tuple[Plan, Timing | None]:
+    """The plan that takes least under these ports, and its timing; `NEAR` and `SIMULATED_MAX` say how many are tried.
+
+    Candidates with the same lanes as one before are one plan: where all stages carry the same, several are.
+    """
+    best: tuple[Plan, Timing] | None = None
+    before: list[LaneAssignment] = []
+    for tried, (candidate, lanes) in enumerate(assigned, 1):
+        if lanes is None or not any(lanes.equals(each) for each in before):
+            plan = lowered(candidate, lanes)
+            if len(plan.transfers) == 0:
+                return plan, None
+            timing = simulate(plan, topology, model=ports)
+            if best is None or timing.seconds < best[1].seconds:
+                best = plan, timing
+            if lanes is not None:
+                before.append(lanes)
+        assert best is not None
+        size, seconds = len(best[0].transfers) * best[0].transfers.n_ranks, best[1].seconds
+        busiest = max(best[1].port_busy_s, default=0.0)
+        enough = tried * size > SIMULATED_MAX and (tried > 1 or seconds <= NEAR_ENOUGH * busiest)
+        if enough or seconds <= NEAR * busiest:
             break
     assert best is not None
-    return best[1]
+    return best
 
 
 def plan_transfers(plan: Plan) -> Transfers:
@@ -378,8 +414,9 @@ def try_segments(
 
     def attempt(segments: int) -> TimedPlan:
         schedule = definition.build(topology, segments)
-        plan = compile_schedule(schedule, size_bytes=size_bytes, dtype=dtype, topology=timed, slots=slots, ports=ports)
-        return TimedPlan(schedule, plan, simulate(plan, timed, model=ports))
+        transfers = find_transfers(schedule, size_bytes, dtype, "sum")
+        plan, timing = _compile(schedule, transfers, timed, slots, True, ports)
+        return TimedPlan(schedule, plan, timing or simulate(plan, timed, model=ports))
 
     candidates = _segment_numbers(definition, topology, size_bytes, ports)
     if len(candidates) == 1:
