@@ -34,6 +34,8 @@ def test_the_record_has_every_case() -> None:
     every = [(text, ports) for text in SERVERS for ports in SERVERS_PORTS]
     there = [(row.topology, row.ports) for row in record.servers]
     assert there == [each for each in every if each in there]
+    shown = [[line[:2] for line in card.rows] for card in record.cards()]  # what the command prints
+    assert shown[1] == [(f"`{row.topology}`", row.ports) for row in record.servers]
     assert all(row.topology in record.markdown() for row in record.servers)
 
 

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from optcc.collective import Collective
-from optcc.compiler import CLOSE, FLIGHTS, SLOTS, compile_schedule, find_transfers
+from optcc.compiler import (
+    CLOSE,
+    FLIGHTS,
+    LINK_LANES,
+    SLOTS,
+    STAGE_LANES,
+    compile_schedule,
+    find_transfers,
+    try_segments,
+)
 from optcc.errors import SolverUnknown, TopologyError
 from optcc.experiments.loss_patterns import pattern
 from optcc.passes.lane_assignment import lanes_by_port
 from optcc.passes.lower import lower
 from optcc.passes.timetable import timetable
+from optcc.plan import Plan
 from optcc.planner import NEAR_BOUND, build, find_schedule
 from optcc.schedules.auto import pooled_bound_s
 from optcc.schedules.equal_trees import equal_trees, equal_trees_of
 from optcc.schedules.server_trees import LOSS_MAX, Room, ServerNetwork, numbers_of_trees, server_trees
 from optcc.simulate import MODELS, simulate
-from optcc.timing import Model
+from optcc.timing import Model, Timing
 from optcc.topology import Topology
 from optcc.tree_shaping import WeightedTree, link_loads
 from optcc.verdict import PROVED
 from optcc.verify.bounds.certified import least_seconds
 from optcc.verify.plan import verify_plan
+from tests.sample import sampled
 
 TEXTS = (
     "2x2@50GB/s+450GB/s",
@@ -32,6 +44,9 @@ TEXTS = (
     "3x4@50GB/s+450GB/s/rails,0=0..1/4,2=2..3/4",
     "4x2@50GB/s:40GB/s+450GB/s/2:2,3=1/2",
 )
+
+
+MANY_TREES = ("3x4@50GB/s+450GB/s,1=2..3/4", "4x4@50GB/s+450GB/s,2=3/4", "3x8@50GB/s+450GB/s,1=7/8")
 
 
 def over_the_bound(topology: Topology) -> Fraction:
@@ -154,6 +169,42 @@ def test_short_messages_get_few_segments_and_long_ones_no_more_than_bring_them_n
             plan = build("equal-trees", topology, size, segments=segments, ports="fair").plan
             assert timing.seconds <= 1.01 * simulate(plan, topology, model="fair").seconds
     assert timing.seconds <= (1 + 2 * CLOSE) * max(timing.port_busy_s)
+
+
+@pytest.mark.parametrize("text", sampled(MANY_TREES, every=3))
+def test_a_plan_that_is_foreseen_is_the_one_that_timing_finds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And takes no longer than is said."""
+    monkeypatch.setattr("optcc.compiler.SIMULATED_MAX", 2**16)
+    topology, size = Topology.parse(text), 2**28
+    options: dict[str, Any] = {"size_bytes": size, "ports": "fair"}
+    segments, timed = try_segments(equal_trees, topology, **options)
+    assert timed is not None and timed.timing is not None
+    near_s = 1.1 * timed.seconds
+    number, foreseen = try_segments(equal_trees, topology, **options, near_s=near_s)
+    assert foreseen is not None and foreseen.timing is None
+    assert (number, foreseen.plan.digest) == (segments, timed.plan.digest)
+    assert timed.seconds <= foreseen.seconds <= near_s
+    _, again = try_segments(equal_trees, topology, **options, near_s=foreseen.seconds * 0.999)
+    assert again is not None and again.timing is not None
+    assert (again.seconds, again.plan.digest) == (timed.seconds, timed.plan.digest)
+
+
+def test_no_plan_is_timed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all stages carry the same, two of the candidates of fair ports are one plan."""
+    timed: list[str] = []
+
+    def counted(plan: Plan, topology: Topology, **options: Any) -> Timing:
+        timed.append(plan.digest)
+        return simulate(plan, topology, **options)
+
+    monkeypatch.setattr("optcc.compiler.simulate", counted)
+    topology = Topology.parse(MANY_TREES[0]).with_latency(Fraction(5, 10**6))
+    schedule = equal_trees.build(topology, 32)
+    compile_schedule(schedule, size_bytes=2**24, topology=topology, ports="fair")
+    assert len(timed) == len(set(timed)) == len(LINK_LANES) + len(STAGE_LANES)
+    timed.clear()
+    assert try_segments(equal_trees, topology, size_bytes=2**24, ports="fair")[1] is not None
+    assert len(timed) == len(set(timed))
 
 
 def test_only_one_order_of_the_ports_is_tried_where_stages_carry_the_same() -> None:
