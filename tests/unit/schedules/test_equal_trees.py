@@ -25,7 +25,7 @@ from optcc.passes.lane_assignment import lanes_by_port
 from optcc.passes.lower import lower
 from optcc.passes.timetable import timetable
 from optcc.plan import Plan
-from optcc.planner import NEAR_BOUND, build, find_schedule
+from optcc.planner import NEAR_BOUND, NEAR_OF_MANY, build, find_schedule
 from optcc.schedules.auto import pooled_bound_s
 from optcc.schedules.equal_trees import equal_trees, equal_trees_of
 from optcc.schedules.server_trees import LOSS_MAX, Room, ServerNetwork, numbers_of_trees, server_trees
@@ -142,6 +142,20 @@ def test_auto_takes_them_and_solves_no_linear_program(ports: Model, monkeypatch:
     assert made.seconds <= NEAR_BOUND * pooled_bound_s(topology, 2**28)
     assert made.compared is not None
     assert [row[2] for row in made.compared.rows[1:]] == ["not tried: near the bound already"] * 3
+
+
+def test_many_ranks_get_no_other_schedule_where_a_pipeline_takes_a_few_percent_to_fill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The linear program of a packing would take minutes."""
+    topology, size = Topology.parse(TEXTS[1]), 2**24
+    few = build("auto", topology, size, ports="fifo")
+    monkeypatch.setattr("optcc.planner.MANY_RANKS", topology.n_ranks - 1)
+    many = build("auto", topology, size, ports="fifo")
+    tried = [[row[2] for row in each.compared.rows] for each in (few, many) if each.compared]
+    assert tried[1][1:] == ["not tried: near the bound already"] * 3 != tried[0][1:]
+    assert many.seconds is not None
+    assert NEAR_BOUND < many.seconds / pooled_bound_s(topology, size) <= NEAR_OF_MANY
 
 
 def test_auto_takes_the_fastest_where_the_linear_program_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
