@@ -150,7 +150,11 @@ class PlanningSpeed(Measured):
             for each in self.servers
         )
         columns = ("servers", "ports", "chosen", "over T*", "bound", "and plan", "and proof", "slowest", "memory")
-        return Card("processor time of the bound, a plan with auto and its proof, servers of 8 GPUs", columns, rows)
+        return Card("processor time of the bound, a plan with auto and its proof, 8 GPUs a server", columns, rows)
+
+    def cards(self) -> tuple[Card, ...]:
+        """Those that have rows."""
+        return tuple(each for each in (self.card(), self.by_servers()) if each.rows)
 
     def markdown(self) -> str:
         return f"{self.card().markdown()}\nServers of eight GPUs:\n\n{self.by_servers().markdown()}"

@@ -111,6 +111,8 @@ CLOSE = 0.016
 """Where GPUs are linked, plans are large: no more segments are tried after so small an excess over the busiest port."""
 PROBE = 4
 """There the first plan has a fraction of the segments: what it lacks says how many are enough."""
+FORESEEN = 0.005
+"""How far an excess may be from what two plans with far fewer segments say of it, as a share of the busiest port."""
 HOPELESS = 1.5
 """More segments balance the load of ports, but not as much as this."""
 
@@ -140,21 +142,46 @@ def compile_schedule(
     Raises InputError for a size, type, reduction or number of slots that cannot be, TopologyError for a topology of
     another number of ranks.
     """
+    if transfers is None:
+        transfers = find_transfers(schedule, size_bytes, dtype, reduction)
+    return _compile(schedule, transfers, topology, slots, fused, ports, peer_lanes)[0]
+
+
+def _compile(
+    schedule: Schedule,
+    transfers: Transfers,
+    topology: Topology | None,
+    slots: int | None,
+    fused: bool,
+    ports: Model,
+    peer_lanes: tuple[int, int] | None = None,
+    probing: bool = False,
+) -> tuple[Plan, Timing | None]:
+    """The plan of these transfers, and its timing on `topology` if candidates were timed to find it.
+
+    With `probing` it need not be the best: where GPUs are linked and all stages carry the same, the first candidate of
+    fair ports is near it.
+    """
     if ports not in MODELS:
         raise InputError(f"ports {ports!r}: must be one of {', '.join(MODELS)}")
     if slots is not None and not 1 <= slots <= SLOTS_MAX:
         raise InputError(f"{slots} slots: must be from 1 to {SLOTS_MAX}")
-    if transfers is None:
-        transfers = find_transfers(schedule, size_bytes, dtype, reduction)
     if topology is not None:
         check_ranks(transfers, topology)
     servers = transfers.n_ranks if topology is None else len(topology.servers)
     wired = topology is not None and topology.wired is not None
     candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes)
-    if ports == "fifo" and wired and _stages_are_even(transfers):
-        candidates = candidates[-1:]
-    plans = (_lowered(schedule, transfers, topology, each, ports, slots, fused) for each in candidates)
-    return next(plans) if topology is None or len(candidates) == 1 else _fastest(plans, topology, ports)
+    first = probing and ports == "fair" and not schedule.lane_per_peer
+    if wired and (ports == "fifo" or first) and _stages_are_even(transfers):
+        candidates = candidates[:1] if first else candidates[-1:]
+
+    def lowered(candidate: _Candidate, lanes: LaneAssignment | None) -> Plan:
+        return _lowered(schedule, transfers, topology, candidate, lanes, ports, slots, fused)
+
+    assigned = ((each, each.assigned(transfers, slots)) for each in candidates)
+    if topology is None or len(candidates) == 1:
+        return lowered(*next(assigned)), None
+    return _fastest(lowered, assigned, topology, ports)
 
 
 def find_transfers(schedule: Schedule, size_bytes: int, dtype: str, reduction: str) -> Transfers:
@@ -180,6 +207,10 @@ class _Candidate(NamedTuple):
     lanes: int
     slots: int
     flights: int = 0
+
+    def assigned(self, transfers: Transfers, slots: int | None) -> LaneAssignment | None:
+        """The lanes of `transfers`, with so many slots if they are given; None for the timetable's order."""
+        return None if self.assign is None else self.assign(transfers, self.lanes, slots or self.slots)
 
 
 def _candidates(
@@ -215,14 +246,14 @@ def _lowered(
     transfers: Transfers,
     topology: Topology | None,
     candidate: _Candidate,
+    lanes: LaneAssignment | None,
     ports: Model,
     slots: int | None,
     fused: bool,
 ) -> Plan:
-    """The plan of a candidate; without a topology it has the author's order."""
+    """The plan of a candidate with these lanes; without a topology it has the author's order."""
     name, n_slots = schedule.name, slots or candidate.slots
-    if candidate.assign is not None:
-        lanes = candidate.assign(transfers, candidate.lanes, n_slots)
+    if lanes is not None:
         return lower(name, transfers, Order.as_written(transfers).sends, lanes, ports=ports)
     if topology is None:
         order, made_for = Order.as_written(transfers), None
@@ -238,23 +269,36 @@ def _lowered(
     return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
 
 
-def _fastest(plans: Iterable[Plan], topology: Topology, ports: Model) -> Plan:
-    """The plan that takes least under these ports; `NEAR` and `SIMULATED_MAX` say how many are tried."""
-    best: tuple[float, Plan] | None = None
-    simulated = 0
-    for tried, plan in enumerate(plans, 1):
-        if len(plan.transfers) == 0:
-            return plan
-        simulated += len(plan.transfers) * plan.transfers.n_ranks
-        timing = simulate(plan, topology, model=ports)
-        if best is None or timing.seconds < best[0]:
-            best = timing.seconds, plan
-        busiest = max(timing.port_busy_s, default=0.0)
-        enough = simulated > SIMULATED_MAX and (tried > 1 or best[0] <= NEAR_ENOUGH * busiest)
-        if enough or best[0] <= NEAR * busiest:
+def _fastest(
+    lowered: Callable[[_Candidate, LaneAssignment | None], Plan],
+    assigned: Iterable[tuple[_Candidate, LaneAssignment | None]],
+    topology: Topology,
+    ports: Model,
+) -> tuple[Plan, Timing | None]:
+    """The plan that takes least under these ports, and its timing; `NEAR` and `SIMULATED_MAX` say how many are tried.
+
+    Candidates with the same lanes as one before are one plan: where all stages carry the same, several are.
+    """
+    best: tuple[Plan, Timing] | None = None
+    before: list[LaneAssignment] = []
+    for tried, (candidate, lanes) in enumerate(assigned, 1):
+        if lanes is None or not any(lanes.equals(each) for each in before):
+            plan = lowered(candidate, lanes)
+            if len(plan.transfers) == 0:
+                return plan, None
+            timing = simulate(plan, topology, model=ports)
+            if best is None or timing.seconds < best[1].seconds:
+                best = plan, timing
+            if lanes is not None:
+                before.append(lanes)
+        assert best is not None
+        size, seconds = len(best[0].transfers) * best[0].transfers.n_ranks, best[1].seconds
+        busiest = max(best[1].port_busy_s, default=0.0)
+        enough = tried * size > SIMULATED_MAX and (tried > 1 or seconds <= NEAR_ENOUGH * busiest)
+        if enough or seconds <= NEAR * busiest:
             break
     assert best is not None
-    return best[1]
+    return best
 
 
 def plan_transfers(plan: Plan) -> Transfers:
@@ -285,11 +329,12 @@ def choose_segments(
 
 
 class TimedPlan(NamedTuple):
-    """A schedule, its plan, and how long that is predicted to take."""
+    """A schedule, its plan, and how long that is predicted to take: without a `timing`, at most about `seconds`."""
 
     schedule: Schedule
     plan: Plan
-    timing: Timing
+    seconds: float
+    timing: Timing | None
 
 
 def with_some_latency(topology: Topology) -> Topology:
@@ -307,18 +352,22 @@ def costed_s(plan: Plan, seconds: float, topology: Topology) -> float:
     return with_overhead(seconds, plan.transfers.busiest_messages, topology.overhead_s)
 
 
-def _promises(excesses: Mapping[int, float], segments: int, excess: float, worth: float) -> bool:
-    """True unless twice the `segments` are expected to save less than `worth`, by what fewer exceeded: with k segments
-    an excess is a + b/k, fill and drain of the pipeline and what does not depend on their number, as latency.
+def _fill(fewer: int, more: float, segments: int, excess: float) -> float:
+    """With k segments an excess is a + b/k, fill and drain of the pipeline and what does not depend on their number, as
+    latency: b, where it is `more` with `fewer` segments."""
+    return (more - excess) / (1 / fewer - 1 / segments)
 
-    >>> _promises({64: 0.12}, 512, 0.023, 0.008), _promises({64: 0.2}, 512, 0.03, 0.008)
-    (False, True)
+
+def _suffices(excesses: Mapping[int, float], segments: int, excess: float, close: float) -> bool:
+    """True if these `segments` are enough, by what fewer exceeded: the excess is small, or `NEAR_ENOUGH` and twice as
+    many are expected to save less than half of `close`.
+
+    >>> [_suffices({64: more}, 512, excess, 0.016) for more, excess in ((0.12, 0.023), (0.2, 0.024), (0.2, 0.016))]
+    [True, False, True]
     """
-    if not excesses:
-        return True
-    fewer, more = max(excesses.items())
-    fill = (more - excess) / (1 / fewer - 1 / segments)
-    return fill / (2 * segments) >= worth
+    if excess <= close or not excesses or excess > NEAR_ENOUGH - 1:
+        return excess <= close
+    return _fill(*max(excesses.items()), segments, excess) / (2 * segments) < close / 2
 
 
 def _limits_on_links(limits: SegmentLimits, definition: Definition, topology: Topology) -> SegmentLimits:
@@ -366,58 +415,126 @@ def try_segments(
     slots: int | None = None,
     ports: Model = "exclusive",
     best_s: float = inf,
+    near_s: float = 0.0,
     close: float = CLOSE,
 ) -> tuple[int, TimedPlan | None]:
     """`choose_segments`, with the plan (a sum's) for `topology` and its timing, if they were made to choose.
 
     No further number is tried where a port is busy for `HOPELESS` times `best_s`, which another schedule takes, nor,
     where GPUs are linked, after one that exceeds what its busiest port takes by a share of at most `close`, or is
-    `NEAR_ENOUGH` and twice as many promise to save less than half of that.
+    `NEAR_ENOUGH` and twice as many promise to save less than half of that. There a plan that is sure to take at most
+    `near_s` need not be timed: not without the latency that `topology` is taken to have if it takes no more with it,
+    and not at all under fair ports if plans with fewer segments say so.
     """
     timed = with_some_latency(topology)
-
-    def attempt(segments: int) -> TimedPlan:
-        schedule = definition.build(topology, segments)
-        plan = compile_schedule(schedule, size_bytes=size_bytes, dtype=dtype, topology=timed, slots=slots, ports=ports)
-        return TimedPlan(schedule, plan, simulate(plan, timed, model=ports))
-
+    search = _SegmentSearch(definition, topology, timed, size_bytes, dtype, slots, ports, close, near_s)
     candidates = _segment_numbers(definition, topology, size_bytes, ports)
     if len(candidates) == 1:
         return candidates[0], None
+    chosen, best = search.run(candidates, best_s)
+    if best.timing is not None and timed is topology:
+        return chosen, best
+    if topology.wired is None:
+        return chosen, None
+    if best.seconds <= near_s:
+        return chosen, best._replace(timing=None)
+    timing = simulate(best.plan, topology, model=ports)
+    return chosen, best._replace(timing=timing, seconds=timing.seconds)
 
-    least = candidates[0]
-    if topology.wired is not None and least >= PROBE:
-        candidates.insert(0, candidates[0] // PROBE)
-    chosen, best = candidates[0], attempt(candidates[0])
-    left, jumps = candidates[1:], topology.wired is not None
-    excesses: dict[int, float] = {}
-    below: list[int] = []  # numbers that were skipped on the way to the best one
-    while left:
-        busiest_s = max(best.timing.port_busy_s, default=0.0)
-        if busiest_s >= HOPELESS * best_s:
-            break
-        skipped = 0
-        if jumps and best.timing.seconds < 2 * busiest_s:
-            excess = best.timing.seconds / busiest_s - 1
-            few = excess <= NEAR_ENOUGH - 1 and not _promises(excesses, chosen, excess, close / 2)
-            if chosen >= least and (excess <= close or few):
-                below = []
+
+@dataclass(frozen=True, slots=True)
+class _SegmentSearch:
+    """What `try_segments` is given; `timed` is the topology with some latency."""
+
+    definition: Definition
+    topology: Topology
+    timed: Topology
+    size_bytes: int
+    dtype: str
+    slots: int | None
+    ports: Model
+    close: float
+    near_s: float
+
+    def run(self, candidates: list[int], best_s: float) -> tuple[int, TimedPlan]:
+        """The number of segments, and its plan."""
+        least, jumps = candidates[0], self.topology.wired is not None
+        probe = least // PROBE if jumps and least >= PROBE else 0
+        left = [probe, *candidates] if probe else candidates
+        chosen, best, left = left[0], self.attempt(left[0], probing=probe > 0), left[1:]
+        excesses: dict[int, float] = {}
+        below: list[int] = []  # numbers that were skipped on the way to the best one
+        while left:
+            busiest_s = _busiest_s(best)
+            if busiest_s >= HOPELESS * best_s:
                 break
-            excesses[chosen] = excess
-            # Twice the segments take half the excess.
-            enough = chosen * excess / close
-            skipped = next((at for at, each in enumerate(left) if each >= enough), len(left) - 1)
-        tried = attempt(left[skipped])
-        if costed_s(tried.plan, tried.timing.seconds, topology) < costed_s(best.plan, best.timing.seconds, topology):
-            below = [] if definition.collective == "allreduce" else left[:skipped]
-            chosen, best, left = left[skipped], tried, left[skipped + 1 :]
-        else:
-            left, jumps = left[:skipped], False
-    while below:
-        tried = attempt(below[-1])
-        if costed_s(tried.plan, tried.timing.seconds, topology) >= costed_s(best.plan, best.timing.seconds, topology):
-            break
-        chosen, best = below.pop(), tried
-    if topology.wired is not None and timed is not topology:
-        best = best._replace(timing=simulate(best.plan, topology, model=ports))
-    return chosen, best if timed is topology or topology.wired is not None else None
+            skipped = 0
+            if jumps and best.seconds < 2 * busiest_s:
+                excess = best.seconds / busiest_s - 1
+                if chosen >= least and _suffices(excesses, chosen, excess, self.close):
+                    below = []
+                    break
+                excesses[chosen] = excess
+                # Twice the segments take half the excess.
+                enough = chosen * excess / self.close
+                skipped = next((at for at, each in enumerate(left) if each >= enough), len(left) - 1)
+                foreseen = self.foresee(best, chosen, left[skipped:]) if chosen == probe else None
+                if foreseen is not None:
+                    return left[skipped], foreseen
+            tried = self.attempt(left[skipped])
+            if self.costs_s(tried) < self.costs_s(best):
+                below = [] if self.definition.collective == "allreduce" else left[:skipped]
+                chosen, best, left = left[skipped], tried, left[skipped + 1 :]
+            else:
+                left, jumps = left[:skipped], False
+        while below:
+            tried = self.attempt(below[-1])
+            if self.costs_s(tried) >= self.costs_s(best):
+                break
+            chosen, best = below.pop(), tried
+        return chosen, self.attempt(chosen) if chosen == probe and self.ports == "fair" else best
+
+    def costs_s(self, tried: TimedPlan) -> float:
+        """`costed_s` on this topology."""
+        return costed_s(tried.plan, tried.seconds, self.topology)
+
+    def attempt(self, segments: int, *, probing: bool = False) -> TimedPlan:
+        """The plan with so many segments, timed; with `probing` another that takes about as long."""
+        schedule, transfers = self.written(segments)
+        plan, timing = _compile(schedule, transfers, self.timed, self.slots, True, self.ports, probing=probing)
+        timing = timing or simulate(plan, self.timed, model=self.ports)
+        return TimedPlan(schedule, plan, timing.seconds, timing)
+
+    def written(self, segments: int) -> tuple[Schedule, Transfers]:
+        """The schedule with so many segments, and its transfers."""
+        schedule = self.definition.build(self.topology, segments)
+        return schedule, find_transfers(schedule, self.size_bytes, self.dtype, "sum")
+
+    def foresee(self, probe: TimedPlan, few: int, numbers: list[int]) -> TimedPlan | None:
+        """The plan with the first of these `numbers` of segments, not timed, if it is certain enough that this number
+        would be chosen, and this plan of the candidates: by the `probe` with `few` and another with half of them."""
+        segments, transfers = numbers[0], probe.plan.transfers
+        if self.ports != "fair" or not self.near_s or few < 2 or self.topology.overhead_s:
+            return None
+        candidates = _candidates("fair", probe.schedule.lane_per_peer, False, True, None)
+        first, second = (each.assigned(transfers, self.slots) for each in candidates[:2])
+        if first is None or second is None or not first.equals(second) or not _stages_are_even(transfers):
+            return None
+        if 2 * len(transfers) * transfers.n_ranks * segments // few <= SIMULATED_MAX:
+            return None
+        busiest_s = _busiest_s(probe)
+        excess = probe.seconds / busiest_s - 1
+        more = self.attempt(few // 2, probing=True).seconds / busiest_s - 1
+        foreseen = excess - _fill(few // 2, more, few, excess) * (1 / few - 1 / segments)
+        within = foreseen - FORESEEN, foreseen + FORESEEN
+        if len(numbers) > 1 and not all(_suffices({few: excess}, segments, each, self.close) for each in within):
+            return None
+        schedule, written = self.written(segments)
+        plan, _ = _compile(schedule, written, self.timed, self.slots, True, self.ports, probing=True)
+        return TimedPlan(schedule, plan, (1 + foreseen + FORESEEN) * busiest_s, None)
+
+
+def _busiest_s(tried: TimedPlan) -> float:
+    """What the busiest port of a plan takes."""
+    assert tried.timing is not None
+    return max(tried.timing.port_busy_s, default=0.0)

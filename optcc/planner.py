@@ -357,7 +357,8 @@ def _load_file(path: Path) -> object:
 
 class Built(NamedTuple):
     """A plan, the schedule that it was compiled from, and how to make others; `choice` or `compared` if `auto` chose
-    it, `timing` under the ports that it is ordered for if its segments were chosen by it."""
+    it, `timing` under the ports that it is ordered for if its segments were chosen by it. If it is near the bound
+    without that, it takes at most about `seconds`."""
 
     plan: Plan
     schedule: Schedule
@@ -366,6 +367,7 @@ class Built(NamedTuple):
     choice: Choice | None = None
     timing: Timing | None = None
     compared: Card | None = None
+    seconds: float | None = None
 
 
 def build(
@@ -382,12 +384,14 @@ def build(
     by_rail: bool = False,
     collective: Collective | None = None,
     best_s: float = inf,
+    near_s: float = 0.0,
 ) -> Built:
     """The schedule called `name`, compiled; the number of segments is chosen by simulation unless given.
 
     `collective` is what is wanted: `auto` chooses for it, an AllReduce unless it is given, and a schedule of a declared
     one is built for its cells. With `by_rail` and fair ports `auto` takes NICs to reach those of their own rail alone,
-    as they do over TCP. `best_s` is what the fastest schedule so far takes: a slower one need not be tuned.
+    as they do over TCP. `best_s` is what the fastest schedule so far takes: a slower one need not be tuned, nor one
+    be timed that takes at most `near_s` (`optcc.compiler.try_segments`).
 
     Raises InputError for a name, a model of ports or segments that cannot be, and what building and compiling raise.
     """
@@ -415,10 +419,16 @@ def build(
     made: TimedPlan | None = None
     if isinstance(segments, str):
         segments, made = try_segments(
-            definition, topology, size_bytes=size_bytes, dtype=dtype, slots=slots, ports=ports, best_s=best_s
+            *(definition, topology),
+            size_bytes=size_bytes,
+            dtype=dtype,
+            slots=slots,
+            ports=ports,
+            best_s=best_s,
+            near_s=near_s,
         )
     if made is not None and reduction == "sum" and root == 0:
-        return Built(made.plan, made.schedule, definition, segments, timing=made.timing)
+        return Built(made.plan, made.schedule, definition, segments, timing=made.timing, seconds=made.seconds)
     schedule = definition.build(topology, segments, root=root)
     plan = compile_schedule(schedule, size_bytes=size_bytes, topology=topology, **made_for)
     return Built(plan, schedule, definition, segments)
@@ -471,6 +481,9 @@ where GPUs have links of their own it is the only one."""
 
 NEAR_BOUND = 1.03
 """No further schedule is tried after one that takes at most so many times the certified bound."""
+MANY_RANKS, NEAR_OF_MANY = 128, 1.08
+"""For more ranks it may take so many times the bound: plans have too few segments to fill the pipeline sooner, and the
+linear program of a packing takes minutes."""
 
 
 def _fastest_on_links(
@@ -482,23 +495,28 @@ def _fastest_on_links(
     """
     best: Built | None = None
     best_s, least_s, certified = inf, pooled_bound_s(topology, size_bytes), False
+    near = NEAR_BOUND if topology.n_ranks <= MANY_RANKS else NEAR_OF_MANY
     rows: list[tuple[str, str, str]] = []
     equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
     for name in (ON_LINKS[0], *ON_LINKS[:0:-1]) if equal else ON_LINKS:
-        if best is not None and best_s <= NEAR_BOUND * least_s:
+        if best is not None and best_s <= near * least_s:
             rows.append((name, "-", "not tried: near the bound already"))
             continue
         try:
             options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots, "ports": ports}
-            built = build(name, topology, size_bytes, **options, best_s=best_s)
-            timing = built.timing or simulate(built.plan, topology, model=ports)
+            built = build(name, topology, size_bytes, **options, best_s=best_s, near_s=near * least_s)
+            if built.seconds is None:
+                timing = simulate(built.plan, topology, model=ports)
+                built = built._replace(timing=timing, seconds=timing.seconds)
         except (TopologyError, SolverUnknown) as refusal:
             rows.append((name, "-", str(refusal)))
             continue
-        rows.append((name, str(built.segments), show_time(timing.seconds)))
-        if timing.seconds < best_s:
-            best, best_s = built._replace(timing=timing), timing.seconds
-        if best_s > NEAR_BOUND * least_s and not certified:  # the linear program is the better bound, and takes longer
+        assert built.seconds is not None
+        at_most = "at most about " if built.timing is None else ""
+        rows.append((name, str(built.segments), at_most + show_time(built.seconds)))
+        if built.seconds < best_s:
+            best, best_s = built, built.seconds
+        if best_s > near * least_s and not certified:  # the linear program is the better bound, and takes longer
             certified = True
             with suppress(SolverUnknown):  # for very many servers: the bound over pooled ones stays
                 least_s = float(least_seconds(topology, size_bytes, built.plan.collective))

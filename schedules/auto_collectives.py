@@ -105,6 +105,7 @@ def choose_for(
             refusals.append(refusal)
             continue
         made[definition.name] = plan
+        assert plan.timing is not None  # it need not be near anything
         busiest = max(plan.timing.port_busy_s, default=0.0)
         estimate = Candidate(definition.name, count, float(busiest), len(plan.plan.transfers))
         seconds = costed_s(plan.plan, plan.timing.seconds, timed)
@@ -115,7 +116,7 @@ def choose_for(
         raise refusals[0]
     tried.sort(key=lambda each: each.seconds or 0.0)
     taken = tried[0]
-    schedule, plan_of_sum, _ = made[taken.name]
+    schedule, plan_of_sum = made[taken.name][:2]
     result = plan_of_sum
     if reduction != "sum":
         result = compile_schedule(
@@ -145,5 +146,6 @@ def _timed(
     if plan is None or root:
         schedule = definition.build(topology, count, root=root)
         compiled = compile_schedule(schedule, size_bytes=size_bytes, topology=topology, **options)
-        plan = TimedPlan(schedule, compiled, simulate(compiled, topology, model=options["ports"]))
+        timing = simulate(compiled, topology, model=options["ports"])
+        plan = TimedPlan(schedule, compiled, timing.seconds, timing)
     return count, plan

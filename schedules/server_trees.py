@@ -66,10 +66,20 @@ class ServerNetwork:
     nics: tuple[tuple[NicPort, ...], ...]
     pod_of: tuple[int, ...]
     uplinks: tuple[Fraction, ...]
-    rates: frozenset[Fraction] = field(init=False)
+    rates: tuple[Fraction, ...] = field(init=False)
+    """All that ports carry, the least first."""
+    rate_of_nics: tuple[tuple[int, ...], ...] = field(init=False)
+    """For each NIC which of `rates` it has: fractions are slow to hash."""
+    rate_of_fabric: tuple[int | None, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", self.distinct_rates)
+        found = {nic.rate for nics in self.nics for nic in nics} | set(self.uplinks)
+        rates = tuple(sorted(found | {rate for rate in self.fabric if rate is not None}))
+        number = {rate: at for at, rate in enumerate(rates)}
+        object.__setattr__(self, "rates", rates)
+        object.__setattr__(self, "rate_of_nics", tuple(tuple(number[nic.rate] for nic in nics) for nics in self.nics))
+        fabric = tuple(None if rate is None else number[rate] for rate in self.fabric)
+        object.__setattr__(self, "rate_of_fabric", fabric)
 
     @classmethod
     def of(cls, topology: Topology) -> ServerNetwork:
@@ -94,12 +104,6 @@ class ServerNetwork:
             tuple(pod_of),
             tuple(min(pod.up, pod.down) for pod in topology.pods),
         )
-
-    @property
-    def distinct_rates(self) -> frozenset[Fraction]:
-        """All that ports carry."""
-        found = {nic.rate for nics in self.nics for nic in nics} | set(self.uplinks)
-        return frozenset(found | {rate for rate in self.fabric if rate is not None})
 
     @property
     def least(self) -> Fraction:
@@ -128,14 +132,13 @@ class Room:
     @classmethod
     def of(cls, network: ServerNetwork, trees: int, seconds: Fraction) -> Room:
         """Of `trees` in `seconds` for each byte."""
-
-        whole = {rate: int(trees * seconds * rate) for rate in network.rates}
+        edges = [int(trees * seconds * rate) for rate in network.rates]
         return cls(
             trees,
             seconds,
-            [[whole[nic.rate] for nic in nics] for nics in network.nics],
-            [None if rate is None else whole[rate] for rate in network.fabric],
-            [whole[rate] for rate in network.uplinks],
+            [[edges[rate] for rate in nics] for nics in network.rate_of_nics],
+            [None if rate is None else edges[rate] for rate in network.rate_of_fabric],
+            [int(trees * seconds * rate) for rate in network.uplinks],
         )
 
     def suffices(self, network: ServerNetwork) -> bool:
@@ -162,7 +165,7 @@ class Room:
 def numbers_of_trees(network: ServerNetwork) -> list[tuple[int, Fraction]]:
     """How many trees to try and in what time, the most promising first (if they are shallow)."""
     found: list[tuple[Fraction, int, Fraction]] = []
-    least, rates = network.least, sorted(network.rates)
+    least, rates = network.least, network.rates
     for trees in range(1, TREES_MAX + 1):
         times = set()
         for rate in rates:

@@ -52,6 +52,10 @@ class LaneAssignment(NamedTuple):
     channel: Column
     slots: Column
 
+    def equals(self, other: LaneAssignment) -> bool:
+        """True if `other` has the same columns."""
+        return all(map(np.array_equal, self, other))
+
 
 def one_lane(transfers: Transfers, slots: int) -> LaneAssignment:
     """Every rank sends in one lane and receives in one."""

@@ -19,6 +19,7 @@ from optcc.experiments.planning_speed import (
     run_case,
     run_servers,
 )
+from optcc.planner import NEAR_OF_MANY
 from optcc.timing import MODELS
 
 
@@ -34,6 +35,8 @@ def test_the_record_has_every_case() -> None:
     every = [(text, ports) for text in SERVERS for ports in SERVERS_PORTS]
     there = [(row.topology, row.ports) for row in record.servers]
     assert there == [each for each in every if each in there]
+    shown = [[line[:2] for line in card.rows] for card in record.cards()]  # what the command prints
+    assert shown[1] == [(f"`{row.topology}`", row.ports) for row in record.servers]
     assert all(row.topology in record.markdown() for row in record.servers)
 
 
@@ -55,7 +58,7 @@ def test_servers_are_planned_within_the_goals() -> None:
         goal_s = SERVERS_GOALS_S[text]
         assert goal_s is None or statistics.median(row.proved_s) <= goal_s
         assert row.memory_bytes <= 8e9
-        assert row.over_bound <= 1.05
+        assert row.over_bound <= (1.05 if text in list(SERVERS)[:2] else NEAR_OF_MANY)
 
 
 def test_servers_are_planned_in_a_process_of_their_own() -> None:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from optcc.collective import Collective
-from optcc.compiler import CLOSE, FLIGHTS, SLOTS, compile_schedule, find_transfers
+from optcc.compiler import (
+    CLOSE,
+    FLIGHTS,
+    LINK_LANES,
+    SLOTS,
+    STAGE_LANES,
+    compile_schedule,
+    find_transfers,
+    try_segments,
+)
 from optcc.errors import SolverUnknown, TopologyError
 from optcc.experiments.loss_patterns import pattern
 from optcc.passes.lane_assignment import lanes_by_port
 from optcc.passes.lower import lower
 from optcc.passes.timetable import timetable
-from optcc.planner import NEAR_BOUND, build, find_schedule
+from optcc.plan import Plan
+from optcc.planner import NEAR_BOUND, NEAR_OF_MANY, build, find_schedule
 from optcc.schedules.auto import pooled_bound_s
 from optcc.schedules.equal_trees import equal_trees, equal_trees_of
 from optcc.schedules.server_trees import LOSS_MAX, Room, ServerNetwork, numbers_of_trees, server_trees
 from optcc.simulate import MODELS, simulate
-from optcc.timing import Model
+from optcc.timing import Model, Timing
 from optcc.topology import Topology
 from optcc.tree_shaping import WeightedTree, link_loads
 from optcc.verdict import PROVED
@@ -126,11 +137,25 @@ def test_auto_takes_them_and_solves_no_linear_program(ports: Model, monkeypatch:
     topology = Topology.parse("3x4@50GB/s+450GB/s,1=2..3/4")
     made = build("auto", topology, 2**28, ports=ports)
     assert made.definition is equal_trees
-    assert made.timing is not None
-    assert made.timing.seconds == simulate(made.plan, topology, model=ports).seconds
-    assert made.timing.seconds <= NEAR_BOUND * pooled_bound_s(topology, 2**28)
+    assert made.seconds is not None
+    assert simulate(made.plan, topology, model=ports).seconds <= made.seconds
+    assert made.seconds <= NEAR_BOUND * pooled_bound_s(topology, 2**28)
     assert made.compared is not None
     assert [row[2] for row in made.compared.rows[1:]] == ["not tried: near the bound already"] * 3
+
+
+def test_many_ranks_get_no_other_schedule_where_a_pipeline_takes_a_few_percent_to_fill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The linear program of a packing would take minutes."""
+    topology, size = Topology.parse(TEXTS[1]), 2**24
+    few = build("auto", topology, size, ports="fifo")
+    monkeypatch.setattr("optcc.planner.MANY_RANKS", topology.n_ranks - 1)
+    many = build("auto", topology, size, ports="fifo")
+    tried = [[row[2] for row in each.compared.rows] for each in (few, many) if each.compared]
+    assert tried[1][1:] == ["not tried: near the bound already"] * 3 != tried[0][1:]
+    assert many.seconds is not None
+    assert NEAR_BOUND < many.seconds / pooled_bound_s(topology, size) <= NEAR_OF_MANY
 
 
 def test_auto_takes_the_fastest_where_the_linear_program_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +179,41 @@ def test_short_messages_get_few_segments_and_long_ones_no_more_than_bring_them_n
             plan = build("equal-trees", topology, size, segments=segments, ports="fair").plan
             assert timing.seconds <= 1.01 * simulate(plan, topology, model="fair").seconds
     assert timing.seconds <= (1 + 2 * CLOSE) * max(timing.port_busy_s)
+
+
+def test_a_plan_that_is_foreseen_is_the_one_that_timing_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And takes no longer than is said."""
+    monkeypatch.setattr("optcc.compiler.SIMULATED_MAX", 2**16)
+    topology, size = Topology.parse(TEXTS[1]).with_latency(Fraction(5, 10**6)), 2**29
+    options: dict[str, Any] = {"size_bytes": size, "ports": "fair"}
+    segments, timed = try_segments(equal_trees, topology, **options)
+    assert timed is not None and timed.timing is not None
+    near_s = 1.1 * timed.seconds
+    number, foreseen = try_segments(equal_trees, topology, **options, near_s=near_s)
+    assert foreseen is not None and foreseen.timing is None
+    assert (number, foreseen.plan.digest) == (segments, timed.plan.digest)
+    assert timed.seconds <= foreseen.seconds <= near_s
+    _, again = try_segments(equal_trees, topology, **options, near_s=foreseen.seconds * 0.999)
+    assert again is not None and again.timing is not None
+    assert (again.seconds, again.plan.digest) == (timed.seconds, timed.plan.digest)
+
+
+def test_no_plan_is_timed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all stages carry the same, two of the candidates of fair ports are one plan."""
+    timed: list[str] = []
+
+    def counted(plan: Plan, topology: Topology, **options: Any) -> Timing:
+        timed.append(plan.digest)
+        return simulate(plan, topology, **options)
+
+    monkeypatch.setattr("optcc.compiler.simulate", counted)
+    topology = Topology.parse(TEXTS[1]).with_latency(Fraction(5, 10**6))
+    schedule = equal_trees.build(topology, 32)
+    compile_schedule(schedule, size_bytes=2**24, topology=topology, ports="fair")
+    assert len(timed) == len(set(timed)) == len(LINK_LANES) + len(STAGE_LANES)
+    timed.clear()
+    assert try_segments(equal_trees, topology, size_bytes=2**24, ports="fair")[1] is not None
+    assert len(timed) == len(set(timed))
 
 
 def test_only_one_order_of_the_ports_is_tried_where_stages_carry_the_same() -> None:
