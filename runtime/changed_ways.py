@@ -29,7 +29,7 @@ NicWay = tuple[int, int, bool]
 Pairs = list[tuple[int, int]]
 
 
-class Carried(NamedTuple):
+class PairFlow(NamedTuple):
     """What went over a NIC, and what should have, bytes/s."""
 
     rate: float
@@ -78,14 +78,14 @@ def later_rounds(group: Sequence[int], open_: Collection[Way], cleared: Collecti
     return rounds
 
 
-def settled_rate(found: Sequence[Carried], known: float) -> float | None:
+def settled_rate(found: Sequence[PairFlow], known: float) -> float | None:
     """What a NIC carries one way, as measured with one rank and then with others; None if that is not certain.
 
-    >>> settled_rate([Carried(25, 50), Carried(49, 50)], 50), settled_rate([Carried(25, 50), Carried(24.5, 50)], 50)
+    >>> settled_rate([PairFlow(25, 50), PairFlow(49, 50)], 50), settled_rate([PairFlow(25, 50), PairFlow(24.5, 50)], 50)
     (50, 24.75)
-    >>> settled_rate([Carried(25, 50), Carried(40, 50)], 50), settled_rate([Carried(25, 50)], 50)
+    >>> settled_rate([PairFlow(25, 50), PairFlow(40, 50)], 50), settled_rate([PairFlow(25, 50)], 50)
     (None, None)
-    >>> settled_rate([Carried(49, 25), Carried(50, 25)], 25), settled_rate([Carried(50, 25)], 50)
+    >>> settled_rate([PairFlow(49, 25), PairFlow(50, 25)], 25), settled_rate([PairFlow(50, 25)], 50)
     (49.5, 50)
     """
     if any(_is_about(each.rate, each.should) or _is_about(each.rate, known) for each in found):

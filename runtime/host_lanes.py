@@ -9,7 +9,7 @@ import numpy as np
 
 from optcc.plan import Channel, Plan
 from optcc.runtime.buffers import address_of, touched
-from optcc.runtime.host_memory import RECORD_BYTES, Segment, open_segment
+from optcc.runtime.host_memory import RECORD_BYTES, SharedSegment, open_segment
 from optcc.runtime.shared_lanes import lanes_within
 from optcc.runtime.transport import Bytes
 
@@ -30,7 +30,7 @@ class HostLaneMemory:
     """Slots in a segment; see `optcc.runtime.shared_lanes.LaneMemory`."""
 
     def __init__(self) -> None:
-        self._segment: Segment | None = None
+        self._segment: SharedSegment | None = None
         self._address = 0
         self.error = ""
         self._opened: dict[int, Bytes] = {}
@@ -38,7 +38,7 @@ class HostLaneMemory:
     def slots(self, n_bytes: int) -> Bytes:
         """See `LaneMemory`; memory of this process alone if there is no room, see `error`."""
         try:
-            self._segment = Segment(n_bytes)
+            self._segment = SharedSegment(n_bytes)
         except OSError as error:
             self.error = str(error)
             return touched(n_bytes)

@@ -1,6 +1,6 @@
 """Memory of the host that processes share, and which ranks can.
 
-    Segment        memory of this process, which others open by its name
+    SharedSegment  memory of this process, which others open by its name
     open_segment   another process's in this one
     try_sharing    which ranks of a host reach each other's memory, found by trying
     path_of        what was found for a transport
@@ -75,7 +75,7 @@ def path_of(transport: Transport) -> HostPath:
     return transport.host_path or HostPath((), "not tried: optcc.runtime.host_memory.share_memory tries it")
 
 
-class Segment:
+class SharedSegment:
     """`n_bytes` of memory of this process that others can open by `record` until `forget`; `array` are its bytes.
 
     Raises OSError if there is no `/dev/shm`, or no room in it.
@@ -173,7 +173,7 @@ def _try_sharing(transport: Transport, hosts: Sequence[int], refused: str, timeo
     if mates and not refused:
         _remove_forgotten()
         try:
-            segment = Segment(RECORD_BYTES)
+            segment = SharedSegment(RECORD_BYTES)
             segment.array[:] = np.frombuffer(segment.record, dtype=np.uint8)
         except OSError as error:
             wrong = f"no segment in {FOLDER}: {error.strerror or error}"
@@ -220,7 +220,7 @@ def _remove_forgotten() -> None:
 def probe_segment() -> str:
     """How many bytes there are for segments, after making one; or why none can be made. For `optcc doctor`."""
     try:
-        segment = Segment(mmap.PAGESIZE)
+        segment = SharedSegment(mmap.PAGESIZE)
     except OSError as error:
         return f"no segment in {FOLDER}: {error.strerror or error}"
     segment.forget()

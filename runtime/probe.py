@@ -42,8 +42,8 @@ from optcc.errors import DeadlineExceeded, InputError
 from optcc.plan import Channel
 from optcc.runtime.changed_ways import (
     ALIKE,
-    Carried,
     NicWay,
+    PairFlow,
     Pairs,
     Way,
     are_alike,
@@ -517,7 +517,7 @@ class _Probe:
     def _find_changed(self, up: Collection[tuple[int, int, int]]) -> list[Way]:
         """Has pairs of ranks send to each other, takes what that says of what their NICs carry, and returns the ways of
         which it does not."""
-        found: dict[NicWay, list[Carried]] = {}
+        found: dict[NicWay, list[PairFlow]] = {}
         ways = [(rank, is_out) for rank in sorted(set(self._hosts)) for is_out in (True, False)]
         rates = self._pair_off([list(first_rounds(group)) for group in self._groups], up, self._known, found, ways)
         for _ in range(1 + AGAIN_MAX):
@@ -542,7 +542,7 @@ class _Probe:
         rank, is_out = way
         return [float(pair[not is_out]) for pair in self._known[rank]]
 
-    def _lowered(self, found: Mapping[NicWay, Sequence[Carried]]) -> Rates:
+    def _lowered(self, found: Mapping[NicWay, Sequence[PairFlow]]) -> Rates:
         """What is known, but of NICs over which less went, that."""
         return tuple(
             tuple(
@@ -558,7 +558,7 @@ class _Probe:
         rounds_of: Sequence[Sequence[Pairs]],
         up: Collection[tuple[int, int, int]],
         loads: Rates,
-        found: dict[NicWay, list[Carried]],
+        found: dict[NicWay, list[PairFlow]],
         ways: Collection[Way],
     ) -> dict[Way, list[float | None]]:
         """Runs the rounds of pairs of each group, and adds to `found` what went over the NICs of these ways; for each
@@ -583,7 +583,7 @@ class _Probe:
                 flows_of.setdefault((flow.src, flow.mine), []).append(flow)
             for (src, mine), flows in flows_of.items():
                 takes = sum(self._known[flow.dst][flow.theirs][1] for flow in flows)
-                went = Carried(float(rates[src][number, mine]), min(self._known[src][mine][0], takes))
+                went = PairFlow(float(rates[src][number, mine]), min(self._known[src][mine][0], takes))
                 ends = [(src, mine, True), *((flow.dst, flow.theirs, False) for flow in flows[: len(flows) == 1])]
                 for rank, nic, is_out in ends:
                     if (rank, is_out) in ways:

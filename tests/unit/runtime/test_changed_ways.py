@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from optcc.runtime.changed_ways import Carried, Way, first_rounds, later_rounds, settled_rate
+from optcc.runtime.changed_ways import PairFlow, Way, first_rounds, later_rounds, settled_rate
 
 KNOWN = 50.0
 
@@ -15,7 +15,7 @@ def find(n_ranks: int, actual: dict[Way, float], seed: int, noise: float) -> tup
     """What is found of one NIC of each rank, and in how many rounds; all but `actual` carry what is known."""
     rng = random.Random(seed)
     ways = [(rank, is_out) for rank in range(n_ranks) for is_out in (True, False)]
-    found: dict[Way, list[Carried]] = {way: [] for way in ways}
+    found: dict[Way, list[PairFlow]] = {way: [] for way in ways}
     group = tuple(range(n_ranks))
     rounds, n_rounds = list(first_rounds(group)), 0
     left = ways
@@ -25,7 +25,7 @@ def find(n_ranks: int, actual: dict[Way, float], seed: int, noise: float) -> tup
             assert len({src for src, _ in pairs} | {dst for _, dst in pairs}) == 2 * len(pairs), "one pair a rank"
             for src, dst in pairs:
                 rate = min(actual.get((src, True), KNOWN), actual.get((dst, False), KNOWN))
-                went = Carried(rate * rng.uniform(1 - noise, 1 + noise), KNOWN)
+                went = PairFlow(rate * rng.uniform(1 - noise, 1 + noise), KNOWN)
                 for way in ((src, True), (dst, False)):
                     if way in left:
                         found[way].append(went)
@@ -60,9 +60,9 @@ def test_where_nothing_has_changed_two_rounds_are_enough() -> None:
 
 
 def test_a_measurement_that_is_alone_says_nothing() -> None:
-    assert settled_rate([], KNOWN) is None and settled_rate([Carried(0.0, KNOWN)] * 2, KNOWN) is None
+    assert settled_rate([], KNOWN) is None and settled_rate([PairFlow(0.0, KNOWN)] * 2, KNOWN) is None
     # Once as slow for the sake of the other end, then held up by a processor, then as it is.
-    found = [Carried(25.0, KNOWN), Carried(31.0, KNOWN)]
+    found = [PairFlow(25.0, KNOWN), PairFlow(31.0, KNOWN)]
     assert settled_rate(found, KNOWN) is None
-    assert settled_rate([*found, Carried(25.5, KNOWN)], KNOWN) == pytest.approx(25.25)
-    assert settled_rate([*found, Carried(48.0, KNOWN)], KNOWN) == KNOWN
+    assert settled_rate([*found, PairFlow(25.5, KNOWN)], KNOWN) == pytest.approx(25.25)
+    assert settled_rate([*found, PairFlow(48.0, KNOWN)], KNOWN) == KNOWN

@@ -24,7 +24,7 @@ from optcc.runtime import host_lanes, host_memory
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.conformance import check_transport
 from optcc.runtime.exact_inputs import make_input, wrong_elements
-from optcc.runtime.host_memory import HostPath, Segment, open_segment, path_of, share_memory
+from optcc.runtime.host_memory import HostPath, SharedSegment, open_segment, path_of, share_memory
 from optcc.runtime.nics import HostNic
 from optcc.runtime.samples import exchange, ring
 from optcc.runtime.shared_lanes import SharedLanes
@@ -71,7 +71,7 @@ def sent_inside(transport: TcpTransport) -> int:
 
 
 def test_a_segment_is_opened_by_its_name_and_only_by_this_user(folder: Path) -> None:
-    segment = Segment(3 * 4096 + 5)
+    segment = SharedSegment(3 * 4096 + 5)
     (name,) = folder.iterdir()
     assert stat.S_IMODE(name.stat().st_mode) == 0o600
     other = open_segment(segment.record)
@@ -86,7 +86,7 @@ def test_a_segment_is_opened_by_its_name_and_only_by_this_user(folder: Path) -> 
 
 def test_a_segment_keeps_no_file_open() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    segments = [Segment(4096) for _ in range(5)]
+    segments = [SharedSegment(4096) for _ in range(5)]
     others = [open_segment(each.record) for each in segments]
     for each in segments:
         each.forget()
@@ -94,7 +94,7 @@ def test_a_segment_keeps_no_file_open() -> None:
 
 
 def test_its_memory_ends_with_the_last_reference() -> None:
-    segment = Segment(5 * MIB)
+    segment = SharedSegment(5 * MIB)
     segment.forget()
     part: Any = segment.array[4096:8192].view(np.float32)
 
@@ -112,12 +112,12 @@ def test_no_room_is_an_error_and_leaves_nothing(folder: Path) -> None:
     if not found.f_blocks:
         pytest.skip("no limit in /dev/shm")
     with pytest.raises(OSError, match="No space left") as error:
-        Segment((found.f_blocks + 1) * found.f_frsize)
+        SharedSegment((found.f_blocks + 1) * found.f_frsize)
     assert error.value.errno == errno.ENOSPC and list(folder.iterdir()) == []
 
 
 def test_what_is_not_the_segment_that_was_named_is_not_opened(folder: Path) -> None:
-    segment = Segment(4096)
+    segment = SharedSegment(4096)
     (name,) = folder.iterdir()
     os.truncate(name, 4000)
     with pytest.raises(OSError, match=r"4000 B of user .*must be 4096 B"):
@@ -204,7 +204,7 @@ def test_who_names_an_interface_or_says_so_shares_none(monkeypatch: pytest.Monke
 
 
 def test_names_that_a_killed_process_left_are_removed(folder: Path) -> None:
-    kept = Segment(4096)
+    kept = SharedSegment(4096)
     (young,) = folder.iterdir()
     old = folder / f"{host_memory._PREFIX}ab"
     old.touch()
