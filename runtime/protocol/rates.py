@@ -248,10 +248,10 @@ class Rates:
     def _note_faster(self, rail: Rail, n_bytes: int, open_s: float) -> None:
         """What went to a NIC that is known to be slow: two windows in a row that are faster clear it."""
         _, peer, theirs = rail
-        known = self.known(peer, theirs)[1]
-        best = max(
-            (meter.at_least or 0.0) / nic[3] for meter, nic in zip(self._meters, self._local.own_nics, strict=True)
-        )
+        known, own_nics = self.known(peer, theirs)[1], self._local.own_nics
+        best = 1.0
+        if not any(self._was_measured):
+            best = max((meter.at_least or 0.0) / own[3] for meter, own in zip(self._meters, own_nics, strict=True))
         if not 0 < known < 1 or n_bytes < _FASTER_BYTES or open_s <= 0 or not best:
             return
         share = n_bytes / open_s / (best * self._local.book[peer][theirs][4])

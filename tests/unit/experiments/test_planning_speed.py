@@ -51,10 +51,10 @@ SERVERS_GOALS_S = dict(zip(SERVERS, (2, 5, None, 120), strict=True))
 
 
 def test_servers_are_planned_within_the_goals() -> None:
-    """In the record: the bound, a plan under fifo ports and its proof; 8 and 16 servers are there."""
-    rows = {row.topology: row for row in PlanningSpeed.read().servers if row.ports == "fifo"}
-    assert set(list(SERVERS)[:2]) <= set(rows)
-    for text, row in rows.items():
+    """In the record: the bound, a plan and its proof, for 8 to 128 servers under each kind of ports."""
+    rows = {(row.topology, row.ports): row for row in PlanningSpeed.read().servers}
+    assert set(rows) == {(text, ports) for text in SERVERS for ports in SERVERS_PORTS}
+    for (text, _), row in rows.items():
         goal_s = SERVERS_GOALS_S[text]
         assert goal_s is None or statistics.median(row.proved_s) <= goal_s
         assert row.memory_bytes <= 8e9

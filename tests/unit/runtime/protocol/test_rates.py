@@ -11,7 +11,7 @@ import pytest
 
 from optcc.plan import Channel
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_TURNS, RateWord, control_header
-from optcc.runtime.protocol.nic_meter import LOADED_BYTES
+from optcc.runtime.protocol.nic_meter import LOADED_BYTES, Carried
 from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.transport import RECEIVED, SENT
 from tests.unit.runtime.protocol.network import Network
@@ -132,6 +132,25 @@ def test_messages_of_plans_that_are_opened_for_agreed_rates_keep_to_how_they_are
         endpoint.stripe_for((((0.0, 0.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
     (last,), _ = (each.open([Channel(0, 1, 1)], 2, [1 << 20]) for each in network.endpoints)
     assert network.endpoints[0].sending(last)[1].striping.parts[0] == 0
+
+
+def test_a_nic_that_was_measured_is_not_faster_because_others_have_little_to_send() -> None:
+    """The NICs of rank 0, at half of what they can, send to one that was measured to take in half."""
+    network = Network(2, rates=(10**8, 10**8), learn_rates=True)
+    network.open((0, 1), (1, 0))
+    network.until(network.all_up)
+    for endpoint, in_ in zip(network.endpoints, (1.0, 0.5), strict=True):
+        endpoint.rates.take_measured(((1.0, 1.0), (1.0, in_)))
+    network.settle()
+    rates = network.endpoints[0].rates
+    for meter in rates._meters:
+        for _ in range(8):
+            meter.close(Carried(4_000_000, 4_000_000, 0.08, 0.08, 0.08), 0.08)
+    for n_bytes, known in ((4_000_000, 0.5), (7_600_000, 1.0)):
+        for _ in range(4):
+            rates._note_faster((1, 1, 1), n_bytes, 0.08)
+        network.settle()
+        assert network.endpoints[1].rates.known(1, 1)[1] == pytest.approx(known, abs=1e-3), n_bytes
 
 
 def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
