@@ -214,9 +214,9 @@ class Recorder:
         self.note(rates._local.rank, "rates measured", what)
         former(rates, nic, out, in_)
 
-    def _outbound_take_parts(self, former: Any, out: Outbound, parts: Any) -> None:
+    def _outbound_take_parts(self, former: Any, out: Outbound, parts: Any, *, is_agreed: bool = False) -> None:
         before = out._parts
-        former(out, parts)
+        former(out, parts, is_agreed=is_agreed)
         if out._parts != before:
             shown = "as declared" if out._parts is None else ", ".join(f"{part:.2f}" for part in out._parts)
             self.note(out._local.rank, "parts changed", f"divides what goes to rank {out.peer}: {shown}")
