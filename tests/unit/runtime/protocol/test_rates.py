@@ -103,7 +103,7 @@ def test_ranks_learn_that_a_nic_is_down_and_divide_by_it() -> None:
 
 
 def test_messages_of_plans_that_are_opened_for_agreed_rates_keep_to_how_they_are_cut() -> None:
-    """Rank 0 has a NIC at half: over a channel that was opened before, chunks are divided; over one opened since, they
+    """NICs of rank 0 are slow: over a channel that was opened before, chunks are divided; over one opened since, they
     go as both ends cut them, until a NIC carries less than that. More does not matter."""
     network = Network(2, rates=(1000, 1000), learn_rates=True)
     ((old,), _) = network.open((0, 1), carried=[1 << 20])
