@@ -18,9 +18,11 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-CHANGED, TWICE, ALIKE = 0.1, 0.08, 0.04
-"""Rates that differ by less from what is known are taken to be as known. Of two measurements that differ by less than
-the second, with different ranks at the other end, the mean counts. Those that differ by less than the third are alike.
+from optcc.runtime.protocol.agreement import is_change
+
+TWICE, ALIKE = 0.08, 0.04
+"""Of two measurements that differ by less than the first, with different ranks at the other end, the mean counts. Those
+that differ by less than the second are alike. Rates for which plans do not change (`is_change`) are as known.
 """
 
 Way = tuple[int, bool]
@@ -88,14 +90,10 @@ def settled_rate(found: Sequence[PairFlow], known: float) -> float | None:
     >>> settled_rate([PairFlow(49, 25), PairFlow(50, 25)], 25), settled_rate([PairFlow(50, 25)], 50)
     (49.5, 50)
     """
-    if any(_is_about(each.rate, each.should) or _is_about(each.rate, known) for each in found):
+    if not all(is_change(each.rate, each.should) and is_change(each.rate, known) for each in found):
         return known
     slower = [each.rate for each in found if 0 < each.rate < each.should]
     faster = [each.rate for each in found if each.rate > known]
     rates = sorted(slower if len(slower) >= len(faster) else faster)
     low, high = min(pairwise(rates), key=lambda pair: pair[1] - pair[0], default=(0.0, 1.0))
     return (low + high) / 2 if high - low < TWICE * high else None
-
-
-def _is_about(rate: float, other: float) -> bool:
-    return abs(rate - other) <= CHANGED * max(rate, other)

@@ -20,9 +20,10 @@ from optcc.runtime.remeasuring import Remeasuring
 from optcc.runtime.transport import Agrees
 from optcc.verdict import Verdict
 
-Prepare = Callable[[Shares, PlanRequest | None], Callable[[], bool]]
 PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
 """What a `PlanRequest` has to a plan and the verifier's verdict on it; the same at every rank."""
+Prepare = Callable[[Shares, PlanRequest | None], Callable[[], bool]]
+"""Begins to make plans for these shares; with a request, what it returns tells whether that plan is there."""
 _LOOK_S = 5e-3
 
 logger = logging.getLogger("optcc.nics")
@@ -59,9 +60,9 @@ class Replanning:
 
     `prepare` begins to make plans for NICs that carry some shares, and returns what tells whether they are there, or
     the one that it is told to make first; without it, or where the transport has no epochs, all collectives run under
-    epoch 0. With `remeasuring` the ranks
-    measure the NICs once their rates have changed (`optcc.runtime.remeasuring`), before the first collective of an
-    epoch; plans for what they find are made then, or beside the collectives that follow, for another epoch.
+    epoch 0. With `remeasuring` the ranks measure the NICs once their rates have changed
+    (`optcc.runtime.remeasuring`), before the first collective of an epoch; plans for what they find are made then, or
+    beside the collectives that follow, for another epoch.
     """
 
     def __init__(

@@ -37,9 +37,9 @@ CHUNK_BYTES_MIN = 512
 IN_FLIGHT_MIN = 16
 """Segments in flight at once that share a latency: at least this many, or two per slot of a receiver."""
 TRIES_MAX = 16
+"""Limit on the candidates that are compiled."""
 VAIN_TRIES, VAIN_GAIN = 5, 0.002
 """After so many tries in a row that together gained less than this share, no other is made."""
-"""Limit on the candidates that are compiled."""
 TRANSFERS_MAX = 2**20
 """Limit on the transfers of a plan, for any time budget."""
 PER_NAME = 5
