@@ -12,40 +12,32 @@ of its own format, `optcc-mid-collective/1`. Needs root, for the hosts.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import socket
-import sys
-import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
 import click
 import msgspec
 
-from optcc.errors import RuntimeFault
 from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
-from optcc.experiments.rank_lines import RankLines
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
+from optcc.experiments.reducing_job import SLICES, WHOLE, ReducingJob
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
 
 HOSTS, SIZE_BYTES, NIC = "4x2@400Mbit/s", 256 << 20, "h1.eth1"
 STATES = {"NIC down": "down", "NIC at half": "200Mbit/s", "NIC at 1 %": "4Mbit/s"}
-ARMS = ("slices", "whole")
+ARMS = (SLICES, WHOLE)
 TRIALS, SEED = 3, 1
 _WARM_UP, _HEALTHY, _RECOVERING_MAX, _RECOVERED = 2, 3, 12, 1.08
-_START_S, _RUN_S = 120.0, 120.0
 
 
 class LossTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +90,7 @@ class MidCollective(Measured):
         rows = tuple(
             (
                 row.state,
-                {"slices": "in slices", "whole": "one run"}[row.arm],
+                {SLICES: "in slices", WHOLE: "one run"}[row.arm],
                 f"{row.healthy_s / row.bound_s:.3f}",
                 f"{row.bound_left_s / row.bound_s:.2f}",
                 f"{median(each.ratio for each in row.trials):.2f}",
@@ -117,52 +109,6 @@ class MidCollective(Measured):
             "wrong elements",
         )
         return Card(f"A NIC of {self.hosts} in the middle of {show_size(self.size_bytes)}", heads, rows)
-
-
-class _Job:
-    """The ranks, of which rank 0 takes lines over a socket."""
-
-    def __init__(self, fabric: Fabric, arm: str, size_bytes: int) -> None:
-        self._stack = contextlib.ExitStack()
-        self._lines = RankLines()
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="optcc-mid-"))
-        path = Path(folder, "rank0")
-        server = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-        server.bind(str(path))
-        server.listen()
-        server.settimeout(_START_S)
-        words = ["-m", "optcc.experiments.mid_collective_rank", str(path), str(size_bytes), arm]
-        command = ["env", "-u", "OPTCC_TOPOLOGY", "-u", "OPTCC_NIC_RATES", sys.executable, *words]
-        self._thread = threading.Thread(
-            target=fabric.run, args=(command,), kwargs={"capture": True, "timeout_s": 900.0}
-        )
-        self._thread.start()
-        wire, _ = server.accept()
-        self._lines.add(wire)
-
-    def begin(self) -> None:
-        """Has the ranks begin a run."""
-        self._lines.tell({"run": True})
-
-    def end_of_run(self) -> dict[str, Any]:
-        """What rank 0 says of it."""
-        return self._lines.hear(_RUN_S)[0]
-
-    def run(self) -> float:
-        """A run; its time in seconds."""
-        self.begin()
-        told = self.end_of_run()
-        if told["wrong"]:
-            raise RuntimeFault(f"{told['wrong']} wrong elements")
-        return float(told["seconds"])
-
-    def close(self) -> None:
-        """The ranks end."""
-        with contextlib.suppress(OSError):
-            self._lines.tell({"run": False})
-        self._thread.join()
-        self._lines.close()
-        self._stack.close()
 
 
 def befall(fabric: Fabric, what: str) -> None:
@@ -189,7 +135,7 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
         befall(fabric, what)
         left_s = bound_of(fabric.state(), size_bytes)
         heal(fabric, what)
-        job = _Job(fabric, arm, size_bytes)
+        job = ReducingJob(fabric, arm, size_bytes)
         try:
             warm = [job.run() for _ in range(_WARM_UP + _HEALTHY)]
             healthy_s = median(warm[_WARM_UP:])

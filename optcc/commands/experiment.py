@@ -109,6 +109,11 @@ EXPERIMENTS = {
         "what a NIC costs that is lost or slow in mid-collective", "mid_collective", "mid-collective.json"
     ),
     "observation-cost": _on_fabric("what status, recorder and taps cost", "observation_cost", "observation-cost.json"),
+    "passing-congestion": _on_fabric(
+        "AllReduce while congestion comes and goes at a NIC, beside Open MPI",
+        "passing_congestion",
+        "passing-congestion.json",
+    ),
     "peers-on-fabric": _on_fabric(
         "AllReduce beside Open MPI, MPICH and Gloo, by state of the hosts", "peers_on_fabric", "peers-on-fabric.json"
     ),

@@ -1,0 +1,69 @@
+"""A job on emulated hosts that reduces the same bytes again and again, each time it is told to.
+
+The ranks are processes of `optcc.experiments.reducing_rank`, launched once; rank 0 takes a line over a Unix socket for
+each run, and answers with its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optcc.errors import RuntimeFault
+from optcc.experiments.fabric import Fabric
+from optcc.experiments.rank_lines import RankLines
+
+SLICES, WHOLE, PEER = "slices", "whole", "mpi"
+"""How the ranks reduce: with optcc, in slices or in one run; with MPI's own AllReduce."""
+_START_S, _RUN_S, _JOB_S = 120.0, 120.0, 900.0
+
+
+class ReducingJob:
+    """The ranks. Raises TimeoutError if rank 0 does not come within two minutes."""
+
+    def __init__(self, fabric: Fabric, way: str, size_bytes: int, mpi_args: Sequence[str] = ()) -> None:
+        self._stack = contextlib.ExitStack()
+        self._lines = RankLines()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="optcc-reducing-"))
+        path = Path(folder, "rank0")
+        server = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(path))
+        server.listen()
+        server.settimeout(_START_S)
+        words = ["-m", "optcc.experiments.reducing_rank", str(path), str(size_bytes), way]
+        command = ["env", "-u", "OPTCC_TOPOLOGY", "-u", "OPTCC_NIC_RATES", sys.executable, *words]
+        options = {"capture": True, "timeout_s": _JOB_S, "mpi_args": tuple(mpi_args)}
+        self._thread = threading.Thread(target=fabric.run, args=(command,), kwargs=options)
+        self._thread.start()
+        wire, _ = server.accept()
+        self._lines.add(wire)
+
+    def begin(self) -> None:
+        """Has the ranks begin a run."""
+        self._lines.tell({"run": True})
+
+    def end_of_run(self) -> dict[str, Any]:
+        """The answer of rank 0: `seconds`, the `wrong` elements of all ranks, and by how much the `epochs` rose."""
+        return self._lines.hear(_RUN_S)[0]
+
+    def run(self) -> float:
+        """A run; its time in seconds. Raises RuntimeFault if an element was wrong."""
+        self.begin()
+        told = self.end_of_run()
+        if told["wrong"]:
+            raise RuntimeFault(f"{told['wrong']} wrong elements")
+        return float(told["seconds"])
+
+    def close(self) -> None:
+        """The ranks end."""
+        with contextlib.suppress(OSError):
+            self._lines.tell({"run": False})
+        self._thread.join()
+        self._lines.close()
+        self._stack.close()
