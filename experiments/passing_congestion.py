@@ -84,10 +84,12 @@ class CongestionRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def possible(self) -> float:
         """How many AllReduces the NICs could have carried in the time of the runs."""
-        return sum(
-            _possible(run.began_s, run.began_s + run.seconds, self.congested, self.bound_s, self.bound_congested_s)
-            for run in self.runs
-        )
+        return sum(map(self.possible_in, self.runs))
+
+    def possible_in(self, run: CongestedRun) -> float:
+        """How many they could have carried in the time of one: its time over the least."""
+        end_s = run.began_s + run.seconds
+        return _possible(run.began_s, end_s, self.congested, self.bound_s, self.bound_congested_s)
 
     @property
     def ratio(self) -> float:

@@ -16,6 +16,7 @@ from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.gpu_battery import GpuBattery
 from optcc.experiments.lost_nics import LostNicsRecord
 from optcc.experiments.paper_claims import CLAIMS
+from optcc.experiments.passing_congestion import PassingCongestion
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
@@ -26,6 +27,7 @@ from optcc.paper_figures import (
     allreduce_bars,
     bound_curves,
     claims_table,
+    congestion_steps,
     failure_curves,
     failure_views,
     gallery,
@@ -82,6 +84,7 @@ FIGURES = (
     _single(training_curves, TrainingFailures),
     _single(gpu_battery_dots, GpuBattery),
     _single(failure_views, SeenFailure),
+    _single(congestion_steps, PassingCongestion),
     FigureKind(
         *(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.names),
         *(peer_dots.tables, peer_dots.draw, peer_dots.numbers),
