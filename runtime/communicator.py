@@ -67,9 +67,9 @@ from optcc.runtime.teams import RankTeam
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, Clock, Transport
 
 PLANS_MAX = 64
+"""So many plans are kept; the one that has not been used for longest gives way."""
 WANTED_MAX = 16
 """For so many kinds of collectives at most, plans are made ready before an epoch begins."""
-"""So many plans are kept; the one that has not been used for longest gives way."""
 
 
 _SPLIT = struct.Struct("<qqq")
