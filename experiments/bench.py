@@ -1,6 +1,7 @@
 """Timing collectives: schedules and peers interleaved in one run, every element checked.
 
-Every case runs once in each round, so that a drift of the machine affects all alike. A time is from a barrier until a
+Every case runs once in each round, so that a drift of the machine affects all alike, and what follows what changes from
+round to round. A time is from a barrier until a
 rank is done, the slowest unless another is asked for. Inputs are those of `optcc.runtime.exact_inputs`: every reduction
 of them is exact, so a single wrong element is found.
 """
@@ -149,10 +150,26 @@ class BenchSettings:
 
     @property
     def wired(self) -> Topology | None:
-        """The topology in payload bytes a second, with the latency: what plans are made and predicted for."""
+        """The topology in payload bytes a second, with the latency: what plans are made and predicted for. TCP measures
+        what a message costs a rank's processor; elsewhere it is the latency, unless the topology says it."""
         if self.topology is None:
             return None
-        return self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
+        wired = self.topology.scaled(1 / self.wire_overhead).with_latency(self.latency_s)
+        return wired if self.transport == "tcp" else with_message_cost(wired)
+
+    def assumed(self, n_ranks: int) -> Topology:
+        """What plans are made for where nothing is said and nothing can be measured."""
+        return with_message_cost(Topology.parse(f"{n_ranks}@1GB/s").with_latency(self.latency_s))
+
+
+def with_message_cost(topology: Topology) -> Topology:
+    """The topology with its latency as the processor time of a rank for each message, unless it says what that is.
+
+    >>> topology = Topology.parse("2@1GB/s").with_latency(Fraction(1, 5000))
+    >>> [float(with_message_cost(replace(topology, overhead_s=cost)).overhead_s) for cost in (Fraction(0), Fraction(1))]
+    [0.0002, 1.0]
+    """
+    return topology if topology.overhead_s else replace(topology, overhead_s=topology.latency_s)
 
 
 def measured(settings: BenchSettings, transport: TcpTransport, environ: Mapping[str, str]) -> BenchSettings:
@@ -416,7 +433,7 @@ def _ours(
 
 
 def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
-    topology = settings.wired or Topology.parse(f"{n_ranks}@1GB/s").with_latency(settings.latency_s)
+    topology = settings.wired or settings.assumed(n_ranks)
     plan = build_plan(
         name,
         topology,
@@ -532,11 +549,15 @@ def measure(
 
 
 def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> Iterator[tuple[int, str, int]]:
-    """Case, mode and round, in the order of running: round by round."""
+    """Case, mode and round, in the order of running: round by round, each of which another case begins.
+
+    >>> [number for number, _, _ in _turns(3, ["in"], 0, 2)]
+    [0, 1, 2, 1, 2, 0]
+    """
     for round_ in range(warmup + iterations):
         for mode in modes:
-            for number in range(n_cases):
-                yield number, mode, round_
+            for place in range(n_cases):
+                yield (place + round_) % n_cases, mode, round_
 
 
 class _Run(NamedTuple):

@@ -160,8 +160,8 @@ class Untold(Measured):
         return Card("AllReduce by auto over TCP, nothing declared", heads, rows)
 
 
-def bound_of(standing: FabricState, size_bytes: int) -> float:
-    """T* of an AllReduce on emulated hosts, seconds: certified, rail by rail, without the headers."""
+def topology_of(standing: FabricState) -> Topology:
+    """What emulated hosts carry, rail by rail, in payload bytes: without the headers."""
     servers = tuple(
         Server(
             f"h{host}",
@@ -173,8 +173,13 @@ def bound_of(standing: FabricState, size_bytes: int) -> float:
         )
         for host, nics in enumerate(standing.nics)
     )
-    topology = Topology(servers, rail_only=True).scaled(1 / Fraction(WIRE_OVERHEAD))
-    wanted = Collective("allreduce", len(servers))
+    return Topology(servers, rail_only=True).scaled(1 / Fraction(WIRE_OVERHEAD))
+
+
+def bound_of(standing: FabricState, size_bytes: int) -> float:
+    """T* of an AllReduce on emulated hosts, seconds: certified, rail by rail, without the headers."""
+    topology = topology_of(standing)
+    wanted = Collective("allreduce", len(topology.servers))
     certificate, _ = certified_bound(topology, size_bytes, wanted, explain_if_pooled(topology, size_bytes, wanted))
     return float(certificate.seconds)
 

@@ -49,6 +49,9 @@ EXPERIMENTS = {
     "authentication-cost": Experiment(
         "what an authentication tag on every frame costs", f"{_HERE}authentication_cost", "authentication-cost.json"
     ),
+    "auto-measured": _on_fabric(
+        "how near auto comes to the best schedule on loopback, MPI and TCP", "auto_measured", "auto-measured.json"
+    ),
     "auto-ratios": Experiment(
         "how near auto comes to the bound, by ranks and rates", f"{_HERE}auto_ratios", "auto-ratios.json"
     ),
@@ -59,6 +62,11 @@ EXPERIMENTS = {
         "AllReduce by the number of chunks on three hosts, one of which lost a NIC of three",
         f"{_HERE}chunk_counts",
         "chunk-counts.json",
+    ),
+    "collectives-on-fabric": _on_fabric(
+        "six collectives beside Open MPI's best, by state of the hosts",
+        "collectives_on_fabric",
+        "collectives-on-fabric.json",
     ),
     "executor-speed": Experiment(
         "what a step of the executor costs, and where", f"{_HERE}executor_speed", "executor-speed.json"

@@ -495,3 +495,19 @@ def test_schedules_that_are_compared_have_channels_of_their_own() -> None:
 
     for ring, optimal in run_ranks(2, body):
         assert ring and optimal and not ring & optimal
+
+
+def test_what_a_message_costs_is_assumed_where_it_is_not_measured() -> None:
+    """Over TCP it is measured, or not known; elsewhere it is the latency, and auto does not cut a short message."""
+    topology, latency_s = Topology.parse("4@1GB/s"), Fraction(200, 10**6)
+    for transport, overhead_s in (("mpi", latency_s), ("loopback", latency_s), ("tcp", Fraction(0))):
+        settings = replace(_settings(topology), latency_s=latency_s, transport=transport)
+        assert settings.wired is not None
+        assert settings.wired.overhead_s == overhead_s
+    assumed = replace(_settings(None), latency_s=latency_s, transport="mpi").assumed(4)
+    assert (assumed.n_ranks, assumed.overhead_s) == (4, latency_s)
+    segments = [
+        build_plan("auto", each, 64 << 10, ports="exclusive").transfers.segment.max() + 1
+        for each in (assumed, replace(assumed, overhead_s=Fraction(0)))
+    ]
+    assert segments == [1, 2]

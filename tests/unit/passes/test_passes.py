@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optcc.arrays import Lists, column
-from optcc.compiler import choose_segments, compile_schedule, plan_transfers
+from optcc.compiler import SAVING, choose_segments, compile_schedule, plan_transfers
 from optcc.dsl import Definition, Program, schedule
 from optcc.errors import InputError, TopologyError
 from optcc.passes import timetable as timetable_module
@@ -372,6 +372,23 @@ def test_what_a_message_costs_lets_chunks_be_longer() -> None:
     ]
     assert chosen[:3] == [32, 32, 32]
     assert chosen[3] <= 4
+
+
+@pytest.mark.parametrize("ports", ["fair", "fifo"])
+@pytest.mark.parametrize("name", ["chain-broadcast", "chain-reduce"])
+def test_segments_are_doubled_as_long_as_that_saves_enough(name: str, ports: Model) -> None:
+    """Twice the messages for less than a hundredth are no gain where processors are busy."""
+    topology, size = Topology.parse("4@25MB/s").with_latency(Fraction(1, 5000)), 8 << 20
+    chosen = choose_segments(SCHEDULES[name], topology, size_bytes=size, ports=ports)
+
+    def seconds(segments: int) -> float:
+        built = SCHEDULES[name].build(topology, segments)
+        plan = compile_schedule(built, size_bytes=size, topology=topology, ports=ports)
+        return simulate(plan, topology, model=ports).seconds
+
+    half, found, twice = (seconds(count) for count in (chosen // 2, chosen, 2 * chosen))
+    assert found < (1 - SAVING) * half, "too few"
+    assert (1 - SAVING) * found <= twice < found, "too many"
 
 
 def test_segments_are_chosen_for_every_schedule() -> None:
