@@ -58,7 +58,7 @@ from optcc.runtime.protocol.sealing import SealedRecvConnection
 from optcc.runtime.protocol.settings import NicEntry, Settings, differs
 from optcc.runtime.protocol.striping import Striping
 from optcc.runtime.protocol.suspicion import PROBE_S, Suspicion
-from optcc.runtime.striping import divide_plan
+from optcc.runtime.striping import divide_plan, least_of_hosts
 from optcc.runtime.transport import ChannelNumbers
 from optcc.runtime.transport import Event as TransportEvent
 
@@ -677,14 +677,15 @@ class Endpoint(LocalRank):
         return self.inbounds[peer]
 
     def _agreed_rates(self) -> list[list[tuple[int, int]]]:
-        """By rank and NIC, bytes/s out and in: what the book says, in the shares that are agreed on."""
+        """By rank and NIC, bytes/s out and in: what the book says, in the shares that are agreed on; 0 for what is
+        lost. Of a NIC that ranks share, the least that is agreed on for one of them."""
         rates = [[(out, in_) for *_, out, in_ in nics] for nics in self.book]
         for nics, shares in zip(rates, self.agreed, strict=False):
             nics[:] = [
-                (max(1, round(out * share[0])), max(1, round(in_ * share[1])))
+                (max(1, round(out * share[0])), max(1, round(in_ * share[1]))) if min(share) > 0 else (0, 0)
                 for (out, in_), share in zip(nics, shares, strict=True)
             ]
-        return rates
+        return least_of_hosts(rates, self.hosts)
 
     def _stripings_for(self, carried: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Striping]:
         """The stripings for a plan in which pairs carry so many bytes; pairs that keep their own are left out. Channels
@@ -693,28 +694,33 @@ class Endpoint(LocalRank):
             return {}
         self.rates.carried = dict(carried)
         self.rates.divide_anew()
-        if self.keeps_to_own:
-            return {
-                pair: Striping.among(self.own_parts(*pair), self.first_turn(*pair))
-                for pair in carried
-                if not self.is_inside(*pair)
-            }
-        parts = divide_plan(
-            carried,
-            {pair: self.pairs(*pair) for pair in carried if not self.is_inside(*pair)},
-            self._agreed_rates(),
-            self.hosts,
+        rates = self._agreed_rates()
+        rails = {pair: self._rails_for(pair, rates) for pair in carried if not self.is_inside(*pair)}
+        joined = {pair: self.pairs(*pair) for pair in rails}
+        able = [[(max(1, out), max(1, in_)) for out, in_ in nics] for nics in rates]
+        parts_of = divide_plan(
+            carried, {pair: [joined[pair][rail] for rail in each] for pair, each in rails.items()}, able, self.hosts
         )
-        return {
-            pair: Striping.among(self._without_lost(pair, each), self.first_turn(*pair)) for pair, each in parts.items()
-        }
+        stripings: dict[tuple[int, int], Striping] = {}
+        for (src, dst), used in rails.items():
+            nics = joined[src, dst]
+            parts = parts_of.get((src, dst))
+            if parts is None:
+                if len(used) == len(nics):
+                    continue
+                parts = tuple(min(able[src][nics[rail][0]][0], able[dst][nics[rail][1]][1]) for rail in used)
+            part_of = dict(zip(used, parts, strict=True))
+            stripings[src, dst] = Striping.among(
+                [part_of.get(rail, 0) for rail in range(len(nics))], self.first_turn(src, dst)
+            )
+        return stripings
 
-    def _without_lost(self, pair: tuple[int, int], parts: Sequence[int]) -> Sequence[int]:
-        """Parts of rails, 0 where all ranks agree that a NIC carries nothing, unless that leaves none."""
+    def _rails_for(self, pair: tuple[int, int], rates: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
+        """The rails that carry the messages of a plan: those of which neither NIC is agreed to be lost, and of these
+        those of the sender's own NICs where it keeps to them; all that there are where none is left."""
         src, dst = pair
-        shares = self.agreed
-        left = [
-            part if not shares or min(*shares[src][mine], *shares[dst][theirs]) > 0 else 0
-            for part, (mine, theirs) in zip(parts, self.pairs(*pair), strict=True)
-        ]
-        return left if any(left) else parts
+        nics = self.pairs(src, dst)
+        left = [rail for rail, (mine, theirs) in enumerate(nics) if min(*rates[src][mine], *rates[dst][theirs]) > 0]
+        left = left or list(range(len(nics)))
+        own = [rail for rail in left if self.keeps_to_own and self.belongs(nics[rail][0], src)]
+        return own or left

@@ -144,7 +144,7 @@ class Epochs:
         )
 
     def _share(self, rank: int, nic: int, planned: Share, now_s: float) -> Share:
-        new = rounded(self._rates.known(rank, nic))
+        new = rounded(self._rates.shared(rank, nic))
         if min(new) <= 0 or min(planned) <= 0:
             return new
         if not any(map(is_change, new, planned)) or (self.measures and new < planned and not self._n_slow):

@@ -199,14 +199,10 @@ class LocalRank:
         """True if two ranks are known to be on one host."""
         return self.hosts[src] == self.hosts[dst]
 
-    def own_parts(self, src: int, dst: int) -> list[int]:
-        """For each rail of two ranks of different hosts what it carries, bytes/s, 0 unless its NIC belongs to `src`:
-        the NICs of a host are its ranks' in equal parts, in order. All rails if no NIC there belongs to it."""
-        ranks = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[src]]
-        place, count = ranks.index(src), len(self.book[src])
-        rates = [(mine, self.rail_rate(src, mine, dst, theirs)) for mine, theirs in self.pairs(src, dst)]
-        own = [rate if mine * len(ranks) // count == place else 0 for mine, rate in rates]
-        return own if any(own) else [rate for _, rate in rates]
+    def belongs(self, nic: int, rank: int) -> bool:
+        """True if a NIC belongs to a rank: the NICs of a host are its ranks' in equal parts, in order."""
+        ranks = [each for each, host in enumerate(self.hosts) if host == self.hosts[rank]]
+        return nic * len(ranks) // len(self.book[rank]) == ranks.index(rank)
 
     def entry(self, rank: int, nic: int) -> NicEntry:
         """The NIC of this number, or what the rank listens at for those of its own host."""

@@ -50,7 +50,8 @@ class Rates:
         self._local, self._outbounds = local, outbounds
         self.is_on = local.settings.learn_rates and len(local.own_nics) > 1
         # What a rank gets of a NIC that others of its host use too says little of the NIC.
-        self._is_alone = local.hosts.count(local.hosts[local.rank]) == 1
+        self._is_alone_at = [local.hosts.count(host) == 1 for host in local.hosts]
+        self._is_alone = self._is_alone_at[local.rank]
         self.carried: dict[tuple[int, int], int] = {}
         self._meters = [NicMeter() for _ in local.own_nics]
         self._unsure = [False] * len(self._meters)
@@ -89,7 +90,7 @@ class Rates:
         agreed = self._local.agreed
         if not agreed or self._paths:
             return False
-        carried = [usable([self.known(rank, nic) for nic in range(len(nics))]) for rank, nics in enumerate(agreed)]
+        carried = [usable([self.shared(rank, nic) for nic in range(len(nics))]) for rank, nics in enumerate(agreed)]
         pairs = (
             pair
             for is_of, was_of in zip(carried, agreed, strict=True)
@@ -101,6 +102,15 @@ class Rates:
     def known(self, rank: int, nic: int) -> tuple[float, float]:
         """The shares of the rates in `local.book` that a NIC sends and receives, as far as known; 0.0 if it is down."""
         return (0.0, 0.0) if (rank, nic) in self.down else self._shares.get((rank, nic), (1.0, 1.0))
+
+    def shared(self, rank: int, nic: int) -> tuple[float, float]:
+        """`known` of a NIC that the ranks of a host share: the least that one of them says, as each finds out by itself
+        what befalls it."""
+        if self._is_alone_at[rank]:
+            return self.known(rank, nic)
+        hosts = self._local.hosts
+        outs, ins = zip(*(self.known(each, nic) for each, host in enumerate(hosts) if host == hosts[rank]), strict=True)
+        return min(outs), min(ins)
 
     def _own(self, nic: int) -> tuple[float, float]:
         """The shares that were measured of a NIC of this rank, whether it is down or not."""

@@ -45,10 +45,17 @@ class SimulatedHost:
         rng: random.Random,
         checksum: Checksum | None = None,
         turn_s: float = 0.0,
+        insides: Sequence[NicEntry] = (),
     ) -> None:
         self.network, self.rank, self._turn_s = network, rank, turn_s
         self.endpoint = Endpoint(
-            *(settings, rank, book), job=job, secret=secret, draw=rng.randbytes, checksum=checksum, now_s=self.now_s
+            *(settings, rank, book),
+            job=job,
+            secret=secret,
+            draw=rng.randbytes,
+            checksum=checksum,
+            now_s=self.now_s,
+            insides=insides,
         )
         self.wakes: Callable[[], None] = lambda: None
         self.ticked: Callable[[], None] = lambda: None
@@ -272,7 +279,9 @@ class SimulatedHost:
                 self.look_at(self.now_s)
 
         name = f"{self.rank}.{src.number}-{dst.rank}.{dst.number}"
-        self._dials[dialing] = network.connect(src, dst, name, connected, refused)
+        self._dials[dialing] = network.connect(
+            *(src, dst, name, connected, refused), to_rank=network.listeners.get(dialing.address)
+        )
 
     def _accept(self, nic: int, end: End) -> None:
         self.endpoint.now_s = self.now_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from optcc.runtime.sim.clock import SimulatedClock
@@ -104,6 +104,9 @@ class SimulatedNetwork:
         # Who is told of another address of a NIC, by rank; and the NICs by those addresses.
         self.told_address: dict[int, Callable[[int, tuple[str, int]], None]] = {}
         self._moved: dict[tuple[str, int], SimulatedNic] = {}
+        # Where ranks share a NIC: all of them, and by address who listens there, unless that is the rank of the NIC.
+        self.sharers: dict[SimulatedNic, Sequence[int]] = {}
+        self.listeners: dict[tuple[str, int], int] = {}
 
     def draw_buffer(self) -> int:
         """The size of a send or receive buffer."""
@@ -118,9 +121,12 @@ class SimulatedNetwork:
         name: str,
         connected: Callable[[End], None],
         refused: Callable[[], None],
+        to_rank: int | None = None,
     ) -> Callable[[], None]:
-        """Opens a connection: calls one of the two, or neither while nothing gets through. Returns how to give up."""
+        """Opens a connection, to the rank of `dst` unless another one that shares it is named: calls one of the two, or
+        neither while nothing gets through. Returns how to give up."""
         given_up, n_moves = [False], dst.n_moves
+        rank = dst.rank if to_rank is None else to_rank
 
         def knock(tries: int) -> None:
             if given_up[0] or dst.n_moves != n_moves:
@@ -135,13 +141,13 @@ class SimulatedNetwork:
                 return
             if not (self._passes(src, dst) and self._passes(dst, src)):
                 self.clock.plan(SYN_RTO_S, lambda: knock(1))
-            elif dst.refuses or dst.rank not in self.accept:
+            elif dst.refuses or rank not in self.accept:
                 refused()
             else:
                 stream = Stream(self, src, dst, name)
                 self._streams[src][stream] = self._streams[dst][stream] = None
                 connected(End(self, stream, 0))
-                self.accept[dst.rank](dst.number, End(self, stream, 1))
+                self.accept[rank](dst.number, End(self, stream, 1))
 
         def give_up() -> None:
             given_up[0] = True
@@ -253,8 +259,9 @@ class SimulatedNetwork:
         nic.fails += 1
 
         def report() -> None:
-            if nic.is_up == is_up and nic.rank in self.told:
-                self.told[nic.rank](nic.number, is_up)
+            for rank in self.sharers.get(nic, (nic.rank,)):
+                if nic.is_up == is_up and rank in self.told:
+                    self.told[rank](nic.number, is_up)
 
         self.clock.plan(self.rng.random() * REPORT_S, report)
 

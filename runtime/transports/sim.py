@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from optcc.errors import InputError, RankLost, TopologyError
 from optcc.faults import FaultPlan
+from optcc.runtime.protocol.agreement import NICS_MAX
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import crc32
 from optcc.runtime.protocol.local import Established
@@ -25,7 +26,7 @@ from optcc.runtime.sim.network import SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
 from optcc.runtime.transports.endpoint_transport import EndpointTransport
 from optcc.runtime.transports.rank_threads import RUN_DEADLINE_S, run_threads
-from optcc.topology import Topology
+from optcc.topology import INSIDE, Topology
 
 N_RAILS = 2
 _RATE = 125_000_000
@@ -36,7 +37,8 @@ T = TypeVar("T")
 
 
 class SimNetwork:
-    """The network between the ranks of a topology of one GPU a server, and their simulated clock; used by `run_sim`.
+    """The network between the ranks of a topology, a GPU each, and their simulated clock; used by `run_sim`. Ranks of
+    one server share its NICs, and are joined inside it.
 
     Instead of a topology, a number of ranks with `N_RAILS` NICs of 1 Gbit/s each. `chunk_bytes`, `window`, `crc`,
     `authenticate`, `replan`, `learn_rates`, `silent_s`, `stall_s`, `partition_s` and `regroups` are those of
@@ -85,12 +87,26 @@ class SimNetwork:
             in_turn=True,
         )
         self.network.corrupt = corrupt
+        firsts = _firsts_of(topology, self.n_ranks)
         book: list[tuple[NicEntry, ...]] = []
-        for rank, nics in enumerate(rates):
+        for rank, (first, nics) in enumerate(zip(firsts, rates, strict=True)):
+            ports: list[int] = []
             for number, (out, in_) in enumerate(nics):
-                nic = self.network.nics[rank, number] = SimulatedNic(rank, number, float(out), float(in_))
-                nic.loss = loss
-            book.append(tuple((f"eth{number}", str(rank), number, *nic) for number, nic in enumerate(nics)))
+                if rank == first:
+                    nic = self.network.nics[rank, number] = SimulatedNic(rank, number, float(out), float(in_))
+                    nic.loss = loss
+                    self.network.sharers[nic] = [each for each, its in enumerate(firsts) if its == rank]
+                ports.append(number + NICS_MAX * (rank - first))
+                nic = self.network.nics[first, number]
+                self.network.nics[rank, number] = self.network.nics[first, ports[-1]] = nic
+                self.network.listeners[str(first), ports[-1]] = rank
+            book.append(
+                tuple(
+                    (f"eth{number}", str(first), port, *nic)
+                    for number, (port, nic) in enumerate(zip(ports, nics, strict=True))
+                )
+            )
+        insides = self._join_insides(topology, firsts, rates) if isinstance(topology, Topology) else []
         waits = silent_s, stall_s, 5.0
         settings = Settings(chunk_bytes, window, crc, replan, learn_rates, *waits, authenticate, partition_s)
         self.regroups = regroups
@@ -102,28 +118,47 @@ class SimNetwork:
                 job=job,
                 rng=random.Random(seed * 1009 + rank),
                 checksum=crc32 if crc else None,
+                insides=insides,
             )
             for rank in range(self.n_ranks)
         ]
         for rank, host in enumerate(self.hosts):
             host.wakes = partial(self._look, rank)
-        self._plan_faults(nic_faults, rates)
+        self._plan_faults(nic_faults, rates, firsts)
         # A rank that waits: what for, and until when. One rank at a time runs: from when its gate opens until it waits.
         self._waits: dict[int, tuple[Callable[[], bool], float]] = {}
         self._gates = [threading.Event() for _ in range(self.n_ranks)]
         self._n_left = self.n_ranks
         self._lost: str | None = None
 
+    def _join_insides(
+        self, topology: Topology, firsts: Sequence[int], rates: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[NicEntry]:
+        """What each rank listens at for those of its server; nothing if no server has several."""
+        if len(set(firsts)) == len(firsts):
+            return []
+        insides: list[NicEntry] = []
+        for rank, (first, nics) in enumerate(zip(firsts, rates, strict=True)):
+            fabric = topology.servers[topology.rank_server[rank]].fabric
+            rate = int(INSIDE * max(map(max, nics)) if fabric is None else fabric)
+            self.network.nics[rank, len(nics)] = SimulatedNic(rank, len(nics), float(rate), float(rate))
+            insides.append((f"inside {first}", str(rank), len(nics), rate, rate))
+        return insides
+
     @property
     def now_s(self) -> float:
         """Simulated seconds since the start."""
         return self.network.clock.now_s
 
-    def _plan_faults(self, faults: FaultPlan | None, rates: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def _plan_faults(
+        self, faults: FaultPlan | None, rates: Sequence[Sequence[tuple[int, int]]], firsts: Sequence[int]
+    ) -> None:
+        ranks = sorted(set(firsts))
         for fault in faults.faults if faults is not None else ():
-            if fault.server >= self.n_ranks or fault.nic >= len(rates[fault.server]):
+            if fault.server >= len(ranks) or fault.nic >= len(rates[ranks[fault.server]]):
                 raise TopologyError(f"fault {fault}: NIC {fault.server}/{fault.nic}: must be one that a rank has")
-            nic, declared = self.network.nics[fault.server, fault.nic], rates[fault.server][fault.nic]
+            rank = ranks[fault.server]
+            nic, declared = self.network.nics[rank, fault.nic], rates[rank][fault.nic]
             ways = fault.goes("out"), fault.goes("in")
             self.network.clock.after(float(fault.at_s), partial(self._change, nic, fault.share, ways, declared))
             if fault.until_s is not None:
@@ -248,12 +283,16 @@ def _rates_of(topology: int | Topology) -> list[list[tuple[int, int]]]:
         if topology < 1:
             raise InputError(f"{topology} ranks: must be at least one")
         return [[(_RATE, _RATE)] * N_RAILS for _ in range(topology)]
-    if any(server.gpus != 1 for server in topology.servers):
-        raise InputError("a topology for the simulated network: every server must have one GPU")
     return [
-        [(max(1, int(nic.out)), max(1, int(nic.in_))) for nic in server.nics if not nic.failed]
-        for server in topology.servers
+        [(max(1, int(nic.out)), max(1, int(nic.in_))) for nic in topology.servers[server].nics if not nic.failed]
+        for server in topology.rank_server
     ]
+
+
+def _firsts_of(topology: int | Topology, n_ranks: int) -> list[int]:
+    """For each rank the first one of its server."""
+    servers = list(range(n_ranks)) if isinstance(topology, int) else topology.rank_server
+    return [servers.index(server) for server in servers]
 
 
 def run_sim(network: SimNetwork, function: Callable[[int, SimTransport], T]) -> list[T]:

@@ -11,6 +11,7 @@ from statistics import median
 import numpy as np
 import pytest
 
+from optcc.collective import Collective
 from optcc.errors import InputError, RankLost
 from optcc.planner import Planner
 from optcc.runtime import communicator
@@ -21,6 +22,7 @@ from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
+from optcc.verify.bounds.certified import certified_bound, explain_if_pooled
 from tests.unit.runtime.sim.fault_trial import Plans
 
 RATE = 20_000_000
@@ -32,7 +34,8 @@ Change = tuple[float, int, int, float, float]
 
 class Job:
     """AllReduces in a row, some time apart, while rates change; and a message that is waited for all the time. NIC 1 of
-    rank 1 goes down at `down_s`, and is silent between the two times `silent_s`.
+    rank 1 goes down at `down_s` until `up_s`, and is silent between the two times `silent_s`. Where hosts have several
+    GPUs, a rank each, their `n_nics` belong to these.
 
     By run: when it began, how long it took, and what plans were for; by rank, its epochs.
     """
@@ -47,30 +50,36 @@ class Job:
         message_bytes: int = 0,
         plan_delay: int = 0,
         down_s: float | None = None,
+        up_s: float | None = None,
+        gpus: int = 1,
+        n_nics: int = 2,
+        schedule: str = "shares",
         silent_s: tuple[float, float] | None = None,
     ) -> None:
         self.n_hosts, self.n_runs, self.pause_s, self.message_bytes = n_hosts, n_runs, pause_s, message_bytes
-        nics = tuple(Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(2))
-        servers = tuple(Server(f"h{number}", 1, nics) for number in range(n_hosts))
-        self.planner = Planner(
-            Topology(servers, latency_s=Fraction(1, 20_000)),
-            schedules={"allreduce": "shares"},
-            segments=8,
-            ports="fair",
+        nics = tuple(Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(n_nics))
+        servers = tuple(Server(f"h{number}", gpus, nics, fabric=4 * Fraction(RATE)) for number in range(n_hosts))
+        topology = Topology(servers, latency_s=Fraction(1, 20_000))
+        self.planner = (
+            Planner(topology, schedules={"allreduce": "shares"}, segments=8, ports="fair")
+            if gpus == 1
+            else Planner(topology.with_own_nics(), schedules={"allreduce": schedule}, ports="fair", by_rail=True)
         )
+        self.n_ranks = n_hosts * gpus
         self.network = SimNetwork(self.planner.topology)
         for at_s, rank, nic, out, in_ in changes:
             self.network.network.clock.after(at_s, self._change(rank, nic, out, in_))
         network = self.network.network
         for at_s, is_open in zip(silent_s or (), (False, True), strict=False):
             network.clock.after(at_s, partial(network.set_open, network.nics[1, 1], out=is_open, in_=is_open))
-        if down_s is not None:
-            network.clock.after(down_s, lambda: network.set_link(network.nics[1, 1], False))
-        self.plans = [Plans(self.planner, plan_delay) for _ in range(n_hosts)]
+        for down_or_up_s, is_up in ((down_s, False), (up_s, True)):
+            if down_or_up_s is not None:
+                network.clock.after(down_or_up_s, partial(network.set_link, network.nics[1, 1], is_up))
+        self.plans = [Plans(self.planner, plan_delay) for _ in range(self.n_ranks)]
         self.began_s: list[float] = []
         self.took_s: list[float] = []
         self.shares: list[Shares | None] = []
-        self.epochs: list[list[int]] = [[] for _ in range(n_hosts)]
+        self.epochs: list[list[int]] = [[] for _ in range(self.n_ranks)]
         run_sim(self.network, self._body)
 
     def _change(self, rank: int, nic: int, out: float, in_: float) -> Callable[[], None]:
@@ -81,6 +90,8 @@ class Job:
         return change
 
     def _body(self, rank: int, transport: SimTransport) -> None:
+        if self.n_ranks > self.n_hosts:
+            transport.keep_to_own_nics()
         comm = Communicator(transport, self.plans[rank], clock=transport.clock, deadline_s=300.0, remeasures=True)
         array, out = np.full(COUNT, rank, np.float32), np.empty(COUNT, np.float32)
         note, page = np.zeros(3), np.zeros(self.message_bytes, np.uint8)
@@ -93,7 +104,7 @@ class Job:
             comm.all_reduce(array, out=out)
             for each in (sent, came):
                 assert each is None or each.wait(5.0)
-            assert np.all(out == sum(range(self.n_hosts)))
+            assert np.all(out == sum(range(self.n_ranks)))
             self.epochs[rank].append(comm.epoch)
             if not rank:
                 self.began_s.append(began_s)
@@ -223,6 +234,8 @@ class LostWhileMeasuring(Job):
     """Rank 2 is killed soon after the first run that takes as long as measuring does has begun."""
 
     def _body(self, rank: int, transport: SimTransport) -> None:
+        if self.n_ranks > self.n_hosts:
+            transport.keep_to_own_nics()
         clock = self.network.network.clock
 
         def look() -> None:
@@ -240,3 +253,42 @@ def test_what_has_no_nics_cannot_be_measured() -> None:
     planner = Planner(Topology.parse("2@1GB/s"))
     with LoopbackNetwork(None, 2) as network, pytest.raises(InputError, match="remeasures: LoopbackTransport"):
         Communicator(network.transport(0), planner, remeasures=True)
+
+
+def bound_s(share: float, n_hosts: int, n_nics: int) -> float:
+    """T* of an AllReduce of `COUNT` elements where one NIC carries that share, rail by rail, whichever rank uses it."""
+    nics = [[Nic(rail, Fraction(RATE), Fraction(RATE)) for rail in range(n_nics)] for _ in range(n_hosts)]
+    rate = Fraction(share) * RATE or Fraction(1)
+    nics[0][1] = Nic(1, rate, rate, failed=not share)
+    topology = Topology(tuple(Server(f"h{at}", 1, tuple(each)) for at, each in enumerate(nics)), rail_only=True)
+    wanted, n_bytes = Collective("allreduce", n_hosts), 4 * COUNT
+    certificate, _ = certified_bound(topology, n_bytes, wanted, explain_if_pooled(topology, n_bytes, wanted))
+    return float(certificate.seconds)
+
+
+@pytest.mark.slow
+def test_hosts_of_several_ranks_cut_messages_for_a_nic_at_half() -> None:
+    """Each rank has two NICs of its own, and one rank three quarters of its rate since, which is what a plan takes that
+    asks the same of all."""
+    job = Job([(0.2, 1, 1, 0.5, 0.5)], 18, gpus=2, n_nics=4, schedule="hierarchical-nics")
+    assert all(epochs == job.epochs[0] for epochs in job.epochs) and job.epochs[0][-1] == 1
+    shares = job.shares[-1]
+    assert shares is not None
+    for rank, nics in enumerate(shares):
+        for nic, share in enumerate(nics):
+            is_slow = rank < 2 and nic == 1
+            assert share == pytest.approx((0.5, 0.5) if is_slow else (1.0, 1.0), rel=0.04)
+    assert median(job.took_s[-3:]) < 1.08 * 4 / 3 * median(job.took_s[1:4])
+
+
+@pytest.mark.slow
+def test_hosts_of_several_ranks_change_plans_once_for_a_nic_that_is_lost_and_once_when_it_is_back() -> None:
+    """Both ranks of the host are told of it."""
+    job = Job([], 50, gpus=2, schedule="equal-trees", down_s=0.4, up_s=1.2)
+    assert all(epochs == job.epochs[0] for epochs in job.epochs) and job.epochs[0][-1] == 2
+    whole, lost = ((1.0, 1.0),) * 2, ((1.0, 1.0), (0.0, 0.0))
+    first, last = job.epochs[0].index(1), job.epochs[0].index(2)
+    assert job.shares[first] == (lost, lost, whole, whole, whole, whole) and job.shares[last] == (whole,) * 6
+    before = median(job.took_s[1:6]) / bound_s(1.0, 3, 2)
+    assert median(job.took_s[first + 1 : last]) / bound_s(0.0, 3, 2) < 1.03 * before
+    assert median(job.took_s[last + 1 :]) / bound_s(1.0, 3, 2) < 1.03 * before

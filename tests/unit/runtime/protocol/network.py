@@ -56,14 +56,17 @@ def endpoint_of(
     *,
     other: Mapping[tuple[int, int], int] | None = None,
     secret: bytes = SECRET,
+    ranks_per_host: int = 1,
     **changes: Any,
 ) -> Endpoint:
-    """One end, at time 0."""
+    """One end, at time 0. Ranks of a host share its NICs, and are joined inside it."""
     settings = settings_of(**changes)
     checksum = zlib.crc32 if settings.crc else None
     counter = iter(range(1, 1 << 30))
+    insides = [(f"host {each // ranks_per_host}", "127.0.0.1", 9, 1, 1) for each in range(n_ranks)]
     return Endpoint(
         *(settings, rank, book_of(n_ranks, n_rails, rates, other)),
+        insides=insides if ranks_per_host > 1 else (),
         job=JOB,
         secret=secret,
         draw=lambda n_bytes: (rank << 64 | next(counter)).to_bytes(n_bytes, "big"),

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from optcc.plan import Channel
+from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_TURNS, RateWord, control_header
 from optcc.runtime.protocol.nic_meter import LOADED_BYTES, Carried
 from optcc.runtime.protocol.rates import Rates
 from optcc.runtime.transport import RECEIVED, SENT
-from tests.unit.runtime.protocol.network import Network
+from tests.unit.runtime.protocol.network import Network, endpoint_of
 
 RATE = 25_000_000
 
@@ -132,6 +133,74 @@ def test_messages_of_plans_that_are_opened_for_agreed_rates_keep_to_how_they_are
         endpoint.stripe_for((((0.0, 0.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
     (last,), _ = (each.open([Channel(0, 1, 1)], 2, [1 << 20]) for each in network.endpoints)
     assert network.endpoints[0].sending(last)[1].striping.parts[0] == 0
+
+
+def cut_for(shares: Shares, pair: tuple[int, int], *, keeps_to_own: bool, n_nics: int = 4) -> tuple[int, ...]:
+    """What each rail of a pair carries of a plan for NICs that carry these shares, in percent; the same at both ends.
+
+    Two hosts of two ranks; between them each rank sends to the one in its place.
+    """
+    pairs = [(0, 2), (1, 3), (2, 0), (3, 1)]
+    parts: list[tuple[int, ...]] = []
+    for rank in pair:
+        endpoint = endpoint_of(rank, 4, n_nics, (1000,) * n_nics, ranks_per_host=2, learn_rates=True)
+        endpoint.keeps_to_own = keeps_to_own
+        endpoint.stripe_for(shares)
+        handles = endpoint.open([Channel(*each, 1) for each in pairs], 0, [1 << 20] * len(pairs))
+        end = (endpoint.sending if rank == pair[0] else endpoint.receiving)(handles[pairs.index(pair)])[1]
+        parts.append(end.striping.parts)
+    assert parts[0] == parts[1]
+    return tuple(round(100 * part / sum(parts[0])) for part in parts[0])
+
+
+def shares_of(*given: tuple[int, int, float], n_nics: int = 4) -> Shares:
+    """Of four ranks, where NIC (rank, number, share) is as given and all others are as declared."""
+    return tuple(
+        tuple(
+            next(((share, share) for at, its, share in given if (at, its) == (rank, nic)), (1.0, 1.0))
+            for nic in range(n_nics)
+        )
+        for rank in range(4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "pair", "own", "pooled"),
+    [
+        ((), (0, 2), (50, 50, 0, 0), (25, 25, 25, 25)),
+        (((0, 1, 0.5), (1, 1, 0.5)), (0, 2), (67, 33, 0, 0), (29, 14, 29, 29)),
+        (((0, 1, 0.5), (1, 1, 0.5)), (1, 3), (0, 0, 50, 50), (29, 14, 29, 29)),
+        (((0, 1, 0.5), (1, 1, 0.5)), (2, 0), (67, 33, 0, 0), (29, 14, 29, 29)),
+        (((0, 1, 0.0), (1, 1, 0.0)), (0, 2), (100, 0, 0, 0), (33, 0, 33, 33)),
+        (((0, 1, 0.0), (1, 1, 0.0)), (2, 0), (100, 0, 0, 0), (33, 0, 33, 33)),
+        # One of its ranks has found out that the NIC is lost.
+        (((1, 1, 0.0),), (0, 2), (100, 0, 0, 0), (33, 0, 33, 33)),
+        # None is left of its own.
+        (((0, 0, 0.0), (0, 1, 0.0)), (0, 2), (0, 0, 50, 50), (0, 0, 50, 50)),
+    ],
+)
+def test_messages_between_hosts_of_several_ranks_are_cut_for_the_agreed_rates(
+    given: tuple[tuple[int, int, float], ...],
+    pair: tuple[int, int],
+    own: tuple[int, ...],
+    pooled: tuple[int, ...],
+) -> None:
+    for keeps_to_own, wanted in ((True, own), (False, pooled)):
+        parts = cut_for(shares_of(*given), pair, keeps_to_own=keeps_to_own)
+        assert parts == pytest.approx(wanted, abs=1), (keeps_to_own, parts)
+        assert [part == 0 for part in parts] == [part == 0 for part in wanted]
+
+
+def test_a_nic_that_ranks_share_is_agreed_to_carry_the_least_that_one_of_them_knows() -> None:
+    """A rank of a host learns later, or never, that one of the NICs is lost: what was agreed is true for it too."""
+    endpoint = endpoint_of(1, 4, 4, (1000,) * 4, ranks_per_host=2, learn_rates=True)
+    endpoint.rates.hear(0, RateWord(1, 0, 1, 0.0, 0.0).number)
+    assert endpoint.rates.known(1, 1) == (1.0, 1.0)
+    assert endpoint.rates.shared(1, 1) == endpoint.rates.shared(0, 1) == (0.0, 0.0)
+    endpoint.stripe_for(shares_of((0, 1, 0.0), (1, 1, 0.0)))
+    assert endpoint.rates._is_agreed()
+    endpoint.rates.hear(0, RateWord(2, 0, 1, 1.0, 1.0).number)
+    assert endpoint.rates.shared(1, 1) == endpoint.rates.shared(0, 1) == (1.0, 1.0)
 
 
 def test_a_nic_that_was_measured_is_not_faster_because_others_have_little_to_send() -> None:
