@@ -71,8 +71,8 @@ class Flow:
     """
 
     __slots__ = (
-        *("_closed_s", "_closed_since_s", "_due_s", "_network", "_rto_s", "_timer", "_waits_for_window", "acked"),
-        *("arrived", "busy_s", "busy_since_s"),
+        *("_closed_s", "_closed_since_s", "_due_s", "_fin_sent", "_network", "_rto_s", "_timer", "_waits_for_window"),
+        *("acked", "arrived", "busy_s", "busy_since_s"),
         *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "is_gone", "low_water", "name", "on_readable"),
         "on_reset",
         "on_writable",
@@ -87,7 +87,7 @@ class Flow:
         self.data: bytearray = bytearray()
         self.inbox: deque[bytes] = deque()
         self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = self.probes = 0
-        self.fin = self.fin_arrived = self.is_dead = self.refuses = self.is_gone = self._waits_for_window = False
+        self.fin = self._fin_sent = self.fin_arrived = self.is_dead = self.refuses = self.is_gone = self._waits_for_window = False
         self.partner: Flow = self
         self.busy_s = self.busy_since_s = self._due_s = self._closed_s = 0.0
         self._closed_since_s = -1.0
@@ -160,7 +160,8 @@ class Flow:
             return
         if self.sent < self.written:
             self._send()
-        if self.fin and self.sent == self.written and not self.fin_arrived:
+        if self.fin and self.sent == self.written and not self._fin_sent:
+            self._fin_sent = True
             self._network.carry(self, self.written, b"", is_fin=True)
         if not self._due_s and (self._waits_for_window or self._is_unanswered()):
             self._set_timer()
@@ -205,6 +206,7 @@ class Flow:
             self.timeouts += 1
         self._rto_s = min(2 * self._rto_s, RTO_S_MAX)
         self.sent = self.acked
+        self._fin_sent = self.fin_arrived
         self._set_timer()
         self._push()
         if self.sent == self.acked and self._waits_for_window:

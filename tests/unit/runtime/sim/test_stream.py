@@ -6,6 +6,7 @@ import random
 
 from optcc.runtime.sim.network import End, SimulatedNetwork
 from optcc.runtime.sim.nic import SimulatedNic
+from optcc.runtime.sim.stream import RTO_S_MIN, Flow
 
 BUFFER_BYTES = 4096
 
@@ -24,11 +25,21 @@ class Pair:
         network.connect(self.nics[0], self.nics[1], "0-1", callers.append, lambda: None)
         self.run(0.01)
         (self.caller,), (self.listener,) = callers, listeners
-        self.n_resets = 0
+        self.n_resets = self.n_fins = 0
         self.caller.watch(lambda: None, lambda: None, self._count)
 
     def _count(self) -> None:
         self.n_resets += 1
+
+    def count_fins(self) -> None:
+        """Counts in `n_fins` how often the end of a stream is sent from now on."""
+        carry = self.network.carry
+
+        def count(flow: Flow, start: int, data: bytes, *, is_fin: bool = False) -> None:
+            self.n_fins += is_fin
+            carry(flow, start, data, is_fin=is_fin)
+
+        self.network.carry = count  # type: ignore[method-assign]
 
     def run(self, seconds: float) -> None:
         self.network.clock.run(self.network.clock.now_s + seconds)
@@ -95,3 +106,30 @@ def test_what_came_before_a_reset_can_be_read_and_nothing_comes_after_it() -> No
     into = bytearray(100)
     assert pair.caller.incoming.take([memoryview(into)]) == 6
     assert into[:6] == b"before"
+
+
+def test_the_end_of_a_stream_is_sent_once_behind_what_is_on_its_way() -> None:
+    pair = Pair()
+    pair.count_fins()
+    assert pair.caller.outgoing.write([bytes(BUFFER_BYTES)]) == BUFFER_BYTES
+    pair.caller.close()
+    pair.run(2.0)
+    assert pair.listener.incoming.fin_arrived
+    assert pair.listener.incoming.available() == BUFFER_BYTES
+    assert pair.n_fins == 1
+
+
+def test_the_end_of_a_stream_that_is_lost_is_sent_again_by_the_timer_alone() -> None:
+    pair = Pair()
+    pair.count_fins()
+    pair.cut(out=True, in_=False)
+    pair.caller.outgoing.write([bytes(100)])
+    pair.caller.close()
+    pair.run(0.9 * RTO_S_MIN)
+    assert pair.n_fins == 1
+    # What is acknowledged then brings no further one.
+    pair.cut(out=True, in_=True)
+    pair.run(0.2 * RTO_S_MIN)
+    assert pair.listener.incoming.fin_arrived
+    pair.run(10.0)
+    assert pair.n_fins == 2
