@@ -186,13 +186,14 @@ class SimulatedHost:
         to_limit = endpoint.to_limit
         if to_limit:
             to_limit.clear()
-        while endpoint.to_close or endpoint.to_dial or endpoint.to_resume:
-            while endpoint.to_resume:
-                self._mark(endpoint.to_resume.pop())
-            while endpoint.to_close:
-                self._close(endpoint.to_close.pop())
-            while endpoint.to_dial:
-                self._dial(endpoint.to_dial.pop())
+        to_close, to_dial, to_resume = endpoint.to_close, endpoint.to_dial, endpoint.to_resume
+        while to_close or to_dial or to_resume:
+            while to_resume:
+                self._mark(to_resume.pop())
+            while to_close:
+                self._close(to_close.pop())
+            while to_dial:
+                self._dial(to_dial.pop())
 
     def write(self, connection: Established | Leg) -> None:
         """Writes what the kernel takes."""

@@ -114,13 +114,16 @@ class Flow:
         if self.acks:
             self.take_acks()
         data = self.data
-        n_before = len(data)
+        room = room_before = self.send_bytes - len(data)
         for view in views:
-            room = self.send_bytes - len(data)
-            if room <= 0:
+            n_view = len(view)
+            if n_view >= room:
+                data += view[:room]
+                room = 0
                 break
-            data += view if len(view) <= room else view[:room]
-        n_bytes = len(data) - n_before
+            data += view
+            room -= n_view
+        n_bytes = room_before - room
         if n_bytes and self.written == self.acked:
             self.busy_since_s = now_s
         self.written += n_bytes
@@ -202,7 +205,11 @@ class Flow:
         """Sends segments of what was not sent yet."""
         network, written, acked, window_end = self._network, self.written, self.acked, self.read + self.room_bytes
         while (start := self.sent) < written:
-            end = min(start + network.segment_bytes, written, window_end)
+            end = start + network.segment_bytes
+            if end > written:
+                end = written
+            if end > window_end:
+                end = window_end
             if end <= start:
                 self._waits_for_window = True
                 if self._closed_since_s < 0 and 2 * (self.arrived - self.read) >= self.room_bytes:
@@ -356,7 +363,7 @@ class Flow:
 
     def _note_read(self, n_bytes: int) -> None:
         """The reader has taken so many bytes."""
-        was_full = self._window() < self._network.segment_bytes
+        was_full = self.room_bytes - self.arrived + self.read < self._network.segment_bytes
         self.read += n_bytes
         if was_full and n_bytes:
             # The window is open again: the sender is told.
