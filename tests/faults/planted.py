@@ -468,7 +468,7 @@ FOUND_BY = {
     "a slot is written after it was delivered": 133,
     "the sender's window is one chunk too large": 0,
     "the receiver's window is one chunk too small": 0,
-    "a bye is ignored": 64,
+    "a bye is ignored": 123,
     "a chunk still counts as coming over a connection that was given up": 1,
     "the receiver's table is not told that a rail is lost": 0,
     "the sender's table is not told that a rail is lost": 0,

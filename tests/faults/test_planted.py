@@ -30,7 +30,7 @@ def test_seeds_are_known_of_planted_faults() -> None:
 
 @pytest.mark.parametrize("name", SOON)
 def test_the_swarm_soon_finds(name: str) -> None:
-    seed, what = first_seed(name, likely_seeds(name, range(80)))
+    seed, what = first_seed(name, likely_seeds(name, range(150)))
     assert seed is not None, what
 
 
