@@ -427,9 +427,10 @@ def try_segments(
 
     No further number is tried where a port is busy for `HOPELESS` times `best_s`, which another schedule takes, nor,
     where GPUs are linked, after one that exceeds what its busiest port takes by a share of at most `close`, or is
-    `NEAR_ENOUGH` and twice as many promise to save less than half of that. There a plan that is sure to take at most
-    `near_s` need not be timed: not without the latency that `topology` is taken to have if it takes no more with it,
-    and not at all under fair ports if plans with fewer segments say so.
+    `NEAR_ENOUGH` and twice as many promise to save less than half of that; where messages cost processors something,
+    fewer are tried then. There a plan that is sure to take at most `near_s` need not be timed: not without the latency
+    that `topology` is taken to have if it takes no more with it, and not at all under fair ports if plans with fewer
+    segments say so.
     """
     timed = with_some_latency(topology)
     search = _SegmentSearch(definition, topology, timed, size_bytes, dtype, slots, ports, close, near_s)
@@ -477,7 +478,7 @@ class _SegmentSearch:
             if jumps and best.seconds < 2 * busiest_s:
                 excess = best.seconds / busiest_s - 1
                 if chosen >= least and _suffices(excesses, chosen, excess, self.close):
-                    below = []
+                    below = below if self.topology.overhead_s else []
                     break
                 excesses[chosen] = excess
                 # Twice the segments take half the excess.
@@ -488,7 +489,8 @@ class _SegmentSearch:
                     return left[skipped], foreseen
             tried = self.attempt(left[skipped])
             if self.costs_s(tried) < (1 - self.saving) * self.costs_s(best):
-                below = [] if self.definition.collective == "allreduce" else left[:skipped]
+                is_quick = self.definition.collective == "allreduce" and not self.topology.overhead_s
+                below = [] if is_quick else left[:skipped]
                 chosen, best, left = left[skipped], tried, left[skipped + 1 :]
             else:
                 left, jumps = left[:skipped], False

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from optcc.collective import COLLECTIVES, DTYPE_BYTES, Collective
-from optcc.compiler import TimedPlan, compile_schedule, try_segments
+from optcc.compiler import TimedPlan, compile_schedule, costed_s, try_segments
 from optcc.dsl import Definition
 from optcc.errors import (
     ArgumentError,
@@ -494,7 +494,7 @@ def _fastest_on_links(
     Where servers are equal, the hierarchical schedule comes second. Raises TopologyError if none has a route.
     """
     best: Built | None = None
-    best_s, least_s, certified = inf, pooled_bound_s(topology, size_bytes), False
+    best_s, best_cost_s, least_s, certified = inf, inf, pooled_bound_s(topology, size_bytes), False
     near = NEAR_BOUND if topology.n_ranks <= MANY_RANKS else NEAR_OF_MANY
     rows: list[tuple[str, str, str]] = []
     equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
@@ -514,8 +514,9 @@ def _fastest_on_links(
         assert built.seconds is not None
         at_most = "at most about " if built.timing is None else ""
         rows.append((name, str(built.segments), at_most + show_time(built.seconds)))
-        if built.seconds < best_s:
-            best, best_s = built, built.seconds
+        costs_s = costed_s(built.plan, built.seconds, topology)
+        if costs_s < best_cost_s:
+            best, best_s, best_cost_s = built, built.seconds, costs_s
         if best_s > near * least_s and not certified:  # the linear program is the better bound, and takes longer
             certified = True
             with suppress(SolverUnknown):  # for very many servers: the bound over pooled ones stays
