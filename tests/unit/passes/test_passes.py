@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optcc.arrays import Lists, column
-from optcc.compiler import SAVING, choose_segments, compile_schedule, plan_transfers
+from optcc.compiler import SAVING, choose_segments, compile_schedule, costed_s, plan_transfers, try_segments
 from optcc.dsl import Definition, Program, schedule
 from optcc.errors import InputError, TopologyError
 from optcc.passes import timetable as timetable_module
@@ -26,12 +26,14 @@ from optcc.schedules.registry import SCHEDULES
 from optcc.simulate import MODELS, simulate
 from optcc.simulate.tick_clock import make_clock
 from optcc.timing import Model
-from optcc.topology import Topology
+from optcc.topology import Nic, Server, Topology
 from optcc.transfers import Transfers
 from optcc.verdict import PROVED
 from optcc.verify.plan import verify_plan
 from tests.property.strategies import Trees
 from tests.sample import sampled
+
+FULL = Fraction(25_000_000)
 
 
 def reaches(after: Lists, later: int, earlier: int) -> bool:
@@ -372,6 +374,32 @@ def test_what_a_message_costs_lets_chunks_be_longer() -> None:
     ]
     assert chosen[:3] == [32, 32, 32]
     assert chosen[3] <= 4
+
+
+@pytest.mark.parametrize(("name", "size_bytes"), [("equal-trees", 2**26), ("packed-broadcast", 2**23)])
+def test_where_gpus_are_linked_no_fewer_segments_cost_less(name: str, size_bytes: int) -> None:
+    """There most numbers of segments are skipped on the way to one that fills the pipeline; what messages cost the
+    processors of ranks, where the topology says it, sends the search back."""
+    servers = [
+        Server(f"h{host}", 2, (Nic(0, FULL, FULL), Nic(1, last, last)), fabric=4 * FULL)
+        for host, last in enumerate((FULL, FULL, FULL, FULL / 2))
+    ]
+    hosts = Topology(tuple(servers), latency_s=Fraction(2, 10_000)).with_own_nics()
+    costly = replace(hosts, overhead_s=Fraction(6, 10_000))
+    definition = find_schedule(name)
+    chosen = {
+        each.overhead_s: try_segments(definition, each, size_bytes=size_bytes, ports="fair")[0]
+        for each in (hosts, costly)
+    }
+    found = chosen[costly.overhead_s]
+    assert 1 < found < chosen[hosts.overhead_s]
+
+    def costs_s(segments: int) -> float:
+        made = definition.build(costly, segments)
+        plan = compile_schedule(made, size_bytes=size_bytes, topology=costly, ports="fair")
+        return costed_s(plan, simulate(plan, costly, model="fair").seconds, costly)
+
+    assert costs_s(found) < min(costs_s(found // 2), costs_s(2 * found))
 
 
 @pytest.mark.parametrize("ports", ["fair", "fifo"])
