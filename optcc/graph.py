@@ -78,6 +78,19 @@ class Graph:
         """Names of all nodes, GPUs first."""
         return self.gpus + self.switches
 
+    @cached_property
+    def is_joined(self) -> bool:
+        """True if links lead from each GPU to every other one, whichever way they carry."""
+        beside: list[set[int]] = [set() for _ in self.nodes]
+        for link in self.links:
+            beside[link.tail].add(link.head)
+            beside[link.head].add(link.tail)
+        reached, new = {0}, {0}
+        while new:
+            new = set().union(*(beside[node] for node in new)) - reached
+            reached |= new
+        return reached >= set(range(len(self.gpus)))
+
     def name_of(self, link: GraphLink) -> str:
         """`tail->head`, by name."""
         return f"{self.nodes[link.tail]}->{self.nodes[link.head]}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import combinations
 
 from optcc.errors import TopologyError
 from optcc.graph import Graph, GraphLink
@@ -99,11 +100,14 @@ class Pod:
 
 
 @lru_cache(maxsize=64)
-def wire(servers: tuple[Server, ...], pods: tuple[Pod, ...], rail_only: bool) -> Graph:
+def wire(servers: tuple[Server, ...], pods: tuple[Pod, ...], rail_only: bool, *, widest: bool = False) -> Graph:
     """The graph of servers whose NICs belong to GPUs.
 
     A GPU is linked to the switch of its server's fabric and, by the NICs that it has left, to the core or, rail-only,
     to the switch of each of their rails. In a pod these are leaf switches, which its uplinks join to the core or rail.
+    Rails whose NICs belong to the same GPU at every server are one (`bundle`): a message between two of these GPUs goes
+    over all of them, in parts. With `widest` they are one even where two GPUs have none of them left in common: that
+    is more than the NICs carry, so what bounds it bounds them.
     """
     several = [server for server in servers if server.gpus > 1]
     gpus = tuple(
@@ -113,6 +117,7 @@ def wire(servers: tuple[Server, ...], pods: tuple[Pod, ...], rail_only: bool) ->
     )
     number = {f"fabric {server.name}": len(gpus) + place for place, server in enumerate(several)}
     pod_of = {server: pod for pod in pods for server in pod.servers}
+    bundles = bundle(servers, widest=widest) if rail_only else {}
     links: dict[tuple[int, int], Fraction] = {}
 
     def join(tail: int, head: int, rate: Fraction) -> None:
@@ -127,17 +132,50 @@ def wire(servers: tuple[Server, ...], pods: tuple[Pod, ...], rail_only: bool) ->
         for nic in server.nics if len(servers) > 1 else ():
             if nic.failed:
                 continue
-            hub = f"rail {nic.rail}" if rail_only else "core"
+            rails = bundles.get(nic.rail, ())
+            hub = f"rail {'+'.join(map(str, rails))}" if rail_only else "core"
             top = number.setdefault(hub, len(gpus) + len(number))
             leaf = top
             if index in pod_of:
-                pod = pod_of[index]
+                pod, count = pod_of[index], max(1, len(rails))
                 leaf = number.setdefault(f"{pod.name} {hub}", len(gpus) + len(number))
-                links[leaf, top], links[top, leaf] = pod.up, pod.down
+                links[leaf, top], links[top, leaf] = count * pod.up, count * pod.down
             join(first + (nic.gpu or 0), leaf, nic.out)
             join(leaf, first + (nic.gpu or 0), nic.in_)
         first += server.gpus
     return Graph(gpus, tuple(number), tuple(GraphLink(tail, head, rate) for (tail, head), rate in links.items()))
+
+
+def bundle(servers: Sequence[Server], *, widest: bool = False) -> dict[int, tuple[int, ...]]:
+    """For each rail of servers whose NICs belong to GPUs, the rails of its bundle: those whose NICs belong to the same
+    GPU as its own at every server. Unless `widest`, a rail is alone if two of these GPUs have no rail of the bundle
+    left in common.
+
+    >>> rate = Fraction(1)
+    >>> def two_gpus(*lost: int) -> Server:
+    ...     nics = tuple(Nic(rail, rate, rate, failed=rail in lost, gpu=rail // 2) for rail in range(4))
+    ...     return Server("h", 2, nics, fabric=rate)
+    >>> bundle([two_gpus(), two_gpus(1)])
+    {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    >>> bundle([two_gpus(0), two_gpus(1)])
+    {0: (0,), 1: (1,), 2: (2, 3), 3: (2, 3)}
+    >>> bundle([two_gpus(0), two_gpus(1)], widest=True)[0]
+    (0, 1)
+    """
+    owners: dict[int, list[tuple[int, int]]] = {}
+    for number, server in enumerate(servers):
+        for nic in server.nics:
+            owners.setdefault(nic.rail, []).append((number, nic.gpu or 0))
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rail, owner in owners.items():
+        alike.setdefault(tuple(owner), []).append(rail)
+    found: dict[int, tuple[int, ...]] = {}
+    for rails in alike.values():
+        left = [{nic.rail for nic in server.nics if nic.rail in rails and not nic.failed} for server in servers]
+        reach = [each for each in left if each]
+        joined = widest or all(one & other for one, other in combinations({frozenset(each) for each in reach}, 2))
+        found |= {rail: tuple(sorted(rails)) if joined else (rail,) for rail in rails}
+    return found
 
 
 def pooled_graph(servers: tuple[Server, ...], pods: tuple[Pod, ...], rail_only: bool) -> Graph:

@@ -149,6 +149,15 @@ class Topology(Shown):
         return None
 
     @property
+    def widest(self) -> Graph | None:
+        """`wired`, or a graph that carries all that this cluster does and more: for lower bounds (`wire`)."""
+        wired = self.wired
+        if wired is None or not self.rail_only:
+            return wired
+        widest = wire(self.servers, self.pods, self.rail_only, widest=True)
+        return wired if widest == wired or not wired.is_joined else widest
+
+    @property
     def out(self) -> tuple[Fraction, ...]:
         """Bytes/s that each endpoint sends at most."""
         return tuple(server.out for server in self.servers)

@@ -30,7 +30,7 @@ from optcc.tree_shaping import WeightedTree, make_shallow
 from optcc.trees import Tree
 from optcc.verify.bounds.certificate import Certificate, PackedTree
 from optcc.verify.bounds.lp import lp_bound
-from optcc.verify.bounds.network import BROADCAST, REDUCE, endpoint_gpus
+from optcc.verify.bounds.network import BROADCAST, REDUCE, FlowNetwork, endpoint_gpus
 from optcc.verify.bounds.packing import pack
 
 LEFT_OUT = Fraction(1, 200)
@@ -95,8 +95,12 @@ def find_trees(topology: Topology, name: str, root: int) -> tuple[RootedTree, ..
 
 
 def _packed_certificate(topology: Topology, collective: Collective) -> Certificate:
-    """The certificate of the bound with the trees of its packing."""
-    certificate = lp_bound(topology, collective, _SIZE_BYTES, fabric=True).certificate
+    """The certificate of the bound with the trees of its packing: where routes are fewer than what the bound is for, of
+    the bound on these."""
+    network: Topology | FlowNetwork = topology
+    if topology.widest is not topology.wired:
+        network = FlowNetwork.from_topology(topology, fabric=True, as_routed=True)
+    certificate = lp_bound(network, collective, _SIZE_BYTES, fabric=True).certificate
     if certificate.achieved is None:
         raise SolverUnknown(f"{topology!r}: the linear program has found a bound and no packing that reaches it")
     return pack(certificate)

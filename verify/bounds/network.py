@@ -123,7 +123,7 @@ class FlowNetwork(Shown):
         return cls(tuple(endpoints), tuple(switches), tuple(ports), tuple(made))
 
     @classmethod
-    def from_topology(cls, topology: Topology, *, fabric: bool = False) -> FlowNetwork:
+    def from_topology(cls, topology: Topology, *, fabric: bool = False, as_routed: bool = False) -> FlowNetwork:
         """Servers with their surviving NICs: pooled around one core, or, rail-only, one switch for each rail; or GPUs
         and the links between them, where NICs belong to GPUs or the topology is a graph.
 
@@ -131,11 +131,13 @@ class FlowNetwork(Shown):
 
         A rail with a single server is left out. With `fabric`, a server of several GPUs whose fabric has a finite rate
         is expanded: its GPUs are endpoints that share the NICs, and each has the fabric's rate each way to the others.
+        Where GPUs with several NICs have lost different ones, this is more than they carry, and what bounds it bounds
+        them; `as_routed`, it is what transfers use, each of which has one route.
 
         >>> FlowNetwork.from_topology(Topology.parse("2x2@1GB/s,1=1/2")).port_names
         ('out h0', 'in h0', 'out h1', 'in h1')
         """
-        wired = topology.wired
+        wired = topology.wired if as_routed else topology.widest
         return _Builder(topology, fabric).build() if wired is None else _of_graph(wired)
 
 
