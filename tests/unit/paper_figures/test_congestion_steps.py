@@ -8,7 +8,7 @@ from optcc.experiments.passing_congestion import OPEN_MPI, OURS, CongestedRun, C
 from optcc.paper_figures import congestion_steps
 from tests.unit.paper_figures.test_figures import check_legible
 
-pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'optcc[viz]'")
+collections = pytest.importorskip("matplotlib.collections", reason="no matplotlib: pip install 'optcc[viz]'")
 
 LASTING_S = (1.0, 2.0)
 
@@ -23,6 +23,11 @@ def row(lasting_s: float, contender: str, seconds: float) -> CongestionRow:
     return CongestionRow(lasting_s, contender, 1.0, 2.0, 1.0, spans, runs)
 
 
+def runs_of(row: CongestionRow) -> str:
+    """The id of its lines."""
+    return f"runs:{row.contender}:{row.lasting_s:g}"
+
+
 RECORD = PassingCongestion(
     *({}, {}, "4x2@400Mbit/s", 1 << 26),
     tuple(row(each, who, taken) for each in LASTING_S for who, taken in ((OURS, 1.5), (OPEN_MPI, 3.0))),
@@ -34,8 +39,8 @@ def test_every_run_is_the_records() -> None:
     assert [[panel.contender for panel in each] for each in table.rows] == [[OURS] * 2, [OPEN_MPI] * 2]
     figure = congestion_steps.draw(table)
     for each in RECORD.rows:
-        gid = f"runs:{each.contender}:{each.lasting_s:g}"
-        (lines,) = figure.findobj(lambda artist, gid=gid: artist.get_gid() == gid)
+        (lines,) = (artist for artist in figure.findobj() if artist.get_gid() == runs_of(each))
+        assert isinstance(lines, collections.LineCollection)
         drawn = [((x0, x1), y0, y1) for (x0, y0), (x1, y1) in lines.get_segments()]
         said = [((run.began_s, run.began_s + run.seconds), *[each.possible_in(run)] * 2) for run in each.runs]
         assert drawn == [(span, pytest.approx(low), pytest.approx(high)) for span, low, high in said]
