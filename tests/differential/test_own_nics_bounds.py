@@ -15,6 +15,8 @@ from optcc.servers import bundle
 from optcc.simulate import simulate
 from optcc.topology import Nic, Pod, Server, Topology
 from optcc.verify.bounds.certified import least_seconds
+from optcc.verify.bounds.lp import lp_bound
+from optcc.verify.bounds.network import FlowNetwork
 from tests.sample import sampled
 
 RATE, SIZE_BYTES = Fraction(50_000_000), 1 << 24
@@ -74,6 +76,15 @@ def test_no_plan_beats_the_bound_and_a_joined_core_is_no_slower(seed: int) -> No
     assert least_s(joined) <= bound_s
     plan = build("auto", apart, SIZE_BYTES, ports="fair").plan
     assert simulate(plan, apart, model="fair").seconds >= bound_s * (1 - 1e-9)
+
+
+def test_fewer_routes_than_ways_are_no_bound_on_what_nics_carry() -> None:
+    apart = cluster(4, 2, 2, frozenset({(1, 2), (2, 3), (3, 1)}))
+    routed = FlowNetwork.from_topology(apart, fabric=True, as_routed=True)
+    routed_s = float(lp_bound(routed, "allreduce", SIZE_BYTES).certificate.seconds)
+    assert least_s(apart) < routed_s
+    plan = build("packed", apart, SIZE_BYTES, ports="fair").plan
+    assert simulate(plan, apart, model="fair").seconds >= routed_s
 
 
 def test_servers_without_a_way_between_them_have_no_bound() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import optcc
+from optcc import planner
 from optcc.collective import ROOTED, Collective
 from optcc.errors import InputError, PlanError, TopologyError
 from optcc.files import VerdictCache
@@ -143,3 +146,21 @@ def test_exports() -> None:
     assert (optcc.Communicator, optcc.run_ranks, optcc.find_schedule) == (Communicator, run_ranks, find_schedule)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = optcc.nothing  # type: ignore[attr-defined, unused-ignore]
+
+
+def test_auto_counts_messages_where_nics_belong_to_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule of many segments takes less time by its ports, and more with what messages cost."""
+    segments = {"equal-trees": 256, "packed": 8}
+    made = planner.build
+
+    def with_segments(name: str, topology: Topology, size_bytes: int, **options: Any) -> planner.Built:
+        if name not in segments:
+            raise TopologyError("left out")
+        return made(name, topology, size_bytes, segments=segments[name], ports=options["ports"])
+
+    topology = Topology.parse("3x2@25MB/s+100MB/s")
+    costly = replace(topology, overhead_s=Fraction(1, 1000))
+    monkeypatch.setattr(planner, "NEAR_BOUND", 0.0)
+    monkeypatch.setattr(planner, "build", with_segments)
+    chosen = [made("auto", each, 1 << 24, ports="fair").definition.name for each in (topology, costly)]
+    assert chosen == ["equal-trees", "packed"]
