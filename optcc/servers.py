@@ -168,7 +168,7 @@ def bundle(servers: Sequence[Server], *, widest: bool = False) -> dict[int, tupl
             owners.setdefault(nic.rail, []).append((number, nic.gpu or 0))
     alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rail, owner in owners.items():
-        alike.setdefault(tuple(owner), []).append(rail)
+        alike.setdefault(tuple(sorted(owner)), []).append(rail)
     found: dict[int, tuple[int, ...]] = {}
     for rails in alike.values():
         left = [{nic.rail for nic in server.nics if nic.rail in rails and not nic.failed} for server in servers]

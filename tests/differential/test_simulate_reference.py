@@ -48,6 +48,7 @@ class Reference:
         self.transfers, self.topology, self.model, self.overhead = transfers, topology, model, overhead
         self.changes = list(changes)
         self.rates: dict[str, Fraction] = {}
+        self.n_rails: dict[str, int] = {}
         self.ports = [self.ports_of(src, dst) for src, dst in zip(transfers.src, transfers.dst, strict=True)]
         self.down = set[str]()
         self.ready = dict[int, Fraction]()
@@ -65,17 +66,35 @@ class Reference:
         if model != "fifo":
             self.ports = [(*ports, *way) for ports, way in zip(self.ports, self.ways, strict=True)]
 
+    def together(self, rail: int) -> list[int]:
+        """The rails that are one with this one: their NICs belong to the same GPUs; alone, if two of these GPUs have
+        lost all that they had in common."""
+        servers = self.topology.servers
+
+        def owners(each: int) -> list[tuple[int, int | None]]:
+            return sorted((at, nic.gpu) for at, server in enumerate(servers) for nic in server.nics if nic.rail == each)
+
+        every = sorted({nic.rail for server in servers for nic in server.nics})
+        alike = [each for each in every if owners(each) == owners(rail)]
+        left = [{nic.rail for nic in server.nics if nic.rail in alike and not nic.failed} for server in servers]
+        apart = any(a and b and not a & b for a in left for b in left)
+        return [rail] if apart else alike
+
     def common(self, src: int, dst: int) -> tuple[str, Fraction, Fraction]:
-        """Where a message between the own NICs of two GPUs is fastest: on the core or a rail, and their rates there."""
+        """Where a message between the own NICs of two GPUs is fastest: on the core or on rails that are one, and their
+        rates there."""
         found: dict[str, list[Fraction]] = {}
         for side, rank in enumerate((src, dst)):
             server, gpu = self.gpu(rank)
             for nic in server.nics:
                 if nic.gpu == gpu and not nic.failed:
-                    hub = f"rail {nic.rail}" if self.topology.rail_only else "core"
+                    rails = self.together(nic.rail) if self.topology.rail_only else []
+                    hub = " ".join(map(str, rails)) or "core"
+                    self.n_rails[hub] = max(1, len(rails))
                     found.setdefault(hub, [Fraction(0), Fraction(0)])[side] += nic.in_ if side else nic.out
         ups = [self.rates[name] for name in self.pod_links(src, dst)]
-        hub = max(found, key=lambda hub: min(*found[hub], *ups))  # the first of several
+        # The first of several.
+        hub = max(found, key=lambda hub: min(*found[hub], *(self.n_rails[hub] * rate for rate in ups)))
         out, in_ = found[hub]
         return hub, out, in_
 
@@ -90,7 +109,7 @@ class Reference:
         if not (names and self.topology.rail_only and self.topology.wired is not None):
             return names
         hub = self.common(src, dst)[0]
-        self.rates |= {f"{name} {hub}": self.rates[name] for name in names}
+        self.rates |= {f"{name} {hub}": self.n_rails[hub] * self.rates[name] for name in names}
         return tuple(f"{name} {hub}" for name in names)
 
     def pod_links(self, src: int, dst: int) -> tuple[str, ...]:
