@@ -163,9 +163,9 @@ class Link:
         if not 1 <= self.window <= WINDOW_MAX:
             raise InputError(f"window {self.window}: must be from 1 to {WINDOW_MAX}")
 
-    def sender(self, up: int = -1) -> Sender:
-        """The sending end at the start, every rail up, or those that have a bit in `up`."""
-        return Sender((1 << self.n_rails) - 1 & up)
+    def sender(self) -> Sender:
+        """The sending end at the start, every rail up."""
+        return Sender((1 << self.n_rails) - 1)
 
     def receiver(self) -> Receiver:
         """The receiving end at the start, every rail up."""

@@ -28,8 +28,6 @@ class SendChannel:
     chunks, `slots` those for which the peer has posted slots, `highest` those that have been sent once. `rails` maps
     each virtual rail of the table to a rail of the pair. `n_whole` counts messages that went over one rail, `n_sent`
     those reported.
-
-    A new one begins as the failover table leaves it that is told of each rail that is not `used`.
     """
 
     __slots__ = (
@@ -50,12 +48,12 @@ class SendChannel:
         *("n_whole", "posted", "rails", "since_s", "slots", "striping", "timeout_s"),
     )
 
-    def __init__(self, k: int, link: Link, striping: Striping, used: Sequence[bool]) -> None:
+    def __init__(self, k: int, link: Link, striping: Striping) -> None:
         self.k, self.handle, self.striping = k, -1, striping
         self.rails = list(striping.turns)
         self.cut_for = 0
         self.linked: LinkedSender | None = None
-        self.sender = link.sender(_up(self.rails, used))
+        self.sender = link.sender()
         self.chunks: deque[tuple[memoryview, bool, bool, int]] = deque()
         self.has_copies = False
         self.posted = self.slots = self.highest = self.n_sent = self.n_whole = 0
@@ -131,15 +129,6 @@ class RecvChannel:
     def has_received(self, count: int) -> bool:
         """True once `count` messages are reported as received."""
         return self.n_received >= count
-
-
-def _up(rails: Sequence[int], used: Sequence[bool]) -> int:
-    """A bit for each virtual rail that stands for a used one.
-
-    >>> bin(_up((0, 1, 0, 2), (True, False, True)))
-    '0b1101'
-    """
-    return sum(1 << virtual for virtual, rail in enumerate(rails) if used[rail])
 
 
 def is_eager(channel: SendChannel | RecvChannel, view: memoryview, pieces: Sequence[Piece]) -> bool:

@@ -95,17 +95,18 @@ class Connection:
         report = self.kernel
         if report is None:
             return False
-        timeouts, in_flight, unsent, segment, window, acked_bytes, trip_s, busy_s, open_s, probes, least_s, _ = report
-        self._carried = (acked_bytes, busy_s, open_s)
+        acked_bytes, window, unsent = report.acked_bytes, report.window_bytes, report.unsent_bytes
+        in_flight, segment = report.in_flight_bytes, report.segment_bytes
+        self._carried = (acked_bytes, report.busy_s, report.open_s)
         self.waiting_bytes = in_flight + unsent
-        self.round_trip_s = trip_s
+        self.round_trip_s = report.round_trip_s
         self.fills_path = in_flight > segment
         if self._gap_s:
             self._gap_s *= max(0.0, 1 - elapsed_s / _GAP_MEMORY_S)
         self.awaits = bool(in_flight or unsent)
         was_waiting = self._is_waiting
         has_window = unsent <= window or segment <= window
-        self._is_waiting = bool(in_flight or probes or (unsent and has_window))
+        self._is_waiting = bool(in_flight or report.probes or (unsent and has_window))
         if not self._is_waiting or acked_bytes != self._acked_bytes:
             if self._silent_s and acked_bytes != self._acked_bytes:
                 self._gap_s = max(self._gap_s, self._silent_s + elapsed_s)
@@ -116,11 +117,11 @@ class Connection:
         self._silent_s += elapsed_s if was_waiting else min(elapsed_s, _FIRST_S)
         self.stalls, self.answers = True, False
         suspect_s = limit_s / 2
-        if not timeouts:
-            path_s = max(trip_s, round_trip_s)
+        if not report.timeouts:
+            path_s = max(self.round_trip_s, round_trip_s)
             limit_s = max(limit_s, _GAPS * self._gap_s, _ROUND_TRIPS * path_s)
             # The first sample may count for `_FIRST_S` too much, and the next one comes so much later.
-            suspect_s = max(suspect_s, self._gap_s, path_s, self.queue_s, least_s + 2 * _FIRST_S)
+            suspect_s = max(suspect_s, self._gap_s, path_s, self.queue_s, report.least_round_trip_s + 2 * _FIRST_S)
         # Suspicion ends with an acknowledgement only, not when the measured round trip grows meanwhile.
         self.suspect |= self._silent_s >= suspect_s
         return self._silent_s >= limit_s

@@ -98,10 +98,12 @@ class Outbound:
         self.was_joined = False
 
     def channel(self, k: int) -> SendChannel:
-        """The k-th channel to the peer; a new one knows which rails are down."""
+        """The k-th channel to the peer; a new one is told which rails are down."""
         if k not in self._channels:
-            used = [self._is_used(rail) for rail in range(len(self.rails))]
-            channel = self._channels[k] = SendChannel(k, self._link, self.striping, used)
+            channel = self._channels[k] = SendChannel(k, self._link, self.striping)
+            for virtual, rail in enumerate(channel.rails):
+                if not self._is_used(rail):
+                    self._at_sender(channel, Event(DOWN, virtual))
             if channel.sender.stalled:
                 self._remap(channel)
         return self._channels[k]

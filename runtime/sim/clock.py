@@ -53,11 +53,6 @@ class SimulatedClock:
         self._n_planned += 1
         heappush(self._events, (self.now_s + seconds, self._n_planned, action, None))
 
-    def plan_at(self, at_s: float, action: Callable[[], None]) -> None:
-        """Plans an event that is never cancelled, at a time that is not over."""
-        self._n_planned += 1
-        heappush(self._events, (at_s, self._n_planned, action, None))
-
     def step(self, until_s: float) -> bool:
         """Lets the next event happen, if there is one by then."""
         return self.run(until_s, 1) == 1

@@ -89,18 +89,12 @@ class SimulatedHost:
         if look is not None and look.at_s <= at_s:
             return
         clock = self.network.clock
-        now_s, turn_to_s = clock.now_s, self.turned_s + self._turn_s
-        if at_s < now_s:
-            at_s = now_s
-        if at_s < self.busy_to_s:
-            at_s = self.busy_to_s
-        if at_s < turn_to_s:
-            at_s = turn_to_s
+        at_s = max(at_s, clock.now_s, self.busy_to_s, self.turned_s + self._turn_s)
         if look is not None:
             if at_s >= look.at_s:
                 return
             look.cancel()
-        self._look = clock.after(at_s - now_s, self._turn)
+        self._look = clock.after(at_s - clock.now_s, self._turn)
 
     def _wake_at(self, at_s: float) -> None:
         """The process looks at this time, and not at the one that was asked for before.
@@ -108,22 +102,18 @@ class SimulatedHost:
         An event that is planned for an earlier time looks again at this one.
         """
         self._wake_s = at_s
-        alarm = self._alarm
-        if alarm is None or at_s < alarm.at_s:
-            if alarm is not None:
-                alarm.cancel()
-            clock = self.network.clock
+        clock = self.network.clock
+        if self._alarm is None or at_s < self._alarm.at_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
             self._alarm = clock.after(max(0.0, at_s - clock.now_s), self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
         if self.is_stopped:
             return
-        now_s = self.network.clock.now_s
-        if now_s < self._wake_s:
+        if self.network.clock.now_s < self._wake_s:
             self._wake_at(self._wake_s)
-        elif self._look is None and now_s >= self.busy_to_s and now_s >= self.turned_s + self._turn_s:
-            self._turn()
         else:
             self.look_at(self._wake_s)
 
@@ -190,23 +180,20 @@ class SimulatedHost:
             endpoint.look_within(WATCH_S)
             while (connection := endpoint.next_to_write()) is not None:
                 self.write(connection)
-        to_limit = endpoint.to_limit
-        if to_limit:
-            to_limit.clear()
-        to_close, to_dial, to_resume = endpoint.to_close, endpoint.to_dial, endpoint.to_resume
-        while to_close or to_dial or to_resume:
-            while to_resume:
-                self._mark(to_resume.pop())
-            while to_close:
-                self._close(to_close.pop())
-            while to_dial:
-                self._dial(to_dial.pop())
+        while endpoint.to_close or endpoint.to_dial or endpoint.to_resume:
+            while endpoint.to_resume:
+                self._mark(endpoint.to_resume.pop())
+            while endpoint.to_close:
+                self._close(endpoint.to_close.pop())
+            while endpoint.to_dial:
+                self._dial(endpoint.to_dial.pop())
+        endpoint.to_limit.clear()
 
     def write(self, connection: Established | Leg) -> None:
         """Writes what the kernel takes."""
         self._has_acted = True
         end: End = connection.wire
-        if self._reset and connection in self._reset:
+        if connection in self._reset:
             # What had come before is read first, and then the connection is given up.
             if connection.views():
                 connection.written(0)

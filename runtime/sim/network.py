@@ -199,8 +199,9 @@ class SimulatedNetwork:
                 trigger(data[0], flow)
         if not (src.is_up and src.out_open):
             return
-        size, free_s = len(data) + _HEADER_BYTES, src.out_free_s
-        left_s = src.out_free_s = (now_s if now_s > free_s else free_s) + size / src.out_rate
+        size = len(data) + _HEADER_BYTES
+        left_s = max(now_s, src.out_free_s) + size / src.out_rate
+        src.out_free_s = left_s
         path = self.slow_paths.get((src, dst)) if self.slow_paths else None
         if path is not None:
             left_s = path.free_s = max(left_s, path.free_s + size / path.rate)
@@ -234,29 +235,12 @@ class SimulatedNetwork:
 
     def acknowledge(self, flow: Flow) -> None:
         """The receiver's kernel says what it has."""
-        src, dst = flow.dst, flow.src
-        if src.is_up and src.out_open and dst.is_up and dst.in_open:
-            latency_s = self.latency_s + src.delay_s
-            if flow.awaits_ack():
-                self.clock.plan(latency_s, partial(self._arrive_ack, flow, flow.arrived))
-            elif not flow.is_dead:
-                flow.acks.append((self.clock.now_s + latency_s, flow.arrived))
-
-    def expect_acks(self, flow: Flow) -> None:
-        """Something is done at the next one of `flow.acks`: they are events from now on."""
-        for at_s, acked in flow.acks:
-            self.clock.plan_at(at_s, partial(self._arrive_ack, flow, acked))
-        flow.acks.clear()
+        if self._passes(flow.dst, flow.src):
+            self.clock.plan(self.latency_s + flow.dst.delay_s, partial(self._arrive_ack, flow, flow.arrived))
 
     def _arrive_ack(self, flow: Flow, arrived: int) -> None:
         if self._passes(flow.dst, flow.src):
-            flow.take_ack(arrived, self.clock.now_s)
-
-    def _take_acks(self, nic: SimulatedNic) -> None:
-        """What has come over a NIC was not lost when it fails."""
-        for stream in self._streams.get(nic, ()):
-            for flow in stream.flows:
-                flow.take_acks()
+            flow.take_ack(arrived)
 
     def round_trip_s(self, src: SimulatedNic, dst: SimulatedNic) -> float:
         """What a segment that takes no time to send, and its answer, take from one NIC to another."""
@@ -271,7 +255,6 @@ class SimulatedNetwork:
         """The link of a NIC goes down or comes up, and its host is told."""
         if nic.is_up == is_up:
             return
-        self._take_acks(nic)
         nic.is_up = is_up
         nic.fails += 1
 
@@ -308,7 +291,6 @@ class SimulatedNetwork:
 
     def set_open(self, nic: SimulatedNic, *, out: bool, in_: bool) -> None:
         """A blackhole begins or ends; nobody is told."""
-        self._take_acks(nic)
         nic.fails += (nic.out_open, nic.in_open) != (out, in_)
         nic.out_open, nic.in_open = out, in_
 

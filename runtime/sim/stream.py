@@ -7,8 +7,6 @@ may be lost as well. The receive window is what the receiver's buffer has room f
 the same growing intervals. Data for a socket that was closed, and any segment for one that is gone, is answered with a
 reset: nothing comes after that, and what had come can still be read.
 
-An acknowledgement for which nobody waits is no event: the sender's kernel takes it when somebody looks.
-
 What the model leaves out: congestion control, selective acknowledgements, and segments that arrive out of order. None
 of them can change what an endpoint sees: bytes in order, late or never, and the counters of `KernelReport`.
 """
@@ -51,10 +49,6 @@ class Carrier(Protocol):
         """The receiver's kernel says what it has."""
         ...
 
-    def expect_acks(self, flow: Flow) -> None:
-        """Something is done at the next one of `flow.acks`: they are events from now on."""
-        ...
-
     def round_trip_s(self, src: SimulatedNic, dst: SimulatedNic) -> float:
         """What a segment that takes no time to send, and its answer, take from one NIC to another."""
         ...
@@ -72,14 +66,13 @@ class Flow:
     `fin`: the sender closes after what was written. `refuses`: the receiver has closed, and answers data with a reset;
     `is_gone`: its kernel has no such socket any more, and answers every segment with a reset, also a probe.
     `low_water`: how many bytes must have come before the receiver is called (SO_RCVLOWAT).
-    `acks` are acknowledgements on their way that are no events: when each comes, and what it acknowledges.
     `on_readable`, `on_reset` and `on_writable` are the drivers' (the receiver's, the receiver's, the sender's).
     `partner` is the other direction.
     """
 
     __slots__ = (
         *("_closed_s", "_closed_since_s", "_due_s", "_fin_sent", "_network", "_rto_s", "_timer", "_waits_for_window"),
-        *("acked", "acks", "arrived", "busy_s", "busy_since_s"),
+        *("acked", "arrived", "busy_s", "busy_since_s"),
         *("data", "dst", "fin", "fin_arrived", "inbox", "is_dead", "is_gone", "low_water", "name", "on_readable"),
         "on_reset",
         "on_writable",
@@ -93,10 +86,10 @@ class Flow:
         self.send_bytes, self.room_bytes = send_bytes, room_bytes
         self.data: bytearray = bytearray()
         self.inbox: deque[bytes] = deque()
-        self.acks: deque[tuple[float, int]] = deque()
         self.written = self.sent = self.arrived = self.acked = self.read = self.timeouts = self.probes = 0
-        self.fin = self._fin_sent = self.fin_arrived = self._waits_for_window = False
-        self.is_dead = self.refuses = self.is_gone = False
+        self.fin = self._fin_sent = self.fin_arrived = self.is_dead = self.refuses = self.is_gone = (
+            self._waits_for_window
+        ) = False
         self.partner: Flow = self
         self.busy_s = self.busy_since_s = self._due_s = self._closed_s = 0.0
         self._closed_since_s = -1.0
@@ -110,85 +103,61 @@ class Flow:
 
     def write(self, views: Sequence[bytes | bytearray | memoryview]) -> int:
         """Takes what there is room for; how many bytes."""
-        now_s = self._network.clock.now_s
-        if self.acks:
-            self.take_acks()
         data = self.data
-        room = room_before = self.send_bytes - len(data)
+        n_before = len(data)
         for view in views:
-            n_view = len(view)
-            if n_view >= room:
-                data += view[:room]
-                room = 0
+            room = self.send_bytes - len(data)
+            if room <= 0:
                 break
-            data += view
-            room -= n_view
-        n_bytes = room_before - room
+            data += view if len(view) <= room else view[:room]
+        n_bytes = len(data) - n_before
         if n_bytes and self.written == self.acked:
-            self.busy_since_s = now_s
+            self.busy_since_s = self._network.clock.now_s
         self.written += n_bytes
-        self._push(now_s)
+        self._push()
         return n_bytes
 
     def has_room(self) -> bool:
         """True if `write` would take something."""
         return self.written - self.acked < self.send_bytes
 
-    def awaits_ack(self) -> bool:
-        """True if something is done at the next acknowledgement: the writer is called, or more is sent."""
-        return (
-            self.sent < self.written
-            or self.written - self.acked >= self.send_bytes
-            or (self.fin and not self._fin_sent)
-            or self._waits_for_window
-        )
-
     def report(self) -> KernelReport:
         """The counters of the sender's kernel."""
-        if self.acks:
-            self.take_acks()
-        network, acked, sent, written = self._network, self.acked, self.sent, self.written
-        busy_s, now_s = self.busy_s, network.clock.now_s
-        if written > acked:
+        busy_s, now_s = self.busy_s, self._network.clock.now_s
+        if self.written > self.acked:
             busy_s += now_s - self.busy_since_s
         open_s = busy_s - self._closed_s
         if self._closed_since_s >= 0:
             open_s -= now_s - self._closed_since_s
-        window_bytes = self._window()
-        round_trip_s = network.round_trip_s(self.src, self.dst)
+        round_trip_s = self._network.round_trip_s(self.src, self.dst)
         return KernelReport(
-            self.timeouts,
-            sent - acked,
-            written - sent,
-            network.segment_bytes,
-            window_bytes if window_bytes > 0 else 0,
-            acked,
-            round_trip_s,
-            busy_s,
-            open_s,
-            self.probes,
-            round_trip_s,
+            timeouts=self.timeouts,
+            in_flight_bytes=self.sent - self.acked,
+            unsent_bytes=self.written - self.sent,
+            segment_bytes=self._network.segment_bytes,
+            window_bytes=max(0, self._window()),
+            acked_bytes=self.acked,
+            round_trip_s=round_trip_s,
+            busy_s=busy_s,
+            open_s=open_s,
+            probes=self.probes,
+            least_round_trip_s=round_trip_s,
         )
 
     def close(self) -> None:
         """No more is written; what was is still delivered, and then the end of the stream."""
-        if self.acks:
-            self.take_acks()
         self.fin = True
-        self._push(self._network.clock.now_s)
+        self._push()
 
     def kill(self) -> None:
         """Nothing of it is sent or delivered any more."""
-        if self.acks:
-            self.take_acks()
-            self.acks.clear()
         self.is_dead = True
 
     def _window(self) -> int:
         return self.room_bytes - (self.arrived - self.read)
 
-    def _push(self, now_s: float) -> None:
-        """Sends segments as far as the window goes, and sets the timer, as of `now_s`."""
+    def _push(self) -> None:
+        """Sends segments as far as the window goes."""
         if self.is_dead or self.partner.is_gone:
             return
         if self.sent < self.written:
@@ -197,19 +166,13 @@ class Flow:
             self._fin_sent = True
             self._network.carry(self, self.written, b"", is_fin=True)
         if not self._due_s and (self._waits_for_window or self._is_unanswered()):
-            self._set_timer(now_s)
-        if self.acks and self.awaits_ack():
-            self._network.expect_acks(self)
+            self._set_timer()
 
     def _send(self) -> None:
         """Sends segments of what was not sent yet."""
         network, written, acked, window_end = self._network, self.written, self.acked, self.read + self.room_bytes
         while (start := self.sent) < written:
-            end = start + network.segment_bytes
-            if end > written:
-                end = written
-            if end > window_end:
-                end = window_end
+            end = min(start + network.segment_bytes, written, window_end)
             if end <= start:
                 self._waits_for_window = True
                 if self._closed_since_s < 0 and 2 * (self.arrived - self.read) >= self.room_bytes:
@@ -223,18 +186,15 @@ class Flow:
         """True if something was sent, or is to be, that the receiver's kernel has not answered."""
         return self.written > self.acked or (self.fin and not self.fin_arrived)
 
-    def _set_timer(self, now_s: float) -> None:
+    def _set_timer(self) -> None:
         """Sets the retransmission timer. An event that is planned for an earlier time looks again at this one."""
-        self._due_s = now_s + self._rto_s
+        self._due_s = self._network.clock.now_s + self._rto_s
         if self._timer is None:
-            clock = self._network.clock
-            self._timer = clock.after(self._rto_s - (clock.now_s - now_s), self._timer_fires)
+            self._timer = self._network.clock.after(self._rto_s, self._timer_fires)
 
     def _timer_fires(self) -> None:
         """Nothing was acknowledged for the whole timeout: everything that is not acknowledged is sent again."""
         self._timer = None
-        if self.acks:
-            self.take_acks()
         if self.is_dead or self.partner.is_gone or not self._due_s:
             return
         clock = self._network.clock
@@ -249,24 +209,15 @@ class Flow:
         self._rto_s = min(2 * self._rto_s, RTO_S_MAX)
         self.sent = self.acked
         self._fin_sent = self.fin_arrived
-        self._set_timer(clock.now_s)
-        self._push(clock.now_s)
+        self._set_timer()
+        self._push()
         if self.sent == self.acked and self._waits_for_window:
             # A probe of the closed window: it carries nothing, and is acknowledged.
             self.probes += 1
             self._network.carry(self, self.sent, b"")
 
-    def take_acks(self) -> None:
-        """Takes what has come of `acks`."""
-        acks, now_s = self.acks, self._network.clock.now_s
-        is_open = self.dst.sends() and self.src.receives()
-        while acks and acks[0][0] <= now_s:
-            at_s, acked = acks.popleft()
-            if is_open:
-                self.take_ack(acked, at_s)
-
-    def take_ack(self, acked: int, now_s: float) -> None:
-        """An acknowledgement has come at this time."""
+    def take_ack(self, acked: int) -> None:
+        """An acknowledgement has come."""
         if self.is_dead:
             return
         if acked > self.acked:
@@ -278,16 +229,16 @@ class Flow:
             self.timeouts, self._rto_s = 0, RTO_S_MIN
             self._due_s = 0.0
             if self.acked == self.written:
-                self.busy_s += now_s - self.busy_since_s
+                self.busy_s += self._network.clock.now_s - self.busy_since_s
             if not had_room:
                 self.on_writable()
         self._waits_for_window, self.probes = False, 0
         if self._closed_since_s >= 0:
-            self._closed_s += now_s - self._closed_since_s
+            self._closed_s += self._network.clock.now_s - self._closed_since_s
             self._closed_since_s = -1.0
         # Nothing waits after most acknowledgements.
         if acked < self.written or self.fin:
-            self._push(now_s)
+            self._push()
 
     # --- the receiver's kernel
 
@@ -363,7 +314,7 @@ class Flow:
 
     def _note_read(self, n_bytes: int) -> None:
         """The reader has taken so many bytes."""
-        was_full = self.room_bytes - self.arrived + self.read < self._network.segment_bytes
+        was_full = self._window() < self._network.segment_bytes
         self.read += n_bytes
         if was_full and n_bytes:
             # The window is open again: the sender is told.

@@ -291,8 +291,6 @@ class SwarmProgram:
         """True if there were any."""
         endpoint = self.host.endpoint
         events = endpoint.poll_events()
-        if not events and self._n_out:
-            return False
         for peer, inbound in endpoint.inbounds.items() if events else ():
             for channel in inbound._channels.values():
                 if channel.delivered > channel.told and not inbound.owes_report:
@@ -321,13 +319,10 @@ class SwarmProgram:
                 self.host.compute(self.swarm.rng.choice((0.001, 0.02, 0.15)))
         if not self._n_out:
             for peer, inbound in endpoint.inbounds.items():
-                for channel in inbound._channels.values():
-                    if channel.delivered <= channel.told:
-                        continue
-                    # What is to be written, or will be once a rail is up, is not held back.
-                    if inbound.is_joined() and not endpoint.to_report.keys() & set(inbound.connections):
-                        raise Violation(f"rank {self.host.rank}: waits for nothing, and owes rank {peer} a report")
-                    break
+                is_owed = any(channel.delivered > channel.told for channel in inbound._channels.values())
+                # What is to be written, or will be once a rail is up, is not held back.
+                if is_owed and inbound.is_joined() and not endpoint.to_report.keys() & set(inbound.connections):
+                    raise Violation(f"rank {self.host.rank}: waits for nothing, and owes rank {peer} a report")
         return bool(events)
 
     def posted(self, number: int) -> int:

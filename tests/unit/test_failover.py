@@ -55,14 +55,6 @@ def test_a_sender_fills_its_window_over_the_rails_in_turn() -> None:
     assert done == ["free #0", "send data e0 #2 on rail 2"]
 
 
-@pytest.mark.parametrize("n_rails", [1, 2, 3])
-def test_a_sender_that_starts_with_some_rails_is_one_that_was_told_of_the_others(n_rails: int) -> None:
-    link = Link(n_rails, 2)
-    for up in range(1 << n_rails):
-        lost = [Event(DOWN, rail) for rail in range(n_rails) if not up >> rail & 1]
-        assert link.sender(up) == run_sender(link, *lost)[0]
-
-
 def test_what_went_out_on_a_lost_rail_goes_out_again_on_the_next() -> None:
     events = (Event(OFFER), Event(OFFER), Event(OFFER))
     _, done = run_sender(Link(2, 3), *events, Event(DOWN, 0))
