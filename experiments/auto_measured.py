@@ -32,7 +32,7 @@ from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, run_local_job
 from optcc.experiments.fabric.processes import launch
 from optcc.experiments.record import RECORDS, BenchTiming, Check, Record
-from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, former_of, head, record_command
 from optcc.planner import AUTO
 from optcc.schedules.auto_collectives import candidates_for
 from optcc.show import Card
@@ -261,10 +261,9 @@ def command(
     finally:
         if fabric is not None:
             fabric.down()
-    output = click.get_current_context().params["output"] or AutoMeasured.own_path
-    if (transports or collectives) and output.exists() and not quick:
-        rows += [row for row in AutoMeasured.read(output).rows if (row.transport, row.collective) not in asked]
-        cells.join(output)
+    former = former_of(AutoMeasured, cells) if (transports or collectives) and not quick else None
+    if former is not None:
+        rows += [row for row in former.rows if (row.transport, row.collective) not in asked]
     order = [*product(TRANSPORTS, COLLECTIVES)]
     rows.sort(key=lambda row: (order.index((row.transport, row.collective)), row.size_bytes))
     return AutoMeasured(**head(), loopback=LOOPBACK, fabric=FABRIC, rows=tuple(rows))

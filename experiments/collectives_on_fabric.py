@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,23 +25,18 @@ import click
 import msgspec
 
 from optcc.collective import Collective
-from optcc.errors import RuntimeFault
 from optcc.experiments.bench import message_bytes
+from optcc.experiments.bench_jobs import STATES, in_state, run_bench, times_of
 from optcc.experiments.cells import RecordCells
-from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
+from optcc.experiments.fabric import Fabric, FabricSpec
 from optcc.experiments.record import RECORDS, Check, Record
-from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, former_of, head, record_command
 from optcc.experiments.untold import topology_of
 from optcc.show import Card
 from optcc.units import show_size
 from optcc.verify.bounds.certified import least_seconds
 
 FABRIC = "4x2@200Mbit/s"
-STATES: Mapping[str, Mapping[str, str]] = {
-    "healthy": {},
-    "one NIC at half": {"h3.eth1": "100Mbit/s"},
-    "one NIC down": {"h3.eth1": "down"},
-}
 SIZE_BYTES, ROUNDS, RUNS = 32 << 20, 2, 5
 OURS = ("--transport", "tcp", "--schedule", "auto")
 PEER = ("--transport", "mpi", "--peer", "mpi")
@@ -181,49 +174,27 @@ def _over(seconds: Sequence[float], bound_s: float) -> str:
 def run_job(fabric: Fabric, collective: str, size_bytes: int, words: Sequence[str], mpi: Sequence[str] = ()) -> Record:
     """The record of one job of `optcc bench`, which is told nothing of the hosts. Raises RuntimeFault if it fails."""
     mode = "out" if collective in _OUT_OF_PLACE else "in"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "record.json"
-        asked = ["bench", *words, "--collective", collective, "--mode", mode, "-b", str(size_bytes)]
-        asked += ["-n", str(RUNS), "-w", "1", "--quiet", "-J", str(path)]
-        command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-P", "-m", "optcc", *asked]
-        done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S, mpi_args=mpi)
-        if done.exit_code:
-            raise RuntimeFault(f"{collective}, {' '.join((*words, *mpi))}: {done.stderr.strip()[-500:]}")
-        return Record.read(path)
-
-
-def _times(records: Sequence[Record]) -> tuple[tuple[float, ...], int]:
-    """The seconds of all runs, and how many elements were wrong."""
-    rows = [record.rows[0] for record in records]
-    samples = [each for row in rows for each in (row.out_of_place, row.in_place) if each is not None]
-    return tuple(second for each in samples for second in each.undisturbed_s), sum(each.wrong for each in samples)
+    asked = [*words, "--collective", collective, "--mode", mode, "-b", str(size_bytes), "-n", str(RUNS), "-w", "1"]
+    return run_bench(fabric, f"{collective}, {' '.join((*words, *mpi))}", asked, _TIMEOUT_S, mpi=mpi)
 
 
 def measure(fabric: Fabric, collective: str, state: str, size_bytes: int, rounds: int) -> CollectivesRow:
     """One row; the hosts are healed at the end."""
     wanted = Collective(collective, fabric.state().spec.hosts)
-    try:
-        for nic, what in STATES[state].items():
-            if what == "down":
-                fabric.fail(nic)
-            else:
-                fabric.set_rate(nic, NicRates.parse(what))
+    with in_state(fabric, STATES[state]):
         bound_s = float(least_seconds(topology_of(fabric.state()), message_bytes(wanted, size_bytes), wanted))
         job = partial(run_job, fabric, collective, size_bytes)
         known = {DEFAULT: (), **ALGORITHMS[collective]}
-        tried = {name: statistics.median(_times([job(PEER, mpi)])[0]) for name, mpi in known.items()}
+        tried = {name: statistics.median(times_of([job(PEER, mpi)])[0]) for name, mpi in known.items()}
         algorithm = min(tried, key=lambda name: tried[name])
         ours: list[Record] = []
         peers: list[Record] = []
         for _ in range(rounds):
             ours.append(job(OURS))
             peers.append(job(PEER, known[algorithm]))
-    finally:
-        for nic in STATES[state]:
-            fabric.heal(nic)
     plan = ours[0].rows[0]
-    seconds, wrong = _times(ours)
-    peer_seconds, peer_wrong = _times(peers)
+    seconds, wrong = times_of(ours)
+    peer_seconds, peer_wrong = times_of(peers)
     return CollectivesRow(
         *(collective, state, size_bytes, bound_s, plan.schedule, plan.segments, seconds, wrong, algorithm),
         peer_settings=" ".join((*PEER, *known[algorithm])),
@@ -262,11 +233,9 @@ def command(
             for collective, state in asked
         }
         rows = list(cells.each(units, CollectivesRow))
-    output = click.get_current_context().params["output"] or CollectivesOnFabric.own_path
-    if (collectives or states) and output.exists() and not quick:
-        former = CollectivesOnFabric.read(output).rows
-        rows += [row for row in former if (row.collective, row.state) not in asked]
-        cells.join(output)
+    former = former_of(CollectivesOnFabric, cells) if (collectives or states) and not quick else None
+    if former is not None:
+        rows += [row for row in former.rows if (row.collective, row.state) not in asked]
     order = [*product(ALGORITHMS, STATES)]
     in_order = sorted(rows, key=lambda row: order.index((row.collective, row.state)))
     return CollectivesOnFabric(**head(), fabric=FABRIC, rows=tuple(in_order))

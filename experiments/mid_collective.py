@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
+from optcc.experiments.bench_jobs import befall
 from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.record import RECORDS, Check
@@ -111,14 +112,6 @@ class MidCollective(Measured):
         return Card(f"A NIC of {self.hosts} in the middle of {show_size(self.size_bytes)}", heads, rows)
 
 
-def befall(fabric: Fabric, what: str) -> None:
-    """The NIC goes down, or gets a rate."""
-    if what == "down":
-        fabric.fail(NIC)
-    else:
-        fabric.set_rate(NIC, NicRates.parse(what))
-
-
 def heal(fabric: Fabric, what: str) -> None:
     """It is as it was."""
     if what == "down":
@@ -132,7 +125,7 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
     what, rng = STATES[state], random.Random(SEED)
     with Fabric.up(FabricSpec.parse(HOSTS, name=f"mid-{os.getpid()}")) as fabric:
         bound_s = bound_of(fabric.state(), size_bytes)
-        befall(fabric, what)
+        befall(fabric, NIC, what)
         left_s = bound_of(fabric.state(), size_bytes)
         heal(fabric, what)
         job = ReducingJob(fabric, arm, size_bytes)
@@ -145,7 +138,7 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
                 job.begin()
                 time.sleep(rng.uniform(0.15, 0.5) * healthy_s)
                 asked_s = time.monotonic()
-                befall(fabric, what)
+                befall(fabric, NIC, what)
                 at_s = (asked_s + time.monotonic()) / 2 - began_s
                 told = job.end_of_run()
                 heal(fabric, what)

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -85,6 +85,18 @@ def head() -> dict[str, Any]:
 def check_times(check: Check, where: str, seconds: Sequence[float]) -> None:
     """Raises CodecError, by `check`, unless there are times, all above zero."""
     check(where, seconds, bool(seconds) and min(seconds) > 0, "be one or more, above zero")
+
+
+Kind = TypeVar("Kind", bound=Measured)
+
+
+def former_of(kind: type[Kind], cells: RecordCells) -> Kind | None:
+    """The record that the command is to write, as it is: for rows of it that are kept. None if there is none."""
+    path = click.get_current_context().params["output"] or kind.own_path
+    if not path.exists():
+        return None
+    cells.join(path)
+    return kind.read(path)
 
 
 Measure = Callable[..., Answer | int | None]

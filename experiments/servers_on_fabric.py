@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,22 +22,17 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
-from optcc.errors import RuntimeFault
+from optcc.experiments.bench_jobs import STATES, in_state, run_bench, times_of
 from optcc.experiments.cells import RecordCells
-from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates
+from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check, Record
-from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
+from optcc.experiments.recorder import Measured, RecordForm, check_times, former_of, head, record_command
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
 
 FABRIC = "4x2@200Mbit/s/2ranks+800Mbit/s"
-STATES: Mapping[str, Mapping[str, str]] = {
-    "healthy": {},
-    "one NIC at half": {"h3.eth1": "100Mbit/s"},
-    "one NIC down": {"h3.eth1": "down"},
-}
 SIZE_BYTES, ROUNDS, RUNS = 64 << 20, 2, 5
 _TIMEOUT_S = 120.0
 OURS = "optcc, auto"
@@ -118,47 +111,33 @@ class ServersOnFabric(Measured):
 def run_job(fabric: Fabric, contender: str, size_bytes: int) -> Record:
     """The record of one job. Raises RuntimeFault if it fails."""
     job = CONTENDERS[contender]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "record.json"
-        words = ["bench", *job.bench, "--mode", "in", "-b", str(size_bytes), "-n", str(RUNS), "-w", "1"]
-        words += ["--wire-overhead", WIRE_OVERHEAD, "--quiet", "-J", str(path)]
-        command = [sys.executable, "-P", "-m", "optcc", *words]
-        done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S, mpi_args=job.mpi)
-        if done.exit_code:
-            raise RuntimeFault(f"{contender}: {done.stderr.strip()[-500:]}")
-        return Record.read(path)
+    words = [*job.bench, "--mode", "in", "-b", str(size_bytes), "-n", str(RUNS), "-w", "1"]
+    words += ["--wire-overhead", WIRE_OVERHEAD]
+    return run_bench(fabric, contender, words, _TIMEOUT_S, told=True, mpi=job.mpi)
 
 
 def measure_state(fabric: Fabric, state: str, size_bytes: int, rounds: int) -> list[ServersRow]:
     """A row for each contender; the hosts are healed at the end."""
-    try:
-        for nic, what in STATES[state].items():
-            if what == "down":
-                fabric.fail(nic)
-            else:
-                fabric.set_rate(nic, NicRates.parse(what))
+    with in_state(fabric, STATES[state]):
         bound_s = bound_of(fabric.state(), size_bytes)
         records: dict[str, list[Record]] = {contender: [] for contender in CONTENDERS}
         for _ in range(rounds):
             for contender, made in records.items():
                 made.append(run_job(fabric, contender, size_bytes))
-    finally:
-        for nic in STATES[state]:
-            fabric.heal(nic)
     rows: list[ServersRow] = []
     for contender, made in records.items():
-        timings = [record.rows[0] for record in made]
-        samples = [timing.in_place for timing in timings if timing.in_place is not None]
+        plan = made[0].rows[0]
+        seconds, wrong = times_of(made)
         job = CONTENDERS[contender]
         rows.append(
             ServersRow(
                 *(state, contender, " ".join((*job.bench, *job.mpi))),
-                schedule=timings[0].schedule,
-                segments=timings[0].segments,
+                schedule=plan.schedule,
+                segments=plan.segments,
                 size_bytes=size_bytes,
                 bound_s=bound_s,
-                seconds=tuple(second for each in samples for second in each.undisturbed_s),
-                wrong=sum(each.wrong for each in samples),
+                seconds=seconds,
+                wrong=wrong,
             )
         )
     return rows
@@ -173,9 +152,8 @@ def command(states: tuple[str, ...], size_mib: int, rounds: int, quick: bool, ce
     with Fabric.up(FabricSpec.parse(FABRIC, name=f"servers-{os.getpid()}")) as fabric:
         units = {state: partial(measure_state, fabric, state, size_mib << 20, rounds) for state in states or STATES}
         rows = [row for state in cells.each(units, list[ServersRow]) for row in state]
-    output = click.get_current_context().params["output"] or ServersOnFabric.own_path
-    if states and output.exists() and not quick:
-        rows += [row for row in ServersOnFabric.read(output).rows if row.state not in states]
-        cells.join(output)
+    former = former_of(ServersOnFabric, cells) if states and not quick else None
+    if former is not None:
+        rows += [row for row in former.rows if row.state not in states]
     in_order = sorted(rows, key=lambda row: (list(STATES).index(row.state), list(CONTENDERS).index(row.contender)))
     return ServersOnFabric(**head(), fabric=FABRIC, rows=tuple(in_order))

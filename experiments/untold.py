@@ -30,8 +30,9 @@ import msgspec
 
 from optcc.collective import Collective
 from optcc.errors import RuntimeFault
+from optcc.experiments.bench_jobs import befall
 from optcc.experiments.cells import RecordCells
-from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState, NicRates
+from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.show import Card
@@ -193,10 +194,7 @@ def measure_state(state: UntoldState) -> UntoldRow:
     command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-m", "optcc", *words]
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
         for nic, what in state.nics.items():
-            if what == "down":
-                fabric.fail(nic)
-            else:
-                fabric.set_rate(nic, NicRates.parse(what))
+            befall(fabric, nic, what)
         standing = fabric.state()
         done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S)
     if done.exit_code:

@@ -15,12 +15,12 @@ from optcc.collective import Collective
 from optcc.errors import EXIT_DONE, CodecError, RuntimeFault
 from optcc.experiments import collectives_on_fabric as module
 from optcc.experiments.bench import message_bytes
+from optcc.experiments.bench_jobs import STATES
 from optcc.experiments.collectives_on_fabric import (
     ALGORITHMS,
     DEFAULT,
     FABRIC,
     PEER,
-    STATES,
     CollectivesOnFabric,
     CollectivesRow,
 )
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused(change: dict[str, object], path: str, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.realtime
-@pytest.mark.skipif(not can_make_namespaces(), reason="no right to make network namespaces")
+@pytest.mark.skipif(can_make_namespaces() is not None, reason="no right to make network namespaces")
 def test_the_smaller_version_runs(tmp_path: Path) -> None:
     path = tmp_path / "quick.json"
     assert cli.run(["experiment", "collectives-on-fabric", "--quick", "-o", str(path)]) == EXIT_DONE
@@ -139,7 +139,7 @@ def test_the_smaller_version_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.realtime
-@pytest.mark.skipif(not can_make_namespaces(), reason="no right to make network namespaces")
+@pytest.mark.skipif(can_make_namespaces() is not None, reason="no right to make network namespaces")
 def test_a_job_that_fails_says_which() -> None:
     with (
         Fabric.up(FabricSpec.parse("2x1@100Mbit/s", name="collectives-test")) as fabric,

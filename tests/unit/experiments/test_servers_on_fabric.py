@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from optcc.errors import CodecError
+from optcc.experiments.bench_jobs import STATES
 from optcc.experiments.fabric import FabricSpec, NicRates, NicTarget
 from optcc.experiments.fabric.state import FabricState, NicState
-from optcc.experiments.servers_on_fabric import FABRIC, OURS, STATES, ServersOnFabric, ServersRow
+from optcc.experiments.servers_on_fabric import FABRIC, OURS, ServersOnFabric, ServersRow
 from optcc.experiments.untold import bound_of
 
 ROW = ServersRow("healthy", OURS, "--transport tcp", "equal-trees", 256, 1 << 26, 2.0, (2.04, 2.1, 2.02), 0)
