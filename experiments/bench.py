@@ -1,9 +1,8 @@
 """Timing collectives: schedules and peers interleaved in one run, every element checked.
 
-Every case runs once in each round, so that a drift of the machine affects all alike, and what follows what changes from
-round to round. A time is from a barrier until a
-rank is done, the slowest unless another is asked for. Inputs are those of `optcc.runtime.exact_inputs`: every reduction
-of them is exact, so a single wrong element is found.
+Every case runs once in each round, so that a drift of the machine affects all alike, and each round begins with another
+case. A time is from a barrier until a rank is done, the slowest unless another is asked for. Inputs are those of
+`optcc.runtime.exact_inputs`: every reduction of them is exact, so a single wrong element is found.
 """
 
 from __future__ import annotations

@@ -114,10 +114,8 @@ PROBE = 4
 FORESEEN = 0.005
 """How far an excess may be from what two plans with far fewer segments say of it, as a share of the busiest port."""
 SAVING = 0.01
-"""Segments of other collectives than AllReduce are doubled as long as that saves such a share. Twice the messages have
-their price where processors are busy, which no simulation knows: with ten processes on two cores, four hosts of 2 x 100
-Mbit/s took 1.1 of the bound for a Broadcast of 8 MiB in 64 segments, 1.7 to 2 in 128, 3 to 6 in 256 and 7 in 1,024,
-where simulations say 1.03, 1.016, 1.008 and 1.002."""
+"""Segments of other collectives than AllReduce are doubled as long as that saves such a share: twice the messages have
+their price where processors are busy, which no simulation knows."""
 HOPELESS = 1.5
 """More segments balance the load of ports, but not as much as this."""
 
@@ -478,7 +476,8 @@ class _SegmentSearch:
             if jumps and best.seconds < 2 * busiest_s:
                 excess = best.seconds / busiest_s - 1
                 if chosen >= least and _suffices(excesses, chosen, excess, self.close):
-                    below = below if self.topology.overhead_s else []
+                    if not self.topology.overhead_s:
+                        below = []
                     break
                 excesses[chosen] = excess
                 # Twice the segments take half the excess.

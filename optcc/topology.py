@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from optcc.collective import RANKS_MAX
 from optcc.errors import InputError, TopologyError
 from optcc.graph import Graph, GraphLink
-from optcc.servers import UNLIMITED, Nic, Pod, Server, enclose, pooled_graph, wire
+from optcc.servers import UNLIMITED, Nic, Pod, Server, bundle, enclose, pooled_graph, wire
 from optcc.show import Card, Shown
 from optcc.topology_text import is_text, parse_text, read_toml
 from optcc.units import parse_rate, show_rate, show_time
@@ -151,11 +151,11 @@ class Topology(Shown):
     @property
     def widest(self) -> Graph | None:
         """`wired`, or a graph that carries all that this cluster does and more: for lower bounds (`wire`)."""
-        wired = self.wired
-        if wired is None or not self.rail_only:
+        wired, servers = self.wired, self.servers
+        if wired is None or not self.rail_only or not wired.is_joined:
             return wired
-        widest = wire(self.servers, self.pods, self.rail_only, widest=True)
-        return wired if widest == wired or not wired.is_joined else widest
+        is_all = bundle(servers) == bundle(servers, widest=True)
+        return wired if is_all else wire(servers, self.pods, self.rail_only, widest=True)
 
     @property
     def out(self) -> tuple[Fraction, ...]:

@@ -722,5 +722,5 @@ class Endpoint(LocalRank):
         nics = self.pairs(src, dst)
         left = [rail for rail, (mine, theirs) in enumerate(nics) if min(*rates[src][mine], *rates[dst][theirs]) > 0]
         left = left or list(range(len(nics)))
-        own = [rail for rail in left if self.keeps_to_own and self.belongs(nics[rail][0], src)]
-        return own or left
+        owned = self.owned(src) if self.keeps_to_own else set()
+        return [rail for rail in left if nics[rail][0] in owned] or left

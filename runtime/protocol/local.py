@@ -41,12 +41,12 @@ class LocalRank:
 
     `book` has every rank's NICs, by rank, and `insides` what each listens at for ranks of its own host, if that is
     known: ranks with the same name there are on one host, and are joined by nothing else. Behind the numbers of a
-    rank's NICs there is one more for it. `job` and `secret` are those of the handshake, `draw(n)` n random bytes.
-    `events` are those of the transport that have not been polled, `n_awaited` counts the posts without one. `up` has
-    the connections that are established. `left` has the ranks that said bye, and whether because of a failure;
-    `awaited` those whose word this rank waits for. `nic_up` is what the kernel says of this rank's NICs. `addresses`
-    are those, with ports, of NICs that are not where the book says, by rank and number. `notes` are the last rare
-    events, for whoever observes the job.
+    rank's NICs there is one more for it. `mates` are, by rank, the ranks of its host in order, itself too. `job` and
+    `secret` are those of the handshake, `draw(n)` n random bytes. `events` are those of the transport that have not
+    been polled, `n_awaited` counts the posts without one. `up` has the connections that are established. `left` has the
+    ranks that said bye, and whether because of a failure; `awaited` those whose word this rank waits for. `nic_up` is
+    what the kernel says of this rank's NICs. `addresses` are those, with ports, of NICs that are not where the book
+    says, by rank and number. `notes` are the last rare events, for whoever observes the job.
 
     `agreed` is what plans that are opened from now on are for, as shares of what the book says, the same at all ranks;
     empty before they have agreed on some. It is the `n_agreed`-th.
@@ -55,7 +55,7 @@ class LocalRank:
     # More attributes than instances of one class share the names of: without slots each is a search.
     __slots__ = (
         *("__dict__", "__weakref__", "addresses", "agreed", "book", "checksum", "counts", "draw", "eager_bytes"),
-        *("events", "failure", "hosts"),
+        *("events", "failure", "hosts", "mates"),
         *("insides", "is_leaving", "job", "left", "next_tick_s", "nic_up", "now_s", "own_nics", "rail_counts", "rank"),
         *("secret", "settings", "to_close", "to_dial", "to_limit", "to_report", "to_resume", "to_send", "up"),
         "watch_s",
@@ -77,6 +77,10 @@ class LocalRank:
         self.settings, self.rank, self.book, self.insides = settings, rank, book, tuple(insides)
         names = [inside[0] for inside in insides]
         self.hosts = tuple(names.index(name) for name in names) if names else tuple(range(len(book)))
+        of_host: dict[int, list[int]] = {}
+        for each, host in enumerate(self.hosts):
+            of_host.setdefault(host, []).append(each)
+        self.mates = [of_host[host] for host in self.hosts]
         self.job, self.secret, self.draw, self.checksum = job, secret, draw, checksum
         self.now_s = now_s
         self.own_nics = book[rank]
@@ -199,10 +203,10 @@ class LocalRank:
         """True if two ranks are known to be on one host."""
         return self.hosts[src] == self.hosts[dst]
 
-    def belongs(self, nic: int, rank: int) -> bool:
-        """True if a NIC belongs to a rank: the NICs of a host are its ranks' in equal parts, in order."""
-        ranks = [each for each, host in enumerate(self.hosts) if host == self.hosts[rank]]
-        return nic * len(ranks) // len(self.book[rank]) == ranks.index(rank)
+    def owned(self, rank: int) -> set[int]:
+        """The NICs that belong to a rank: those of a host are its ranks' in equal parts, in order."""
+        mates, count = self.mates[rank], len(self.book[rank])
+        return {nic for nic in range(count) if mates[nic * len(mates) // count] == rank}
 
     def entry(self, rank: int, nic: int) -> NicEntry:
         """The NIC of this number, or what the rank listens at for those of its own host."""

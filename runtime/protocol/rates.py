@@ -50,8 +50,7 @@ class Rates:
         self._local, self._outbounds = local, outbounds
         self.is_on = local.settings.learn_rates and len(local.own_nics) > 1
         # What a rank gets of a NIC that others of its host use too says little of the NIC.
-        self._is_alone_at = [local.hosts.count(host) == 1 for host in local.hosts]
-        self._is_alone = self._is_alone_at[local.rank]
+        self._is_alone = len(local.mates[local.rank]) == 1
         self.carried: dict[tuple[int, int], int] = {}
         self._meters = [NicMeter() for _ in local.own_nics]
         self._unsure = [False] * len(self._meters)
@@ -106,10 +105,7 @@ class Rates:
     def shared(self, rank: int, nic: int) -> tuple[float, float]:
         """`known` of a NIC that the ranks of a host share: the least that one of them says, as each finds out by itself
         what befalls it."""
-        if self._is_alone_at[rank]:
-            return self.known(rank, nic)
-        hosts = self._local.hosts
-        outs, ins = zip(*(self.known(each, nic) for each, host in enumerate(hosts) if host == hosts[rank]), strict=True)
+        outs, ins = zip(*(self.known(mate, nic) for mate in self._local.mates[rank]), strict=True)
         return min(outs), min(ins)
 
     def _own(self, nic: int) -> tuple[float, float]:

@@ -32,6 +32,7 @@ def looked(waiting: tuple[int, int], theirs: int = RATE, hosts: tuple[int, ...] 
         settings=SimpleNamespace(learn_rates=True),
         is_inside=lambda src, dst: src == dst,
         hosts=hosts,
+        mates=[[mate for mate, other in enumerate(hosts) if other == host] for host in hosts],
     )
     outbounds: Any = {1: SimpleNamespace(peer=1, direct=rails)}
     rates = Rates(local, outbounds)
