@@ -532,9 +532,10 @@ def measure(
     first_checked = 0 if check is None else max(0, warmup + iterations - check)
     tallies = [{mode: Tally() for mode in modes if mode in case.modes} for case in cases]
     turns = [turn for turn in _turns(len(cases), modes, warmup, iterations) if turn[1] in tallies[turn[0]]]
+    losses = _Losses(transport)
     for position, (number, mode, round_) in enumerate(turns):
         how = operations if blocking else -operations, average
-        run = _run(transport, cases[number], mode, message, *how, is_checked=round_ >= first_checked)
+        run = _run(transport, cases[number], mode, message, losses, *how, is_checked=round_ >= first_checked)
         tally = tallies[number][mode]
         tally.wrong += run.wrong
         tally.resent += run.resent
@@ -560,8 +561,8 @@ def _turns(n_cases: int, modes: Sequence[str], warmup: int, iterations: int) -> 
 
 
 class _Run(NamedTuple):
-    """Seconds of an operation, the largest stolen share; and over all ranks wrong elements, chunks that were sent
-    again, connections that were lost, and paths through other hosts that were taken."""
+    """Seconds of an operation, the largest stolen share; and over all ranks wrong elements, and since the run before
+    this one chunks that were sent again, connections that were lost, and paths through other hosts that were taken."""
 
     seconds: float
     steal: float
@@ -576,6 +577,7 @@ def _run(
     case: Contestant,
     mode: str,
     message: BenchMessage,
+    losses: _Losses,
     operations: int,
     average: str,
     *,
@@ -584,7 +586,7 @@ def _run(
     """`operations` of a case, below zero those that are all begun before the first is waited for."""
     send, recv = message.arrays(mode)
     message.settle()
-    stolen, before = stolen_jiffies(), _losses(transport)
+    stolen = stolen_jiffies()
     transport.barrier()
     started = time.perf_counter()
     if operations < 0 and isinstance(case, Ours):
@@ -602,20 +604,31 @@ def _run(
         case.run(*message.arrays(mode))
         message.settle()
     wrong = message.wrong() if is_checked else 0
-    losses = (now - then for then, now in zip(before, _losses(transport), strict=True))
-    row = _RUN.pack(own, steal, wrong, *losses)
+    row = _RUN.pack(own, steal, wrong, *losses.take())
     seconds, stolen_shares, *counts = zip(*map(_RUN.unpack, transport.allgather(row)), strict=True)
     of_ranks = {"rank 0": seconds[0], "mean": fmean(seconds), "fastest": min(seconds), "slowest": max(seconds)}
     return _Run(of_ranks[average], max(stolen_shares), *map(sum, counts))
 
 
-def _losses(transport: Transport) -> tuple[int, int, int]:
+class _Losses:
     """Chunks that this rank has sent again, connections that it has lost, and paths through other hosts that it has
-    taken so far; 0 where they are not counted."""
-    if not isinstance(transport, TcpTransport):
-        return 0, 0, 0
-    counts = transport.counts
-    return counts.resent, sum(count.failures for count in transport.rails), counts.detours
+    taken; 0 where they are not counted. A NIC may fail between two runs, so none is left out."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._before = self._so_far()
+
+    def take(self) -> tuple[int, ...]:
+        """How many since the last call, the first time since the beginning."""
+        before, self._before = self._before, self._so_far()
+        return tuple(now - then for then, now in zip(before, self._before, strict=True))
+
+    def _so_far(self) -> tuple[int, int, int]:
+        transport = self._transport
+        if not isinstance(transport, TcpTransport):
+            return 0, 0, 0
+        counts = transport.counts
+        return counts.resent, sum(count.failures for count in transport.rails), counts.detours
 
 
 def nic_traffic(transport: TcpTransport) -> tuple[NicTraffic, ...]:

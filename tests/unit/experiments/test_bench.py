@@ -31,6 +31,7 @@ from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import Array
 from optcc.runtime.probe import MeasuredNics
+from optcc.runtime.protocol.settings import Counts, RailCount
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks
 from optcc.runtime.transports.tcp import TcpTransport
@@ -373,6 +374,58 @@ class _FourHosts:
 
     def set_rates(self, rates: object) -> None:
         self.rates = rates
+
+
+class _Losing(TcpTransport):
+    """One rank without peers. It has lost connections when it is made, and says for how many more it has lost since."""
+
+    def __init__(self, fails: Callable[[], int]) -> None:
+        self._fails = fails
+
+    rank, n_ranks = 0, 1
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(resent=3 * self._fails())
+
+    @property
+    def rails(self) -> tuple[RailCount, ...]:
+        return (RailCount("eth0", failures=self._fails()), RailCount("eth1"))
+
+    def barrier(self, *_: object) -> None:
+        pass
+
+    def allgather(self, data: bytes, *_: object) -> list[bytes]:
+        return [data]
+
+
+def test_what_fails_between_two_runs_is_counted() -> None:
+    n_lost = 5
+
+    class Silent:
+        name = "silent"
+        modes: tuple[str, ...] = ("out",)
+
+        def run(self, send: Array | None, recv: Array | None) -> None:
+            del send, recv
+
+    def fail(done: int, total: int) -> None:
+        nonlocal n_lost
+        n_lost += (done == 1) + 3 * (done == total)
+
+    (tallies,) = measure(
+        _Losing(lambda: n_lost),
+        [Silent()],
+        count=4,
+        dtype="int32",
+        reduction="sum",
+        iterations=2,
+        warmup=0,
+        check=0,
+        modes=("out",),
+        progress=fail,
+    )
+    assert (tallies["out"].lost, tallies["out"].resent) == (1, 3)
 
 
 @pytest.mark.parametrize("declared", ["4@50MB/s,3=25MB/s", "4@50MB/s", None])
