@@ -28,9 +28,9 @@ SAYS = (
 )
 """What the figure says, for a gallery."""
 _HEAD_PT, _FOOT_PT, _LEFT_PT, _RIGHT_PT, _GAP_PT, _ROW_PT = 46.0, 26.0, 46.0, 8.0, 14.0, 11.0
-_LABELS_PT = 128.0
+_LABELS_PT = 188.0
 """Left of the last panel, for what was timed."""
-_DEVICE_CHARS, _WHAT_CHARS = 40, 34
+_DEVICE_CHARS, _WHAT_CHARS = 40, 56
 _MARKERS = "os^DvP*Xph<>"
 
 
@@ -128,11 +128,12 @@ def _look(number: int) -> dict[str, Any]:
 def _draw_kernels(
     axes: Axes, size: int, kernels: dict[str, list[tuple[str, float]]], dtypes: list[str], names: list[str]
 ) -> None:
-    axes.set_title(style.spaced(show_size(size)), size=style.LABEL_PT, weight="bold", loc="left", pad=3)
+    title = f"{style.spaced(show_size(size))} (line: {100 * COPY_SHARE_MIN:.0f} %)"
+    axes.set_title(title, size=style.LABEL_PT, weight="bold", loc="left", pad=3)
     axes.set_ylim(len(dtypes) - 0.5, -0.5)
     axes.set_yticks(range(len(dtypes)), dtypes)
     axes.set_xlim(0, 1.1 * max(100.0, *(share for points in kernels.values() for _, share in points)))
-    axes.set_xlabel(f"% of copy bandwidth (line: {100 * COPY_SHARE_MIN:.0f})", labelpad=1.5)
+    axes.set_xlabel("% of copy bandwidth", labelpad=1.5)
     axes.axvline(100 * COPY_SHARE_MIN, color=style.INK, linewidth=1.2, zorder=3, gid=f"least:{size}")
     for name, points in kernels.items():
         places, shares = [dtypes.index(dtype) for dtype, _ in points], [share for _, share in points]
@@ -140,10 +141,11 @@ def _draw_kernels(
 
 
 def _draw_ratios(axes: Axes, table: BatteryTable) -> None:
-    axes.set_title("over what is beside it", size=style.LABEL_PT, weight="bold", loc="left", pad=3)
+    axes.set_title("time over time", size=style.LABEL_PT, weight="bold", loc="left", pad=3)
     count = len(table.ratios)
     axes.set_ylim(max(count, 1) - 0.5, -0.5)
-    axes.set_yticks(range(count), [style.label(what, _WHAT_CHARS) for what, _, _ in table.ratios])
+    said = [style.label(f"{what} / {against}", _WHAT_CHARS) for what, _, against in table.ratios]
+    axes.set_yticks(range(count), said)
     axes.set_xscale("log")
     axes.minorticks_off()
     ratios = [ratio for _, ratio, _ in table.ratios]
