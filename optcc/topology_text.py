@@ -26,6 +26,10 @@ SERVERS = {"dgx-a100": "8@25GB/s+300GB/s", "dgx-h100": "8@50GB/s+450GB/s"}
 """Servers by name: GPUs, the rate of each one's NIC, and what each exchanges inside."""
 _NAMED = re.compile(rf"([0-9]{{1,6}})x({'|'.join(SERVERS)})(?![a-z0-9-])")
 _MI250 = re.compile(r"([0-9]{1,4})xmi250")
+_FORMS = (
+    "of a form like 8@50GB/s, 4x8@50GB/s, 4x8@50GB/s+450GB/s, torus:4x4@50GB/s, or 4x and one of "
+    f"{', '.join([*SERVERS, 'mi250'])}"
+)
 _TORUS = re.compile(r"torus:([0-9]{1,4}(?:x[0-9]{1,4}){0,3})@(.+)")
 
 
@@ -65,7 +69,7 @@ def parse_text(text: str) -> Parts:
     head, *overrides = named.split(",")
     match = _HEAD.fullmatch(head.strip())
     if match is None:
-        raise InputError(f"topology {text!r}: must start like 8@50GB/s, 4x8@50GB/s, 4x8@50GB/s+450GB/s or 4xdgx-h100")
+        raise InputError(f"topology {text!r}: must be {_FORMS}")
     n_servers, per_server = int(match[1]), int(match[2] or 1)
     if n_servers < 1 or per_server < 1:
         raise InputError(f"topology {text!r}: must have at least one server and one GPU a server")
@@ -196,7 +200,7 @@ def read_toml(path: Path) -> Parts:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"topology {str(path)!r}: no such file, and not of the form 8@50GB/s") from None
+        raise InputError(f"topology {str(path)!r}: no such file, and not {_FORMS}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"topology {str(path)!r}: not TOML: {error}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -55,8 +55,8 @@ def test_servers_of_several_gpus() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("@", "must start like"),
-        ("8@", "must start like"),
+        ("@", "must be of a form like"),
+        ("8@", "must be of a form like"),
         ("8@50", "'50'"),
         ("8@50GB", "'50GB'"),
         ("8@50GB/s:", "rate ''"),
@@ -80,6 +80,7 @@ def test_servers_of_several_gpus() -> None:
         ("4x8@50GB/s,2=0/8", "h2: no NIC is left"),
         ("2@1GB/s,1=0/1", "h1: no NIC is left"),
         ("no-such-file", "no such file"),
+        ("4xdgx-h200", "4x and one of dgx-a100, dgx-h100, mi250"),
         ("", "cannot be read"),
     ],
 )

@@ -103,8 +103,8 @@ class HighsSolver:
     def __init__(self, program: LinearProgram) -> None:
         self.program = program
         self.highspy = _import("highspy")
-        self.highs = self.highspy.Highs()
-        for option, value in (("output_flag", False), ("threads", 1), ("solver", "simplex"), ("random_seed", 0)):
+        self.highs = _silent_highs(self.highspy)
+        for option, value in (("threads", 1), ("solver", "simplex"), ("random_seed", 0)):
             self.highs.setOptionValue(option, value)
         self.highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
         self.highs.setOptionValue("dual_feasibility_tolerance", 1e-9)
@@ -140,6 +140,18 @@ class HighsSolver:
             [number for number, status in enumerate(basis.col_status) if status == basic],
             [number for number, status in enumerate(basis.row_status) if status != basic],
         )
+
+
+def _silent_highs(highspy: Any) -> Any:
+    """A solver that prints nothing. From 1.16 on the constructor enables callbacks, which prints the version."""
+
+    def enable(highs: Any) -> None:
+        highs.silent()
+        highspy.Highs.enableCallbacks(highs)
+
+    highs = type("SilentHighs", (highspy.Highs,), {"enableCallbacks": enable})()
+    highs.silent()
+    return highs
 
 
 def exact_vertex(program: LinearProgram, solved: Solved) -> tuple[list[Fraction], list[Fraction]] | None:

@@ -178,6 +178,13 @@ def test_a_solver_without_time() -> None:
     replay(caught.value.best.certificate, UNEVEN)
 
 
+@pytest.mark.parametrize("solver", [HighsSolver, CbcSolver])
+def test_a_solver_prints_nothing(solver: MakeSolver, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output is the command's own: with --json it is read by a program."""
+    assert lp_bound(UNEVEN, "allreduce", 12, solver=solver).seconds > 0
+    assert capfd.readouterr() == ("", "")
+
+
 class GivesUpLater:
     """Solves once, then has had enough."""
 
