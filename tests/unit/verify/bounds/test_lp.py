@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,7 @@ from optcc.verify.bounds.solvers import (
     Outcome,
     Solved,
     Unsolved,
+    _silent_highs,
     exact_vertex,
     pulp_problem,
 )
@@ -183,6 +185,24 @@ def test_a_solver_prints_nothing(solver: MakeSolver, capfd: pytest.CaptureFixtur
     """Standard output is the command's own: with --json it is read by a program."""
     assert lp_bound(UNEVEN, "allreduce", 12, solver=solver).seconds > 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_solver_is_silent_before_it_enables_callbacks() -> None:
+    """As the constructor of HiGHS 1.16 does, which then prints its version."""
+
+    class Highs:
+        def __init__(self) -> None:
+            self.is_silent, self.was_silent = False, False
+            self.enableCallbacks()
+
+        def silent(self) -> None:
+            self.is_silent = True
+
+        def enableCallbacks(self) -> None:  # noqa: N802
+            self.was_silent = self.is_silent
+
+    made = _silent_highs(SimpleNamespace(Highs=Highs))
+    assert isinstance(made, Highs) and made.was_silent and not Highs().was_silent
 
 
 class GivesUpLater:
