@@ -10,14 +10,14 @@ import click
 
 from optcc.cli import OneOf, ScheduleType, SizeType, TopologyType, echo_card, echo_json, json_option, plan_options
 from optcc.codec import write_plan, write_transfers
-from optcc.commands.judged import say_unless_proved
+from optcc.commands.judged import check_explain, explain_choice, say_unless_proved
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError, PlanError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
 from optcc.files import Files, replace_files
 from optcc.fitting import find_fitting
 from optcc.plan import Plan
-from optcc.planner import AUTO, build
+from optcc.planner import build
 from optcc.simulate import simulate
 from optcc.timing import Model
 from optcc.topology import Topology
@@ -102,8 +102,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
-    if explain and (name != AUTO or as_json):
-        raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
+    check_explain(explain, name, as_json)
     if target is not None and form != "msccl-xml":
         raise InputError(f"--target {target}: needs --format msccl-xml")
     if pieces > 1 and form != "chakra":
@@ -130,9 +129,7 @@ def command(
         raise PlanError(f"{error}{hint}") from None
     replace_files(output, files)
     if explain:
-        told = built.choice or built.compared
-        assert told is not None
-        echo_card(told)
+        explain_choice(built)
     if as_json:
         echo_json(
             {

@@ -1,11 +1,13 @@
-"""What commands say of a plan whose numbers they show: whether it is right."""
+"""What commands say of a plan whose numbers they show: whether it is right, and why `auto` took its schedule."""
 
 from __future__ import annotations
 
 import click
 
+from optcc.cli import echo_card
+from optcc.errors import InputError
 from optcc.plan import Plan
-from optcc.planner import look_up, verdict_cache
+from optcc.planner import AUTO, Built, look_up, verdict_cache
 from optcc.verdict import PROVED
 
 
@@ -18,3 +20,16 @@ def say_unless_proved(plan: Plan, what: str) -> str:
         cause = "" if verdict.counterexample is None else verdict.counterexample.summary
         click.echo(f"optcc: {plan.name}: {verdict.verdict}, so it does not run; {what}{wrong}{cause}", err=True)
     return verdict.verdict
+
+
+def check_explain(explain: bool, name: str | None, as_json: bool) -> None:
+    """Raises InputError if `--explain` is given where nothing is chosen, or beside `--json`."""
+    if explain and (name != AUTO or as_json):
+        raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
+
+
+def explain_choice(built: Built) -> None:
+    """Prints what `auto` chose the schedule from."""
+    told = built.choice or built.compared
+    assert told is not None
+    echo_card(told)

@@ -22,12 +22,12 @@ from optcc.cli import (
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction_of
-from optcc.commands.judged import say_unless_proved
+from optcc.commands.judged import check_explain, explain_choice, say_unless_proved
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
-from optcc.planner import AUTO, build, find_schedule
+from optcc.planner import AUTO, Built, build, find_schedule
 from optcc.simulate import Jitter, Policy, PolicyName, simulate
 from optcc.static_order import SerialModel, StaticOrderTiming, time_static_order
 from optcc.timing import MODELS, Model, Timing
@@ -63,6 +63,7 @@ JITTER_SIGMA = 0.02
 @click.option("--detection", default=None, help="With --faults: how long until a dead NIC is noticed, such as 12ms.")
 @click.option("--jitter", type=int, default=None, metavar="SEED", help="Noise: of latency and rates.")
 @plan_options
+@click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
     name: str | None,
@@ -81,6 +82,7 @@ def command(
     segments: int | str,
     slots: int | None,
     ports: Model | None,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
@@ -92,6 +94,7 @@ def command(
     """
     if (name is None) == (plan_file is None):
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
+    check_explain(explain, name, as_json)
     filed = None if plan_file is None else read_plan(read_file(plan_file, FILE_BYTES_MAX))
     ordered_for = None if filed is None else filed.ports
     used: Model = model or ports or ordered_for or "fifo"
@@ -110,6 +113,7 @@ def command(
         _time_as_written(name, topology, size, 1 if isinstance(segments, str) else segments, dtype, used, as_json)
         return
     known: Timing | None = None
+    built: Built | None = None
     verdict = ""
     if name is not None and size is None:
         raise InputError(f"simulate {name}: give --size")
@@ -132,6 +136,8 @@ def command(
             slots=slots,
         )
         plan = built.plan
+        if explain:
+            explain_choice(built)
         # The JSON says how long the simulation took, so there it is done again.
         if ports in (None, used) and faults is None and jitter is None and not as_json:
             known = built.timing
@@ -146,7 +152,7 @@ def command(
         jitter=None if jitter is None else Jitter(jitter, latency_s=JITTER_S, rate_sigma=JITTER_SIGMA),
     )
     spent = time.perf_counter() - started
-    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json, verdict)
+    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json, verdict, built)
 
 
 def _policy(faults: str | None, policy: PolicyName | None, detection: str | None) -> Policy | None:
@@ -167,7 +173,7 @@ def _time_as_written(
     swept = time_static_order(definition, topology, size_bytes=size, segments=segments, dtype=dtype, model=model)
     spent = time.perf_counter() - started
     made = definition.computes(topology.n_ranks)
-    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None)
+    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None, None)
 
 
 def _tell(
@@ -179,13 +185,16 @@ def _tell(
     spent: float,
     as_json: bool,
     verdict: str | None,
+    built: Built | None,
 ) -> None:
     """Prints `result` beside the bound; `spent` is how long it took to find, in seconds; no `verdict` if there is no
-    plan to judge."""
+    plan to judge, and not `built` if the plan was not compiled here."""
     bound = float(least_seconds(topology, size_bytes, made))
     ratio = result.seconds / bound if bound else 1.0
     if not as_json:
         echo_card(result)
+        if built is not None:
+            click.echo(f"{built.definition.name}, segments: {built.segments}")
         click.echo(f"bound {bound:.6g} s, ratio {ratio:.4f}")
         if verdict is None:
             click.echo("timed as it is written, and not judged")
@@ -196,6 +205,7 @@ def _tell(
             "bound_seconds": bound,
             "ratio": ratio,
             "verdict": verdict,
+            **({} if built is None else {"schedule": built.definition.name, "segments": built.segments}),
             "transfers": transfers,
             "transfers_per_second": transfers / spent,
             "model": result.model,

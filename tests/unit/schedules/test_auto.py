@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -175,9 +176,22 @@ def test_the_choice_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "simulated" in shown
 
 
+def test_what_was_chosen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "auto", "--topology", "4x2@1GB/s+4GB/s,3=1/2", "--size", "16MiB"]
+    assert run([*words, "--explain"]) == 0
+    table, _, rest = capsys.readouterr().out.partition("(fifo ports)")
+    name = table.partition(" ")[0]
+    assert f"{name} is predicted to be fastest" in table
+    assert run([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schedule"] == name and f"\n{name}, segments: {answer['segments']}\n" in rest
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["simulate", "ring", "--topology", "4@1GB/s", "--size", "8", "--explain"], "--explain with ring"),
+        (["simulate", "auto", "--topology", "4@1GB/s", "--size", "8", "--explain", "--json"], "without --json"),
         (
             ["simulate", "auto", "--topology", "4@1GB/s", "--size", "1MiB", "--segments", "4"],
             "segments 4: must be left",
