@@ -5,7 +5,7 @@
     timetable         dependencies and bandwidths become an order for every port
     lane_assignment   each transfer gets a lane of its sender and one of its receiver
     lower             transfers become instructions in lanes
-    fuse              a receive and the send that passes it on become one instruction
+    fuse              a receive and the send that passes it on become one instruction, unless ports are fair
 
 Under fifo and exclusive ports there is one candidate: the timetable's order in one lane, or, where GPUs have several
 links, in one for each link; those are also timed against lanes for each peer and stage, which alone are tried under
@@ -269,7 +269,9 @@ def _lowered(
         lanes = lanes_by_port(transfers, topology.wired, n_slots)
         return lower(name, transfers, order.sends, lanes, order.receives, ports=made_for)
     plan = lower(name, transfers, order.sends, n_slots, order.receives, ports=made_for)
-    return fuse(plan, order.sends) if fused and not order.overtakes(transfers) else plan
+    # A fused receive holds its slot until its send begins. Where flows share ports no message is where the timetable
+    # has it, and a sender that meets a rank with one free slot of two stands still.
+    return fuse(plan, order.sends) if fused and made_for != "fair" and not order.overtakes(transfers) else plan
 
 
 def _fastest(
