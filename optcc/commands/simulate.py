@@ -27,7 +27,7 @@ from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
-from optcc.planner import AUTO, Built, build, find_schedule
+from optcc.planner import AUTO, build, find_schedule
 from optcc.simulate import Jitter, Policy, PolicyName, simulate
 from optcc.static_order import SerialModel, StaticOrderTiming, time_static_order
 from optcc.timing import MODELS, Model, Timing
@@ -113,7 +113,7 @@ def command(
         _time_as_written(name, topology, size, 1 if isinstance(segments, str) else segments, dtype, used, as_json)
         return
     known: Timing | None = None
-    built: Built | None = None
+    chosen: tuple[str, int] | None = None
     verdict = ""
     if name is not None and size is None:
         raise InputError(f"simulate {name}: give --size")
@@ -135,7 +135,7 @@ def command(
             segments=segments,
             slots=slots,
         )
-        plan = built.plan
+        plan, chosen = built.plan, (built.definition.name, built.segments)
         if explain:
             explain_choice(built)
         # The JSON says how long the simulation took, so there it is done again.
@@ -152,7 +152,7 @@ def command(
         jitter=None if jitter is None else Jitter(jitter, latency_s=JITTER_S, rate_sigma=JITTER_SIGMA),
     )
     spent = time.perf_counter() - started
-    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json, verdict, built)
+    _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json, verdict, chosen)
 
 
 def _policy(faults: str | None, policy: PolicyName | None, detection: str | None) -> Policy | None:
@@ -173,7 +173,7 @@ def _time_as_written(
     swept = time_static_order(definition, topology, size_bytes=size, segments=segments, dtype=dtype, model=model)
     spent = time.perf_counter() - started
     made = definition.computes(topology.n_ranks)
-    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None, None)
+    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None, (definition.name, segments))
 
 
 def _tell(
@@ -185,16 +185,16 @@ def _tell(
     spent: float,
     as_json: bool,
     verdict: str | None,
-    built: Built | None,
+    chosen: tuple[str, int] | None,
 ) -> None:
     """Prints `result` beside the bound; `spent` is how long it took to find, in seconds; no `verdict` if there is no
-    plan to judge, and not `built` if the plan was not compiled here."""
+    plan to judge; `chosen` are the schedule and its segments, unless they come from a file."""
     bound = float(least_seconds(topology, size_bytes, made))
     ratio = result.seconds / bound if bound else 1.0
     if not as_json:
         echo_card(result)
-        if built is not None:
-            click.echo(f"{built.definition.name}, segments: {built.segments}")
+        if chosen is not None:
+            click.echo(f"{chosen[0]}, segments: {chosen[1]}")
         click.echo(f"bound {bound:.6g} s, ratio {ratio:.4f}")
         if verdict is None:
             click.echo("timed as it is written, and not judged")
@@ -205,7 +205,7 @@ def _tell(
             "bound_seconds": bound,
             "ratio": ratio,
             "verdict": verdict,
-            **({} if built is None else {"schedule": built.definition.name, "segments": built.segments}),
+            **({} if chosen is None else {"schedule": chosen[0], "segments": chosen[1]}),
             "transfers": transfers,
             "transfers_per_second": transfers / spent,
             "model": result.model,

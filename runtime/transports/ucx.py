@@ -51,6 +51,9 @@ CHANNELS_MAX = _EXCHANGE
 _POLLS_BUSY = 50
 _WAIT_S_MAX = 0.2
 _CLOSE_S = 1.0
+_LEAVE_S = 5.0
+"""A peer that UCX gives up while nothing is under way to or from it is lost after so long. One that has left after a
+barrier is gone too, and by then this rank is through that barrier as well."""
 
 
 class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +104,8 @@ class UcxTransport:
         self._ports: list[Port] = []
         self._selector = selectors.DefaultSelector()
         self._failure: RuntimeFault | None = None
+        # Peers that UCX has given up: why, and when.
+        self._gone: dict[int, tuple[int, float]] = {}
         self._stripings: dict[tuple[int, int], tuple[Striping, list[tuple[int, int]]]] = {}
         self._numbers = ChannelNumbers()
         self._handles: dict[tuple[int, int, int], int] = {}
@@ -113,7 +118,7 @@ class UcxTransport:
         call_in_child(self, take_no_part)
         try:
             for nic in nics:
-                port = Port(nic.name, self._fail)
+                port = Port(nic.name, self._note_gone)
                 self._ports.append(port)
                 self._selector.register(port.fd, selectors.EVENT_READ)
             own = tuple(
@@ -312,7 +317,7 @@ class UcxTransport:
             del self._active[lane]
 
     def _fail(self, peer: int, status: int) -> None:
-        """UCX has given a peer up, or a message has failed; the first failure counts."""
+        """A peer is lost, or a message has failed; the first failure counts."""
         if self._failure is not None or status == CANCELED:
             return
         if status == TRUNCATED:
@@ -320,6 +325,17 @@ class UcxTransport:
             self._failure = MismatchError(what)
         else:
             self._failure = RankLost(f"rank {self.rank}: rank {peer} is lost: UCX: {load().text(status)}")
+
+    def _note_gone(self, peer: int, status: int) -> None:
+        """UCX has given a peer up. What it had sent before may not be known to have come: `_judge_gone` is next."""
+        self._gone.setdefault(peer, (status, self._clock.now_s()))
+
+    def _judge_gone(self) -> None:
+        """Peers that were given up are lost if something is under way to or from them, or has not been for long."""
+        needed = {lane.peer for lane in self._active}
+        for peer, (status, since_s) in self._gone.items():
+            if peer in needed or self._clock.now_s() >= since_s + _LEAVE_S:
+                self._fail(peer, status)
 
     def _listen(self) -> None:
         """Whether a rank has given up."""
@@ -350,6 +366,8 @@ class UcxTransport:
             worked = sum([port.progress() for port in ports])
             self._look()
             self._listen()
+            if self._gone:
+                self._judge_gone()
             if holds() or self._failure is not None:
                 return
             idle = 0 if worked else idle + 1

@@ -126,6 +126,42 @@ def test_a_peer_that_has_left_is_a_named_error_and_no_hang() -> None:
     assert said.startswith(("rank 0: rank 1 is lost: UCX: ", "rank 0: waited 5 s in vain")), said
 
 
+def leave_one_waiting(sends: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Rank 1 leaves after a barrier while rank 2 waits for a message of rank 0, which it `sends` once rank 1 is gone,
+    or never; what rank 2 is told."""
+    monkeypatch.setattr("optcc.runtime.transports.ucx._CLOSE_S", 0.2)
+
+    def body(rank: int, transport: UcxTransport) -> str:
+        (handle,) = transport.open([Channel(0, 2, 1)])
+        transport.barrier()
+        if rank == 0:
+            told.wait(1.0 if sends else 10.0)
+            if sends:
+                transport.post_send(handle, np.zeros(100, np.uint8))
+                assert transport.poll(10.0)
+        elif rank == 2:
+            transport.post_recv(handle, np.zeros(100, np.uint8))
+            try:
+                return f"{len(transport.poll(10.0))} has come"
+            except RuntimeFault as fault:
+                return str(fault)
+            finally:
+                told.set()
+        return ""
+
+    told = threading.Event()
+    return run_ucx(3, body)
+
+
+def test_a_rank_that_has_left_fails_nobody_who_needs_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert leave_one_waiting(True, monkeypatch)[2] == "1 has come"
+
+
+def test_a_rank_that_is_gone_is_named_if_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optcc.runtime.transports.ucx._LEAVE_S", 0.3)
+    assert leave_one_waiting(False, monkeypatch)[2].startswith("rank 2: rank 1 is lost: UCX: ")
+
+
 def test_who_waits_for_a_rank_that_does_not_come_is_told_so() -> None:
     def body(rank: int, transport: UcxTransport) -> None:
         transport.barrier()
