@@ -269,8 +269,8 @@ def _lowered(
         lanes = lanes_by_port(transfers, topology.wired, n_slots)
         return lower(name, transfers, order.sends, lanes, order.receives, ports=made_for)
     plan = lower(name, transfers, order.sends, n_slots, order.receives, ports=made_for)
-    # A fused receive holds its slot until its send begins. Where flows share ports no message is where the timetable
-    # has it, and a sender that meets a rank with one free slot of two stands still.
+    # A fused receive holds its slot until its send begins. Where flows share ports, messages do not keep to the
+    # timetable, and a sender stalls if one of two slots is held.
     return fuse(plan, order.sends) if fused and made_for != "fair" and not order.overtakes(transfers) else plan
 
 

@@ -25,7 +25,7 @@ def say_unless_proved(plan: Plan, what: str) -> str:
 def check_explain(explain: bool, name: str | None, as_json: bool) -> None:
     """Raises InputError if `--explain` is given where nothing is chosen, or beside `--json`."""
     if explain and (name != AUTO or as_json):
-        raise InputError(f"--explain with {name}: must be the schedule {AUTO}, without --json")
+        raise InputError(f"--explain with {name or 'a plan'}: must be the schedule {AUTO}, without --json")
 
 
 def explain_choice(built: Built) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from socket import gethostname
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from optcc.commands.bench_report import header
 from optcc.compiler import SLOTS
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.experiments import bench as bench_module
-from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, measure, measured
+from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, Tally, measure, measured
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
 from optcc.planner import build_plan
@@ -196,33 +196,31 @@ def test_operations_follow_each_other_in_a_run_and_only_the_last_runs_are_checke
 def test_a_time_is_that_of_the_rank_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, average: str, seconds: float
 ) -> None:
-    class Silent:
-        name = "silent"
-        modes: tuple[str, ...] = ("out", "in")
-
-        def run(self, send: Array | None, recv: Array | None) -> None:
-            del send, recv
-
     def body(rank: int, transport: object) -> float:
         times = iter((0.0, 1.0 + rank))
         clock.at[rank] = times
-        samples = measure(
-            transport,  # type: ignore[arg-type]
-            [Silent()],
-            count=4,
-            dtype="int32",
-            reduction="sum",
-            iterations=1,
-            warmup=0,
-            check=0,
-            modes=("out",),
-            average=average,
-        )
-        return samples[0]["out"].seconds[0]
+        return _measure_idle(transport, check=0, average=average).seconds[0]
 
     clock = _RankClock()
     monkeypatch.setattr(bench_module, "time", clock)
     assert run_ranks(3, lambda rank, transport: clock.of(rank, body, transport)) == [seconds] * 3
+
+
+class _Idle:
+    """A contestant that does nothing."""
+
+    name = "idle"
+    modes: tuple[str, ...] = ("out",)
+
+    def run(self, send: Array | None, recv: Array | None) -> None:
+        del send, recv
+
+
+def _measure_idle(transport: object, *, iterations: int = 1, **settings: Any) -> Tally:
+    """The tally of `_Idle`, 64 elements a run."""
+    how = {"count": 64, "dtype": "int32", "reduction": "sum", "iterations": iterations, "warmup": 0, "modes": ("out",)}
+    (tallies,) = measure(transport, [_Idle()], **how, **settings)  # type: ignore[arg-type]
+    return tallies["out"]
 
 
 class _RankClock:
@@ -297,25 +295,8 @@ def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_a_run_that_does_nothing_is_noticed() -> None:
-    class Lazy:
-        name = "lazy"
-        modes: tuple[str, ...] = ("out", "in")
-
-        def run(self, send: Array | None, recv: Array | None) -> None:
-            del send, recv
-
     def body(_rank: int, transport: object) -> int:
-        samples = measure(
-            transport,  # type: ignore[arg-type]
-            [Lazy()],
-            count=64,
-            dtype="int32",
-            reduction="sum",
-            iterations=1,
-            warmup=0,
-            check=None,
-        )
-        return samples[0]["out"].wrong
+        return _measure_idle(transport, check=None).wrong
 
     assert run_ranks(2, body) == [128, 128]
 
@@ -402,30 +383,12 @@ class _Losing(TcpTransport):
 def test_what_fails_between_two_runs_is_counted() -> None:
     n_lost = 5
 
-    class Silent:
-        name = "silent"
-        modes: tuple[str, ...] = ("out",)
-
-        def run(self, send: Array | None, recv: Array | None) -> None:
-            del send, recv
-
     def fail(done: int, total: int) -> None:
         nonlocal n_lost
         n_lost += (done == 1) + 3 * (done == total)
 
-    (tallies,) = measure(
-        _Losing(lambda: n_lost),
-        [Silent()],
-        count=4,
-        dtype="int32",
-        reduction="sum",
-        iterations=2,
-        warmup=0,
-        check=0,
-        modes=("out",),
-        progress=fail,
-    )
-    assert (tallies["out"].lost, tallies["out"].resent) == (1, 3)
+    tally = _measure_idle(_Losing(lambda: n_lost), iterations=2, check=0, progress=fail)
+    assert (tally.lost, tally.resent) == (1, 3)
 
 
 @pytest.mark.parametrize("declared", ["4@50MB/s,3=25MB/s", "4@50MB/s", None])
