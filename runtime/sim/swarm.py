@@ -146,17 +146,13 @@ class Swarm:
     def _check_truth(self, first: SwarmProgram) -> None:
         """All ranks that fail name the same ranks and rails, and the same cause; a rank that was killed is named."""
         verdicts: dict[Judgement, list[int]] = {}
+        away = {each.host.rank for each in self.programs if self._is_away(each, first.failed_at_s)}
         for program in self.programs:
             agreement, rank = program.host.endpoint.membership.agreement, program.host.rank
-            # A rank that computed, or was cut off, until all others had left may have heard of nobody; and one that
-            # computed until then, part of what they said.
+            # Ranks that computed, or were cut off, until all others had left may have heard of each other alone; and
+            # one that computed until then, part of what they said.
             others_s = [each.failed_at_s for each in self.programs if each is not program and each.failure is not None]
-            is_away = program.host.busy_to_s > first.failed_at_s or all(
-                self._befell(rank, nic, first.failed_at_s) for nic in range(len(self.scenario.names[rank]))
-            )
-            is_alone = (agreement.heard == {rank} and is_away) or program.host.busy_to_s > max(
-                others_s, default=INFINITY
-            )
+            is_alone = agreement.heard <= away or program.host.busy_to_s > max(others_s, default=INFINITY)
             if program.failure is not None and not program.host.is_killed and not is_alone:
                 verdicts.setdefault(judge(agreement.findings), []).append(rank)
         said = "; ".join(f"ranks {ranks} say {verdict}" for verdict, ranks in verdicts.items())
@@ -227,13 +223,17 @@ class Swarm:
 
     def _may_fail(self, first: SwarmProgram) -> bool:
         """True if an error is a right end: a rank was killed, cut off or refused others; or the first that failed had
-        lost the last words of one that left, because something befell all rails of the pair at that time."""
+        lost the last words of one that left, because something befell all rails of the pair at that time, or because
+        they were damaged while it computed."""
         if self.is_cut or self._may_refuse():
             return True
         if self.scenario.is_severed and self.sleeps:
             # The one rank that could pass on bytes was stopped for longer than a missing rail is waited for.
             return True
         rank, left = first.host.rank, [each for each in self.programs if each.left_at_s <= first.failed_at_s]
+        if first.host.endpoint.counts.damaged and any(first.host.busy_to_s > each.left_at_s for each in left):
+            # It reads only now what lies before the bye on the same connection.
+            return True
         return any(
             all(
                 self._befell(rank, mine, each.left_at_s) or self._befell(each.host.rank, theirs, each.left_at_s)
@@ -241,6 +241,12 @@ class Swarm:
             )
             for each in left
         )
+
+    def _is_away(self, program: SwarmProgram, at_s: float) -> bool:
+        """True if a rank computes, or something befell all of its NICs, at this time."""
+        rank = program.host.rank
+        nics = range(len(self.scenario.names[rank]))
+        return program.host.busy_to_s > at_s or all(self._befell(rank, nic, at_s) for nic in nics)
 
     def _befell(self, rank: int, nic: int, at_s: float) -> bool:
         """True if something befell a NIC about this time that may keep a rank's last words from coming through."""
