@@ -2,8 +2,8 @@
 
 Two to sixteen servers have lost any NICs, at least one is left at each; behind one core, rail-only, or in two pods at
 2 : 1. 1 GiB, no latency, the hop to another GPU's NIC charged. Under each port model the best of the schedules in
-`TRIED`, in as many chunks as `CHUNKS` says. The same on every machine. The record is a
-file of its own format, `optcc-loss-patterns/1`. The one that comes with the package is made by
+`TRIED`, in as many chunks as `CHUNKS` says; and what `auto` takes where nothing is lost. The same on every machine. The
+record is a file of its own format, `optcc-loss-patterns/2`. The one that comes with the package is made by
 
     optcc experiment loss-patterns
 
@@ -30,7 +30,7 @@ from optcc.experiments.cells import RecordCells
 from optcc.experiments.made import PLANNED_ROOMS
 from optcc.experiments.record import RECORDS, Check, these_versions
 from optcc.experiments.recorder import Measured, RecordForm, record_command
-from optcc.planner import build
+from optcc.planner import AUTO, build
 from optcc.schedules.equal_trees import equal_trees_of
 from optcc.show import Card
 from optcc.simulate import simulate
@@ -48,6 +48,9 @@ FEW_BELOW = 101
 NIC_RATE = Fraction(50 * 10**9)
 FABRIC_RATE = 9 * NIC_RATE
 KINDS = ("core", "rails", "pods")
+HEALTHY_SERVERS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
+HEALTHY = tuple((n, kind) for n in HEALTHY_SERVERS for kind in KINDS if kind != "pods" or n % 2 == 0)
+"""Servers that have lost nothing: the seeds -1, -2 and so on."""
 THE_PORTS: tuple[Model, ...] = ("fifo", "fair")
 CHUNKS: dict[str, int] = {"fifo": 4096, "fair": 8192}
 CHUNKS_MIN, TRANSFERS_MAX = 4096, 700_000
@@ -65,8 +68,9 @@ TRIED: dict[str, dict[str, Callable[[Topology], Sequence[object]] | None]] = {
 
 
 class LossPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a schedule takes under the loss that `seed` draws; `kept` are the NICs left at each server, by number, and
-    `trees` those of the schedule, 0 where every segment has its own."""
+    """What a schedule takes under the loss that `seed` draws, or with a negative one where nothing is lost; `kept` are
+    the NICs left at each server, by number, and `trees` those of the schedule, 0 where every segment has its own, or
+    where `auto` has chosen it."""
 
     seed: int
     kind: str
@@ -85,14 +89,21 @@ class LossPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """In words."""
+        if self.is_healthy:
+            return f"{self.kind}, {len(self.kept)} servers"
         return f"{self.kind}, NICs left {' '.join(map(str, self.kept))} (seed {self.seed})"
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if it is one of `HEALTHY`, and not drawn."""
+        return self.seed < 0
 
 
 @dataclass(frozen=True, slots=True)
 class LossPatterns(Measured):
     """The rows and the versions."""
 
-    format: ClassVar[str] = "optcc-loss-patterns/1"
+    format: ClassVar[str] = "optcc-loss-patterns/2"
     own_path: ClassVar[Path] = RECORDS / "loss-patterns.json"
     rooms: ClassVar[tuple[str, ...]] = PLANNED_ROOMS
     docs_page: ClassVar[str] = "schedules.md"
@@ -107,21 +118,22 @@ class LossPatterns(Measured):
             check(f"rows[{number}].bound_s", row.bound_s, row.bound_s > 0, "be above zero")
             check(f"rows[{number}].seconds", row.seconds, row.ratio > 1 - 1e-9, "be no less than the bound")
 
-    def under(self, ports: str) -> list[LossPattern]:
-        """The rows of one port model, the nearest to the bound first."""
-        return sorted((row for row in self.rows if row.ports == ports), key=lambda row: row.ratio)
+    def under(self, ports: str, *, healthy: bool = False) -> list[LossPattern]:
+        """The rows of one port model, the nearest to the bound first: of the patterns, or where nothing is lost."""
+        rows = (row for row in self.rows if row.ports == ports and row.is_healthy == healthy)
+        return sorted(rows, key=lambda row: row.ratio)
 
     def card(self) -> Card:
         rows = []
-        for ports in THE_PORTS:
-            found = self.under(ports)
+        for healthy, ports in product((False, True), THE_PORTS):
+            found = self.under(ports, healthy=healthy)
             if found:
+                lost = "nothing" if healthy else "any NICs"
                 near = sum(row.ratio <= GOAL for row in found)
                 worst = f"{found[-1].ratio:.3f}: {found[-1].name}"
-                rows.append((ports, str(len(found)), f"{found[len(found) // 2].ratio:.3f}", str(near), worst))
-        return Card(
-            "1 GiB over the certified bound", ("ports", "patterns", "median", f"≤ {GOAL}", "worst"), tuple(rows)
-        )
+                rows.append((lost, ports, str(len(found)), f"{found[len(found) // 2].ratio:.3f}", str(near), worst))
+        heads = ("lost", "ports", "cases", "median", f"≤ {GOAL}", "worst")
+        return Card("1 GiB over the certified bound", heads, tuple(rows))
 
 
 def pattern(seed: int) -> tuple[str, Topology]:
@@ -132,12 +144,16 @@ def pattern(seed: int) -> tuple[str, Topology]:
     (True, {8})
     """
     rng = random.Random(f"loss pattern {seed}")
-    n_servers, kind = rng.choice(FEW_SERVERS if seed < FEW_BELOW else MANY_SERVERS), rng.choice(KINDS)
+    if seed < 0:
+        n_servers, kind = HEALTHY[-1 - seed]
+    else:
+        n_servers, kind = rng.choice(FEW_SERVERS if seed < FEW_BELOW else MANY_SERVERS), rng.choice(KINDS)
     if kind == "pods":
         n_servers += n_servers % 2
     servers: list[Server] = []
     for index in range(n_servers):
-        gone = set(rng.sample(range(GPUS), rng.choice((0, 0, 1, 2, 4, rng.randint(0, GPUS - 1)))))
+        n_gone = rng.choice((0, 0, 1, 2, 4, rng.randint(0, GPUS - 1))) if seed >= 0 else 0
+        gone = set(rng.sample(range(GPUS), n_gone))
         nics = tuple(Nic(gpu, NIC_RATE, NIC_RATE, gpu in gone, gpu) for gpu in range(GPUS))
         servers.append(Server(f"h{index}", GPUS, nics, FABRIC_RATE))
     half = n_servers // 2
@@ -155,6 +171,10 @@ def measure(seed: int, ports: Model) -> LossPattern | None:
         bound_s = float(least_seconds(topology, SIZE_BYTES, Collective("allreduce", topology.n_ranks)))
     except TopologyError:
         return None
+    kept = tuple(sum(not nic.failed for nic in server.nics) for server in topology.servers)
+    if seed < 0:
+        seconds, name = _seconds_of_auto(topology, ports)
+        return LossPattern(seed, kind, kept, ports, name, 0, seconds, bound_s)
     chunks = min(CHUNKS[ports], max(CHUNKS_MIN, TRANSFERS_MAX // (2 * topology.n_ranks)))
     found: list[tuple[float, str, int]] = []
     for times, (name, trees_of) in product(TIMES_CHUNKS, TRIED[ports].items()):
@@ -164,7 +184,6 @@ def measure(seed: int, ports: Model) -> LossPattern | None:
             trees = len(trees_of(topology)) if trees_of is not None else 0
             found.append((_seconds(name, topology, max(1, times * chunks // max(1, trees)), ports), name, trees))
     seconds, name, trees = min(found)
-    kept = tuple(sum(not nic.failed for nic in server.nics) for server in topology.servers)
     return LossPattern(seed, kind, kept, ports, name, trees, seconds, bound_s)
 
 
@@ -173,15 +192,24 @@ def _seconds(name: str, topology: Topology, segments: int, ports: Model) -> floa
     return simulate(plan, topology, model=ports).seconds
 
 
+def _seconds_of_auto(topology: Topology, ports: Model) -> tuple[float, str]:
+    built = build(AUTO, topology, SIZE_BYTES, ports=ports)
+    timing = built.timing or simulate(built.plan, topology, model=ports)
+    return timing.seconds, built.definition.name
+
+
 def _measure(case: tuple[int, Model]) -> LossPattern | None:
     return measure(*case)
 
 
-def make(patterns: int, cells: RecordCells) -> LossPatterns:
-    """The record of so many patterns: of the first seeds whose servers can all reach each other."""
-    rows: list[LossPattern] = []
+def make(patterns: int, cells: RecordCells, healthy: int = len(HEALTHY)) -> LossPatterns:
+    """The record of so many patterns: of the first seeds whose servers can all reach each other; and of the first
+    `HEALTHY` ones."""
+    cases = product(range(-1, -1 - healthy, -1), THE_PORTS)
+    nothing_lost = {f"nothing lost {-seed}, {ports}": (seed, ports) for seed, ports in cases}
+    rows = [row for row in cells.spread(nothing_lost, _measure, LossPattern | None).values() if row is not None]
     seed = 0
-    while (lacking := patterns - len({row.seed for row in rows})) > 0:
+    while (lacking := patterns - len({row.seed for row in rows if not row.is_healthy})) > 0:
         drawn = product(range(seed, seed + lacking), THE_PORTS)
         units = {f"pattern {each}, {ports}": (each, ports) for each, ports in drawn}
         rows += [row for row in cells.spread(units, _measure, LossPattern | None).values() if row is not None]
@@ -189,8 +217,15 @@ def make(patterns: int, cells: RecordCells) -> LossPatterns:
     return LossPatterns(these_versions(), tuple(rows))
 
 
-@record_command(LossPatterns, RecordForm(quick={"patterns": 3}, spreads=True))
+@record_command(LossPatterns, RecordForm(quick={"patterns": 3, "healthy": 3}, spreads=True))
 @click.option("--patterns", type=click.IntRange(1), default=PATTERNS, show_default=True, help="How many.")
-def command(patterns: int, cells: RecordCells) -> LossPatterns:
+@click.option(
+    "--healthy",
+    type=click.IntRange(0, len(HEALTHY)),
+    default=len(HEALTHY),
+    show_default=True,
+    help="How many networks on which nothing is lost, the smallest first.",
+)
+def command(patterns: int, healthy: int, cells: RecordCells) -> LossPatterns:
     """Hold our schedules against the bound on random patterns of lost NICs."""
-    return make(patterns, cells)
+    return make(patterns, cells, healthy)

@@ -64,6 +64,9 @@ FLIGHTS = (3, 5)
 their way at a time: the fewer the better the ports serve what others wait for, but links must not run out of data."""
 LINK_LANES = (("weights", 32, 4), ("stages", 1, 4))
 """Its first candidates under fair ports, before `STAGE_LANES`: how lanes are assigned, (most) lanes, and slots."""
+LINK_SLOTS = 8
+"""Slots of the timetable under fair ports there. With two, a rank of 16 servers waits for the latency of each message:
+`hierarchical-nics` with 16 segments takes 2.2 of the bound with them and 5 us, and 1.035 with eight."""
 NEAR = 1.017
 """No further candidate is tried after one that takes at most so many times what its busiest port takes."""
 SIMULATED_MAX = 2**24
@@ -173,9 +176,10 @@ def _compile(
         check_ranks(transfers, topology)
     servers = transfers.n_ranks if topology is None else len(topology.servers)
     wired = topology is not None and topology.wired is not None
-    candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes)
+    even = wired and ports != "exclusive" and _stages_are_even(transfers)
+    candidates = _candidates(ports, schedule.lane_per_peer, servers > ALL_PAIRS_MAX, wired, peer_lanes, even)
     first = probing and ports == "fair" and not schedule.lane_per_peer
-    if wired and (ports == "fifo" or first) and _stages_are_even(transfers):
+    if even and (ports == "fifo" or first):
         candidates = candidates[:1] if first else candidates[-1:]
 
     def lowered(candidate: _Candidate, lanes: LaneAssignment | None) -> Plan:
@@ -217,9 +221,15 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(
-    ports: Model, lane_per_peer: bool, in_rows: bool, wired: bool, asked: tuple[int, int] | None
+    ports: Model,
+    lane_per_peer: bool,
+    in_rows: bool,
+    wired: bool,
+    asked: tuple[int, int] | None,
+    even: bool = False,
 ) -> tuple[_Candidate, ...]:
-    """What is tried for these ports, in this order; with `asked`, only that setting of the lanes."""
+    """What is tried for these ports, in this order; with `asked`, only that setting of the lanes. Where stages are
+    `even`, most settings are the same lanes, and the timetable comes last."""
     ordered = _Candidate(None, 1, SLOTS[ports])
     if ports != "fair" and not wired:
         return (ordered,)
@@ -231,8 +241,10 @@ def _candidates(
     if asked is not None:
         return (_Candidate(assign, *asked),)
     if wired and not lane_per_peer:
-        first = tuple(_Candidate(LANE_PASSES[name][0], *each) for name, *each in LINK_LANES)
-        return (*first, *(_Candidate(assign, *each) for each in settings), ordered)
+        by_weight, *first = (_Candidate(LANE_PASSES[name][0], *each) for name, *each in LINK_LANES)
+        with_lanes = (*first, *(_Candidate(assign, *each) for each in settings))
+        ordered = ordered._replace(slots=LINK_SLOTS)
+        return (by_weight, *with_lanes, ordered) if even else (by_weight, ordered, *with_lanes)
     with_lanes = tuple(_Candidate(assign, *each) for each in settings)
     return with_lanes if lane_per_peer else (ordered, *with_lanes)
 
@@ -529,7 +541,7 @@ class _SegmentSearch:
         segments, transfers = numbers[0], probe.plan.transfers
         if self.ports != "fair" or not self.near_s or few < 2 or self.topology.overhead_s:
             return None
-        candidates = _candidates("fair", probe.schedule.lane_per_peer, False, True, None)
+        candidates = _candidates("fair", probe.schedule.lane_per_peer, False, True, None, even=True)
         first, second = (each.assigned(transfers, self.slots) for each in candidates[:2])
         if first is None or second is None or not first.equals(second) or not _stages_are_even(transfers):
             return None

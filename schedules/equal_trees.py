@@ -7,12 +7,13 @@ says how many trees to try, and what they look like between servers; here each o
 the number is chosen that takes least with what its depth costs to fill.
 
 Inside a server the GPU by which data enter is the parent of all others, as long as its fabric has room for them, and
-then another one.
+then another one. Where fabrics are what takes longest, as between two or three servers, some GPUs get data from another
+server instead, over NICs that have room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -58,8 +59,8 @@ def equal_trees_of(topology: Topology) -> tuple[Tree, ...]:
         found = server_trees(network, room)
         if found is not None:
             inside = _Inside(network, room)
-            trees = tuple(inside.over_gpus(tree) for tree in found)
-            taken = filled(seconds, count, max(tree.depth for tree in trees))
+            trees, needed_s = _relieved(network, room, [inside.over_gpus(tree) for tree in found])
+            taken = filled(needed_s, count, max(tree.depth for tree in trees))
             best = min(best, (taken, trees), key=lambda each: each[0]) if best is not None else (taken, trees)
     if best is None:
         raise TopologyError(f"{topology!r}: no few trees of one share each use its NICs well")
@@ -103,7 +104,7 @@ class _Inside:
         self.first = [sum(network.gpus[:server]) for server in range(len(network.gpus))]
         ample = 2 * room.trees * max(network.gpus)
         self.more = [
-            [ample if each is None else each - room.trees] * gpus
+            [ample if each is None else max(each, -(-2 * (gpus - 1) * room.trees // gpus)) - room.trees] * gpus
             for each, gpus in zip(room.fabric, network.gpus, strict=True)
         ]
 
@@ -133,3 +134,109 @@ class _Inside:
                 more[parent] -= 1
             level[gpu] = level[parent] + 1
             parents[first + gpu] = first + parent
+
+
+def _relieved(network: ServerNetwork, room: Room, trees: Sequence[Tree]) -> tuple[tuple[Tree, ...], Fraction]:
+    """The trees with edges changed from fabrics that have too many to NICs that have room, and the seconds for each
+    byte that they take."""
+    relief = _Relief(network, room, trees)
+    while relief.move():
+        pass
+    late = (
+        Fraction(limit + over, room.trees) / rate
+        for limit, over, rate in zip(relief.limits, relief.over, relief.rates, strict=True)
+        if rate is not None and limit is not None
+    )
+    return tuple(map(Tree.of, relief.parents, relief.roots)), max(room.seconds, *late, Fraction(0))
+
+
+class _Relief:
+    """Edges change from a parent in the same server to one in another server, of the same pod and rail.
+
+    By rank: `limits` edges are what its fabric port, of `rates`, has room for (None: any number), `over` how many it
+    has beyond that, `left` how many more its NICs have room for, by rail. `parents` are by tree.
+    """
+
+    def __init__(self, network: ServerNetwork, room: Room, trees: Sequence[Tree]) -> None:
+        self.server_of = [server for server, gpus in enumerate(network.gpus) for _ in range(gpus)]
+        self.first = [sum(network.gpus[:server]) for server in range(len(network.gpus) + 1)]
+        self.pod_of = [network.pod_of[server] for server in self.server_of]
+        self.rates = [network.fabric[server] for server in self.server_of]
+        self.limits = [room.fabric[server] for server in self.server_of]
+        self.over = [-(limit or 0) for limit in self.limits]
+        self.left: list[dict[int, int]] = [{} for _ in self.server_of]
+        for server, nics in enumerate(network.nics):
+            for nic, edges in zip(nics, room.nics[server], strict=True):
+                self.left[self.first[server] + nic.gpu][nic.rail] = edges
+        self.roots = [tree.root for tree in trees]
+        self.parents = [dict(zip(tree.order.tolist()[1:], tree.parent.tolist()[1:], strict=True)) for tree in trees]
+        self.n_children = [[0] * len(self.server_of) for _ in trees]
+        for parents, n_children in zip(self.parents, self.n_children, strict=True):
+            for child, parent in parents.items():
+                n_children[parent] += 1
+                self._take(child, parent)
+
+    def _take(self, child: int, parent: int) -> None:
+        if self.server_of[child] == self.server_of[parent]:
+            for rank in (child, parent):
+                self.over[rank] += self.limits[rank] is not None
+        else:
+            both = sorted(self.left[child].keys() & self.left[parent].keys())
+            rail = max(both, key=lambda rail: min(self.left[child][rail], self.left[parent][rail]))
+            for rank in (child, parent):
+                self.left[rank][rail] -= 1
+
+    def move(self) -> bool:
+        """Changes an edge of a GPU whose fabric port has too many; False if none has, or no edge can be changed."""
+        line = [rank for rank, over in enumerate(self.over) if over > 0]
+        for rank in sorted(line, key=lambda rank: (-self.over[rank], sum(self.left[rank].values()))):
+            feeders: dict[int, int | None] = {}
+            able: list[tuple[tuple[int, ...], int, int, int]] = []
+            for number, child, parent in self._leaves_at(rank):
+                if child not in feeders:
+                    feeders[child] = self._feeder(child)
+                feeder = feeders[child]
+                if feeder is not None:
+                    able.append((self._costs(number, child, parent, feeder), number, child, feeder))
+            if able:
+                self._change(*min(able)[1:])
+                return True
+        return False
+
+    def _leaves_at(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """The edges at a rank inside its server whose child has no children: tree, child and parent."""
+        server = self.server_of[rank]
+        for number, (parents, n_children) in enumerate(zip(self.parents, self.n_children, strict=True)):
+            for child in range(self.first[server], self.first[server + 1]):
+                parent = parents.get(child)  # None of the root
+                if parent is None or rank not in (child, parent) or n_children[child]:
+                    continue
+                if self.server_of[parent] == server:
+                    yield number, child, parent
+
+    def _feeder(self, child: int) -> int | None:
+        """The GPU of another server that has most left on a rail on which `child` has something left."""
+        best: tuple[int, int] | None = None
+        for rail in (rail for rail, left in self.left[child].items() if left > 0):
+            for rank, left in enumerate(self.left):
+                is_near = self.pod_of[rank] == self.pod_of[child] and self.server_of[rank] != self.server_of[child]
+                if is_near and left.get(rail, 0) > 0:
+                    best = max(best or (0, 0), (left[rail], -rank))
+        return None if best is None else -best[1]
+
+    def _costs(self, number: int, child: int, parent: int, feeder: int) -> tuple[int, ...]:
+        """Compares changes: those that relieve two GPUs, with most left at the NIC, and near the root."""
+        n_relieved = (self.over[child] > 0) + (self.over[parent] > 0)
+        level, at = 0, feeder
+        while at != self.roots[number]:
+            level, at = level + 1, self.parents[number][at]
+        return -n_relieved, -sum(self.left[child].values()), level
+
+    def _change(self, number: int, child: int, feeder: int) -> None:
+        parent = self.parents[number][child]
+        for rank in (child, parent):
+            self.over[rank] -= self.limits[rank] is not None
+        self.n_children[number][parent] -= 1
+        self.n_children[number][feeder] += 1
+        self.parents[number][child] = feeder
+        self._take(child, feeder)

@@ -109,11 +109,11 @@ class ServerNetwork:
     def least(self) -> Fraction:
         """Seconds for each byte that any number of such trees takes at least."""
         pooled = [sum((nic.rate for nic in nics), Fraction(0)) for nics in self.nics]
-        inside = [
-            Fraction(2 * (gpus - 1), gpus) / rate
-            for gpus, rate in zip(self.gpus, self.fabric, strict=True)
-            if rate is not None
-        ]
+        inside = [Fraction(0)]
+        if None not in self.fabric:
+            # Both ends of each of a tree's edges are at a fabric port or a NIC.
+            fabrics = sum((gpus * (rate or 0) for gpus, rate in zip(self.gpus, self.fabric, strict=True)), Fraction(0))
+            inside.append(2 * (sum(self.gpus) - 1) / (fabrics + sum(pooled, Fraction(0))))
         across = [1 / rate for rate in self.uplinks]
         return max(1 / min(pooled), 2 * (len(pooled) - 1) / sum(pooled, Fraction(0)), *inside, *across)
 
@@ -147,10 +147,15 @@ class Room:
         servers = [sum(nics) for nics in self.nics]
         if min(servers) < m or sum(servers) < 2 * m * (n - 1) or any(room < m for room in self.uplinks):
             return False
-        inside = all(
-            room is None or gpus == 1 or (room >= m and gpus * room >= 2 * (gpus - 1) * m)
-            for gpus, room in zip(network.gpus, self.fabric, strict=True)
-        )
+        inside = [
+            (gpus, room) for gpus, room in zip(network.gpus, self.fabric, strict=True) if room is not None and gpus > 1
+        ]
+        if any(room < m for _, room in inside):
+            return False
+        # What a fabric has no room for, NICs must have: an edge into a server in place of one inside.
+        lacking = sum(max(0, 2 * (gpus - 1) * m - gpus * room) for gpus, room in inside)
+        if lacking > sum(servers) - 2 * m * (n - 1):
+            return False
         by_rail: dict[int, list[int]] = {}
         for server in range(n):
             on_rail: dict[int, int] = {}
@@ -159,7 +164,7 @@ class Room:
             for rail, room in on_rail.items():
                 by_rail.setdefault(rail, []).append(room)
         edges = sum(min(sum(rooms) // 2, sum(rooms) - max(rooms), m * (len(rooms) - 1)) for rooms in by_rail.values())
-        return inside and edges >= m * (n - 1)
+        return edges >= m * (n - 1)
 
 
 def numbers_of_trees(network: ServerNetwork) -> list[tuple[int, Fraction]]:
