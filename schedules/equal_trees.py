@@ -130,7 +130,9 @@ class _Inside:
         for gpu in line:
             parent = entry
             if len(level) > 1:  # the first edge of a GPU is one that it has in each tree
-                parent = min((one for one in level if more[one] > 0), key=lambda one: (level[one], -more[one]))
+                # If none has room, the one that is nearest to having some.
+                roomy = [one for one in level if more[one] > 0]
+                parent = min(roomy or level, key=lambda one: (level[one] if roomy else 0, -more[one]))
                 more[parent] -= 1
             level[gpu] = level[parent] + 1
             parents[first + gpu] = first + parent

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -128,6 +130,40 @@ def test_no_port_has_more_edges_than_room(seed: int) -> None:
         assert min(map(min, left.nics)) >= 0
         assert min(left.uplinks, default=0) >= 0
     assert found or drawn.rail_only
+
+
+@pytest.mark.parametrize(
+    ("text", "over"),
+    [
+        ("2xdgx-h100", 1),
+        ("2xdgx-h100/rails", 1),
+        ("2x8@50GB/s+100GB/s", 1),
+        ("4x8@50GB/s+100GB/s/rails", 1.007),
+        ("4x8@50GB/s+100GB/s/2:2,1=6/8", 1.06),
+        ("8x8@50GB/s+200GB/s", 1.016),
+    ],
+)
+def test_nics_relieve_fabrics_that_are_what_takes_longest(text: str, over: float) -> None:
+    """Without an edge between servers beyond those that join them it is 2 (g - 1) / g over the fabric's rate."""
+    topology = Topology.parse(text)
+    server = topology.servers[0]
+    assert server.fabric is not None
+    alone = Fraction(2 * (server.gpus - 1), server.gpus) / server.fabric
+    bound = least_seconds(topology, 1, Collective("allreduce", topology.n_ranks))
+    assert over_the_bound(topology) <= over < alone / bound
+    plan = compile_schedule(equal_trees.build(topology, 4), size_bytes=2**20, topology=topology, ports="fair")
+    assert verify_plan(plan).verdict == PROVED
+
+
+@pytest.mark.parametrize("seed", [87, *(pytest.param(each, marks=pytest.mark.slow) for each in range(0, 87, 3))])
+def test_slow_fabrics_are_relieved_as_far_as_lost_nics_allow(seed: int) -> None:
+    rng = random.Random(seed)
+    _, drawn = pattern(seed)
+    fabric = Fraction(rng.choice((75, 100, 150, 200, 300)) * 10**9)
+    topology = replace(drawn, servers=tuple(replace(server, fabric=fabric) for server in drawn.servers))
+    if len(topology.servers) <= 6:
+        with suppress(TopologyError):  # rail-only there may be no such trees
+            assert 1 <= over_the_bound(topology) <= 1.13
 
 
 @pytest.mark.parametrize("ports", ["fifo", "fair"])
