@@ -139,7 +139,7 @@ def test_no_port_has_more_edges_than_room(seed: int) -> None:
         ("2xdgx-h100/rails", 1),
         ("2x8@50GB/s+100GB/s", 1),
         ("4x8@50GB/s+100GB/s/rails", 1.007),
-        ("4x8@50GB/s+100GB/s/2:2,1=6/8", 1.06),
+        ("4x8@50GB/s+100GB/s/2:2,1=6/8", 1.07),
         ("8x8@50GB/s+200GB/s", 1.016),
     ],
 )
