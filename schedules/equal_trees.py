@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 from optcc.dsl import Program, schedule
@@ -177,6 +178,12 @@ class _Relief:
             for child, parent in parents.items():
                 n_children[parent] += 1
                 self._take(child, parent)
+        self.stuck: set[int] = set()
+        # By pod and rail: what NICs had left when it was looked up last, the most first, and the rank.
+        self.roomy: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for rank, pod in enumerate(self.pod_of):
+            for rail, left in self.left[rank].items():
+                heappush(self.roomy.setdefault((pod, rail), []), (-left, rank))
 
     def _take(self, child: int, parent: int) -> None:
         if self.server_of[child] == self.server_of[parent]:
@@ -190,8 +197,8 @@ class _Relief:
 
     def move(self) -> bool:
         """Changes an edge of a GPU whose fabric port has too many; False if none has, or no edge can be changed."""
-        line = [rank for rank, over in enumerate(self.over) if over > 0]
-        for rank in sorted(line, key=lambda rank: (-self.over[rank], sum(self.left[rank].values()))):
+        while line := [rank for rank, over in enumerate(self.over) if over > 0 and rank not in self.stuck]:
+            rank = min(line, key=lambda rank: (-self.over[rank], sum(self.left[rank].values())))
             feeders: dict[int, int | None] = {}
             able: list[tuple[tuple[int, ...], int, int, int]] = []
             for number, child, parent in self._leaves_at(rank):
@@ -203,6 +210,7 @@ class _Relief:
             if able:
                 self._change(*min(able)[1:])
                 return True
+            self.stuck.add(rank)  # what NICs have left only decreases
         return False
 
     def _leaves_at(self, rank: int) -> Iterator[tuple[int, int, int]]:
@@ -220,10 +228,21 @@ class _Relief:
         """The GPU of another server that has most left on a rail on which `child` has something left."""
         best: tuple[int, int] | None = None
         for rail in (rail for rail, left in self.left[child].items() if left > 0):
-            for rank, left in enumerate(self.left):
-                is_near = self.pod_of[rank] == self.pod_of[child] and self.server_of[rank] != self.server_of[child]
-                if is_near and left.get(rail, 0) > 0:
-                    best = max(best or (0, 0), (left[rail], -rank))
+            line, own = self.roomy[self.pod_of[child], rail], list[tuple[int, int]]()
+            while line:
+                before, rank = line[0]
+                left = self.left[rank][rail]
+                if left == 0:
+                    heappop(line)
+                elif left != -before:
+                    heapreplace(line, (-left, rank))
+                elif self.server_of[rank] == self.server_of[child]:
+                    own.append(heappop(line))
+                else:
+                    best = max(best or (0, 0), (left, -rank))
+                    break
+            for each in own:
+                heappush(line, each)
         return None if best is None else -best[1]
 
     def _costs(self, number: int, child: int, parent: int, feeder: int) -> tuple[int, ...]:
