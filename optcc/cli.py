@@ -346,6 +346,23 @@ def plan_options(function: Command) -> Command:
     return function
 
 
+def auto_options(function: Command) -> Command:
+    """Which collective the schedule `auto` is chosen for; `optcc.commands.judged.wanted_collective` judges them."""
+    from optcc.collective import COLLECTIVES, ROOTED
+
+    for option in (
+        click.option("--root", type=int, default=None, help=f"With --collective: the rank, for {', '.join(ROOTED)}."),
+        click.option(
+            "--collective",
+            type=CollectiveType(),
+            default=None,
+            help=f"With the schedule auto: {', '.join(COLLECTIVES)}.  [default: allreduce]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 latency_option = click.option("--latency", default=None, help="Latency of a message, such as 5us.")
 

@@ -8,9 +8,19 @@ from typing import Any
 
 import click
 
-from optcc.cli import OneOf, ScheduleType, SizeType, TopologyType, echo_card, echo_json, json_option, plan_options
+from optcc.cli import (
+    OneOf,
+    ScheduleType,
+    SizeType,
+    TopologyType,
+    auto_options,
+    echo_card,
+    echo_json,
+    json_option,
+    plan_options,
+)
 from optcc.codec import write_plan, write_transfers
-from optcc.commands.judged import check_explain, explain_choice, say_unless_proved
+from optcc.commands.judged import check_explain, explain_choice, say_unless_proved, wanted_collective
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError, PlanError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
@@ -56,6 +66,7 @@ FORMATS: dict[str, Callable[[Plan, Topology, Model], Files]] = {
 @click.option("--topology", type=TopologyType(), required=True, help="8@50GB/s,3=25GB/s, or a TOML file.")
 @click.option("--size", type=SizeType(), required=True, help="Bytes of the message, such as 64MiB.")
 @plan_options
+@auto_options
 @click.option("--format", "form", type=OneOf(FORMATS), default="plan", show_default=True, help=f"{', '.join(FORMATS)}.")
 @click.option(
     "-o",
@@ -93,6 +104,8 @@ def command(
     segments: int | str,
     slots: int | None,
     ports: Model | None,
+    collective: str | None,
+    root: int | None,
     form: str,
     output: Path,
     target: str | None,
@@ -103,10 +116,13 @@ def command(
 ) -> None:
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
     check_explain(explain, name, as_json)
+    wanted = wanted_collective(name, collective, root, topology)
     if target is not None and form != "msccl-xml":
         raise InputError(f"--target {target}: needs --format msccl-xml")
     if pieces > 1 and form != "chakra":
         raise InputError(f"--pieces {pieces}: needs --format chakra")
+    if pad and wanted is not None:
+        raise InputError("--pad with --collective: must be the name of a schedule")
     if pad and form not in WRITERS:
         raise InputError(f"--pad with --format {form}: must be one of {', '.join(WRITERS)}")
     model: Model = ports or "exclusive"
@@ -115,7 +131,7 @@ def command(
         asked = size
         size, segments = _padded(name, topology, size, target or form, options)
         click.echo(f"optcc: padded from {asked} to {size} B, {segments} segments", err=True)
-    built = build(name, topology, size, segments=segments, **options)
+    built = build(name, topology, size, segments=segments, collective=wanted, **options)
     plan = built.plan
     verdict = say_unless_proved(plan, "the file is of a plan that would not give the result")
     try:
@@ -124,7 +140,11 @@ def command(
         if refused is not None:
             raise PlanError(refused.summary)
     except PlanError as error:
-        fitting = find_fitting(name, topology, size, target or form, **options) if form in WRITERS else None
+        fitting = (
+            find_fitting(name, topology, size, target or form, **options)
+            if form in WRITERS and wanted is None
+            else None
+        )
         hint = "" if fitting is None else f"; --size {fitting[0]} --segments {fitting[1]} would fit"
         raise PlanError(f"{error}{hint}") from None
     replace_files(output, files)

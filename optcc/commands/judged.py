@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from optcc.cli import echo_card
+from optcc.collective import ROOTED, Collective
 from optcc.errors import InputError
 from optcc.plan import Plan
 from optcc.planner import AUTO, Built, look_up, verdict_cache
+from optcc.topology import Topology
 from optcc.verdict import PROVED
 
 
@@ -20,6 +22,25 @@ def say_unless_proved(plan: Plan, what: str) -> str:
         cause = "" if verdict.counterexample is None else verdict.counterexample.summary
         click.echo(f"optcc: {plan.name}: {verdict.verdict}, so it does not run; {what}{wrong}{cause}", err=True)
     return verdict.verdict
+
+
+def wanted_collective(
+    name: str | None, collective: str | None, root: int | None, topology: Topology | None
+) -> Collective | None:
+    """What `auto` is to choose a schedule for: None for what it takes by itself, an AllReduce.
+
+    Raises InputError with another schedule, which has a collective of its own, and for a root that cannot be.
+    """
+    if collective is None and root is None:
+        return None
+    if name != AUTO or topology is None:
+        given = "--root" if collective is None else f"--collective {collective}"
+        raise InputError(
+            f"{given} with {name or 'a plan'}: must be the schedule {AUTO}, others have a collective of their own"
+        )
+    if root is not None and collective not in ROOTED:
+        raise InputError(f"--root {root}: needs --collective {', '.join(ROOTED[:-1])} or {ROOTED[-1]}")
+    return Collective(collective or "allreduce", topology.n_ranks, root or 0)
 
 
 def check_explain(explain: bool, name: str | None, as_json: bool) -> None:

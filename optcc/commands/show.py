@@ -11,6 +11,7 @@ from optcc.cli import (
     ScheduleType,
     SizeType,
     TopologyType,
+    auto_options,
     echo_card,
     echo_json,
     json_option,
@@ -18,7 +19,7 @@ from optcc.cli import (
     plan_options,
     with_latency,
 )
-from optcc.commands.judged import say_unless_proved
+from optcc.commands.judged import say_unless_proved, wanted_collective
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
 from optcc.export.perfetto import write_perfetto
@@ -44,6 +45,7 @@ from optcc.topology import Topology
     help=f"How ports share: {', '.join(MODELS)}; as for --ports, else fifo.",
 )
 @plan_options
+@auto_options
 @click.option("--rows", type=click.IntRange(min=0), default=10, show_default=True, help="Transfers to list.")
 @click.option(
     "-o",
@@ -78,6 +80,8 @@ def command(
     segments: int | str,
     slots: int | None,
     ports: Model | None,
+    collective: str | None,
+    root: int | None,
     rows: int,
     output: Path | None,
     trace: Path | None,
@@ -93,6 +97,7 @@ def command(
     """
     if (name is None) == (trace is None):
         raise InputError("NAME: must be given, or --measured in its place")
+    wanted = wanted_collective(name, collective, root, topology)
     if output is not None:
         picture_ending(output)
         require_matplotlib()
@@ -116,6 +121,7 @@ def command(
             segments=segments,
             slots=slots,
             ports=ports or used,
+            collective=wanted,
         )
         verdict = say_unless_proved(plan, "the times are of a plan that would not give the result")
     shown = timeline(plan, topology, used)

@@ -13,6 +13,7 @@ from optcc.cli import (
     ScheduleType,
     SizeType,
     TopologyType,
+    auto_options,
     echo_card,
     echo_json,
     json_option,
@@ -22,7 +23,7 @@ from optcc.cli import (
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction_of
-from optcc.commands.judged import check_explain, explain_choice, say_unless_proved
+from optcc.commands.judged import check_explain, explain_choice, say_unless_proved, wanted_collective
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
@@ -63,6 +64,7 @@ JITTER_SIGMA = 0.02
 @click.option("--detection", default=None, help="With --faults: how long until a dead NIC is noticed, such as 12ms.")
 @click.option("--jitter", type=int, default=None, metavar="SEED", help="Noise: of latency and rates.")
 @plan_options
+@auto_options
 @click.option("--explain", is_flag=True, help="With the schedule auto: what it was chosen from.")
 @json_option
 def command(
@@ -82,6 +84,8 @@ def command(
     segments: int | str,
     slots: int | None,
     ports: Model | None,
+    collective: str | None,
+    root: int | None,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -95,6 +99,7 @@ def command(
     if (name is None) == (plan_file is None):
         raise InputError("simulate: give either the NAME of a schedule or --plan FILE")
     check_explain(explain, name, as_json)
+    wanted = wanted_collective(name, collective, root, topology)
     filed = None if plan_file is None else read_plan(read_file(plan_file, FILE_BYTES_MAX))
     ordered_for = None if filed is None else filed.ports
     used: Model = model or ports or ordered_for or "fifo"
@@ -134,6 +139,7 @@ def command(
             reduction=reduction,
             segments=segments,
             slots=slots,
+            collective=wanted,
         )
         plan, chosen = built.plan, (built.definition.name, built.segments)
         if explain:

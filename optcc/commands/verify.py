@@ -17,12 +17,14 @@ from optcc.cli import (
     ScheduleType,
     SizeType,
     TopologyType,
+    auto_options,
     echo_card,
     echo_json,
     json_option,
     plan_options,
 )
 from optcc.codec import FILE_BYTES_MAX, TRANSFERS_FORMAT, read_plan, read_transfers
+from optcc.commands.judged import wanted_collective
 from optcc.commands.verify_file import is_foreign, verify_foreign
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, EXIT_UNKNOWN, InputError, TopologyError
 from optcc.files import read_file, replace_file
@@ -79,6 +81,7 @@ _HEAD_BYTES = 256
 @click.option("--additions", is_flag=True, help="Also the order in which the inputs of the ranks are added up.")
 @click.option("--target", type=OneOf(TARGETS), default=None, help=f"Also the resource limits of {', '.join(TARGETS)}.")
 @plan_options
+@auto_options
 @json_option
 def command(
     name: str | None,
@@ -99,6 +102,8 @@ def command(
     segments: int | str,
     slots: int | None,
     ports: Model | None,
+    collective: str | None,
+    root: int | None,
     as_json: bool,
 ) -> int:
     """Prove the compiled schedule NAME, or the plan in a file, right; or show the smallest counterexample found.
@@ -117,6 +122,7 @@ def command(
         raise InputError("--thorough: needs --failover")
     if smt_lib is not None and not all_ranks:
         raise InputError("--smt-lib: needs --all-ranks")
+    wanted = wanted_collective(name, collective, root, topology)
     claims = _Claims(eps, promise, interval, target, additions)
     if all_ranks or failover:
         flag, takes = ("--all-ranks", "the NAME of a schedule") if all_ranks else ("--failover", "no NAME")
@@ -147,7 +153,7 @@ def command(
             raise InputError(f"verify {name}: give --topology and --size")
         options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "slots": slots}
         options["ports"] = ports or "exclusive"
-        built = build(name, topology, size, segments=segments, **options)
+        built = build(name, topology, size, segments=segments, collective=wanted, **options)
         answer = _answer(built.plan, built, topology, claims, ports, options)
     if as_json:
         echo_json(answer.as_json())

@@ -13,9 +13,11 @@ import pytest
 
 from optcc import cli
 from optcc.codec import read_plan, write_plan
+from optcc.collective import COLLECTIVES, ROOTED, Collective
 from optcc.errors import EXIT_REFUTED
+from optcc.planner import find_schedule
 from optcc.topology import Topology
-from optcc.verdict import LINES_MAX, PROPERTIES
+from optcc.verdict import LINES_MAX, PROPERTIES, PROVED
 from optcc.verify.bounds.lp import lp_bound
 from optcc.verify.failover import encoding, exploration, induction
 from tests.negative.edits import Draft
@@ -650,3 +652,50 @@ def test_the_shell_completes(
     with pytest.raises(SystemExit):
         cli.run([])
     assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == offered
+
+
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "all_gather_perf"])
+def test_auto_is_chosen_for_a_collective(collective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ["--root", "2"] if collective in ROOTED else []
+    asked = ["auto", "--collective", collective, *root, "--topology", "2x2@50GB/s+450GB/s", "--size", "64KiB"]
+
+    def run_json(*words: str) -> Any:
+        assert cli.run([*words, *asked, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = run_json("simulate", "--ports", "fair")
+    name = collective.replace("all_gather_perf", "allgather")
+    made = find_schedule(found["schedule"]).computes(4)
+    assert (made.name, found["verdict"]) == (name, PROVED)
+    assert 1 <= found["ratio"] < 3
+    assert run_json("verify")["verdict"] == PROVED
+    assert run_json("show")["verdict"] == PROVED
+    file = tmp_path / "auto.plan"
+    assert cli.run(["compile", *asked, "--explain", "-o", str(file)]) == 0
+    assert found["schedule"] in capsys.readouterr().out
+    wanted = read_plan(file.read_bytes()).collective
+    assert wanted == Collective(name, 4, 2 if root else 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["simulate", "ring", "--collective", "broadcast"], "must be the schedule auto"),
+        (["simulate", "ring", "--root", "1"], "must be the schedule auto"),
+        (["simulate", "auto", "--collective", "broadcats"], "--collective 'broadcats': must be one of"),
+        (["verify", "auto", "--collective", "allgather", "--root", "1"], "--root 1: needs --collective broadcast"),
+        (["compile", "auto", "--collective", "reduce", "--root", "4", "-o", "x"], "root 4: must be a rank below 4"),
+        (
+            ["compile", "auto", "--collective", "reduce", "--pad", "--format", "msccl-xml", "-o", "x"],
+            "--pad with --coll",
+        ),
+        (["show", "auto", "--root", "0"], "--root 0: needs --collective"),
+    ],
+)
+def test_a_collective_that_cannot_be_asked_for_is_refused(
+    words: list[str], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*words, "--topology", "4@1GB/s", "--size", "64KiB"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert rule in err
