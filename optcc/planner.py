@@ -369,6 +369,20 @@ class Built(NamedTuple):
     compared: Card | None = None
     seconds: float | None = None
 
+    @property
+    def certificate(self) -> str | None:
+        """What in the certificate of a bound (`optcc bound --achievable`) the schedule is made from, if it is.
+
+        >>> build("packed", Topology.parse("2x2@50GB/s+450GB/s"), 2**20, segments=4).certificate
+        'packing of 2 pairs of trees'
+        """
+        name, n_stages = self.definition.name, len(self.schedule.stages)
+        if name in {each.name for each in FLOW_OF.values()}:
+            return "flow"
+        if name in {each.name for each in PACKED_OF.values()}:
+            return f"packing of {n_stages} trees"
+        return f"packing of {n_stages // 2} pairs of trees" if name == PACKED.name else None
+
 
 def build(
     name: str,

@@ -20,7 +20,7 @@ from optcc.cli import (
     plan_options,
 )
 from optcc.codec import write_plan, write_transfers
-from optcc.commands.judged import check_explain, explain_choice, say_unless_proved, wanted_collective
+from optcc.commands.judged import check_explain, explain_choice, say_certificate, say_unless_proved, wanted_collective
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError, PlanError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
@@ -161,11 +161,13 @@ def command(
                 "instructions": len(plan),
                 "ports": model,
                 "verdict": verdict,
+                "certificate": built.certificate,
             }
         )
     else:
         echo_card(plan)
         click.echo(f"for {model} ports")
+        say_certificate(built.certificate)
 
 
 def _written(plan: Plan, topology: Topology, ports: Model, form: str, target: str | None, pieces: int) -> Files:

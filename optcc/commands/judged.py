@@ -43,6 +43,14 @@ def wanted_collective(
     return Collective(collective or "allreduce", topology.n_ranks, root or 0)
 
 
+def say_certificate(certificate: str | None) -> None:
+    """Prints what in a bound's certificate a schedule is made from, if it is."""
+    if certificate is not None:
+        click.echo(
+            f"made from the {certificate} in the certificate of its bound: optcc bound --achievable --certificate FILE"
+        )
+
+
 def check_explain(explain: bool, name: str | None, as_json: bool) -> None:
     """Raises InputError if `--explain` is given where nothing is chosen, or beside `--json`."""
     if explain and (name != AUTO or as_json):

@@ -23,7 +23,7 @@ from optcc.cli import (
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction_of
-from optcc.commands.judged import check_explain, explain_choice, say_unless_proved, wanted_collective
+from optcc.commands.judged import check_explain, explain_choice, say_certificate, say_unless_proved, wanted_collective
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
 from optcc.errors import InputError
 from optcc.faults import FaultPlan
@@ -118,7 +118,7 @@ def command(
         _time_as_written(name, topology, size, 1 if isinstance(segments, str) else segments, dtype, used, as_json)
         return
     known: Timing | None = None
-    chosen: tuple[str, int] | None = None
+    chosen: tuple[str, int, str | None] | None = None
     verdict = ""
     if name is not None and size is None:
         raise InputError(f"simulate {name}: give --size")
@@ -141,7 +141,7 @@ def command(
             slots=slots,
             collective=wanted,
         )
-        plan, chosen = built.plan, (built.definition.name, built.segments)
+        plan, chosen = built.plan, (built.definition.name, built.segments, built.certificate)
         if explain:
             explain_choice(built)
         # The JSON says how long the simulation took, so there it is done again.
@@ -179,7 +179,7 @@ def _time_as_written(
     swept = time_static_order(definition, topology, size_bytes=size, segments=segments, dtype=dtype, model=model)
     spent = time.perf_counter() - started
     made = definition.computes(topology.n_ranks)
-    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None, (definition.name, segments))
+    _tell(swept, made, topology, size, swept.transfers, spent, as_json, None, (definition.name, segments, None))
 
 
 def _tell(
@@ -191,16 +191,17 @@ def _tell(
     spent: float,
     as_json: bool,
     verdict: str | None,
-    chosen: tuple[str, int] | None,
+    chosen: tuple[str, int, str | None] | None,
 ) -> None:
     """Prints `result` beside the bound; `spent` is how long it took to find, in seconds; no `verdict` if there is no
-    plan to judge; `chosen` are the schedule and its segments, unless they come from a file."""
+    plan to judge; `chosen` are the schedule, its segments and its certificate, unless they come from a file."""
     bound = float(least_seconds(topology, size_bytes, made))
     ratio = result.seconds / bound if bound else 1.0
     if not as_json:
         echo_card(result)
         if chosen is not None:
             click.echo(f"{chosen[0]}, segments: {chosen[1]}")
+            say_certificate(chosen[2])
         click.echo(f"bound {bound:.6g} s, ratio {ratio:.4f}")
         if verdict is None:
             click.echo("timed as it is written, and not judged")
@@ -211,7 +212,7 @@ def _tell(
             "bound_seconds": bound,
             "ratio": ratio,
             "verdict": verdict,
-            **({} if chosen is None else {"schedule": chosen[0], "segments": chosen[1]}),
+            **({} if chosen is None else dict(zip(("schedule", "segments", "certificate"), chosen, strict=True))),
             "transfers": transfers,
             "transfers_per_second": transfers / spent,
             "model": result.model,

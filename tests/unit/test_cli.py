@@ -699,3 +699,20 @@ def test_a_collective_that_cannot_be_asked_for_is_refused(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert rule in err
+
+
+@pytest.mark.parametrize(
+    ("name", "certificate"),
+    [("packed", "packing of 2 pairs of trees"), ("packed-broadcast", "packing of 2 trees"), ("flow-gather", "flow")],
+)
+def test_a_schedule_says_which_part_of_a_certificate_it_is_made_from(
+    name: str, certificate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [name, "--topology", "2x2@50GB/s+450GB/s", "--size", "64KiB", "--segments", "4"]
+    for words in (["simulate", *asked], ["compile", *asked, "-o", str(tmp_path / "a.plan")]):
+        assert cli.run([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["certificate"] == certificate
+        assert cli.run(words) == 0
+        assert f"\nmade from the {certificate} in the certificate of its bound" in capsys.readouterr().out
+        assert cli.run([*words[:1], "ring", *words[2:], "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["certificate"] is None
