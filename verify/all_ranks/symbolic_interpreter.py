@@ -126,9 +126,14 @@ def read(definition: Definition, case: ParameterCase) -> Reading:
                 reader.run()
             break
         except NeedsModulus as needs:
-            modulus = lcm(modulus, needs.modulus)
-            if modulus > UNROLLED_MAX:
-                raise OutsideSubset(f"segments in {modulus} kinds", 0) from None
+            wanted = lcm(modulus, needs.modulus)
+            if wanted == modulus:
+                raise OutsideSubset(
+                    f"a remainder modulo {needs.modulus} that does not follow from the segment's", 0
+                ) from None
+            if wanted > UNROLLED_MAX:
+                raise OutsideSubset(f"segments in {wanted} kinds", 0) from None
+            modulus = wanted
     one = readers[0]
     if any(reader.case != one.case for reader in readers):
         raise OutsideSubset("bit lengths that depend on the segment", 0)

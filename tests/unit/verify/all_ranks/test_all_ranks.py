@@ -581,6 +581,16 @@ def used_up(program: Program) -> None:
 
 
 @schedule
+def first_of_three(program: Program) -> None:
+    """A remainder that no remainder of the segment's number decides: it was looked for without end."""
+    p = program.n_ranks
+    for segment in program.pipeline(sections=1):
+        root = min(3, segment.index) % 3
+        for step in range(1, p):
+            segment[0].reduce(src=(root + step) % p, dst=root)
+
+
+@schedule
 def star(program: Program) -> None:
     """Everyone to rank 0 and back."""
     p = program.n_ranks
@@ -611,6 +621,7 @@ def disagreeing(program: Program) -> None:
         (rotates, "line \\d+"),
         (depends_on_p, "pipeline inside of a loop or a condition"),
         (used_up, "used up"),
+        (first_of_three, "a remainder modulo 3 that does not follow"),
     ],
 )
 def test_a_construct_outside_of_the_subset_stops_the_proof(definition: Definition, construct: str) -> None:
