@@ -739,7 +739,8 @@ def test_compile_writes_every_format(form: str, capsys: pytest.CaptureFixture[st
     path = tmp_path / "out"
     assert cli.run(["compile", "optcc", *FLAT, "--format", form, "-o", str(path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer) == {"file", "format", "digest", "ranks", "transfers", "instructions", "ports", "verdict"}
+    keys = {"file", "format", "digest", "ranks", "transfers", "instructions", "ports", "verdict", "certificate"}
+    assert set(answer) == keys
     assert answer["verdict"] == "proved"
     assert (answer["file"], answer["format"]) == (str(path), form)
     names = sorted(each.name for each in tmp_path.iterdir())
