@@ -65,8 +65,8 @@ their way at a time: the fewer the better the ports serve what others wait for, 
 LINK_LANES = (("weights", 32, 4), ("stages", 1, 4))
 """Its first candidates under fair ports, before `STAGE_LANES`: how lanes are assigned, (most) lanes, and slots."""
 LINK_SLOTS = 8
-"""Slots of the timetable under fair ports there. With two, a rank of 16 servers waits for the latency of each message:
-`hierarchical-nics` with 16 segments takes 2.2 of the bound with them and 5 us, and 1.035 with eight."""
+"""Slots of the timetable under fair ports there. With two, a rank of many servers waits for the latency of each
+message."""
 NEAR = 1.017
 """No further candidate is tried after one that takes at most so many times what its busiest port takes."""
 SIMULATED_MAX = 2**24

@@ -102,7 +102,7 @@ class _Inside:
 
     def __init__(self, network: ServerNetwork, room: Room) -> None:
         self.gpus = network.gpus
-        self.first = [sum(network.gpus[:server]) for server in range(len(network.gpus))]
+        self.first = network.first
         ample = 2 * room.trees * max(network.gpus)
         self.more = [
             [ample if each is None else max(each, -(-2 * (gpus - 1) * room.trees // gpus)) - room.trees] * gpus
@@ -150,7 +150,7 @@ def _relieved(network: ServerNetwork, room: Room, trees: Sequence[Tree]) -> tupl
         for limit, over, rate in zip(relief.limits, relief.over, relief.rates, strict=True)
         if rate is not None and limit is not None
     )
-    return tuple(map(Tree.of, relief.parents, relief.roots)), max(room.seconds, *late, Fraction(0))
+    return tuple(map(Tree.of, relief.parents, relief.roots)), max([room.seconds, *late])
 
 
 class _Relief:
@@ -162,7 +162,7 @@ class _Relief:
 
     def __init__(self, network: ServerNetwork, room: Room, trees: Sequence[Tree]) -> None:
         self.server_of = [server for server, gpus in enumerate(network.gpus) for _ in range(gpus)]
-        self.first = [sum(network.gpus[:server]) for server in range(len(network.gpus) + 1)]
+        self.first = network.first
         self.pod_of = [network.pod_of[server] for server in self.server_of]
         self.rates = [network.fabric[server] for server in self.server_of]
         self.limits = [room.fabric[server] for server in self.server_of]

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
 from typing import NamedTuple
 
 from optcc.topology import Topology
@@ -104,6 +105,11 @@ class ServerNetwork:
             tuple(pod_of),
             tuple(min(pod.up, pod.down) for pod in topology.pods),
         )
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The rank of the first GPU of each server, and the number of all ranks."""
+        return (0, *accumulate(self.gpus))
 
     @property
     def least(self) -> Fraction:

@@ -33,14 +33,15 @@ def wanted_collective(
     """
     if collective is None and root is None:
         return None
-    if name != AUTO or topology is None:
+    if name != AUTO:
         given = "--root" if collective is None else f"--collective {collective}"
         raise InputError(
             f"{given} with {name or 'a plan'}: must be the schedule {AUTO}, others have a collective of their own"
         )
     if root is not None and collective not in ROOTED:
         raise InputError(f"--root {root}: needs --collective {', '.join(ROOTED[:-1])} or {ROOTED[-1]}")
-    return Collective(collective or "allreduce", topology.n_ranks, root or 0)
+    # Without a topology the command itself says that it is missing.
+    return None if collective is None or topology is None else Collective(collective, topology.n_ranks, root or 0)
 
 
 def say_certificate(certificate: str | None) -> None:

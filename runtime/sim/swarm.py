@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from optcc.errors import AllRailsFailed
+from optcc.errors import AllRailsFailed, RankLost
 from optcc.runtime.protocol.endpoint import CLOSE_S
 from optcc.runtime.protocol.failure_agreement import Judgement, judge
 from optcc.runtime.protocol.frames import crc32
@@ -231,7 +231,9 @@ class Swarm:
             # The one rank that could pass on bytes was stopped for longer than a missing rail is waited for.
             return True
         rank, left = first.host.rank, [each for each in self.programs if each.left_at_s <= first.failed_at_s]
-        if first.host.endpoint.counts.damaged and any(first.host.busy_to_s > each.left_at_s for each in left):
+        failure, counts = first.failure, first.host.endpoint.counts
+        unread = {each.host.rank for each in left if first.host.busy_to_s > each.left_at_s}
+        if counts.damaged and isinstance(failure, RankLost) and unread.issuperset(failure.culprits):
             # It reads only now what lies before the bye on the same connection.
             return True
         return any(

@@ -690,6 +690,7 @@ def test_auto_is_chosen_for_a_collective(collective: str, tmp_path: Path, capsys
             "--pad with --coll",
         ),
         (["show", "auto", "--root", "0"], "--root 0: needs --collective"),
+        (["verify", "auto", "--collective", "allgather", "--all-ranks"], "takes the NAME of a schedule"),
     ],
 )
 def test_a_collective_that_cannot_be_asked_for_is_refused(

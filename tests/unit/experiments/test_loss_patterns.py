@@ -18,6 +18,8 @@ def test_the_record_is_near_the_bound() -> None:
         assert rows[-1].ratio <= GOAL
         assert rows[len(rows) // 2].ratio < 1.02
         assert rows[-1].name in record.markdown()
+        drawn = [row.ratio for row in rows if min(row.kept) == GPUS]
+        assert drawn and max(drawn) <= 1.03
         healthy = record.under(ports, healthy=True)
         assert {(len(row.kept), row.kind) for row in healthy} == set(HEALTHY)
         assert healthy[0].ratio >= 1 - 1e-9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -155,15 +154,17 @@ def test_nics_relieve_fabrics_that_are_what_takes_longest(text: str, over: float
     assert verify_plan(plan).verdict == PROVED
 
 
-@pytest.mark.parametrize("seed", [87, *(pytest.param(each, marks=pytest.mark.slow) for each in range(0, 87, 3))])
+SMALL = (3, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45, 51, 54, 57, 60, 66, 78, 81, 93, 96, 99)
+"""Patterns of at most six servers, on which such trees are found."""
+
+
+@pytest.mark.parametrize("seed", [87, *(pytest.param(each, marks=pytest.mark.slow) for each in SMALL)])
 def test_slow_fabrics_are_relieved_as_far_as_lost_nics_allow(seed: int) -> None:
     rng = random.Random(seed)
     _, drawn = pattern(seed)
     fabric = Fraction(rng.choice((75, 100, 150, 200, 300)) * 10**9)
     topology = replace(drawn, servers=tuple(replace(server, fabric=fabric) for server in drawn.servers))
-    if len(topology.servers) <= 6:
-        with suppress(TopologyError):  # rail-only there may be no such trees
-            assert 1 <= over_the_bound(topology) <= 1.13
+    assert 1 <= over_the_bound(topology) <= 1.13
 
 
 @pytest.mark.parametrize("ports", ["fifo", "fair"])
