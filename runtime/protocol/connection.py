@@ -61,11 +61,11 @@ View = bytes | bytearray | memoryview
 
 
 class Broken(Exception):
-    """The connection is closed, reset, silent, or what came over it is damaged (`is_damage`)."""
+    """The connection is closed or reset (`is_ended`), silent, or what came over it is damaged (`is_damage`)."""
 
-    def __init__(self, why: str, *, is_damage: bool = False) -> None:
+    def __init__(self, why: str, *, is_damage: bool = False, is_ended: bool = False) -> None:
         super().__init__(why)
-        self.is_damage = is_damage
+        self.is_damage, self.is_ended = is_damage, is_ended
 
 
 def padding(session: int, n_bytes: int) -> bytes:

@@ -524,7 +524,7 @@ class Endpoint(LocalRank):
         if connection.is_closed:
             return
         if isinstance(connection, (SendConnection, RecvConnection)):
-            self._lose(connection, Broken(why))
+            self._lose(connection, Broken(why, is_ended=True))
         elif isinstance(connection, Leg):
             self.relays.close(connection)
         elif isinstance(connection, Dialing):

@@ -38,7 +38,7 @@ from optcc.runtime.protocol.handshake import Dialing
 from optcc.runtime.protocol.hello import NONCE_BYTES, RELAY, Caller, Hello
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
 from optcc.runtime.protocol.local import LocalRank
-from optcc.runtime.protocol.rail import REDIAL_S_MIN, Opposite, PathFinder, Rail
+from optcc.runtime.protocol.rail import REDIAL_S_MAX, REDIAL_S_MIN, Opposite, PathFinder, Rail
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.sealing import SealedSendConnection
 from optcc.runtime.protocol.settings import RATE_MIN
@@ -512,7 +512,13 @@ class Outbound:
         local.counts.damaged += error.is_damage
         local.rail_counts[rail.mine].failures += self.peer not in local.left and rail is not self._detour
         local.note("left" if self.peer in local.left else "lost", str(error), self.peer, rail.mine)
-        self._dial_later(rail, refused=False)
+        if error.is_ended and local.now_s - rail.since_s > REDIAL_S_MAX:
+            # The path carries packets, and the connection had lasted: it may have been the only thing that failed.
+            rail.refused = False
+            rail.wait_no_longer()
+            local.look_within(0.0)
+        else:
+            self._dial_later(rail, refused=False)
         self.update_avoided()
         for channel in list(self._channels.values()):
             self._tell(channel, connection.rail, DOWN)
@@ -539,7 +545,7 @@ class Outbound:
             if rail.connection is None and (rail.mine == mine or rail.theirs == theirs):
                 if rail.dialing is not None and not rail.dialing.established:
                     self.hang_up(rail.dialing, refused=False)
-                rail.next_s, rail.wait_s = 0.0, REDIAL_S_MIN
+                rail.wait_no_longer()
                 self._local.look_within(0.0)
 
     def dial_anew(self) -> None:

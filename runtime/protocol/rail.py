@@ -44,6 +44,10 @@ class Rail:
         self.connected_in_s = _DIAL_SILENT_S
         self.refused = False
 
+    def wait_no_longer(self) -> None:
+        """Dialled next at once, and at the shortest interval after that."""
+        self.next_s, self.wait_s = 0.0, REDIAL_S_MIN
+
     def wait(self, now_s: float, *, refused: bool, was_silent: bool = False) -> None:
         """After a failure: the next try, at growing intervals.
 

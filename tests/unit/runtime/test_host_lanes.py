@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import stat
@@ -85,6 +86,7 @@ def test_a_segment_is_opened_by_its_name_and_only_by_this_user(folder: Path) -> 
 
 
 def test_a_segment_keeps_no_file_open() -> None:
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     segments = [SharedSegment(4096) for _ in range(5)]
     others = [open_segment(each.record) for each in segments]
@@ -94,17 +96,18 @@ def test_a_segment_keeps_no_file_open() -> None:
 
 
 def test_its_memory_ends_with_the_last_reference() -> None:
+    def n_mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(host_memory._PREFIX)
+
+    gc.collect()
+    before = n_mapped()
     segment = SharedSegment(5 * MIB)
     segment.forget()
     part: Any = segment.array[4096:8192].view(np.float32)
-
-    def mapped() -> bool:
-        return f"{host_memory._PREFIX}" in Path("/proc/self/maps").read_text()
-
     del segment
-    assert mapped()
+    assert n_mapped() == before + 1
     del part
-    assert not mapped()
+    assert n_mapped() == before
 
 
 def test_no_room_is_an_error_and_leaves_nothing(folder: Path) -> None:

@@ -255,6 +255,24 @@ def test_a_rail_is_dialled_again_at_growing_intervals() -> None:
     assert rail.wait_s == rails_module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION
 
 
+def test_a_connection_that_had_lasted_is_dialled_again_at_once_where_its_path_carries_packets() -> None:
+    network, _ = joined((0, 1))
+    rail = network.endpoints[0].outbounds[1].rails[1]
+    network.run(rails_module.REDIAL_S_MAX + 0.05)
+    network.cut(network.outbound(0, 1, 1))
+    network.run(rails_module.REDIAL_S_MIN / 2)
+    assert network.all_up() and rail.wait_s == rails_module.REDIAL_S_MIN
+    # One that has just begun may break each time: it waits.
+    network.cut(network.outbound(0, 1, 1))
+    network.run(rails_module.REDIAL_S_MIN / 2)
+    assert not network.all_up() and rail.wait_s == 2 * rails_module.REDIAL_S_MIN
+    network.until(network.all_up, 2 * rails_module.REDIAL_S_MIN)
+    # Silence says that the path carries nothing.
+    network.run(rails_module.REDIAL_S_MAX + 0.05)
+    network.endpoints[0].outbounds[1].lose(network.outbound(0, 1, 1), Broken("no answer"))
+    assert rail.next_s > network.endpoints[0].now_s
+
+
 def test_a_dialling_without_an_answer_begins_anew_where_somebody_is_lost() -> None:
     """The kernel repeats the SYN after a second; by then all others may have decided who is lost."""
     network, _ = joined((0, 1))
