@@ -2,7 +2,7 @@
 # ARGS reaches the command: make test ARGS="-k ring", make demo ARGS=--quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch slow lint types bench figures docs lock clean moved
+.PHONY: help setup demo test test-torch slow search realtime lint types bench figures docs lock clean moved
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/sh
 
@@ -49,6 +49,8 @@ help:
 	@echo 'make test     the tests (ARGS="-k ring", ARGS=--run-slow)'
 	@echo 'make test-torch  the tests of the torch.distributed backend, with torch in .venv-torch'
 	@echo 'make slow     the long studies that need no real time, on all cores (ARGS="-k pods")'
+	@echo 'make search   those that go through thousands of seeds or mutants'
+	@echo 'make realtime those that wait for real time or measure it: on a quiet machine'
 	@echo 'make bench    ours and peers on emulated hosts, interleaved: a record (ARGS=--quick)'
 	@echo 'make figures  every figure and number, from records'
 	@echo 'make docs     the manual, in docs/_build'
@@ -101,6 +103,12 @@ $(TORCH_STAMP): requirements.lock pyproject.toml
 
 slow: $(STAMP)
 	@$(BIN)/pytest -n auto --dist worksteal -m 'slow and not realtime and not search' $(ARGS)
+
+search: $(STAMP)
+	@$(BIN)/pytest -n auto --dist worksteal -m 'slow and search' $(ARGS)
+
+realtime: $(STAMP)
+	@$(BIN)/pytest -m 'slow and realtime' $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet --output-format concise
