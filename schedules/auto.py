@@ -12,12 +12,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import ceil, log, log2, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from optcc.compiler import LATENCY_S, ROW_LANES, SLOTS, STAGE_LANES, compile_schedule, costed_s, find_transfers
+from optcc.compiler import (
+    ROW_LANES,
+    SLOTS,
+    STAGE_LANES,
+    compile_schedule,
+    costed_s,
+    find_transfers,
+    with_some_latency,
+)
 from optcc.dsl import Definition
 from optcc.errors import TopologyError
 from optcc.passes.lane_assignment import ALL_PAIRS_MAX
@@ -147,12 +156,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice(Shown):
-    """The chosen plan, and the candidates that it was compared with, the most promising first."""
+    """The chosen plan, and the candidates that it was compared with, the most promising first.
+
+    They were simulated with `latency_s`, which is the topology's own unless it has none.
+    """
 
     plan: Plan
     schedule: Schedule
     taken: Candidate
     candidates: tuple[Candidate, ...]
+    latency_s: Fraction
 
     def card(self) -> Card:
         fair = any(each.peer_lanes is not None for each in self.candidates)
@@ -168,7 +181,8 @@ class Choice(Shown):
             for each in self.candidates
         )
         lanes = ("lanes of a pair",) if fair else ()
-        return Card(f"auto: {self.taken.name}", ("schedule", "segments", *lanes, "estimate", "simulated", ""), rows)
+        title = f"auto: {self.taken.name}, of plans with a latency of {show_time(float(self.latency_s))}"
+        return Card(title, ("schedule", "segments", *lanes, "estimate", "simulated", ""), rows)
 
 
 def _lanes(candidate: Candidate) -> str:
@@ -189,13 +203,13 @@ def choose(
     parts: Sequence[RankShare] = (),
     in_rank_order: bool = False,
 ) -> Choice:
-    """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is assumed to have
-    `LATENCY_S`. With `parts`, those of the schedule `shares`, other long messages than its are no candidates. With
-    `in_rank_order` those of the schedule `rank-order` are the only ones.
+    """The fastest plan found for an AllReduce of `size_bytes`; a topology without latency is taken to have what
+    `optcc.compiler.with_some_latency` says. With `parts`, those of the schedule `shares`, other long messages than its
+    are no candidates. With `in_rank_order` those of the schedule `rank-order` are the only ones.
 
     Raises what compiling a schedule raises, and TopologyError for a topology that `optimal` does not accept.
     """
-    timed = topology if topology.latency_s else topology.with_latency(LATENCY_S)
+    timed = with_some_latency(topology)
     if ports == "fair" and topology.overhead_s and not parts:
         timed = _level_ways(timed)
     found = estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts, in_rank_order=in_rank_order)
@@ -227,13 +241,13 @@ def choose(
             peer_lanes=candidate.peer_lanes,
         )
         if search.is_last(candidate):
-            return Choice(plan, schedule, candidate, search.listed())
+            return Choice(plan, schedule, candidate, search.listed(), timed.latency_s)
         seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed)
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, schedule, replace(candidate, seconds=seconds)
     assert best is not None
-    return Choice(*best[1:], search.listed())
+    return Choice(*best[1:], search.listed(), timed.latency_s)
 
 
 def _definition(name: str, ports: Model) -> Definition:

@@ -85,7 +85,7 @@ def choose_for(
     more: Sequence[Definition] = (),
     enough_s: float = 0.0,
 ) -> Choice:
-    """The fastest plan found for `collective` of `size_bytes`; a topology without latency is assumed to have
+    """The fastest plan found for `collective` of `size_bytes`; a topology without latency is taken to have
     what `optcc.compiler.with_some_latency` says, and `more` are candidates besides the library's. Candidates have the
     number of `segments` that suits each, unless it is given; their estimates are what their busiest port takes. None is
     tried after one that takes at most `enough_s`, and one that has no route for some transfer is left out.
@@ -128,7 +128,7 @@ def choose_for(
             slots=slots,
             ports=ports,
         )
-    return Choice(result, schedule, taken, tuple(tried))
+    return Choice(result, schedule, taken, tuple(tried), timed.latency_s)
 
 
 def _timed(
