@@ -52,7 +52,8 @@ def candidates_for(
         else:
             found.append(definition.of(collective) if collective.cells else definition)
     if not found:
-        raise TopologyError(f"no schedule for {collective.name}: {refusals[0]}")
+        ways = "" if topology.wired is not None else ", or say how they are linked, as 4x2@50GB/s+450GB/s does"
+        raise TopologyError(f"no schedule for {collective.name}: {refusals[0]}{ways}")
     return found
 
 
