@@ -28,8 +28,9 @@ Invariants.
 
 Hard cases, and why each ends well.
 - *A connection breaks.* Chunks that were out on it go out elsewhere; states are repeated; the source dials again, at
-  once if a connection that had lasted was reset, and with growing intervals; the other end is told (gone), for it may not notice. If no other connection is up then, the next
-  one tells it: a source whose bytes were all acknowledged by the peer's kernel would wait for ever.
+  once if a connection that had lasted was reset, and at growing intervals after that; the other end is told (gone), for
+  it may not notice. If no other connection is up then, the next one tells it: a source whose bytes were all
+  acknowledged by the peer's kernel would wait for ever.
 - *Nobody says that a NIC has failed.* The kernel's counters do (`liveness`): half-way to the verdict the connection
   is suspected and avoided (`suspicion`), the verdict closes it. If it was only slow, the second copy of a chunk is
   dropped.
