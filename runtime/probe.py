@@ -64,6 +64,9 @@ IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX, QUEUE_S = 1 << 18, 1 << 20, 0.01
 while nothing is known of its rate. In a shorter queue a NIC idles while a rank waits for the processor. A longer one
 delays acknowledgements beyond TCP's estimates: with 27 ms, of seven flows to one NIC of 100 Mbit/s, tail loss probes
 sent every flow's last packet again, 6 % of what the NIC carried."""
+FIRST_MESSAGES, LONG_S = 2, 0.05
+"""So many messages are on their way over a NIC at first, and one more for each that is acknowledged sooner than that:
+all at once would be, for a NIC that is slower than anybody knows, a queue in which connections are taken for silent."""
 AGAIN_BELOW, AGAIN_ABOVE, AGAIN_MAX, GOOD = 0.93, 1.04, 2, 0.8
 """Rates below or above these shares of the typical one are measured again, and, until two measurements are alike, again
 up to so many times. Typical is the median of the good ones, those that have at least the last share of the best."""
@@ -365,9 +368,13 @@ class _RoundPart:
         self._transport, self._now, self._is_out, self._beside = transport, clock.now_s, round_.is_out, beside
         self._nic_of: dict[int, int] = {}
         self._messages: dict[int, tuple[Bytes, Bytes]] = {}
-        # By handle, the slots that are posted, and what the messages that are on their way say.
+        # By handle, the slots that are posted; what the messages that are on their way say, and when they were posted;
+        # and how many slots have had no message yet.
         self._slots: dict[int, deque[Bytes]] = {}
-        self._sent: dict[int, deque[int]] = {}
+        self._sent: dict[int, deque[tuple[int, float]]] = {}
+        self._unused: dict[int, int] = {}
+        # By NIC that sends: how many messages may be on their way over it.
+        self._room: dict[int, int] = {}
         for flow in round_.flows:
             handle, load = handles[flow[:3]], loads[flow[:3]]
             if flow.dst == transport.rank:
@@ -375,7 +382,8 @@ class _RoundPart:
                 self._slots[handle] = deque(np.empty(load.message_bytes, np.uint8) for _ in range(load.window))
             elif flow.src == transport.rank:
                 self._nic_of[handle] = flow.mine
-                self._sent[handle] = deque([_MORE] * load.window)
+                self._sent[handle], self._unused[handle] = deque(), load.window
+                self._room[flow.mine] = FIRST_MESSAGES
                 last, more = (np.full(load.message_bytes, flag, np.uint8) for flag in (_LAST, _MORE))
                 self._messages[handle] = last, more
         self._until_s = 0.0
@@ -388,9 +396,25 @@ class _RoundPart:
         for handle, slots in self._slots.items():
             for slot in slots:
                 self._transport.post_recv(handle, slot)
-        for handle, flags in self._sent.items():
-            for flag in flags:
-                self._transport.post_send(handle, self._messages[handle][flag])
+        for nic in self._room:
+            self._use_slots(nic)
+
+    def _use_slots(self, nic: int) -> None:
+        """Posts messages into slots that have had none, the flows over a NIC in turn, as long as there is room."""
+        handles = [handle for handle in self._sent if self._nic_of[handle] == nic]
+        on_way = sum(len(self._sent[handle]) for handle in handles)
+        while on_way < self._room[nic] and (unused := [handle for handle in handles if self._unused[handle]]):
+            handle = max(unused, key=self._unused.__getitem__)
+            self._unused[handle] -= 1
+            self._post(handle)
+            on_way += 1
+
+    def _post(self, handle: int) -> None:
+        """Posts a message, the last one of its slot if this sender has gone on for long enough."""
+        now_s = self._now()
+        flag = _MORE if not self._until_s or now_s < self._until_s else _LAST
+        self._sent[handle].append((flag, now_s))
+        self._transport.post_send(handle, self._messages[handle][flag])
 
     def step(self) -> None:
         """Takes a sample, and what has happened since the last one."""
@@ -410,15 +434,20 @@ class _RoundPart:
                 self._take(handle)
 
     def _send_next(self, handle: int) -> None:
-        """A message was acknowledged. The time begins with the first one: others may still be in the round before."""
-        self._until_s = self._until_s or self._now() + SEND_S
-        flags = self._sent[handle]
-        if flags.popleft() == _MORE:
-            flags.append(_MORE if self._now() < self._until_s else _LAST)
-            self._transport.post_send(handle, self._messages[handle][flags[-1]])
+        """A message was acknowledged. The time begins with the first one: others may still be in the round before.
+
+        If that did not take long, one more may be on its way over the NIC.
+        """
+        now_s, nic = self._now(), self._nic_of[handle]
+        self._until_s = self._until_s or now_s + SEND_S
+        flag, posted_s = self._sent[handle].popleft()
+        self._room[nic] += now_s - posted_s < LONG_S
+        if flag == _MORE:
+            self._post(handle)
         elif self.counter is not None:
-            self.counter.end(self._nic_of[handle])
-        self.n_open -= not flags
+            self.counter.end(nic)
+        self._use_slots(nic)
+        self.n_open -= not (self._sent[handle] or self._unused[handle])
 
     def _take(self, handle: int) -> None:
         """A message has arrived; its slot is posted again unless that was the last one in it."""
