@@ -30,8 +30,9 @@ from optcc.experiments.kernel_bench import KernelTiming
 from optcc.experiments.record import BenchTiming
 from optcc.planner import verdict_cache
 from optcc.runtime.cupy_kernels import load_cupy
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.nics import HostNic
-from optcc.runtime.rendezvous import Meet, Meeting, in_file
+from optcc.runtime.rendezvous import Meet, Meeting
 from optcc.runtime.state import WINDOW
 from optcc.runtime.transport import Transport
 from optcc.runtime.transports.loopback import run_ranks

@@ -81,9 +81,10 @@ def _mpi_executor(launch: Launch) -> Iterator[tuple[Any, int]]:
         from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:
         raise EnvironmentMissing(f"MPI: {error}: pip install 'optcc[mpi]'") from error
-    check_count(launch, MPI.COMM_WORLD.Get_size())
-    with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-        yield executor, MPI.COMM_WORLD.Get_size() - 1
+    world = MPI.COMM_WORLD
+    check_count(launch, world.Get_rank(), world.Get_size())
+    with MPICommExecutor(world, root=0) as executor:
+        yield executor, world.Get_size() - 1
 
 
 def _leave_interrupts() -> None:

@@ -1,11 +1,12 @@
 """How this process was launched: which rank it is, of how many, and how the ranks can meet.
 
-    mpirun, mpiexec    OMPI_COMM_WORLD_RANK, PMI_RANK or MV2_COMM_WORLD_RANK, and the same with SIZE
+    mpirun, mpiexec    OMPI_COMM_WORLD_RANK, PMI_RANK or MV2_COMM_WORLD_RANK, and the same with SIZE; PMIX_RANK
     torchrun           RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     srun               SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_JOB_ID, SLURM_STEP_ID
 
 MPI's count first, then torchrun's: either may run inside a Slurm step, whose tasks are then nodes. OPTCC_LAUNCHER (mpi,
-torchrun, slurm or none) says which count if that is not what is meant. No variable at all is a job of one rank.
+torchrun, slurm or none) says which count if that is not what is meant. PMIX_RANK has no size beside it: it counts if it
+is alone, and MPI says how many ranks there are. No variable at all is a job of one rank.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from optcc.errors import EnvironmentMissing, InputError
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.mpi_library import load_mpi
-from optcc.runtime.rendezvous import MEET_S, Meet, alone, in_file, over_mpi, over_store
+from optcc.runtime.rendezvous import MEET_S, Meet, alone, over_mpi, over_store
 
 LAUNCHER_VARIABLE, FOLDER_VARIABLE = "OPTCC_LAUNCHER", "OPTCC_RENDEZVOUS_DIR"
+PMIX_VARIABLE = "PMIX_RANK"
 MPI, TORCHRUN, SLURM, NONE = "mpi", "torchrun", "slurm", "none"
 _VARIABLES = {
     MPI: (
@@ -38,7 +41,10 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process of a job: the launcher, this rank and the number of ranks, and the variable that says the latter."""
+    """A process of a job: the launcher, this rank and the number of ranks, and the variable that says the latter.
+
+    Under PMIx no variable says it: it is 0, and `variable` is that of the rank.
+    """
 
     launcher: str
     rank: int
@@ -61,11 +67,14 @@ def find_launch(environ: Mapping[str, str]) -> Launch:
     found = {launcher: launch for launcher in _VARIABLES if (launch := _launch_by(launcher, environ)) is not None}
     if wanted and wanted != NONE:
         if wanted not in found:
-            names = " or ".join(rank for rank, _ in _VARIABLES[wanted])
+            ranks = [rank for rank, _ in _VARIABLES[wanted]] + [PMIX_VARIABLE] * (wanted == MPI)
+            names = " or ".join(ranks)
             raise InputError(f"{LAUNCHER_VARIABLE} {wanted!r}: must come with {names}")
         return found[wanted]
     if wanted == NONE or not found:
         return Launch(NONE, 0, 1)
+    if len(found) > 1 and MPI in found and not found[MPI].n_ranks:
+        del found[MPI]
     first = found.get(MPI) or found.get(TORCHRUN) or found[SLURM]
     other = found.get(TORCHRUN)
     if other is not None and (first.rank, first.n_ranks) != (other.rank, other.n_ranks):
@@ -78,7 +87,7 @@ def find_launch(environ: Mapping[str, str]) -> Launch:
 
 def _launch_by(launcher: str, environ: Mapping[str, str]) -> Launch | None:
     for rank_name, size_name in _VARIABLES[launcher]:
-        if launcher == SLURM and (rank_name not in environ or size_name not in environ):
+        if launcher == SLURM and (environ.get(rank_name, "0") == "0" and size_name not in environ):
             # A batch script has the first alone, and is no task of a step.
             continue
         present = [name for name in (rank_name, size_name) if name in environ]
@@ -91,6 +100,8 @@ def _launch_by(launcher: str, environ: Mapping[str, str]) -> Launch | None:
         if rank >= n_ranks:
             raise InputError(f"{rank_name} {rank}: must be below {size_name} {n_ranks}")
         return Launch(launcher, rank, n_ranks, size_name)
+    if launcher == MPI and PMIX_VARIABLE in environ:
+        return Launch(MPI, _number(PMIX_VARIABLE, environ[PMIX_VARIABLE]), 0, PMIX_VARIABLE)
     return None
 
 
@@ -100,12 +111,18 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def check_count(launch: Launch, n_ranks: int) -> None:
-    """Raises InputError if the job has another number of ranks than its launcher's variables say."""
-    if launch.launcher != NONE and launch.n_ranks != n_ranks:
+def check_count(launch: Launch, rank: int, n_ranks: int) -> None:
+    """Raises InputError if MPI has started another number of ranks than the launcher's variables say, or if they say
+    another rank and no number."""
+    if launch.variable == PMIX_VARIABLE and launch.rank != rank:
         raise InputError(
-            f"{launch.variable} says {launch.n_ranks} ranks, MPI has started {n_ranks}: use the mpirun of the MPI that "
-            f"mpi4py loads, or {LAUNCHER_VARIABLE}"
+            f"{PMIX_VARIABLE} says rank {launch.rank}, MPI rank {rank} of {n_ranks}: must be started with the launcher "
+            "of the MPI that mpi4py loads"
+        )
+    if launch.launcher != NONE and launch.n_ranks and launch.n_ranks != n_ranks:
+        raise InputError(
+            f"{launch.variable} says {launch.n_ranks} ranks, MPI has started {n_ranks}: must be started with the "
+            "mpirun of the MPI that mpi4py loads"
         )
 
 
@@ -118,7 +135,7 @@ def meet_of(launch: Launch, environ: Mapping[str, str], number: int, *, timeout_
     """
     if launch.launcher == MPI:
         comm = load_mpi().COMM_WORLD
-        check_count(launch, comm.Get_size())
+        check_count(launch, comm.Get_rank(), comm.Get_size())
         return over_mpi(comm, timeout_s=timeout_s)
     if launch.launcher == NONE:
         return alone()
@@ -144,7 +161,7 @@ def _is_one_host(environ: Mapping[str, str]) -> bool:
 
 def _torch_job(environ: Mapping[str, str]) -> str:
     """What tells this launch from others on the host: the port of its store, its identity, and its restarts."""
-    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     said = "\0".join(environ.get(name, "") for name in names)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 

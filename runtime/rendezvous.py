@@ -4,7 +4,7 @@ A `Meet` publishes the record of this rank and returns those of all, with the se
 
     alone()                              a job of one rank
     over_mpi(comm)                       the ranks were started by mpirun
-    in_file(path, rank, n_ranks)         a file that all can write to, of a name that no other job has
+    optcc.runtime.meeting_file.in_file   a file that all can write to, of a name that no other job has
     at_address(address, rank, n_ranks, secret)   rank 0 listens there; all know a secret
     over_store(store, rank, n_ranks)     a key-value store of the launcher, such as torch's
 
@@ -14,14 +14,13 @@ A `Meet` publishes the record of this rank and returns those of all, with the se
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import selectors
 import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -57,7 +56,7 @@ _BACKLOG_SPARE = 1024
 """Strangers may connect faster than rank 0 sends them away: a rank whose connect is dropped tries again in a second."""
 _CONNECT_S = 0.25
 """A rank tries so long at first to connect to rank 0, then twice as long, and so on."""
-_LOOK_S = 0.01
+LOOK_S = 0.01
 _RETRY_S = 0.05
 _LENGTH = struct.Struct("!I")
 
@@ -85,7 +84,7 @@ def alone() -> Meet:
     """A job of one rank."""
 
     def meet(record: bytes) -> Meeting:
-        _check_record(record)
+        check_record(record)
         return Meeting(0, 1, os.urandom(JOB_BYTES), os.urandom(SECRET_BYTES), (record,))
 
     return meet
@@ -101,7 +100,7 @@ def over_mpi(comm: MPI.Intracomm, *, timeout_s: float = MEET_S) -> Meet:
     """
 
     def meet(record: bytes) -> Meeting:
-        _check_record(record)
+        check_record(record)
         rank, n_ranks = comm.Get_rank(), comm.Get_size()
         start = StartUp(comm, MonotonicClock(), timeout_s)
         keys = np.frombuffer(os.urandom(SECRET_BYTES + JOB_BYTES), np.uint8).copy()
@@ -119,94 +118,6 @@ def over_mpi(comm: MPI.Intracomm, *, timeout_s: float = MEET_S) -> Meet:
         return Meeting(rank, n_ranks, secret[SECRET_BYTES:], secret[:SECRET_BYTES], records)
 
     return meet
-
-
-# --- meeting in a file ------------------------------------------------------------------------------------------------
-
-
-class _Sheet(msgspec.Struct, forbid_unknown_fields=True):
-    """What the file says."""
-
-    n_ranks: int
-    secret: bytes
-    job: bytes
-    records: dict[int, bytes]
-    seen: list[int]
-
-
-def in_file(path: str | Path, rank: int, n_ranks: int, *, timeout_s: float = MEET_S) -> Meet:
-    """The ranks that can write to `path`, which must not exist before; the last one that has read it removes it.
-
-    The file has mode 0600 and carries the secret. Whoever finds one of another owner or mode, or that is full, says so.
-    Raises InputError for a rank that cannot be or such a file, DeadlineExceeded after `timeout_s` seconds.
-    """
-    _check_ranks(rank, n_ranks)
-    path = Path(path)
-
-    def meet(record: bytes) -> Meeting:
-        _check_record(record)
-        deadline_s = time.monotonic() + timeout_s
-        with _locked(path) as file:
-            sheet = _read_sheet(file, path)
-            if sheet is None:
-                sheet = _Sheet(n_ranks, os.urandom(SECRET_BYTES), os.urandom(JOB_BYTES), {}, [])
-            if sheet.n_ranks != n_ranks:
-                raise MismatchError(f"{path}: for {sheet.n_ranks} ranks; rank {rank} is one of {n_ranks}")
-            if rank in sheet.records:
-                raise InputError(f"{path}: rank {rank} is there already: must be a file of this job alone")
-            sheet.records[rank] = record
-            _write_sheet(file, sheet)
-        while True:
-            with _locked(path) as file:
-                sheet = _read_sheet(file, path)
-                if sheet is None:
-                    raise InputError(f"{path}: somebody has emptied it: must be left to the ranks of this job")
-                if len(sheet.records) == n_ranks:
-                    sheet.seen.append(rank)
-                    _write_sheet(file, sheet)
-                    if len(sheet.seen) == n_ranks:
-                        path.unlink()
-                    records = tuple(sheet.records[other] for other in range(n_ranks))
-                    return Meeting(rank, n_ranks, sheet.job, sheet.secret, records)
-            if time.monotonic() >= deadline_s:
-                absent = _absent(sheet.records, n_ranks)
-                raise DeadlineExceeded(f"{path}: waited {timeout_s:g} s in vain for ranks {absent} to meet")
-            time.sleep(_LOOK_S)
-
-    return meet
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file, open and locked; made if it is not there. Follows no link."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}: must be a file that this user can write") from error
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise InputError(f"{path}: must be a file of this user alone (mode 0600): it carries the secret of the job")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)
-
-
-def _read_sheet(file: int, path: Path) -> _Sheet | None:
-    data = os.pread(file, os.fstat(file).st_size, 0)
-    if not data:
-        return None
-    try:
-        return msgspec.json.decode(data, type=_Sheet)
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path}: {error}: must be a file of this job alone") from error
-
-
-def _write_sheet(file: int, sheet: _Sheet) -> None:
-    data = msgspec.json.encode(sheet)
-    os.ftruncate(file, 0)
-    os.pwrite(file, data, 0)
 
 
 # --- meeting over a store ---------------------------------------------------------------------------------------------
@@ -229,10 +140,10 @@ def over_store(store: Store, rank: int, n_ranks: int, *, name: str = "") -> Meet
 
     Raises InputError for a rank that cannot be, DeadlineExceeded when the store gives up waiting for a rank.
     """
-    _check_ranks(rank, n_ranks)
+    check_ranks(rank, n_ranks)
 
     def meet(record: bytes) -> Meeting:
-        _check_record(record)
+        check_record(record)
         if rank == 0:
             store.set(f"{name}/keys", os.urandom(SECRET_BYTES + JOB_BYTES).hex())
         store.set(f"{name}/record/{rank}", record.hex())
@@ -289,11 +200,11 @@ def at_address(address: tuple[str, int], rank: int, n_ranks: int, secret: bytes,
     say so, is sent away, and does not keep the others. Raises InputError for a rank or secret that cannot be or an
     address that rank 0 does not have, DeadlineExceeded after `timeout_s` seconds.
     """
-    _check_ranks(rank, n_ranks)
+    check_ranks(rank, n_ranks)
     _check_secret(secret)
 
     def meet(record: bytes) -> Meeting:
-        _check_record(record)
+        check_record(record)
         deadline_s = time.monotonic() + timeout_s
         if rank == 0:
             reply = _Host(address, n_ranks, secret, record, deadline_s, timeout_s).gather()
@@ -354,8 +265,8 @@ class _Host:
             while len(self._records) < self._n_ranks:
                 now_s = time.monotonic()
                 if now_s >= self._deadline_s:
-                    absent = _absent(self._records, self._n_ranks)
-                    raise DeadlineExceeded(f"rank 0: waited {self._timeout_s:g} s in vain for ranks {absent} to meet")
+                    missing = absent(self._records, self._n_ranks)
+                    raise DeadlineExceeded(f"rank 0: waited {self._timeout_s:g} s in vain for ranks {missing} to meet")
                 for key, _ in selector.select(min(self._deadline_s - now_s, 0.1)):
                     if key.data is None:
                         self._greet(listener, selector)
@@ -366,7 +277,7 @@ class _Host:
             reply = _Reply(os.urandom(JOB_BYTES), [self._records[rank] for rank in range(self._n_ranks)])
             data = msgspec.json.encode(reply)
             for sock in self._present.values():
-                sock.settimeout(max(_LOOK_S, self._deadline_s - time.monotonic()))
+                sock.settimeout(max(LOOK_S, self._deadline_s - time.monotonic()))
                 with contextlib.suppress(OSError):
                     sock.sendall(_LENGTH.pack(len(data)) + data)
             return reply
@@ -482,7 +393,7 @@ def _receive(sock: socket.socket, n_bytes: int, deadline_s: float) -> bytes:
     """Exactly `n_bytes`."""
     parts: list[bytes] = []
     while n_bytes:
-        sock.settimeout(max(_LOOK_S, deadline_s - time.monotonic()))
+        sock.settimeout(max(LOOK_S, deadline_s - time.monotonic()))
         data = sock.recv(min(n_bytes, 1 << 16))
         if not data:
             raise WireError("rank 0 has closed the connection")
@@ -491,16 +402,23 @@ def _receive(sock: socket.socket, n_bytes: int, deadline_s: float) -> bytes:
     return b"".join(parts)
 
 
-def _absent(records: Mapping[int, bytes], n_ranks: int) -> str:
+def absent(records: Container[int], n_ranks: int) -> str:
+    """The ranks that are not among those of `records`.
+
+    >>> absent({1}, 3)
+    '0, 2'
+    """
     return ", ".join(str(rank) for rank in range(n_ranks) if rank not in records)
 
 
-def _check_record(record: bytes) -> None:
+def check_record(record: bytes) -> None:
+    """Raises InputError for a record that is too long."""
     if len(record) > RECORD_BYTES_MAX:
         raise InputError(f"record of {len(record)} B: must be at most {RECORD_BYTES_MAX} B (too many NICs?)")
 
 
-def _check_ranks(rank: int, n_ranks: int) -> None:
+def check_ranks(rank: int, n_ranks: int) -> None:
+    """Raises InputError for a rank that cannot be."""
     if not 1 <= n_ranks <= RANKS_MAX or not 0 <= rank < n_ranks:
         raise InputError(f"rank {rank} of {n_ranks}: must be below the number of ranks, at most {RANKS_MAX}")
 

@@ -1,4 +1,4 @@
-"""What the commands that run under a launcher share: one process is one rank, and MPI brings them together."""
+"""What the commands that run under a launcher share: one process is one rank."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import click
 
 from optcc.errors import EXIT_BAD_INPUT, DeadlineExceeded, InputError, MismatchError, OptccError, RuntimeFault
-from optcc.runtime.launchers import check_count, find_launch
+from optcc.runtime.launchers import MPI, check_count, find_launch, meet_of
 from optcc.runtime.mpi_library import load_mpi, wait_for
 from optcc.runtime.nics import nics_of
 from optcc.runtime.rendezvous import over_mpi
 from optcc.runtime.transport import MonotonicClock, Transport
 from optcc.runtime.transports.mpi import MpiTransport
-from optcc.runtime.transports.tcp import open_tcp
+from optcc.runtime.transports.tcp import TcpTransport, open_tcp
 from optcc.runtime.transports.ucx import UcxTransport
 from optcc.runtime.transports.ucx_library import load as load_ucx
 
@@ -44,7 +44,7 @@ def mpi_of(carrier: str) -> MpiTransport:
         load_mpi().COMM_WORLD.Abort(error.exit_code)
         raise
     try:
-        check_count(launch, mpi.n_ranks)
+        check_count(launch, mpi.rank, mpi.n_ranks)
     except InputError:
         mpi.close()
         raise
@@ -65,6 +65,24 @@ def carried_by(
         transport = open_tcp(meet, nics, environ, shared_memory=shared_memory)
     else:
         transport = UcxTransport(meet, nics)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+@contextmanager
+def tcp_of_job(environ: Mapping[str, str]) -> Iterator[TcpTransport]:
+    """TCP between the ranks of the job, whatever has launched it. Raises as `optcc.init`."""
+    launch = find_launch(environ)
+    if launch.launcher == MPI:
+        mpi = mpi_of("tcp")
+        with abort_on_failure(mpi), carried_by(mpi, "tcp", environ) as transport:
+            assert isinstance(transport, TcpTransport)
+            yield transport
+        mpi.close()
+        return
+    transport = open_tcp(meet_of(launch, environ, 0), nics_of(environ), environ)
     try:
         yield transport
     finally:

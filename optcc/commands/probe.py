@@ -1,4 +1,4 @@
-"""`mpirun -n P optcc probe`."""
+"""`mpirun -n P optcc probe`, or under another launcher."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from optcc.cli import echo_card, echo_json, json_option
-from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
+from optcc.commands.launched import tcp_of_job
+from optcc.errors import InputError
 from optcc.files import replace_file
-from optcc.runtime.probe import MeasuredNics, probe
-from optcc.runtime.transports.tcp import TcpTransport
+from optcc.runtime.probe import MeasuredNics, hosts_of, probe
 from optcc.show import Card
 from optcc.topology import Topology
 from optcc.units import show_rate
@@ -27,17 +27,18 @@ _NAME_BYTES = 64
 def command(output: Path | None, as_json: bool) -> None:
     """Measure what every NIC of every host sends and receives, and write it as a topology file.
 
-    One process a rank under mpirun, over TCP and the NICs that OPTCC_SOCKET_IFNAME leaves; about a second for hosts of
-    400 Mbit/s. Rates are of payload: headers are paid already. The file is for --topology of every other command.
+    One process a rank under mpirun, torchrun or srun, over TCP and the NICs that OPTCC_SOCKET_IFNAME leaves; about a
+    second for hosts of 400 Mbit/s. Rates are of payload: headers are paid already. The file is for --topology of every
+    other command.
     """
-    mpi = mpi_of("tcp")
-    with abort_on_failure(mpi), carried_by(mpi, "tcp", os.environ) as transport:
-        assert isinstance(transport, TcpTransport)
+    with tcp_of_job(os.environ) as transport:
+        if len(set(hosts_of(transport.nics))) == 1:
+            raise InputError("probe: all ranks are on one host: must be on two or more, as NICs join hosts")
         started = time.monotonic()
         measured = probe(transport)
         seconds = time.monotonic() - started
         hosts = [each.rstrip(b"\0").decode("utf-8", "replace") for each in transport.allgather(_host_name())]
-    if mpi.rank == 0:
+    if transport.rank == 0:
         topology = measured.topology(_names(hosts, measured))
         if output is not None:
             replace_file(output, topology.to_toml().encode())
@@ -45,7 +46,6 @@ def command(output: Path | None, as_json: bool) -> None:
             echo_json(_json(topology, measured, seconds))
         else:
             echo_card(_card(topology, measured, seconds))
-    mpi.close()
 
 
 def _host_name() -> bytes:

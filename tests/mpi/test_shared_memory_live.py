@@ -30,7 +30,7 @@ from optcc.planner import build_plan
 from optcc.runtime import host_memory
 from optcc.runtime.engine import Engine
 from optcc.runtime.nics import HostNic
-from optcc.runtime.rendezvous import in_file
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.topology import Topology
 from optcc.verify.plan import verify_plan

@@ -31,8 +31,8 @@ from optcc.runtime.concurrent_engines import THREAD_ENGINES
 from optcc.runtime.engine import Engine
 from optcc.runtime.exact_inputs import expected_output, make_input
 from optcc.runtime.handle import Handle
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.nics import nics_of
-from optcc.runtime.rendezvous import in_file
 from optcc.runtime.samples import exchange, ring
 from optcc.runtime.transport import Bytes, Transport
 from optcc.runtime.transports.loopback import run_ranks

@@ -143,6 +143,7 @@ def test_variables_that_agree_are_one_launch() -> None:
     ("variables", "what"),
     [
         ({"RANK": "0"}, "RANK is set: WORLD_SIZE must be, too"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID is set: SLURM_STEP_NUM_TASKS must be, too"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set: RANK must be, too"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2: must be below WORLD_SIZE 2"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK '-1': must be a number from 0"),
@@ -159,12 +160,24 @@ def test_variables_that_contradict_each_other_are_refused(variables: dict[str, s
         init(environ=variables)
 
 
+def test_pmix_says_the_rank_and_mpi_how_many_there_are() -> None:
+    """`prterun` and `srun --mpi=pmix` set no size; a launcher that does counts before it."""
+    pmix = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "job"}
+    launch = find_launch(pmix)
+    assert launch == find_launch({**pmix, LAUNCHER_VARIABLE: "mpi"}) == Launch("mpi", 1, 0, "PMIX_RANK")
+    for variables in (torchrun(0, 2), slurm(0, 2)):
+        assert find_launch({**pmix, **variables}) == find_launch(variables)
+    check_count(launch, 1, 4)
+    with pytest.raises(InputError, match="PMIX_RANK says rank 1, MPI rank 0 of 1: must be started with the launcher"):
+        check_count(launch, 0, 1)
+
+
 def test_a_count_that_mpi_has_not_started_is_refused() -> None:
     launch = find_launch({"RANK": "0", "WORLD_SIZE": "2"})
-    check_count(launch, 2)
+    check_count(launch, 0, 2)
     with pytest.raises(InputError, match="WORLD_SIZE says 2 ranks, MPI has started 1"):
-        check_count(launch, 1)
-    check_count(find_launch({}), 7)
+        check_count(launch, 0, 1)
+    check_count(find_launch({}), 3, 7)
 
 
 def test_a_topology_of_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
@@ -274,3 +287,15 @@ def test_torchruns_workers_meet_on_one_node_and_over_its_store_on_two(nodes: int
     n_ranks = 2 * nodes
     lines = [f"{rank} {n_ranks} {n_ranks * (n_ranks + 1) // 2} 1" for rank in range(n_ranks)]
     assert sorted(said.splitlines()) == sorted(2 * lines)
+
+
+def test_probe_runs_under_any_launcher_and_refuses_a_single_host(tmp_path: Path) -> None:
+    """Both ranks have met over TCP, without MPI, when they are refused; the first alone says why."""
+    command = [sys.executable, "-m", "optcc", "probe"]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **torchrun(rank, 2)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=DONE_S)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2]
+    assert said[0] == "optcc: probe: all ranks are on one host: must be on two or more, as NICs join hosts\n"

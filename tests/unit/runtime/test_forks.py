@@ -20,7 +20,7 @@ import numpy as np
 from optcc.errors import OptccError
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.nics import HostNic
-from optcc.runtime.rendezvous import in_file
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.verdict import Verdict

@@ -15,9 +15,9 @@ from optcc.errors import Cancelled, DeadlineExceeded, InputError, RankLost
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.handle import Handle
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.nics import nics_of
 from optcc.runtime.progress_thread import Operation, ProgressThread
-from optcc.runtime.rendezvous import in_file
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.topology import Topology
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, MismatchError, OptccError
+from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError, OptccError
 from optcc.runtime.nics import HostNic, Interface, choose_nics, declare_rates, interfaces, nics_of
 from optcc.runtime.protocol.frames import WireError
 from optcc.runtime.protocol.hello import Hello
-from optcc.runtime.rendezvous import Meet, Meeting, at_address, in_file, read_secret
+from optcc.runtime.rendezvous import Meet, Meeting, at_address, read_secret
 from tests.unit.callers import call, enter, is_shut_out
 
 DONE_S = 40.0
@@ -119,40 +119,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
-
-
-@pytest.mark.parametrize("n_ranks", [1, 5])
-def test_ranks_meet_in_a_file_and_remove_it(n_ranks: int, tmp_path: Path) -> None:
-    path, records = tmp_path / "job", [bytes([rank]) * (rank * 7) for rank in range(n_ranks)]
-    check_met(gather([in_file(path, rank, n_ranks) for rank in range(n_ranks)], records), records)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_is_not_this_jobs_alone_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "job"
-    (late,) = gather([in_file(path, 0, 2, timeout_s=0.1)], [b""])
-    assert isinstance(late, DeadlineExceeded) and "in vain for ranks 1" in str(late)
-    assert path.stat().st_mode & 0o777 == 0o600
-    for meet, kind, words in (
-        (in_file(path, 0, 2), InputError, "rank 0 is there already"),
-        (in_file(path, 1, 3), MismatchError, "for 2 ranks; rank 1 is one of 3"),
-    ):
-        with pytest.raises(kind, match=words):
-            meet(b"")
-    path.chmod(0o644)
-    with pytest.raises(InputError, match="mode 0600"):
-        in_file(path, 1, 2)(b"")
-    path.chmod(0o600)
-    path.write_text('{"n_ranks": 2, "surprise": 1}')
-    with pytest.raises(InputError, match="must be a file of this job alone"):
-        in_file(path, 1, 2)(b"")
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(InputError):
-        in_file(tmp_path / "link", 1, 2)(b"")
-    with pytest.raises(InputError, match="must be at most 4096 B"):
-        in_file(tmp_path / "other", 0, 1)(bytes(5000))
-    with pytest.raises(InputError, match="rank 2 of 2"):
-        in_file(path, 2, 2)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 4])

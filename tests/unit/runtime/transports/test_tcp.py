@@ -413,7 +413,7 @@ import numpy as np
 from optcc.errors import RankLost
 from optcc.runtime.executor import Executor
 from optcc.runtime.nics import HostNic
-from optcc.runtime.rendezvous import in_file
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.samples import ring
 from optcc.runtime.exact_inputs import make_input, wrong_elements
 from optcc.runtime.transports.tcp import TcpTransport

@@ -23,7 +23,7 @@ from optcc.errors import RuntimeFault
 from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import NumpyKernels
 from optcc.runtime.nics import HostNic
-from optcc.runtime.rendezvous import in_file
+from optcc.runtime.meeting_file import in_file
 from optcc.runtime.samples import ring
 from optcc.runtime.transports.tcp import TcpTransport
 from optcc.verify.plan import verify_plan
