@@ -121,6 +121,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         assert {"name", "collectives", "accepts", "paper"} <= set(row)
         assert isinstance(row["collectives"], list)
+    assert cli.run(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
 
 
 def test_bound(capsys: pytest.CaptureFixture[str]) -> None:
