@@ -601,7 +601,7 @@ def test_numbers_of_a_refuted_schedule_are_never_shown_without_saying_so(
         ("simulate", "--plan", file, *flat[:2]),
     ):
         for as_json in ((), ("--json",)):
-            assert cli.run([*words, *as_json]) == 0
+            assert cli.run([*words, *as_json]) == 1
             said = capsys.readouterr()
             assert (
                 said.err.startswith("optcc: wrong: refuted, so it does not run; the ")
