@@ -212,12 +212,15 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(self.undisturbed_s)
 
     def percentile_s(self, share: float) -> float:
-        """The smallest undisturbed timing that the given share of them does not exceed; of share 0 the smallest.
+        """The smallest undisturbed timing that the given share of them does not exceed; of share 0 the smallest, and of
+        one half the median, which of an even number of timings is the mean of the two in the middle.
 
-        >>> each = Samples([3.0, 1.0, 2.0], [0.0] * 3, 0)
-        >>> each.percentile_s(0), each.percentile_s(0.5), each.percentile_s(0.99)
-        (1.0, 2.0, 3.0)
+        >>> each = Samples([3.0, 1.0, 2.0, 6.0], [0.0] * 4, 0)
+        >>> each.percentile_s(0), each.percentile_s(0.5), each.percentile_s(0.75), each.percentile_s(0.99)
+        (1.0, 2.5, 3.0, 6.0)
         """
+        if share == 0.5:
+            return self.median_s
         values = sorted(self.undisturbed_s)
         return values[max(0, math.ceil(share * len(values)) - 1)]
 

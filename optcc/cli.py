@@ -32,6 +32,7 @@ from optcc.errors import (
     InputError,
     OptccError,
     did_you_mean,
+    must_be_one_of,
 )
 from optcc.units import parse_size, parse_time
 
@@ -278,8 +279,7 @@ class OneOf(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
         if value in self.allowed:
             return value  # type: ignore[no-any-return]
-        rule = f"must be one of {', '.join(self.allowed)}{did_you_mean(value, self.allowed)}"
-        raise InputError(f"{_option(param)} {value!r}: {rule}")
+        raise InputError(f"{_option(param)} {value!r}: {must_be_one_of(value, self.allowed)}")
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
         """The names that begin so."""
@@ -324,14 +324,23 @@ Command = Callable[..., Any]
 
 def plan_options(function: Command) -> Command:
     """The options that turn a schedule's name into a plan."""
+    from optcc.collective import DTYPE_BYTES, REDUCTIONS
     from optcc.timing import MODELS
 
     for option in (
         click.option(
-            "--dtype", default="float32", show_default=True, help="float64/32/16, bfloat16, int64/32/8, uint8."
+            "--dtype",
+            type=OneOf(DTYPE_BYTES),
+            default="float32",
+            show_default=True,
+            help="float64/32/16, bfloat16, int64/32/8, uint8.",
         ),
         click.option(
-            "--reduction", default="sum", show_default=True, help="sum, prod, min, max, avg, band, bor, bxor."
+            "--reduction",
+            type=OneOf(REDUCTIONS),
+            default="sum",
+            show_default=True,
+            help="sum, prod, min, max, avg, band, bor, bxor.",
         ),
         click.option("--segments", type=SegmentsType(), default="auto", show_default=True, help="A number, or auto."),
         click.option("--slots", type=int, default=None, help="Messages that a rank takes ahead."),

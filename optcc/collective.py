@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
-from optcc.errors import InputError
+from optcc.errors import InputError, must_be_one_of
 from optcc.show import Card, Shown
 
 DTYPE_BYTES = {
@@ -275,14 +275,14 @@ def _joined(regions: Iterable[Region]) -> list[Region]:
 def check_dtype(dtype: str) -> int:
     """The size in bytes of an element; raises InputError for a type that is not in `DTYPE_BYTES`."""
     if dtype not in DTYPE_BYTES:
-        raise InputError(f"dtype {dtype!r}: must be one of {', '.join(DTYPE_BYTES)}")
+        raise InputError(f"dtype {dtype!r}: {must_be_one_of(dtype, DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
 
 
 def check_reduction(reduction: str) -> str:
     """The reduction itself; raises InputError for one that is not in `REDUCTIONS`."""
     if reduction not in REDUCTIONS:
-        raise InputError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
+        raise InputError(f"reduction {reduction!r}: {must_be_one_of(reduction, REDUCTIONS)}")
     return reduction
 
 

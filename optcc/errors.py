@@ -135,5 +135,15 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     >>> did_you_mean("rign", ["ring", "optcc"]), did_you_mean("nccl", ["ring", "optcc"])
     ('; did you mean ring?', '')
     """
-    found = get_close_matches(wrong, list(known), n=1)
+    found = get_close_matches(str(wrong), list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def must_be_one_of(wrong: str, known: Iterable[str]) -> str:
+    """The rule that a name breaks which is none of these.
+
+    >>> must_be_one_of("summ", ["sum", "max"])
+    'must be one of sum, max; did you mean sum?'
+    """
+    names = list(known)
+    return f"must be one of {', '.join(names)}{did_you_mean(wrong, names)}"

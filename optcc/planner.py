@@ -328,10 +328,11 @@ def find_schedule(name: str) -> Definition:
     """
     path, colon, function = name.rpartition(":")
     if colon:
-        found = getattr(_load_file(Path(path)), function, None)
-        if not isinstance(found, Definition):
-            raise InputError(f"schedule {name!r}: {path} has no function {function} under @schedule")
-        return found
+        defined = {each: made for each, made in vars(_load_file(Path(path))).items() if isinstance(made, Definition)}
+        if function not in defined:
+            rule = f"{path} has no function {function} under @schedule{did_you_mean(function, defined)}"
+            raise InputError(f"schedule {name!r}: {rule}")
+        return defined[function]
     if name not in LIBRARY:
         known = f"must be one of {', '.join(LIBRARY)}, {AUTO}, or FILE.py:FUNCTION"
         raise InputError(f"schedule {name!r}: {known}{did_you_mean(name, (*LIBRARY, AUTO))}")

@@ -70,3 +70,12 @@ class Card(Shown):
         """
         lines = (self.columns, ("---",) * len(self.columns), *self.rows)
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+class WholeCard(Card):
+    """A card of which every row is shown, such as those that the user asked for."""
+
+    __slots__ = ()
+
+    def shown_rows(self) -> tuple[tuple[str, ...], ...]:
+        return self.rows

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from optcc.collective import RANKS_MAX
-from optcc.errors import InputError, TopologyError
+from optcc.errors import InputError, TopologyError, did_you_mean
 from optcc.graph import MI250_GPUS, Graph, GraphLink, mi250, torus
 from optcc.servers import Nic, Pod, Server, enclose
 from optcc.units import parse_rate, parse_time
@@ -30,6 +30,7 @@ _FORMS = (
     "of a form like 8@50GB/s, 4x8@50GB/s, 4x8@50GB/s+450GB/s, torus:4x4@50GB/s, or 4x and one of "
     f"{', '.join([*SERVERS, 'mi250'])}"
 )
+_LIKE_NAMED = re.compile(r"[0-9]{1,6}x([a-z][a-z0-9-]*)", re.IGNORECASE)
 _TORUS = re.compile(r"torus:([0-9]{1,4}(?:x[0-9]{1,4}){0,3})@(.+)")
 
 
@@ -48,6 +49,12 @@ class Parts(NamedTuple):
 def is_text(name: str) -> bool:
     """True for a text form, false for the name of a file."""
     return not name.endswith(".toml") and ("@" in name or bool(_NAMED.match(name) or _MI250.fullmatch(name)))
+
+
+def _meant(text: str) -> str:
+    """What to add to a message if a text names a server that resembles one of those with a name."""
+    named = _LIKE_NAMED.match(text)
+    return "" if named is None else did_you_mean(named[1].lower(), (*SERVERS, "mi250"))
 
 
 def _parse_pair(text: str) -> tuple[Fraction, Fraction]:
@@ -200,7 +207,7 @@ def read_toml(path: Path) -> Parts:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"topology {str(path)!r}: no such file, and not {_FORMS}") from None
+        raise InputError(f"topology {str(path)!r}: no such file, and not {_FORMS}{_meant(str(path))}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"topology {str(path)!r}: not TOML: {error}") from None
     except (OSError, ValueError, RecursionError) as error:

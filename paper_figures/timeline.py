@@ -26,7 +26,7 @@ from optcc.files import replace_file
 from optcc.paper_figures import style
 from optcc.plan import Plan
 from optcc.schedule import OPS
-from optcc.show import Card
+from optcc.show import Card, WholeCard
 from optcc.simulate import Model, simulate
 from optcc.simulate.ports import PortMap
 from optcc.timing import Timing
@@ -177,7 +177,7 @@ class Timeline:
         shown = np.argsort(self.timing.start_s, kind="stable")[:rows].tolist()
         title = f"{len(shown)} of {len(self.transfers)} transfers, by their start"
         columns = ("start", "end", "transfer", "op", "bytes", "segment", "offset", "stage")
-        return _WholeCard(title, columns, tuple(self._row(index) for index in shown))
+        return WholeCard(title, columns, tuple(self._row(index) for index in shown))
 
     def _row(self, index: int) -> tuple[str, ...]:
         transfers = self.transfers
@@ -254,15 +254,6 @@ def picture_ending(path: Path) -> str:
     if ending not in FORMATS:
         raise InputError(f"picture {str(path)!r}: must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return ending
-
-
-class _WholeCard(Card):
-    """A card of as many rows as the user asked for."""
-
-    __slots__ = ()
-
-    def shown_rows(self) -> tuple[tuple[str, ...], ...]:
-        return self.rows
 
 
 # The picture

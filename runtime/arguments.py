@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,7 @@ def all_gather(n_ranks: int, array: Any, out: Any, dtype: str | None) -> Call:
 
 def broadcast(n_ranks: int, rank: int, array: Any, root: int, dtype: str | None) -> Call:
     """See `Communicator.broadcast`."""
+    root = as_int("root", root)
     recv = as_array("array", array)
     request = PlanRequest(Collective("broadcast", n_ranks, root), recv.nbytes, dtype_of(recv, dtype), "sum")
     return Call(request, recv if rank == root else None, recv, array, array)
@@ -71,6 +73,7 @@ def broadcast(n_ranks: int, rank: int, array: Any, root: int, dtype: str | None)
 
 def reduce(n_ranks: int, rank: int, array: Any, op: str, root: int, out: Any, dtype: str | None) -> Call:
     """See `Communicator.reduce`."""
+    root = as_int("root", root)
     send = as_array("array", array)
     request = PlanRequest(Collective("reduce", n_ranks, root), send.nbytes, dtype_of(send, dtype), op)
     recv, result = _output(out, array, send, send.shape) if rank == root else (None, None)
@@ -99,6 +102,7 @@ def all_to_all_v(rank: int, counts: Sequence[Sequence[int]], array: Any, out: An
 
 def gather(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str | None) -> Call:
     """See `Communicator.gather`."""
+    root = as_int("root", root)
     send = as_array("array", array)
     request = PlanRequest(Collective("gather", n_ranks, root), send.nbytes * n_ranks, dtype_of(send, dtype), "sum")
     shape = n_ranks, *send.shape
@@ -108,6 +112,7 @@ def gather(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str 
 
 def scatter(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str | None) -> Call:
     """See `Communicator.scatter`."""
+    root = as_int("root", root)
     collective = Collective("scatter", n_ranks, root)
     if rank != root:
         recv = as_array("out", out)
@@ -121,6 +126,8 @@ def scatter(n_ranks: int, rank: int, array: Any, root: int, out: Any, dtype: str
 
 def perform(rank: int, collective: Collective, array: Any, op: str, out: Any, dtype: str | None) -> Call:
     """See `Communicator.perform`."""
+    if not isinstance(collective, Collective):
+        raise InputError(f"collective: {type(collective).__name__}: must be a Collective, such as Collective.declared")
     share = sum((cell.share for cell in collective.cells if rank in cell.before), Fraction(0))
     send = None if array is None else as_array("array", array)
     own, part, name = send, share, "array"
@@ -157,6 +164,22 @@ def _elements(regions: Sequence[Region]) -> int:
 def _check_blocks(send: Any, n_ranks: int) -> None:
     if send.size % n_ranks:
         raise InputError(f"array: {send.size} elements: must be a multiple of {n_ranks}, a block for each rank")
+
+
+def as_int(name: str, given: Any) -> int:
+    """`given`, the argument called `name`, as an int: of Python or NumPy, or whatever else Python takes as an index.
+
+    >>> as_int("root", np.int64(3))
+    3
+    >>> as_int("root", 1.0)
+    Traceback (most recent call last):
+        ...
+    optcc.errors.InputError: root 1.0: must be an integer, not float
+    """
+    try:
+        return index(given)
+    except TypeError:
+        raise InputError(f"{name} {given!r}: must be an integer, not {type(given).__name__}") from None
 
 
 def as_array(name: str, given: Any) -> Any:

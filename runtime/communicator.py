@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from math import inf
@@ -197,6 +197,18 @@ class Communicator:
         """Number of ranks, as mpi4py says it."""
         return self.n_ranks
 
+    def Barrier(self) -> None:  # noqa: N802 - mpi4py's name
+        """`barrier`, as mpi4py says it."""
+        self.barrier()
+
+    def Split(self, color: int | None = 0, key: int = 0) -> Communicator | None:  # noqa: N802 - mpi4py's name
+        """`split`, as mpi4py says it; the color of ranks that get none is None."""
+        return self.split(color, key)
+
+    def Free(self) -> None:  # noqa: N802 - mpi4py's name
+        """`close`, as mpi4py says it."""
+        self.close()
+
     # --- blocking -----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, dtype: str | None = None) -> Any:
@@ -334,14 +346,14 @@ class Communicator:
     def start_send(self, array: Any, dest: int, tag: int = 0) -> Handle:
         """Begins `send`; the array must not change until it is done."""
         view = arguments.message("array", array)
-        self._check_peer("dest", dest, tag)
+        dest, tag = self._peer("dest", dest, tag)
         taken = take_message(self.whole_engine, view, arguments.stream_of(array, view))
         return self._mail.send(taken, dest, tag, self.deadline_s)
 
     def start_recv(self, out: Any, source: int, tag: int = 0) -> Handle:
         """Begins `recv`."""
         view = arguments.message("out", out, is_output=True)
-        self._check_peer("source", source, tag)
+        source, tag = self._peer("source", source, tag)
         incoming = IncomingMessage(self.whole_engine, view, arguments.stream_of(out, view))
         handle = self._mail.receive(incoming.host, source, tag, self.deadline_s)
         handle.output = out
@@ -350,7 +362,7 @@ class Communicator:
     def start_recv_any(self, out: Any, tag: int = 0) -> AnyReceive:
         """Begins to receive the next message with this tag from whichever rank sends one; see `recv`."""
         view = arguments.message("out", out, is_output=True)
-        self._check_peer("source", 0, tag)
+        _, tag = self._peer("source", 0, tag)
         incoming = IncomingMessage(self.whole_engine, view, arguments.stream_of(out, view))
         anyone = self._mail.receive_any(incoming.host, tag, self.deadline_s)
         anyone.handle.output = out
@@ -378,15 +390,20 @@ class Communicator:
         order = [(self.rank + step) % self.n_ranks for step in range(self.n_ranks)]
         return handles + [mail.send(taken[rank], rank, tag, limit_s) for rank in order if taken[rank].nbytes]
 
-    def _check_peer(self, name: str, rank: int, tag: int) -> None:
+    def _peer(self, name: str, rank: int, tag: int) -> tuple[int, int]:
+        """The rank of a message's other end and its tag, as ints; raises InputError for what they cannot be."""
+        rank, tag = arguments.as_int(name, rank), arguments.as_int("tag", tag)
         if not 0 <= rank < self.n_ranks:
             raise InputError(f"{name} {rank}: must be a rank below {self.n_ranks}")
         if not 0 <= tag < TAG_MAX:
             raise InputError(f"tag {tag}: must be from 0 to {TAG_MAX - 1}")
+        return rank, tag
 
     def _all_counts(self, counts: Sequence[int]) -> list[list[int]]:
         """How many elements every rank has for every rank."""
-        own = np.array(counts, dtype=np.int64)
+        if not isinstance(counts, Iterable):
+            raise InputError(f"counts: {type(counts).__name__}: must be {self.n_ranks} numbers, none below zero")
+        own = np.array([arguments.as_int("counts", each) for each in counts], dtype=np.int64)
         if own.shape != (self.n_ranks,) or own.min() < 0:
             raise InputError(f"counts {list(counts)}: must be {self.n_ranks} numbers, none below zero")
         # An AllToAll of the same for all, which there is a schedule for on any servers.
@@ -471,6 +488,8 @@ class Communicator:
 
         Raises InputError for a color or key that cannot be, or a planner that cannot plan for some of the ranks.
         """
+        color = None if color is None else arguments.as_int("color", color)
+        key = arguments.as_int("key", key)
         if color is not None and not 0 <= color < TAG_MAX:
             raise InputError(f"color {color}: must be from 0 to {TAG_MAX - 1}, or None")
         if not -TAG_MAX < key < TAG_MAX:

@@ -22,7 +22,7 @@ from optcc.cli import (
     TopologyType,
     json_option,
 )
-from optcc.collective import DTYPE_BYTES, REDUCING, ROOTED, reductions_of
+from optcc.collective import DTYPE_BYTES, REDUCING, REDUCTIONS, ROOTED, reductions_of
 from optcc.commands.bench_report import BenchReport, NicEntries
 from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
@@ -119,7 +119,14 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
     show_default=True,
     help="half, float, double, bfloat16, int8, ..., all.",
 )
-@click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor; all.")
+@click.option(
+    "-o",
+    "--op",
+    type=OneOf((*REDUCTIONS, ALL)),
+    default="sum",
+    show_default=True,
+    help="sum, prod, min, max, avg; band, bor, bxor; all.",
+)
 @click.option(
     "--collective",
     type=CollectiveType(),
@@ -376,7 +383,7 @@ def _variants(
     found = []
     for dtype in dtypes:
         known = reductions_of(dtype)
-        if op not in (*known, ALL) and (datatype != ALL or op not in reductions_of("int32")):
+        if datatype != ALL and op not in (*known, ALL):
             raise InputError(f"-o {op!r}: must be one of {', '.join(known)}, {ALL}")
         # What does not reduce has no reduction to choose.
         ops = known[:1] if collective not in REDUCING and op == ALL else known if op == ALL else [op]

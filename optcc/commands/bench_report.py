@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from optcc.cli import echo_json
-from optcc.collective import DTYPE_BYTES
+from optcc.collective import DTYPE_BYTES, REDUCING
 from optcc.errors import EXIT_DONE, EXIT_REFUTED
 from optcc.experiments.bench import BenchSettings
 from optcc.experiments.record import (
@@ -178,8 +178,13 @@ def line(row: BenchTiming, *, is_checked: bool) -> str:
     """A row under `columns`."""
     cells = "".join(_side(row, samples, is_checked=is_checked) for samples in (row.out_of_place, row.in_place))
     percent = "N/A" if row.bound_percent is None else f"{row.bound_percent:.1f}"
-    what = f"{row.size_bytes:>12}{row.size_bytes // DTYPE_BYTES[row.dtype]:>14}{row.dtype:>10}{row.reduction:>8}"
+    what = f"{row.size_bytes:>12}{row.size_bytes // DTYPE_BYTES[row.dtype]:>14}{row.dtype:>10}{_redop(row):>8}"
     return f" {what}{row.root:>8}{cells}{percent:>8}  {row.schedule}"
+
+
+def _redop(row: BenchTiming) -> str:
+    """The reduction, as nccl-tests names it: `none` where the collective does not reduce."""
+    return row.reduction if row.collective in REDUCING else "none"
 
 
 def _side(row: BenchTiming, samples: Samples | None, *, is_checked: bool) -> str:
@@ -247,7 +252,7 @@ def json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
         "size": row.size_bytes,
         "count": row.size_bytes // DTYPE_BYTES[row.dtype],
         "type": row.dtype,
-        "redop": row.reduction,
+        "redop": _redop(row),
         "root": row.root,
         "out_of_place": side(row.out_of_place),
         "in_place": side(row.in_place),

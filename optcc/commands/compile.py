@@ -20,7 +20,14 @@ from optcc.cli import (
     plan_options,
 )
 from optcc.codec import write_plan, write_transfers
-from optcc.commands.judged import check_explain, explain_choice, say_certificate, say_unless_proved, wanted_collective
+from optcc.commands.judged import (
+    check_explain,
+    exit_code,
+    explain_choice,
+    say_certificate,
+    say_unless_proved,
+    wanted_collective,
+)
 from optcc.compiler import plan_transfers
 from optcc.errors import InputError, PlanError
 from optcc.export import write_chakra, write_goal, write_msccl_xml, write_mscclpp_json, write_perfetto
@@ -113,7 +120,7 @@ def command(
     pieces: int,
     explain: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Compile the schedule NAME (of the library, or FILE.py:FUNCTION) and write it to a file."""
     check_explain(explain, name, as_json)
     wanted = wanted_collective(name, collective, root, topology)
@@ -168,6 +175,7 @@ def command(
         echo_card(plan)
         click.echo(f"for {model} ports")
         say_certificate(built.certificate)
+    return exit_code(verdict)
 
 
 def _written(plan: Plan, topology: Topology, ports: Model, form: str, target: str | None, pieces: int) -> Files:

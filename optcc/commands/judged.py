@@ -6,11 +6,11 @@ import click
 
 from optcc.cli import echo_card
 from optcc.collective import ROOTED, Collective
-from optcc.errors import InputError
+from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.plan import Plan
 from optcc.planner import AUTO, Built, look_up, verdict_cache
 from optcc.topology import Topology
-from optcc.verdict import PROVED
+from optcc.verdict import PROVED, REFUTED
 
 
 def say_unless_proved(plan: Plan, what: str) -> str:
@@ -22,6 +22,11 @@ def say_unless_proved(plan: Plan, what: str) -> str:
         cause = "" if verdict.counterexample is None else verdict.counterexample.summary
         click.echo(f"optcc: {plan.name}: {verdict.verdict}, so it does not run; {what}{wrong}{cause}", err=True)
     return verdict.verdict
+
+
+def exit_code(verdict: str) -> int:
+    """That of a command which has shown numbers of what has this verdict."""
+    return EXIT_REFUTED if verdict == REFUTED else EXIT_DONE
 
 
 def wanted_collective(

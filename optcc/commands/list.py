@@ -7,7 +7,7 @@ import click
 from optcc.cli import echo_card, echo_json, json_option
 from optcc.collective import COLLECTIVES
 from optcc.planner import AUTO, LIBRARY
-from optcc.show import Card
+from optcc.show import Card, WholeCard
 
 SUMMARY = "The schedule and the segments that are predicted to be fastest for the size."
 
@@ -15,7 +15,7 @@ SUMMARY = "The schedule and the segments that are predicted to be fastest for th
 def _card() -> Card:
     rows = tuple((each.name, each.collective, each.accepts, each.paper) for each in LIBRARY.values())
     rows = (*rows, (AUTO, "all", "what one of the candidates accepts", SUMMARY))
-    return Card("schedules", ("name", "collective", "accepts", "paper"), rows)
+    return WholeCard("schedules", ("name", "collective", "accepts", "paper"), rows)
 
 
 @click.command("list", epilog="Example: optcc list --json")

@@ -19,9 +19,9 @@ from optcc.cli import (
     plan_options,
     with_latency,
 )
-from optcc.commands.judged import say_unless_proved, wanted_collective
+from optcc.commands.judged import exit_code, say_unless_proved, wanted_collective
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
-from optcc.errors import InputError
+from optcc.errors import EXIT_DONE, InputError
 from optcc.export.perfetto import write_perfetto
 from optcc.files import replace_file
 from optcc.paper_figures.measured_timeline import timeline_pair
@@ -87,7 +87,7 @@ def command(
     trace: Path | None,
     perfetto: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Show how the schedule NAME is predicted to run.
 
     NAME is one of the library, FILE.py:FUNCTION, FILE.xml for MSCCL, or FILE.json, an execution plan of MSCCL++.
@@ -105,7 +105,7 @@ def command(
     topology = with_latency(topology, latency)
     if trace is not None:
         _show_measured(trace, topology, used, rows, output, perfetto, as_json)
-        return
+        return EXIT_DONE
     assert name is not None
     if is_foreign(name):
         if slots is not None or ports is not None:
@@ -131,13 +131,14 @@ def command(
         replace_file(perfetto, write_perfetto(plan, topology, shown.timing))
     if as_json:
         echo_json(shown.as_json() | {"verdict": verdict})
-        return
+        return exit_code(verdict)
     echo_card(shown.stage_card())
     if rows:
         click.echo()
         echo_card(shown.transfer_card(rows))
     if output is not None:
         click.echo(f"\ntimeline drawn in {output}")
+    return exit_code(verdict)
 
 
 def _show_measured(

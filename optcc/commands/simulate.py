@@ -23,9 +23,16 @@ from optcc.cli import (
 )
 from optcc.codec import FILE_BYTES_MAX, read_plan
 from optcc.collective import Collective, check_reduction_of
-from optcc.commands.judged import check_explain, explain_choice, say_certificate, say_unless_proved, wanted_collective
+from optcc.commands.judged import (
+    check_explain,
+    exit_code,
+    explain_choice,
+    say_certificate,
+    say_unless_proved,
+    wanted_collective,
+)
 from optcc.commands.verify_file import is_foreign, read_foreign_plan
-from optcc.errors import InputError
+from optcc.errors import EXIT_DONE, InputError
 from optcc.faults import FaultPlan
 from optcc.files import read_file
 from optcc.planner import AUTO, build, find_schedule
@@ -88,7 +95,7 @@ def command(
     root: int | None,
     explain: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Predict the time of the schedule NAME, or of the plan in a file, and hold it against the bound.
 
     NAME may also be FILE.xml, an algorithm for MSCCL, or FILE.json, an execution plan of MSCCL++.
@@ -116,7 +123,7 @@ def command(
             raise InputError("--as-written: takes the NAME of a schedule, --size, fifo or exclusive ports, no slots")
         check_reduction_of(reduction, dtype)
         _time_as_written(name, topology, size, 1 if isinstance(segments, str) else segments, dtype, used, as_json)
-        return
+        return EXIT_DONE
     known: Timing | None = None
     chosen: tuple[str, int, str | None] | None = None
     verdict = ""
@@ -159,6 +166,7 @@ def command(
     )
     spent = time.perf_counter() - started
     _tell(timing, plan.collective, topology, plan.size_bytes, len(plan.transfers), spent, as_json, verdict, chosen)
+    return exit_code(verdict)
 
 
 def _policy(faults: str | None, policy: PolicyName | None, detection: str | None) -> Policy | None:

@@ -121,6 +121,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         assert {"name", "collectives", "accepts", "paper"} <= set(row)
         assert isinstance(row["collectives"], list)
+    assert cli.run(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
 
 
 def test_bound(capsys: pytest.CaptureFixture[str]) -> None:
@@ -598,7 +601,7 @@ def test_numbers_of_a_refuted_schedule_are_never_shown_without_saying_so(
         ("simulate", "--plan", file, *flat[:2]),
     ):
         for as_json in ((), ("--json",)):
-            assert cli.run([*words, *as_json]) == 0
+            assert cli.run([*words, *as_json]) == 1
             said = capsys.readouterr()
             assert (
                 said.err.startswith("optcc: wrong: refuted, so it does not run; the ")
@@ -618,7 +621,12 @@ def test_numbers_of_a_refuted_schedule_are_never_shown_without_saying_so(
     assert "# Out of bounds values : N/A" in capsys.readouterr().out
 
 
-def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(AUTHOR)
+    two = ("--topology", "2@1GB/s", "--size", "1K")
     for words, part in (
         (["benhc"], "No such command 'benhc'; did you mean bench?"),
         (["simulate", "optimall", "--topology", "2@1GB/s", "--size", "1K"], "; did you mean optimal?"),
@@ -626,6 +634,19 @@ def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(capsys: py
             ["bench", "--transport", "tpc"],
             "--transport 'tpc': must be one of mpi, tcp, ucx, loopback; did you mean tcp?",
         ),
+        (
+            ["bench", "-o", "summ"],
+            "-o 'summ': must be one of sum, prod, min, max, avg, band, bor, bxor, all; did you mean sum?",
+        ),
+        (
+            ["simulate", "ring", *two, "--reduction", "summ"],
+            "--reduction 'summ': must be one of sum, prod, min, max, avg",
+        ),
+        (["simulate", "ring", *two, "--reduction", "summ"], "; did you mean sum?"),
+        (["simulate", "ring", *two, "--dtype", "flot32"], "; did you mean float32?"),
+        (["bound", "4xdgx-h10", "--size", "1K"], "; did you mean dgx-h100?"),
+        (["bound", "4xDGX-A100,3=7/8", "--size", "1K"], "; did you mean dgx-a100?"),
+        (["simulate", f"{own}:wrnog", *two], "has no function wrnog under @schedule; did you mean wrong?"),
     ):
         assert cli.run(words) == 2
         said = capsys.readouterr().err
@@ -640,6 +661,9 @@ def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(capsys: py
         ("optcc be", {"bench"}),
         ("optcc simulate opti", {"optimal"}),
         ("optcc bench --transport t", {"tcp"}),
+        ("optcc bench -o b", {"band", "bor", "bxor"}),
+        ("optcc simulate --dtype fl", {"float64", "float32", "float16"}),
+        ("optcc simulate --reduction m", {"min", "max"}),
         ("optcc bench --collective all", {"allreduce", "allgather", "alltoall"}),
     ],
 )

@@ -797,3 +797,53 @@ def _raising(failure: Exception) -> Callable[[float], list[Any]]:
         raise failure
 
     return poll
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda comm, a: comm.split("a"), "color 'a': must be an integer, not str"),
+        (lambda comm, a: comm.split(1.5), "color 1.5: must be an integer, not float"),
+        (lambda comm, a: comm.split(0, "x"), "key 'x': must be an integer"),
+        (lambda comm, a: comm.split(0, None), "key None: must be an integer"),
+        (lambda comm, a: comm.broadcast(a, "x"), "root 'x': must be an integer"),
+        (lambda comm, a: comm.broadcast(a, 0.0), "root 0.0: must be an integer"),
+        (lambda comm, a: comm.reduce(a, "sum", None), "root None: must be an integer"),
+        (lambda comm, a: comm.gather(a, 0.0), "root 0.0: must be an integer"),
+        (lambda comm, a: comm.scatter(a, "x"), "root 'x': must be an integer"),
+        (lambda comm, a: comm.broadcast_init(a, [0]), r"root \[0\]: must be an integer"),
+        (lambda comm, a: comm.send(a, "x"), "dest 'x': must be an integer"),
+        (lambda comm, a: comm.send(a, 0, 1.0), "tag 1.0: must be an integer"),
+        (lambda comm, a: comm.recv(a, None), "source None: must be an integer"),
+        (lambda comm, a: comm.recv(a, 0, "t"), "tag 't': must be an integer"),
+        (lambda comm, a: comm.start_recv_any(a, "t"), "tag 't': must be an integer"),
+        (lambda comm, a: comm.all_to_all_v(a, [8.5]), "counts 8.5: must be an integer"),
+        (lambda comm, a: comm.all_to_all_v(a, None), "counts: NoneType: must be 1 numbers"),
+        (lambda comm, a: comm.perform(None, a), "collective: NoneType: must be a Collective"),
+        (lambda comm, a: comm.perform("allreduce", a), "collective: str: must be a Collective"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(call: Callable[[Communicator, Any], Any], message: str) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(InputError, match=f"^{message}"):
+            call(comm, np.zeros(8))
+
+    on_loopback(1, body, plan_for=Planner(Topology.parse("1@1GB/s")))
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    def body(comm: Any) -> None:
+        one, last = np.ones(2), np.int64(1)
+        part = comm.split(np.uint8(comm.rank), np.int32(0))
+        assert part is not None and part.n_ranks == 1
+        # A comparison is a color, too.
+        assert comm.split(comm.rank < 2) is not None
+        assert comm.reduce(one, root=last) is None or comm.rank == 1
+        assert comm.broadcast(one, last) is one
+        if comm.rank == 0:
+            comm.send(one, last, np.int16(3))
+        else:
+            comm.recv(one, np.uint32(0), last + 2)
+        assert comm.all_to_all_v(one, np.ones(2, dtype=np.int32)).tolist() == [1, 1]
+
+    on_loopback(2, body, plan_for=Planner(Topology.parse("2@1GB/s")))

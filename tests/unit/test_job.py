@@ -250,6 +250,11 @@ def test_a_communicator_has_what_users_of_mpi4py_look_for() -> None:
     with init(environ={"OPTCC_SOCKET_IFNAME": "=lo"}) as comm:
         assert isinstance(comm, Communicator)
         assert (comm.Get_rank(), comm.Get_size()) == (0, 1)
+        comm.Barrier()
+        part = comm.Split(0, key=1)
+        assert part is not None and part.Get_size() == 1
+        part.Free()
+        assert comm.Split(None) is None
         assert np.array_equal(comm.all_reduce(np.arange(4.0)), np.arange(4.0))
         for wrong in ([1.0, 2.0], 3.0, np.float32(3.0)):
             with pytest.raises(InputError, match="must be an array"):

@@ -14,19 +14,20 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
 from optcc import cli, job
-from optcc.collective import DTYPE_BYTES, FLOATS
+from optcc.collective import COLLECTIVES, DTYPE_BYTES, FLOATS, REDUCING
 from optcc.commands.bench import _overhead, _sizes
-from optcc.commands.bench_report import header
+from optcc.commands.bench_report import as_csv, header, json_row, line
 from optcc.compiler import SLOTS
 from optcc.errors import EnvironmentMissing, InputError
 from optcc.experiments import bench as bench_module
 from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, Tally, measure, measured
 from optcc.experiments.peers import PEERS, make_peer
-from optcc.experiments.record import Record
+from optcc.experiments.record import BenchTiming, Record, Samples
 from optcc.job import LATENCY_S, assumed_topology
 from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
@@ -105,6 +106,29 @@ def test_every_element_is_right(capsys: pytest.CaptureFixture[str], dtype: str, 
     assert row["out_of_place"]["nwrong"] == row["in_place"]["nwrong"] == 0
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_collectives_that_do_not_reduce_have_no_reduction_as_in_nccl_tests(collective: str) -> None:
+    row = timing(collective=collective)
+    redop = "sum" if collective in REDUCING else "none"
+    assert line(row, is_checked=True).split()[3] == redop
+    assert json_row(row, is_checked=True)["redop"] == redop
+    (told,) = csv.DictReader(io.StringIO(as_csv([row], is_checked=True)))
+    assert told["redop"] == redop
+
+
+@pytest.mark.parametrize("seconds", [[1.0], [1.0, 2.0], [1.0, 2.0, 9.0], [1.0, 2.0, 4.0, 9.0]])
+def test_the_time_of_a_row_is_its_p50(seconds: list[float]) -> None:
+    side = json_row(timing(out_of_place=Samples(seconds, [0.0] * len(seconds), 0)), is_checked=True)["out_of_place"]
+    assert side["percentiles"]["p50"] == side["time"]
+
+
+def timing(**fields: Any) -> BenchTiming:
+    """A row of a bench of two ranks, with these fields."""
+    samples = Samples([1.0], [0.0], 0)
+    row = BenchTiming("ring", "given", "2@1GB/s", 2, 1024, "float32", "sum", 1, "", None, None, samples, None)
+    return msgspec.structs.replace(row, **fields)
+
+
 def test_what_is_not_checked_is_not_said_to_be_right(capsys: pytest.CaptureFixture[str]) -> None:
     text = bench(capsys, "-b", "4K", "-n", "1", "-c", "0", "--mode", "out")
     assert "# Out of bounds values : N/A" in text.splitlines()
@@ -152,7 +176,7 @@ def test_every_collective_is_exact_and_counted_as_nccl_tests_do(
         (("-o", "all"), [("float32", op, -1) for op in ("sum", "prod", "min", "max", "avg")]),
         pytest.param(
             ("-r", "all", "-o", "all", "--collective", "broadcast_perf"),
-            [("float32", "sum", root) for root in range(3)],
+            [("float32", "none", root) for root in range(3)],
             marks=pytest.mark.slow,
         ),
         pytest.param(("-r", "all"), [("float32", "sum", -1)], marks=pytest.mark.slow),

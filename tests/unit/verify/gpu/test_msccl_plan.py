@@ -95,7 +95,7 @@ def test_the_commands_take_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.run(["show", *words]) == 0
     assert "messages" in capsys.readouterr().out
     path.write_bytes(ring(4, ["s", "rrcs", "rcs", "rcs", "rcs", "rcs", "r"]))
-    assert cli.run(["simulate", *words]) == 0
+    assert cli.run(["simulate", *words]) == 1
     assert "ring.xml: refuted; the time is of a file that would not give the result" in capsys.readouterr().err
     for more, rule in ((["--slots", "2"], "must be left out"), (["--size", "16002"], "must be a multiple of 16")):
         assert cli.run(["simulate", *words, *more]) == 2
