@@ -1,6 +1,6 @@
 """How near `auto` comes to the fastest schedule of the library on real transports, as a record.
 
-For each of six collectives, three sizes and the transports of `TRANSPORTS`, one job runs what `auto` chooses and every
+For each of six collectives, three sizes and the transports of `TRANSPORTS` a job runs what `auto` chooses and every
 schedule of the library that accepts the ranks, interleaved round by round (`optcc bench`). The fastest is found in the
 first half of the rounds, by the median, and held against `auto` in the second half: of the same rounds for both, it
 would be the one that was lucky there. The ratio is the median of those of the rounds, which a drift of the machine does
@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -49,6 +49,8 @@ from optcc.verify.bounds.certified import least_seconds
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "reduce", "alltoall")
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 RANKS, ROUNDS = 4, 16
+SHORT_BYTES, SHORT_ROUNDS = 1 << 20, 4
+"""Up to so many bytes a processor that does something else for a moment counts, and rounds cost little."""
 LOOPBACK = f"{RANKS}@200MB/s"
 FABRIC = f"{RANKS}x2@200Mbit/s"
 TRANSPORTS = ("loopback", "MPI in shared memory", "MPI over NICs", "TCP over NICs")
@@ -151,8 +153,10 @@ class AutoMeasured(Measured):
         return f"{self.card().markdown()}\n{self.remarks()[0]}\n"
 
     def remarks(self) -> list[str]:
-        rated = [row for row in self.rows if self.is_by_rates(row)]
-        others = [row for row in self.rows if not self.is_by_rates(row)]
+        rated: list[MeasuredRow] = []
+        others: list[MeasuredRow] = []
+        for row in self.rows:
+            (rated if self.is_by_rates(row) else others).append(row)
         over, beyond = sum(row.is_over for row in rated), sum(row.is_beyond for row in rated)
         more = sum(row.is_over for row in others)
         told = (
@@ -178,7 +182,16 @@ def schedules_of(collective: str, topology: Topology) -> tuple[str, ...]:
     return tuple(each.name for each in candidates_for(Collective(collective, topology.n_ranks), topology))
 
 
-def bench_words(transport: str, collective: str, sizes: Sequence[int], rounds: int) -> list[str]:
+def rounds_of(size_bytes: int, rounds: int) -> int:
+    """Short messages run `SHORT_ROUNDS` times as often as long ones.
+
+    >>> rounds_of(64 << 10, 16), rounds_of(16 << 20, 16)
+    (64, 16)
+    """
+    return rounds * (SHORT_ROUNDS if size_bytes <= SHORT_BYTES else 1)
+
+
+def bench_words(transport: str, collective: str, size_bytes: int, rounds: int) -> list[str]:
     """The arguments of `optcc bench`, `auto` first."""
     carrier = transport.partition(" ")[0].lower()
     words = ["bench", "--transport", carrier, "--collective", collective, "--mode", "out", "--quiet"]
@@ -186,8 +199,7 @@ def bench_words(transport: str, collective: str, sizes: Sequence[int], rounds: i
         words += ["--topology", LOOPBACK]
     elif carrier == "mpi" and transport.endswith("NICs"):
         words += ["--wire-overhead", WIRE_OVERHEAD]
-    step = sizes[1] // sizes[0] if len(sizes) > 1 else 2
-    words += ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", str(step), "-n", str(rounds), "-w", "2"]
+    words += ["-b", str(size_bytes), "-e", str(size_bytes), "-n", str(rounds), "-w", "2"]
     for name in (AUTO, *schedules_of(collective, Topology.parse(LOOPBACK))):
         words += ["--schedule", name]
     return words
@@ -208,22 +220,19 @@ def run_job(fabric: Fabric | None, transport: str, words: Sequence[str]) -> Reco
             told = ["env", "-u", "OPTCC_TOPOLOGY"] if transport.startswith("TCP") else []
             done = fabric.run([*told, *command], capture=True, timeout_s=_TIMEOUT_S)
         if done.exit_code:
-            raise RuntimeFault(f"{transport}, {words[4]}: {done.stderr.strip()[-500:]}")
+            raise RuntimeFault(f"{transport}, {' '.join(words[3:5])}: {done.stderr.strip()[-500:]}")
         return Record.read(path)
 
 
-def rows_of(transport: str, record: Record) -> Iterator[MeasuredRow]:
-    """A row for each size. In a record the rows of a size follow each other, those of `auto` first."""
-    by_size: dict[int, list[BenchTiming]] = {}
-    for row in record.rows:
-        by_size.setdefault(row.size_bytes, []).append(row)
-    for size_bytes, (auto, *others) in by_size.items():
-        yield MeasuredRow(
-            *(transport, auto.collective, size_bytes, auto.schedule, auto.segments, _seconds(auto)),
-            schedules={each.schedule: _seconds(each) for each in others},
-            same=tuple(each.schedule for each in others if each.digest == auto.digest),
-            wrong=sum(each.wrong for each in (auto, *others)),
-        )
+def row_of(transport: str, record: Record) -> MeasuredRow:
+    """The row of a job's only size, of whose record the first row is that of `auto`."""
+    auto, *others = record.rows
+    return MeasuredRow(
+        *(transport, auto.collective, auto.size_bytes, auto.schedule, auto.segments, _seconds(auto)),
+        schedules={each.schedule: _seconds(each) for each in others},
+        same=tuple(each.schedule for each in others if each.digest == auto.digest),
+        wrong=sum(each.wrong for each in (auto, *others)),
+    )
 
 
 def _seconds(row: BenchTiming) -> tuple[float, ...]:
@@ -235,8 +244,9 @@ def _seconds(row: BenchTiming) -> tuple[float, ...]:
 def measure(
     fabric: Fabric | None, transport: str, collective: str, sizes: Sequence[int], rounds: int
 ) -> list[MeasuredRow]:
-    """A row for each size."""
-    return list(rows_of(transport, run_job(fabric, transport, bench_words(transport, collective, sizes, rounds))))
+    """A row for each size, in a job of its own."""
+    words = (bench_words(transport, collective, size, rounds_of(size, rounds)) for size in sizes)
+    return [row_of(transport, run_job(fabric, transport, each)) for each in words]
 
 
 _QUICK: Mapping[str, Any] = {
@@ -260,9 +270,15 @@ _QUICK: Mapping[str, Any] = {
     multiple=True,
     default=[size >> 10 for size in SIZES],
     show_default=True,
-    help="KiB, each the same multiple of the one before.",
+    help="KiB.",
 )
-@click.option("--rounds", type=click.IntRange(4), default=ROUNDS, show_default=True, help="Of each schedule.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(4),
+    default=ROUNDS,
+    show_default=True,
+    help="Of each schedule, 4 times as many up to 1 MiB.",
+)
 def command(
     transports: tuple[str, ...],
     collectives: tuple[str, ...],

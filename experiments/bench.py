@@ -30,7 +30,7 @@ from optcc.experiments.bench_messages import CPU, BenchDevice, BenchMessage, dev
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
-from optcc.job import differences, measure_nics, tcp_ports, with_insides
+from optcc.job import assumed_topology, differences, measure_nics, tcp_ports, with_insides
 from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner, build_plan, prove, verdict_cache
 from optcc.rail_shares import usable
@@ -84,7 +84,7 @@ class BenchSettings:
     `check` is in how many runs of each mode, the last ones, every element is checked; None: in all. `operations` follow
     each other in a run, whose time is divided by their number; unless `blocking`, all are begun before the first is
     waited for. `device` is where arrays are: see `optcc.experiments.bench_messages`. `average` is one of `AVERAGES`.
-    `shared_memory`: see `optcc.init`.
+    `shared_memory`: see `optcc.init`. `one_host`: all ranks are on one, as far as is known.
     `variants` are run one after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only
     those. `trace` is where the timeline of the last run is written, of one schedule and size.
     """
@@ -119,6 +119,7 @@ class BenchSettings:
     device: str = CPU
     trace: Path | None = None
     shared_memory: bool = True
+    one_host: bool = False
 
     def each(self) -> Iterator[BenchSettings]:
         """The settings of each variant."""
@@ -134,8 +135,13 @@ class BenchSettings:
 
     @property
     def ports(self) -> Model:
-        """Those that were asked for; else over TCP those of `optcc.job.tcp_ports`, and exclusive ones elsewhere."""
-        return self.ports_given or (tcp_ports(self.topology) if self.transport == "tcp" else "exclusive")
+        """Those that were asked for; else over TCP those of `optcc.job.tcp_ports`, fair ones for ranks of one host of
+        which nothing is declared, whose messages share its memory, and exclusive ones elsewhere."""
+        if self.ports_given:
+            return self.ports_given
+        if self.topology is None and (self.transport == "tcp" or self.one_host):
+            return tcp_ports(self.assumed(2))
+        return tcp_ports(self.topology) if self.transport == "tcp" else "exclusive"
 
     @property
     def slots(self) -> int:
@@ -158,7 +164,7 @@ class BenchSettings:
 
     def assumed(self, n_ranks: int) -> Topology:
         """What plans are made for where nothing is said and nothing can be measured."""
-        return with_message_cost(Topology.parse(f"{n_ranks}@1GB/s").with_latency(self.latency_s))
+        return assumed_topology(n_ranks, self.latency_s)
 
 
 def with_message_cost(topology: Topology) -> Topology:

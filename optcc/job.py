@@ -35,6 +35,8 @@ from optcc.units import show_rate
 
 WRONG_SHARE = 0.1
 """Rates that differ from the declared ones by a larger share are not what was declared."""
+LATENCY_S = Fraction(200, 10**6)
+"""What a message of this run-time is taken to cost where it is not measured."""
 _numbers = itertools.count()
 
 logger = logging.getLogger("optcc.nics")
@@ -132,7 +134,7 @@ def init(
         if topology is not None and topology.n_ranks != n_ranks:
             raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the job has")
         measured = measure_nics(transport, environ) if measure else None
-        topology = agreed_topology(topology, measured, transport.rank) or Topology.parse(f"{n_ranks}@1GB/s")
+        topology = agreed_topology(topology, measured, transport.rank) or assumed_topology(n_ranks)
         keep_to_own_nics(transport, topology)
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
         remeasures = measured is not None
@@ -193,6 +195,17 @@ def agreed_topology(declared: Topology | None, measured: Topology | None, rank: 
     if rank == 0:
         logger.warning("optcc: topology: %s: plans are for what was measured", "; ".join(wrong))
     return with_insides(measured, declared)
+
+
+def assumed_topology(n_ranks: int, latency_s: Fraction = LATENCY_S) -> Topology:
+    """What plans are made for where nothing is declared and nothing can be measured, as on one host: equal ranks, and
+    `latency_s` is also what a message costs a rank's processor.
+
+    >>> topology = assumed_topology(4)
+    >>> topology.n_ranks, tcp_ports(topology)
+    (4, 'fair')
+    """
+    return replace(Topology.parse(f"{n_ranks}@1GB/s").with_latency(latency_s), overhead_s=latency_s)
 
 
 def with_insides(measured: Topology, declared: Topology) -> Topology:

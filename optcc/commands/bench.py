@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from socket import gethostname
@@ -151,7 +152,7 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
 @click.option(
     "--ports",
     type=OneOf(MODELS),
-    help="For which ports transfers are ordered; exclusive, or fair if NICs are measured.",
+    help="For which ports transfers are ordered; exclusive, or fair if NICs are measured or all ranks are on one host.",
 )
 @click.option(
     "--window", type=click.IntRange(1, 64), default=WINDOW, show_default=True, help="Instructions at once a lane."
@@ -320,6 +321,7 @@ def _under_mpi(settings: BenchSettings, report: BenchReport, paths: Collection[s
         given = settings.topology
         names = mpi.allgather(gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES))
         hosts = tuple(name.decode(errors="replace").rstrip() for name in names)
+        settings = replace(settings, one_host=len(set(hosts)) == 1)
         with carried_by(mpi, settings.transport, os.environ, shared_memory=settings.shared_memory) as transport:
             entries: NicEntries = ()
             if isinstance(transport, TcpTransport):

@@ -18,7 +18,8 @@ from optcc.experiments.auto_measured import (
     AutoMeasured,
     MeasuredRow,
     bench_words,
-    rows_of,
+    rounds_of,
+    row_of,
     schedules_of,
 )
 from optcc.experiments.record import BenchTiming, Record, Samples
@@ -76,17 +77,12 @@ def _timing(schedule: str, size: int, digest: str, seconds: float) -> BenchTimin
     return BenchTiming(schedule, "", "", 4, size, "float32", "sum", 2, digest, None, None, samples, None)
 
 
-def test_rows_are_made_of_the_record_of_a_bench() -> None:
-    timings = [
-        _timing(name, size, digest, seconds)
-        for size in (1024, 4096)
-        for name, digest, seconds in (("ring", "a", 1.0), ("ring", "a", 1.1), ("direct", "b", 2.0))
-    ]
-    rows = list(rows_of("loopback", Record("", (), "", 1.0, {}, {}, tuple(timings))))
-    assert [(row.size_bytes, row.chosen, row.best, row.same, row.wrong) for row in rows] == [
-        (size, "ring", "ring", ("ring",), 3) for size in (1024, 4096)
-    ]
-    assert rows[0].schedules == {"ring": (1.1,) * 4, "direct": (2.0,) * 4}
+def test_a_row_is_made_of_the_record_of_a_bench() -> None:
+    took = (("ring", "a", 1.0), ("ring", "a", 1.1), ("direct", "b", 2.0))
+    timings = tuple(_timing(name, 4096, digest, seconds) for name, digest, seconds in took)
+    row = row_of("loopback", Record("", (), "", 1.0, {}, {}, timings))
+    assert (row.size_bytes, row.chosen, row.best, row.same, row.wrong) == (4096, "ring", "ring", ("ring",), 3)
+    assert row.schedules == {"ring": (1.1,) * 4, "direct": (2.0,) * 4}
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -94,9 +90,9 @@ def test_auto_runs_beside_every_schedule_that_accepts_the_ranks(collective: str)
     names = schedules_of(collective, Topology.parse(LOOPBACK))
     assert len(names) > 1
     for transport in TRANSPORTS:
-        words = bench_words(transport, collective, (1024, 16384), 4)
+        words = bench_words(transport, collective, 16384, rounds_of(16384, 4))
         assert [words[at + 1] for at, word in enumerate(words) if word == "--schedule"] == ["auto", *names]
-        assert words[words.index("-f") + 1] == "16"
+        assert [words[words.index(option) + 1] for option in ("-b", "-e", "-n")] == ["16384", "16384", "16"]
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from optcc.experiments import bench as bench_module
 from optcc.experiments.bench import LOOPBACK_SLOTS, BenchSettings, Ours, Tally, measure, measured
 from optcc.experiments.peers import PEERS, make_peer
 from optcc.experiments.record import Record
+from optcc.job import LATENCY_S, assumed_topology
 from optcc.planner import build_plan
 from optcc.runtime.engine import Engine
 from optcc.runtime.kernels import Array
@@ -527,3 +528,19 @@ def test_what_a_message_costs_is_assumed_where_it_is_not_measured() -> None:
         for each in (assumed, replace(assumed, overhead_s=Fraction(0)))
     ]
     assert segments == [1, 2]
+
+
+def test_ranks_of_one_host_have_fair_ports_unless_something_is_declared() -> None:
+    """Their messages share its memory; over MPI between hosts nothing is known, and flows of MPI share ports badly."""
+    for transport, one_host, topology, ports in (
+        ("mpi", True, None, "fair"),
+        ("mpi", False, None, "exclusive"),
+        ("mpi", True, Topology.parse("4@1GB/s"), "exclusive"),
+        ("tcp", False, None, "fair"),
+        ("tcp", True, Topology.parse("4@1GB/s"), "exclusive"),
+    ):
+        settings = replace(_settings(topology), latency_s=LATENCY_S, transport=transport, one_host=one_host)
+        assert settings.ports == ports, (transport, one_host, topology)
+        assert replace(settings, ports_given="fifo").ports == "fifo"
+    plan = build_plan("auto", assumed_topology(4), 16 << 20, ports="fair")
+    assert plan.name == "direct"
