@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from optcc.collective import Collective, split
+from optcc.collective import COLLECTIVES, Collective, split
 from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.experiments.nccl_peer import NcclPeer
 from optcc.runtime.kernels import Array, divide
@@ -92,6 +92,8 @@ class MpiPeer:
 
         if dtype in ("float16", "bfloat16"):
             raise ArgumentError(f"peer mpi: MPI has no {dtype}: leave the peer out, or choose another -d")
+        if collective.name not in COLLECTIVES:
+            raise ArgumentError(f"peer mpi: {collective.name}: must be one of {', '.join(COLLECTIVES)}")
         self._comm, self._in_place = comm, MPI.IN_PLACE
         sums = {"sum": MPI.SUM, "avg": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
         self._op = {**sums, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}[reduction]
