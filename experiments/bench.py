@@ -66,6 +66,20 @@ LOOPBACK_SLOTS = 1
 ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
 
 
+DEFAULT_SCHEDULES = {
+    "allreduce": "ring",
+    "reducescatter": "ring-reduce-scatter",
+    "allgather": "ring-all-gather",
+    "broadcast": "chain-broadcast",
+    "reduce": "chain-reduce",
+    "alltoall": "direct-all-to-all",
+    "alltoallv": "direct-all-to-all-v",
+    "gather": "direct-gather",
+    "scatter": "direct-scatter",
+}
+"""Each collective that is timed by its name, and the schedule that is timed unless another is given."""
+OF_A_RANK = ("alltoall", "alltoallv")
+"""Their size is that of the blocks of one rank, as nccl-tests counts it, and not of the whole message."""
 AVERAGES = ("rank 0", "mean", "fastest", "slowest")
 """Of which rank a time is, in the order of nccl-tests' `-a`."""
 
@@ -472,10 +486,13 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
 
 
 def collective_of(schedules: Sequence[str], name: str | None = None) -> tuple[str, tuple[Definition, ...]]:
-    """The collective called `name`, by default that of the schedules, else an AllReduce; and which of them declare it.
+    """The collective called `name`, by default that of the schedules, else an AllReduce; and which of them declare it,
+    or if none does, the one of `DEFAULT_SCHEDULES`.
 
     >>> collective_of(["auto", "ring-all-gather", "bruck"]), collective_of(["auto"])
     (('allgather', ()), ('allreduce', ()))
+    >>> [each.name for each in collective_of(["auto"], "alltoallv")[1]]
+    ['direct-all-to-all-v']
 
     Raises InputError for a schedule of another collective, and what `find_schedule` raises.
     """
@@ -486,16 +503,17 @@ def collective_of(schedules: Sequence[str], name: str | None = None) -> tuple[st
     for each, definition in found.items():
         if definition.collective != wanted:
             raise InputError(f"--schedule {each}: {definition.collective}: must be for {wanted}{rule}")
-    return wanted, tuple(each for each in found.values() if each.declares)
+    known = found.values() or (find_schedule(DEFAULT_SCHEDULES[wanted]),)
+    return wanted, tuple(each for each in known if each.declares)
 
 
 def message_bytes(collective: Collective, size_bytes: int) -> int:
-    """The whole message of a collective that nccl-tests says is of `size_bytes`: that of an AllToAll is one rank's.
+    """The whole message of a collective that nccl-tests says is of `size_bytes`: see `OF_A_RANK`.
 
     >>> message_bytes(Collective("alltoall", 4), 100), message_bytes(Collective("allgather", 4), 100)
     (400, 100)
     """
-    return size_bytes * collective.n_ranks if collective.name == "alltoall" else size_bytes
+    return size_bytes * collective.n_ranks if collective.name in OF_A_RANK else size_bytes
 
 
 def _row(
@@ -543,9 +561,8 @@ def _bound_s(topology: Topology, size_bytes: int, collective: Collective) -> flo
 def bus_share(collective: Collective) -> float | None:
     """What the busiest port of equal ranks must carry of a declared collective, a byte of its size; None for others.
 
-    >>> all_pairs = Collective.all_to_all_v([[1, 1, 1]] * 3)
-    >>> bus_share(all_pairs), bus_share(Collective("alltoall", 3))
-    (0.2222222222222222, None)
+    >>> bus_share(Collective.all_to_all_v([[1] * 4] * 4)), bus_share(Collective("alltoall", 4))
+    (0.75, None)
     """
     if not collective.cells:
         return None

@@ -29,6 +29,7 @@ from optcc.dsl import Definition
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.bench import (
     AVERAGES,
+    DEFAULT_SCHEDULES,
     MODES,
     BenchSettings,
     Progress,
@@ -55,16 +56,6 @@ from optcc.topology import Topology
 from optcc.units import parse_time
 
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
-_DEFAULT_SCHEDULES = {
-    "allreduce": "ring",
-    "reducescatter": "ring-reduce-scatter",
-    "allgather": "ring-all-gather",
-    "broadcast": "chain-broadcast",
-    "reduce": "chain-reduce",
-    "alltoall": "direct-all-to-all",
-    "gather": "direct-gather",
-    "scatter": "direct-scatter",
-}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
 TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
@@ -124,7 +115,7 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
 @click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg; band, bor, bxor; all.")
 @click.option(
     "--collective",
-    type=CollectiveType(),
+    type=CollectiveType(DEFAULT_SCHEDULES),
     default=None,
     help="What is timed; all_gather_perf is allgather.  [default: that of the schedules, else allreduce]",
 )
@@ -257,7 +248,7 @@ def command(
     timed, definitions = collective_of(schedules, collective)
     variants = _variants(datatype, op, root, timed, definitions, sizes, topology)
     settings = BenchSettings(
-        schedules or (() if peers else (_DEFAULT_SCHEDULES[timed],)),
+        schedules or (() if peers else (DEFAULT_SCHEDULES[timed],)),
         peers,
         topology,
         parse_time(latency),
