@@ -76,10 +76,11 @@ DEFAULT_SCHEDULES = {
     "alltoallv": "direct-all-to-all-v",
     "gather": "direct-gather",
     "scatter": "direct-scatter",
+    "sendrecv": "send-recv",
 }
 """Each collective that is timed by its name, and the schedule that is timed unless another is given."""
-OF_A_RANK = ("alltoall", "alltoallv")
-"""Their size is that of the blocks of one rank, as nccl-tests counts it, and not of the whole message."""
+OF_A_RANK = ("alltoall", "alltoallv", "sendrecv")
+"""Their size is that of what one rank gives, as nccl-tests counts it, and not of the whole message."""
 AVERAGES = ("rank 0", "mean", "fastest", "slowest")
 """Of which rank a time is, in the order of nccl-tests' `-a`."""
 

@@ -76,6 +76,7 @@ def test_declared_collectives_are_exact(tmp_path: Path) -> None:
     words += ["--topology", "3@1GB/s", "--no-probe"]
     benches = {
         "edges": ("--schedule", f"{tmp_path}/own.py:add_edges"),
+        "sendrecv": ("--collective", "sendrecv_perf", "--peer", "mpi", "--schedule", "auto"),
         "alltoallv": ("--collective", "all_to_all_v", "--schedule", "auto", "--schedule", "matched-all-to-all-v"),
     }
     told = told_by(tmp_path, 3, [[*each, *words] for each in benches.values()], timeout_of(3))

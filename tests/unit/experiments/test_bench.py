@@ -288,16 +288,21 @@ def test_a_schedule_of_another_collective_is_refused(capsys: pytest.CaptureFixtu
         ("all_to_all_v", 4, ("direct-all-to-all-v", "matched-all-to-all-v"), 4 / 5),
         ("alltoallv_perf", 2, ("auto",), 1 / 3),
         ("AllToAllV", 1, (), 0),
+        ("sendrecv", 3, (), 1),
+        ("sendrecv_perf", 2, ("auto",), 1),
+        ("send_recv", 4, ("send-recv", "auto"), 1),
+        ("SendRecv", 1, (), 0),
     ],
 )
-def test_blocks_of_different_sizes_are_exact(
+def test_collectives_with_the_size_of_a_rank_are_exact(
     capsys: pytest.CaptureFixture[str], collective: str, ranks: int, schedules: tuple[str, ...], share: float
 ) -> None:
-    """Every rank has p(p + 1)/2 parts: of itself 1 at least, or 2 if p is even; what it sends is the others."""
+    """Of an AllToAll-v a rank has p(p + 1)/2 parts: of itself 1 at least, or 2 if p is even; it sends the others."""
     words = [word for each in schedules for word in ("--schedule", each)]
     words += ["--topology", f"{ranks}@1GB/s", "-b", "0", "-e", "4004", "-i", "1001", "-n", "2", "--json"]
     printed = json.loads(bench(capsys, "--collective", collective, *words))
-    assert printed["config"]["collective"] == "alltoallv" and printed["out_of_bounds"] == 0
+    plain = collective.lower().replace("_perf", "").replace("_", "")
+    assert printed["config"]["collective"] == plain and printed["out_of_bounds"] == 0
     assert [row["size"] for row in printed["results"][:: len(schedules) or 1]] == [0, 1000, 2000, 3000, 4004]
     for row in printed["results"]:
         assert row["bound_seconds"] == pytest.approx(share * row["size"] / 1e9)
