@@ -640,7 +640,7 @@ def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(capsys: py
         ("optcc be", {"bench"}),
         ("optcc simulate opti", {"optimal"}),
         ("optcc bench --transport t", {"tcp"}),
-        ("optcc bench --collective all", {"allreduce", "allgather", "alltoall"}),
+        ("optcc bench --collective all", {"allreduce", "allgather", "alltoall", "alltoallv"}),
     ],
 )
 def test_the_shell_completes(
