@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,14 +25,15 @@ import numpy.typing as npt
 
 from optcc.collective import DTYPE_BYTES, ROOTED, Collective
 from optcc.compiler import SLOTS
-from optcc.errors import InputError, OptccError
+from optcc.dsl import Definition
+from optcc.errors import InputError, OptccError, TopologyError
 from optcc.experiments.bench_messages import CPU, BenchDevice, BenchMessage, device_of_rank, on_device
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
 from optcc.job import assumed_topology, differences, measure_nics, tcp_ports, with_insides
 from optcc.plan import Plan, PlanRequest
-from optcc.planner import Planner, build_plan, prove, verdict_cache
+from optcc.planner import AUTO, Planner, build_plan, find_schedule, prove, verdict_cache
 from optcc.rail_shares import usable
 from optcc.runtime.device_actions import DevicePlace
 from optcc.runtime.engine import Engine
@@ -52,6 +53,7 @@ from optcc.timing import Model
 from optcc.topology import Topology
 from optcc.verdict import Verdict
 from optcc.verify.bounds.certified import least_seconds
+from optcc.verify.bounds.closed_forms import collective_bound
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,6 +66,21 @@ LOOPBACK_SLOTS = 1
 ranks, one at half rate, takes 1.09 of the bound with one slot, 1.35 with two."""
 
 
+DEFAULT_SCHEDULES = {
+    "allreduce": "ring",
+    "reducescatter": "ring-reduce-scatter",
+    "allgather": "ring-all-gather",
+    "broadcast": "chain-broadcast",
+    "reduce": "chain-reduce",
+    "alltoall": "direct-all-to-all",
+    "alltoallv": "direct-all-to-all-v",
+    "gather": "direct-gather",
+    "scatter": "direct-scatter",
+    "sendrecv": "send-recv",
+}
+"""Each collective that is timed by its name, and the schedule that is timed unless another is given."""
+OF_A_RANK = ("alltoall", "alltoallv", "sendrecv")
+"""Their size is that of what one rank gives, as nccl-tests counts it, and not of the whole message."""
 AVERAGES = ("rank 0", "mean", "fastest", "slowest")
 """Of which rank a time is, in the order of nccl-tests' `-a`."""
 
@@ -86,7 +103,8 @@ class BenchSettings:
     waited for. `device` is where arrays are: see `optcc.experiments.bench_messages`. `average` is one of `AVERAGES`.
     `shared_memory`: see `optcc.init`. `one_host`: all ranks are on one, as far as is known.
     `variants` are run one after the other, each in the place of `dtype`, `reduction`, `root` and `sizes`; none: only
-    those. `trace` is where the timeline of the last run is written, of one schedule and size.
+    those. `trace` is where the timeline of the last run is written, of one schedule and size. `definitions` are
+    schedules that declare the collective, if it is a declared one (`collective_of`).
     """
 
     schedules: tuple[str, ...]
@@ -120,6 +138,20 @@ class BenchSettings:
     trace: Path | None = None
     shared_memory: bool = True
     one_host: bool = False
+    definitions: tuple[Definition, ...] = ()
+
+    def wanted(self, n_ranks: int) -> Collective:
+        """What is timed on so many ranks; raises InputError if schedules declare different collectives."""
+        if not self.definitions:
+            return Collective(self.collective, n_ranks, self.root)
+        first, *others = self.definitions
+        collective = first.computes(n_ranks)
+        for other in others:
+            if other.computes(n_ranks) != collective:
+                raise InputError(
+                    f"--schedule {other.name}: {self.collective}: must declare the same elements as {first.name}"
+                )
+        return collective
 
     def each(self) -> Iterator[BenchSettings]:
         """The settings of each variant."""
@@ -362,7 +394,7 @@ def run_cases(
         observe(engine, os.environ)
     traced = settings.trace and Observer(engine, "bench", None, n_events=EVENTS, in_detail=True)
     for each in settings.each():
-        collective = Collective(each.collective, transport.n_ranks, each.root)
+        collective = each.wanted(transport.n_ranks)
         peers: list[Peer] = []
         if comm is not None:
             number = None if device is None else device.place.device_id
@@ -439,7 +471,7 @@ def _ours(
 
 def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
     topology = settings.wired or settings.assumed(n_ranks)
-    plan = build_plan(
+    return build_plan(
         name,
         topology,
         size,
@@ -449,21 +481,40 @@ def _plan(settings: BenchSettings, name: str, n_ranks: int, size: int) -> Plan:
         slots=settings.slots,
         ports=settings.ports,
         root=settings.root,
-        collective=Collective(settings.collective, n_ranks, settings.root),
+        collective=settings.wanted(n_ranks),
         by_rail=settings.transport == "tcp",
     )
-    if plan.collective.name != settings.collective:
-        raise InputError(f"--schedule {name}: {plan.collective.name}: must be for {settings.collective}")
-    return plan
+
+
+def collective_of(schedules: Sequence[str], name: str | None = None) -> tuple[str, tuple[Definition, ...]]:
+    """The collective called `name`, by default that of the schedules, else an AllReduce; and which of them declare it,
+    or if none does, the one of `DEFAULT_SCHEDULES`.
+
+    >>> collective_of(["auto", "ring-all-gather", "bruck"]), collective_of(["auto"])
+    (('allgather', ()), ('allreduce', ()))
+    >>> [each.name for each in collective_of(["auto"], "alltoallv")[1]]
+    ['direct-all-to-all-v']
+
+    Raises InputError for a schedule of another collective, and what `find_schedule` raises.
+    """
+    found = {each: find_schedule(each) for each in schedules if each != AUTO}
+    first = next(iter(found), "")
+    rule = f", as --schedule {first}" if name is None else ""
+    wanted = name or (found[first].collective if found else "allreduce")
+    for each, definition in found.items():
+        if definition.collective != wanted:
+            raise InputError(f"--schedule {each}: {definition.collective}: must be for {wanted}{rule}")
+    known = found.values() or (find_schedule(DEFAULT_SCHEDULES[wanted]),)
+    return wanted, tuple(each for each in known if each.declares)
 
 
 def message_bytes(collective: Collective, size_bytes: int) -> int:
-    """The whole message of a collective that nccl-tests says is of `size_bytes`: that of an AllToAll is one rank's.
+    """The whole message of a collective that nccl-tests says is of `size_bytes`: see `OF_A_RANK`.
 
     >>> message_bytes(Collective("alltoall", 4), 100), message_bytes(Collective("allgather", 4), 100)
     (400, 100)
     """
-    return size_bytes * collective.n_ranks if collective.name == "alltoall" else size_bytes
+    return size_bytes * collective.n_ranks if collective.name in OF_A_RANK else size_bytes
 
 
 def _row(
@@ -473,7 +524,7 @@ def _row(
     bound = predicted = None
     wired = settings.wired
     if wired is not None:
-        bound = float(least_seconds(wired, message_bytes(collective, size), collective))
+        bound = _bound_s(wired, message_bytes(collective, size), collective)
         reached = usable(wired) if settings.transport == "tcp" else wired
         predicted = simulate(plan, reached, model=settings.ports).seconds if plan is not None else None
     samples = {mode: tally.samples() for mode, tally in tallies.items()}
@@ -497,7 +548,27 @@ def _row(
         settings.root if settings.collective in ROOTED else -1,
         case.plan_changes if isinstance(case, Ours) else 0,
         sum(tally.detours for tally in tallies.values()),
+        bus_share(collective),
     )
+
+
+def _bound_s(topology: Topology, size_bytes: int, collective: Collective) -> float | None:
+    """`least_seconds`; None where a declared collective has no bound on the topology."""
+    with suppress(*(TopologyError,) if collective.cells else ()):
+        return float(least_seconds(topology, size_bytes, collective))
+    return None
+
+
+def bus_share(collective: Collective) -> float | None:
+    """What the busiest port of equal ranks must carry of a declared collective, a byte of its size; None for others.
+
+    >>> bus_share(Collective.all_to_all_v([[1] * 4] * 4)), bus_share(Collective("alltoall", 4))
+    (0.75, None)
+    """
+    if not collective.cells:
+        return None
+    equal = Topology.parse(f"{collective.n_ranks}@1B/s")
+    return float(collective_bound(equal, message_bytes(collective, 1), collective).seconds)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +94,8 @@ def on_device(device: BenchDevice | None) -> Iterator[None]:
 class BenchMessage:
     """A rank's message, where in it are what the rank gives and what it gets, and what that must be.
 
-    What the rank gets of an AllToAll is in many places: it is put together, as the rank gets it.
+    What is in several places of the message, as what a rank gets of an AllToAll, is put together: so the rank gives or
+    gets it.
     """
 
     def __init__(
@@ -107,18 +109,15 @@ class BenchMessage:
         device: BenchDevice | None = None,
     ) -> None:
         given, got = collective.before(rank, count), collective.after(rank, count)
-        self._given, self._got = _span(given), _span(got)
+        is_whole = _is_contiguous(given) and _is_contiguous(got)
+        self._given, self._got = (_span if is_whole else _length)(given), (_span if is_whole else _length)(got)
         self._source: Any = make_input(rank, count, dtype, reduction)
         expected = expected_output(collective, count, dtype, reduction, rank)[0] if check else None
-        if collective.name == "alltoall":
-            assert self._given is not None
-            self._source = self._source[self._given].copy()
-            self._given, self._got = slice(len(self._source)), slice(sum(stop - start for start, stop, _ in got))
-            if expected is not None:
-                expected = np.concatenate([expected[start:stop] for start, stop, _ in got])
-            self._target: Any = np.zeros(max(self._given.stop, self._got.stop), self._source.dtype)
-        else:
-            self._target = np.zeros_like(self._source)
+        if not is_whole:
+            self._source = _joined(self._source, given)
+            expected = None if expected is None else _joined(expected, got)
+        longest = max((each.stop for each in (self._given, self._got) if each is not None), default=0)
+        self._target: Any = np.zeros(count if is_whole else longest, self._source.dtype)
         self._wanted = None if expected is None or self._got is None else expected[self._got]
         self._cupy = None if device is None else load_cupy()
         if self._cupy is not None:
@@ -146,6 +145,21 @@ class BenchMessage:
         """Waits until what is queued on a GPU is done."""
         if self._cupy is not None:
             self._cupy.cuda.get_current_stream().synchronize()
+
+
+def _is_contiguous(regions: Sequence[Region]) -> bool:
+    """True if the regions are one after the other, without anything between them."""
+    return all(before[1] == after[0] for before, after in pairwise(regions))
+
+
+def _joined(elements: Any, regions: Sequence[Region]) -> Any:
+    """Those of the regions, one after the other."""
+    return np.concatenate([elements[:0], *(elements[start:stop] for start, stop, _ in regions)])
+
+
+def _length(regions: Sequence[Region]) -> slice | None:
+    """As many elements as the regions have, from 0 on; None for no region."""
+    return slice(0, sum(stop - start for start, stop, _ in regions)) if regions else None
 
 
 def _span(regions: Sequence[Region]) -> slice | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from optcc.collective import Collective, split
+from optcc.collective import COLLECTIVES, Collective, split
 from optcc.errors import ArgumentError, EnvironmentMissing
 from optcc.experiments.nccl_peer import NcclPeer
 from optcc.runtime.kernels import Array, divide
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 PEERS = ("mpi", "gloo", "nccl")
+MPI_COLLECTIVES = (*COLLECTIVES, "sendrecv")
 MPI_RING = (
     *("--mca", "coll_tuned_use_dynamic_rules", "1"),
     *("--mca", "coll_tuned_allreduce_algorithm", "5"),
@@ -92,12 +93,14 @@ class MpiPeer:
 
         if dtype in ("float16", "bfloat16"):
             raise ArgumentError(f"peer mpi: MPI has no {dtype}: leave the peer out, or choose another -d")
+        if collective.name not in MPI_COLLECTIVES:
+            raise ArgumentError(f"peer mpi: {collective.name}: must be one of {', '.join(MPI_COLLECTIVES)}")
         self._comm, self._in_place = comm, MPI.IN_PLACE
         sums = {"sum": MPI.SUM, "avg": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
         self._op = {**sums, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}[reduction]
         self._average = reduction == "avg"
         self._collective = collective
-        out_only = ("reducescatter", "alltoall", "gather", "scatter")
+        out_only = ("reducescatter", "alltoall", "gather", "scatter", "sendrecv")
         self.modes: tuple[str, ...] = ("out",) if collective.name in out_only else ("out", "in")
 
     def run(self, send: Array | None, recv: Array | None) -> None:
@@ -115,6 +118,9 @@ class MpiPeer:
             comm.Allgatherv(given, [recv, self._counts(recv.size)])
         elif name == "alltoall":
             comm.Alltoall(send, recv)
+        elif name == "sendrecv":
+            rank, p = comm.Get_rank(), comm.Get_size()
+            comm.Sendrecv(send, (rank + 1) % p, recvbuf=recv, source=(rank - 1) % p)
         elif name == "gather":
             comm.Gatherv(send, None if recv is None else [recv, self._counts(recv.size)], root=root)
         elif name == "scatter":

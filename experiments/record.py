@@ -231,7 +231,7 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `bed` names the state of the hosts (`healthy`, `half`); `bound_s` and `predicted_s` include the wire's headers.
     `resent` chunks were sent again and `lost` connections were lost, over all runs and ranks, and its plan was changed
     `plan_changes` times, for what the NICs carried then; `detours` connections went through other hosts (TCP; 0
-    elsewhere).
+    elsewhere). `bus_share` is `busbw`'s for a declared collective, None for others.
     """
 
     schedule: str
@@ -253,6 +253,7 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: int = -1
     plan_changes: int = 0
     detours: int = 0
+    bus_share: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -279,7 +280,7 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def busbw(self) -> float:
         """algbw times the share of the message that its busiest port must carry, in GB/s, as nccl-tests counts it."""
-        return busbw(self.size_bytes, self.seconds, self.ranks, self.collective)
+        return busbw(self.size_bytes, self.seconds, self.ranks, self.collective, self.bus_share)
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
@@ -287,10 +288,14 @@ def algbw(size_bytes: int, seconds: float) -> float:
     return size_bytes / seconds / 1e9 if seconds else 0.0
 
 
-def busbw(size_bytes: int, seconds: float, ranks: int, collective: str = "allreduce") -> float:
-    """GB/s of the message times 2(p - 1)/p for an AllReduce, 1 for Broadcast and Reduce, (p - 1)/p for the others."""
+def busbw(
+    size_bytes: int, seconds: float, ranks: int, collective: str = "allreduce", bus_share: float | None = None
+) -> float:
+    """GB/s of the message times 2(p - 1)/p for an AllReduce, 1 for Broadcast and Reduce, (p - 1)/p for the others;
+    times `bus_share`, what its busiest port must carry, for a declared collective."""
     factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0}
-    return algbw(size_bytes, seconds) * factor.get(collective, (ranks - 1) / ranks)
+    share = factor.get(collective, (ranks - 1) / ranks) if bus_share is None else bus_share
+    return algbw(size_bytes, seconds) * share
 
 
 class NicTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -303,12 +303,13 @@ class ScheduleType(click.ParamType[str]):
 
 
 class CollectiveType(OneOf):
-    """One of `optcc.collective.COLLECTIVES`; `all_to_all`, `AllToAll` and nccl-tests' `alltoall_perf` are one name."""
+    """One of `allowed`, `optcc.collective.COLLECTIVES` unless given; `all_to_all`, `AllToAll` and nccl-tests'
+    `alltoall_perf` are one name."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowed: Iterable[str] | None = None) -> None:
         from optcc.collective import COLLECTIVES
 
-        super().__init__(COLLECTIVES)
+        super().__init__(COLLECTIVES if allowed is None else allowed)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         plain = str(value).removesuffix("_perf").replace("_", "").replace("-", "").lower()

@@ -57,6 +57,7 @@ from optcc.schedules.optimal import optimal
 from optcc.schedules.r2ccl_nics import r2ccl_nics, r2ccl_rails
 from optcc.schedules.rank_order import rank_order, rank_order_reduce_scatter
 from optcc.schedules.registry import SCHEDULES
+from optcc.schedules.send_recv import send_recv
 from optcc.schedules.server_stars import star_all_gather, star_reduce_scatter
 from optcc.show import Card
 from optcc.simulate import simulate
@@ -78,6 +79,8 @@ LIBRARY: Mapping[str, Definition] = {
     **{each.name: each for each in (*FOR_NICS, *STARS, PACKED, *PACKED_OF.values(), *FLOW_OF.values())},
 }
 """Every schedule by its name: those for any cluster, and those for NICs of GPUs and for graphs."""
+MESSAGES: Mapping[str, Definition] = {send_recv.name: send_recv}
+"""What has a name besides: messages between pairs of ranks, each the direct way."""
 AUTO = "auto"
 """As a schedule's name: the one that chooses among the others; as a number of segments: chosen by simulation."""
 
@@ -322,7 +325,7 @@ def _source_version() -> str:
 
 
 def find_schedule(name: str) -> Definition:
-    """The schedule of the library with that name, or `FILE.py:FUNCTION` of the user's own.
+    """The schedule of the library or of `MESSAGES` with that name, or `FILE.py:FUNCTION` of the user's own.
 
     Raises InputError if there is no such schedule.
     """
@@ -333,6 +336,8 @@ def find_schedule(name: str) -> Definition:
             rule = f"{path} has no function {function} under @schedule{did_you_mean(function, defined)}"
             raise InputError(f"schedule {name!r}: {rule}")
         return defined[function]
+    if name in MESSAGES:
+        return MESSAGES[name]
     if name not in LIBRARY:
         known = f"must be one of {', '.join(LIBRARY)}, {AUTO}, or FILE.py:FUNCTION"
         raise InputError(f"schedule {name!r}: {known}{did_you_mean(name, (*LIBRARY, AUTO))}")
@@ -417,8 +422,9 @@ def build(
         if collective is not None and collective.name != "allreduce":
             number = segments if isinstance(segments, int) else None
             options = dict(made_for)
+            options["more"] = tuple(MESSAGES.values())
             if topology.wired is not None:
-                options["more"] = (*STARS, *PACKED_OF.values(), *FLOW_OF.values())
+                options["more"] += (*STARS, *PACKED_OF.values(), *FLOW_OF.values())
                 options["enough_s"] = _near_bound_s(topology, size_bytes, collective)
             return _chosen(choose_for(collective, topology, size_bytes, segments=number, **options))
         if segments != AUTO:

@@ -150,7 +150,7 @@ def _draw_panel(axes: Axes, sweep: Sweep, kind: str, first: BenchTiming) -> None
     from matplotlib.ticker import EngFormatter
 
     def value(size_bytes: int, seconds: float) -> float:
-        return seconds if kind == "time" else busbw(size_bytes, seconds, first.ranks, first.collective)
+        return seconds if kind == "time" else busbw(size_bytes, seconds, first.ranks, first.collective, first.bus_share)
 
     sizes = sorted({row.size_bytes for _, rows in sweep.curves for row in rows})
     axes.set_xscale("log", base=2)

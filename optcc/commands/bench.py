@@ -25,13 +25,16 @@ from optcc.cli import (
 from optcc.collective import DTYPE_BYTES, REDUCING, REDUCTIONS, ROOTED, reductions_of
 from optcc.commands.bench_report import BenchReport, NicEntries
 from optcc.commands.launched import abort_on_failure, carried_by, mpi_of
+from optcc.dsl import Definition
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, InputError
 from optcc.experiments.bench import (
     AVERAGES,
+    DEFAULT_SCHEDULES,
     MODES,
     BenchSettings,
     Progress,
     Variant,
+    collective_of,
     measured,
     nic_traffic,
     run_cases,
@@ -53,16 +56,6 @@ from optcc.topology import Topology
 from optcc.units import parse_time
 
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"} | {name: name for name in DTYPE_BYTES}
-_DEFAULT_SCHEDULES = {
-    "allreduce": "ring",
-    "reducescatter": "ring-reduce-scatter",
-    "allgather": "ring-all-gather",
-    "broadcast": "chain-broadcast",
-    "reduce": "chain-reduce",
-    "alltoall": "direct-all-to-all",
-    "gather": "direct-gather",
-    "scatter": "direct-scatter",
-}
 _MODES = {"both": MODES, "out": ("out",), "in": ("in",)}
 TRANSPORTS = ("mpi", "tcp", "ucx", "loopback")
 SIZES_MAX = 1000
@@ -129,10 +122,9 @@ _HOST_BYTES, _DEVICE_BYTES = 64, 256
 )
 @click.option(
     "--collective",
-    type=CollectiveType(),
-    default="allreduce",
-    show_default=True,
-    help="What is timed; all_gather_perf is allgather.",
+    type=CollectiveType(DEFAULT_SCHEDULES),
+    default=None,
+    help="What is timed; all_gather_perf is allgather.  [default: that of the schedules, else allreduce]",
 )
 @click.option("-r", "--root", default="0", show_default=True, help=f"Of {', '.join(ROOTED)}; all.")
 @click.option(
@@ -219,7 +211,7 @@ def command(
     ngpus: int,
     datatype: str,
     op: str,
-    collective: str,
+    collective: str | None,
     root: str,
     schedules: tuple[str, ...],
     peers: tuple[str, ...],
@@ -260,9 +252,10 @@ def command(
     elif n_local > 1:
         raise InputError(f"-t {nthreads} -g {ngpus}: must be 1: one rank a process, so start {n_local} under mpirun")
     sizes = minbytes, minbytes if maxbytes is None else maxbytes, stepfactor, stepbytes
-    variants = _variants(datatype, op, root, collective, sizes, topology)
+    timed, definitions = collective_of(schedules, collective)
+    variants = _variants(datatype, op, root, timed, definitions, sizes, topology)
     settings = BenchSettings(
-        schedules or (() if peers else (_DEFAULT_SCHEDULES[collective],)),
+        schedules or (() if peers else (DEFAULT_SCHEDULES[timed],)),
         peers,
         topology,
         parse_time(latency),
@@ -283,7 +276,7 @@ def command(
         quiet,
         probe,
         transport,
-        collective,
+        timed,
         variants[0].root,
         agg_iters,
         AVERAGES[average],
@@ -292,6 +285,7 @@ def command(
         device=device,
         trace=trace,
         shared_memory=shared_memory,
+        definitions=definitions,
     )
     if trace is not None and (len(settings.schedules), settings.n_cases) != (1, 1):
         raise InputError("--trace: must be with one schedule, of one size, type and root")
@@ -372,6 +366,7 @@ def _variants(
     op: str,
     root: str,
     collective: str,
+    definitions: Sequence[Definition],
     sizes: tuple[int, int, int | None, int | None],
     topology: Topology | None,
 ) -> tuple[Variant, ...]:
@@ -380,13 +375,16 @@ def _variants(
     roots = [_root(root)] if root != ALL else list(range(_ranks(topology)))
     if root == ALL and collective not in ROOTED:
         roots = [0]
+    reduces = collective in REDUCING
+    if definitions and op == ALL:
+        reduces = definitions[0].computes(_ranks(topology)).reduces
     found = []
     for dtype in dtypes:
         known = reductions_of(dtype)
         if datatype != ALL and op not in (*known, ALL):
             raise InputError(f"-o {op!r}: must be one of {', '.join(known)}, {ALL}")
         # What does not reduce has no reduction to choose.
-        ops = known[:1] if collective not in REDUCING and op == ALL else known if op == ALL else [op]
+        ops = known[:1] if not reduces and op == ALL else known if op == ALL else [op]
         own = _sizes(*sizes[:2], sizes[2], dtype, sizes[3])
         found += [Variant(dtype, each, place, own) for each in ops if each in known for place in roots]
     return tuple(found)

@@ -32,18 +32,11 @@ from optcc.runtime.launchers import find_launch
 from optcc.runtime.protocol.settings import NicEntry
 from optcc.topology import Topology
 from optcc.units import show_rate
+from optcc.verify.bounds.closed_forms import TITLES
 
 NicEntries = Sequence[Sequence[NicEntry]]
 """By rank, its NICs, where our own transport knows them."""
 PERCENTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-_TITLES = {"allreduce": "AllReduce", "reducescatter": "ReduceScatter", "allgather": "AllGather"}
-_TITLES |= {
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "alltoall": "AllToAll",
-    "gather": "Gather",
-    "scatter": "Scatter",
-}
 _HOSTS_SHOWN = 8
 
 
@@ -102,7 +95,9 @@ class BenchReport:
         if self._output is not None:
             machine = this_machine() | ({"devices": list(self.devices)} if self.devices else {})
             where = command_line(), settings.bed, float(settings.wire_overhead), machine, these_versions()
-            Record(_TITLES[settings.collective], *where, tuple(rows), tuple(nics)).write_made(self._output)
+            Record(TITLES.get(settings.collective, settings.collective), *where, tuple(rows), tuple(nics)).write_made(
+                self._output
+            )
         if settings.quiet:
             pass
         elif self._form == "json":
@@ -192,7 +187,8 @@ def _side(row: BenchTiming, samples: Samples | None, *, is_checked: bool) -> str
         return f"{'N/A':>11}{'N/A':>8}{'N/A':>8}{'N/A':>8}"
     seconds = samples.median_s
     bandwidths = (
-        f"{algbw(row.size_bytes, seconds):>8.4f}{busbw(row.size_bytes, seconds, row.ranks, row.collective):>8.4f}"
+        f"{algbw(row.size_bytes, seconds):>8.4f}"
+        f"{busbw(row.size_bytes, seconds, row.ranks, row.collective, row.bus_share):>8.4f}"
     )
     return f"{seconds * 1e6:>11.1f}{bandwidths}{samples.wrong if is_checked else 'N/A':>8}"
 
@@ -243,7 +239,7 @@ def json_row(row: BenchTiming, *, is_checked: bool) -> dict[str, Any]:
         return {
             "time": samples.median_s * 1e6,
             "alg_bw": algbw(row.size_bytes, samples.median_s),
-            "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks, row.collective),
+            "bus_bw": busbw(row.size_bytes, samples.median_s, row.ranks, row.collective, row.bus_share),
             "nwrong": samples.wrong if is_checked else None,
             "percentiles": {name: samples.percentile_s(share) * 1e6 for name, share in PERCENTILES.items()},
         }

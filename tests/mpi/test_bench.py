@@ -48,6 +48,43 @@ def test_every_collective_is_exact_beside_the_librarys_own(tmp_path: Path) -> No
         assert (peer["in_place"] is None) == (collective in ("reducescatter", *PERSONALISED))
 
 
+DECLARED = """
+from optcc import Collective
+from optcc.dsl import schedule
+
+
+def edges(p):
+    sides = [(rank, element % p) for rank in range(p) for element in (rank - 1, rank)]
+    after = [(rank, element, [element, (element + 1) % p]) for rank, element in sides]
+    return Collective.declared("edges", p, before=sides, after=after)
+
+
+@schedule(collective=edges)
+def add_edges(program):
+    p = program.n_ranks
+    for parts in program.cells():
+        for rank, part in enumerate(parts):
+            part.reduce(src=rank, dst=(rank + 1) % p)
+            part.copy(src=(rank + 1) % p, dst=rank)
+"""
+
+
+def test_declared_collectives_are_exact(tmp_path: Path) -> None:
+    """Over TCP, with a topology for which plans may change."""
+    (tmp_path / "own.py").write_text(DECLARED, encoding="utf-8")
+    words = ["-b", "40004", "-n", "2", "-o", "max", "--json", "--transport", "tcp"]
+    words += ["--topology", "3@1GB/s", "--no-probe"]
+    benches = {
+        "edges": ("--schedule", f"{tmp_path}/own.py:add_edges"),
+        "sendrecv": ("--collective", "sendrecv_perf", "--peer", "mpi", "--schedule", "auto"),
+        "alltoallv": ("--collective", "all_to_all_v", "--schedule", "auto", "--schedule", "matched-all-to-all-v"),
+    }
+    told = told_by(tmp_path, 3, [[*each, *words] for each in benches.values()], timeout_of(3))
+    for name, each in zip(benches, told, strict=True):
+        assert (each["config"]["collective"], each["out_of_bounds"]) == (name, 0)
+        assert all(row["bound_ratio"] > 0 for row in each["results"])
+
+
 @pytest.mark.slow
 def test_a_topology_of_other_ranks_is_bad_input(tmp_path: Path) -> None:
     done = mpirun("-n", "2", *OPTCC, "bench", "-b", "4K", "--topology", "3@1GB/s", cache=tmp_path)

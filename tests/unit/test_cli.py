@@ -664,7 +664,7 @@ def test_a_name_that_is_almost_right_is_met_with_the_one_it_resembles(
         ("optcc bench -o b", {"band", "bor", "bxor"}),
         ("optcc simulate --dtype fl", {"float64", "float32", "float16"}),
         ("optcc simulate --reduction m", {"min", "max"}),
-        ("optcc bench --collective all", {"allreduce", "allgather", "alltoall"}),
+        ("optcc bench --collective all", {"allreduce", "allgather", "alltoall", "alltoallv"}),
     ],
 )
 def test_the_shell_completes(

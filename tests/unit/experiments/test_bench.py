@@ -305,6 +305,164 @@ def test_a_schedule_of_another_collective_is_refused(capsys: pytest.CaptureFixtu
     assert "--schedule ring: allreduce: must be for reduce" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("collective", "ranks", "schedules", "share"),
+    [
+        ("alltoallv", 3, (), 5 / 6),
+        ("all_to_all_v", 4, ("direct-all-to-all-v", "matched-all-to-all-v"), 4 / 5),
+        ("alltoallv_perf", 2, ("auto",), 1 / 3),
+        ("AllToAllV", 1, (), 0),
+        ("sendrecv", 3, (), 1),
+        ("sendrecv_perf", 2, ("auto",), 1),
+        ("send_recv", 4, ("send-recv", "auto"), 1),
+        ("SendRecv", 1, (), 0),
+    ],
+)
+def test_collectives_with_the_size_of_a_rank_are_exact(
+    capsys: pytest.CaptureFixture[str], collective: str, ranks: int, schedules: tuple[str, ...], share: float
+) -> None:
+    """Of an AllToAll-v a rank has p(p + 1)/2 parts: of itself 1 at least, or 2 if p is even; it sends the others."""
+    words = [word for each in schedules for word in ("--schedule", each)]
+    words += ["--topology", f"{ranks}@1GB/s", "-b", "0", "-e", "4004", "-i", "1001", "-n", "2", "--json"]
+    printed = json.loads(bench(capsys, "--collective", collective, *words))
+    plain = collective.lower().replace("_perf", "").replace("_", "")
+    assert printed["config"]["collective"] == plain and printed["out_of_bounds"] == 0
+    assert [row["size"] for row in printed["results"][:: len(schedules) or 1]] == [0, 1000, 2000, 3000, 4004]
+    for row in printed["results"]:
+        assert row["bound_seconds"] == pytest.approx(share * row["size"] / 1e9)
+        for side in (row["out_of_place"], row["in_place"]):
+            assert side["bus_bw"] == pytest.approx(share * side["alg_bw"])
+
+
+OWN = """
+from functools import partial
+
+from optcc import Collective
+from optcc.dsl import schedule
+
+
+def shift(p, by=1):
+    return Collective.declared(
+        "shift",
+        p,
+        before=[(rank, rank) for rank in range(p)],
+        after=[((rank + by) % p, rank, [rank]) for rank in range(p)],
+        sizes=range(1, p + 1),
+    )
+
+
+@schedule(collective=shift)
+def to_next(program):
+    for parts in program.cells():
+        for rank, part in enumerate(parts):
+            part.copy(src=rank, dst=(rank + 1) % program.n_ranks)
+
+
+shift = partial(shift, by=2)
+shift.__name__ = "shift"
+
+
+@schedule(collective=shift)
+def to_one_after(program):
+    for parts in program.cells():
+        for rank, part in enumerate(parts):
+            part.copy(src=rank, dst=(rank + 2) % program.n_ranks)
+
+
+def edges(p):
+    sides = [(rank, element % p) for rank in range(p) for element in (rank - 1, rank)]
+    after = [(rank, element, [element, (element + 1) % p]) for rank, element in sides]
+    return Collective.declared("edges", p, before=sides, after=after)
+
+
+@schedule(collective=edges)
+def add_edges(program):
+    p = program.n_ranks
+    for parts in program.cells():
+        for rank, part in enumerate(parts):
+            part.reduce(src=rank, dst=(rank + 1) % p)
+            part.copy(src=(rank + 1) % p, dst=rank)
+
+
+def some(p):
+    return Collective.declared("some", p, before=[(0, 0), (0, 1)], after=[(p - 1, 0, [0])])
+
+
+@schedule(collective=some)
+def to_last(program):
+    for parts in program.cells():
+        parts[0].copy(src=0, dst=program.n_ranks - 1)
+
+
+@schedule(collective="allgather")
+def gather_direct(program):
+    for parts in program.cells():
+        for rank, part in enumerate(parts):
+            for other in program.ranks:
+                if other != rank:
+                    part.copy(src=rank, dst=other)
+"""
+"""Schedules of a user's file: of a library's collective, and of declared ones where ranks have parts of other lengths
+than they get, several parts, or nothing."""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "own.py"
+    file.write_text(OWN, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("schedules", "ops", "collective", "share"),
+    [
+        (("own.py:gather_direct", "ring-all-gather"), ["sum"], "allgather", 2 / 3),
+        (("own.py:to_next",), ["sum"], "shift", 1 / 2),
+        (("own.py:add_edges",), ["sum", "prod", "min", "max", "avg"], "edges", 2 / 3),
+        (("own.py:to_last",), ["sum"], "some", 1 / 2),
+        (("ring-reduce-scatter", "auto"), ["sum", "prod", "min", "max", "avg"], "reducescatter", 2 / 3),
+        (("auto", "ring"), ["sum", "prod", "min", "max", "avg"], "allreduce", 4 / 3),
+    ],
+)
+def test_the_collective_is_that_of_the_schedules(
+    capsys: pytest.CaptureFixture[str],
+    own: Path,
+    schedules: tuple[str, ...],
+    ops: list[str],
+    collective: str,
+    share: float,
+) -> None:
+    words = [word for each in schedules for word in ("--schedule", each.replace("own.py", str(own)))]
+    words += ["-b", "0", "-e", "4004", "-i", "4004", "-n", "2", "-w", "0", "-o", "all", "--json"]
+    printed = json.loads(bench(capsys, *words))
+    assert printed["config"]["collective"] == collective and printed["out_of_bounds"] == 0
+    assert [row["redop"] for row in printed["results"]] == [op for op in ops for _ in range(2 * len(schedules))]
+    for row in printed["results"]:
+        assert row["bound_seconds"] == pytest.approx(share * row["size"] / 1e9)
+        for side in (row["out_of_place"], row["in_place"]):
+            assert side["bus_bw"] == pytest.approx(share * side["alg_bw"])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("own.py:to_next", "ring"), "--schedule ring: allreduce: must be for shift, as --schedule "),
+        (("own.py:to_next", "own.py:to_one_after"), "to_one_after: shift: must declare the same elements as to_next"),
+        (("own.py:to_next", "auto"), "collective 'shift': the library has no schedule for it"),
+        (("own.py:to_next", "--collective", "reduce"), "own.py:to_next: shift: must be for reduce\n"),
+    ],
+)
+def test_schedules_of_several_collectives_are_refused(
+    capsys: pytest.CaptureFixture[str], own: Path, words: tuple[str, ...], part: str
+) -> None:
+    first, *others = (each.replace("own.py", str(own)) for each in words)
+    rest = others if others[0].startswith("--") else ["--schedule", *others]
+    capsys.readouterr()
+    assert cli.run(["bench", *LOOPBACK, "-b", "4K", "--schedule", first, *rest]) == 2
+    said = capsys.readouterr().err
+    assert part in said and said.count("\n") == 1
+
+
 def test_one_wrong_element_fails_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Ours.run
 

@@ -34,6 +34,8 @@ def test_every_collective_is_right_on_a_gpu(
         ("-b", "0", "-e", "4004", "-f", "2002", "-t", "3", "-d", "bfloat16", "-o", "avg"),
         ("-b", "4K", "-t", "2", "-g", "2", "-d", "int8", "--collective", "all_to_all_perf"),
         ("-b", "1000", "-t", "3", "-z", "0", "-m", "3", "--collective", "all_gather_perf"),
+        ("-b", "0", "-e", "4004", "-i", "4004", "-t", "3", "--collective", "alltoallv_perf"),
+        ("-b", "4004", "-t", "3", "--collective", "sendrecv_perf"),
     ):
         assert cli.run([*LOOPBACK, *words, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
