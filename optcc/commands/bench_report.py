@@ -16,7 +16,7 @@ import msgspec
 from optcc.cli import echo_json
 from optcc.collective import DTYPE_BYTES, REDUCING
 from optcc.errors import EXIT_DONE, EXIT_REFUTED
-from optcc.experiments.bench import BenchSettings
+from optcc.experiments.bench import DEFAULT_SCHEDULES, BenchSettings
 from optcc.experiments.record import (
     BenchTiming,
     NicTraffic,
@@ -178,8 +178,8 @@ def line(row: BenchTiming, *, is_checked: bool) -> str:
 
 
 def _redop(row: BenchTiming) -> str:
-    """The reduction, as nccl-tests names it: `none` where the collective does not reduce."""
-    return row.reduction if row.collective in REDUCING else "none"
+    """The reduction, as nccl-tests names it: `none` where the collective is known not to reduce."""
+    return "none" if row.collective in DEFAULT_SCHEDULES and row.collective not in REDUCING else row.reduction
 
 
 def _side(row: BenchTiming, samples: Samples | None, *, is_checked: bool) -> str:

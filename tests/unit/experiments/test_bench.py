@@ -416,7 +416,7 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("schedules", "ops", "collective", "share"),
     [
-        (("own.py:gather_direct", "ring-all-gather"), ["sum"], "allgather", 2 / 3),
+        (("own.py:gather_direct", "ring-all-gather"), ["none"], "allgather", 2 / 3),
         (("own.py:to_next",), ["sum"], "shift", 1 / 2),
         (("own.py:add_edges",), ["sum", "prod", "min", "max", "avg"], "edges", 2 / 3),
         (("own.py:to_last",), ["sum"], "some", 1 / 2),
