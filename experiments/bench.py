@@ -196,7 +196,7 @@ class BenchSettings:
 
     def assumed(self, n_ranks: int) -> Topology:
         """What plans are made for where nothing is said and nothing can be measured."""
-        return assumed_topology(n_ranks, self.latency_s)
+        return assumed_topology(n_ranks, self.latency_s, one_host=self.one_host)
 
 
 def with_message_cost(topology: Topology) -> Topology:

@@ -37,6 +37,8 @@ WRONG_SHARE = 0.1
 """Rates that differ from the declared ones by a larger share are not what was declared."""
 LATENCY_S = Fraction(200, 10**6)
 """What a message of this run-time is taken to cost where it is not measured."""
+MEMORY = Fraction(5 * 10**9)
+"""What ranks of one host exchange by its memory, bytes/s: on two cores. It only has to tell more bytes from fewer."""
 _numbers = itertools.count()
 
 logger = logging.getLogger("optcc.nics")
@@ -134,7 +136,9 @@ def init(
         if topology is not None and topology.n_ranks != n_ranks:
             raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the job has")
         measured = measure_nics(transport, environ) if measure else None
-        topology = agreed_topology(topology, measured, transport.rank) or assumed_topology(n_ranks)
+        topology = agreed_topology(topology, measured, transport.rank) or assumed_topology(
+            n_ranks, one_host=is_one_host(transport)
+        )
         keep_to_own_nics(transport, topology)
         planner = Planner(topology, schedules=schedules, ports=tcp_ports(topology), by_rail=True)
         remeasures = measured is not None
@@ -163,13 +167,17 @@ def measure_nics(transport: TcpTransport, environ: Mapping[str, str]) -> Topolog
     one host share its NICs; nothing is returned unless they follow one another. What they exchange inside is not
     measured.
     """
-    n_hosts = len(set(hosts_of(transport.nics)))
-    is_local = n_hosts == 1 or all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
+    is_local = is_one_host(transport) or all(nic[1].startswith("127.") for nics in transport.nics for nic in nics)
     if is_local or environ.get(RATES_VARIABLE):
         return None
     measured = probe(transport)
     transport.set_rates(measured.usable)
     return measured.topology() if list(measured.hosts) == sorted(measured.hosts) else None
+
+
+def is_one_host(transport: TcpTransport) -> bool:
+    """Whether all ranks are on one host."""
+    return len(set(hosts_of(transport.nics))) == 1
 
 
 def keep_to_own_nics(transport: TcpTransport, topology: Topology | None) -> None:
@@ -197,15 +205,16 @@ def agreed_topology(declared: Topology | None, measured: Topology | None, rank: 
     return with_insides(measured, declared)
 
 
-def assumed_topology(n_ranks: int, latency_s: Fraction = LATENCY_S) -> Topology:
-    """What plans are made for where nothing is declared and nothing can be measured, as on one host: equal ranks, and
-    `latency_s` is also what a message costs a rank's processor.
+def assumed_topology(n_ranks: int, latency_s: Fraction = LATENCY_S, *, one_host: bool = False) -> Topology:
+    """What plans are made for where nothing is declared and nothing can be measured: equal ranks, and `latency_s` is
+    also what a message costs a rank's processor. If all ranks are on `one_host` they share its memory.
 
-    >>> topology = assumed_topology(4)
-    >>> topology.n_ranks, tcp_ports(topology)
-    (4, 'fair')
+    >>> topology = assumed_topology(4, one_host=True)
+    >>> topology.n_ranks, tcp_ports(topology), topology.memory
+    (4, 'fair', Fraction(5000000000, 1))
     """
-    return replace(Topology.parse(f"{n_ranks}@1GB/s").with_latency(latency_s), overhead_s=latency_s)
+    equal = Topology.parse(f"{n_ranks}@1GB/s").with_latency(latency_s)
+    return replace(equal, overhead_s=latency_s, memory=MEMORY if one_host else Fraction(0))
 
 
 def with_insides(measured: Topology, declared: Topology) -> Topology:

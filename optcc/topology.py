@@ -56,7 +56,8 @@ class Topology(Shown):
     """The cluster: servers on a core (or rail by rail), and the latency of a message in seconds.
 
     `overhead_s` is the processor time of a rank for each message that it sends or receives, LogGP's o. The port models
-    know nothing of it; schedules and segments are chosen with it (`optcc.timing.with_overhead`).
+    know nothing of it; schedules and segments are chosen with it (`optcc.timing.with_overhead`). `memory` is what all
+    ranks together exchange, bytes/s, where all are on one host; 0 where nothing of that is known.
 
     Where NICs belong to GPUs, or `graph` says how GPUs and switches are linked, messages take the routes of `wired`;
     the servers of a graph have all links that leave them as one NIC. Otherwise servers pool their NICs.
@@ -77,6 +78,7 @@ class Topology(Shown):
     text: str = field(default="", compare=False)
     overhead_s: Fraction = Fraction(0)
     graph: Graph | None = None
+    memory: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
         if not self.servers:

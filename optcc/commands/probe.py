@@ -13,7 +13,8 @@ from optcc.cli import echo_card, echo_json, json_option
 from optcc.commands.launched import tcp_of_job
 from optcc.errors import InputError
 from optcc.files import replace_file
-from optcc.runtime.probe import MeasuredNics, hosts_of, probe
+from optcc.job import is_one_host
+from optcc.runtime.probe import MeasuredNics, probe
 from optcc.show import Card
 from optcc.topology import Topology
 from optcc.units import show_rate
@@ -32,7 +33,7 @@ def command(output: Path | None, as_json: bool) -> None:
     other command.
     """
     with tcp_of_job(os.environ) as transport:
-        if len(set(hosts_of(transport.nics))) == 1:
+        if is_one_host(transport):
             raise InputError("probe: all ranks are on one host: must be on two or more, as NICs join hosts")
         started = time.monotonic()
         measured = probe(transport)

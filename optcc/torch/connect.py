@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from optcc.errors import InputError
-from optcc.job import agreed_topology, assumed_topology, keep_to_own_nics, measure_nics, tcp_ports
+from optcc.job import agreed_topology, assumed_topology, is_one_host, keep_to_own_nics, measure_nics, tcp_ports
 from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.nics import nics_of
@@ -92,7 +92,9 @@ def connect(
         else:
             measured = None if network.topology is None else network.topology.of_ranks(ranks)
             transport.set_rates([network.rates[rank] for rank in ranks])
-        found = agreed_topology(topology, measured, transport.rank) or assumed_topology(n_ranks)
+        found = agreed_topology(topology, measured, transport.rank) or assumed_topology(
+            n_ranks, one_host=is_one_host(transport)
+        )
         keep_to_own_nics(transport, found)
         planner = Planner(found, schedules=options.schedules, ports=tcp_ports(found), by_rail=True)
         # Plans change where a `Planner` can be asked for others; a function of its type is asked for the first alone.
