@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +31,7 @@ from optcc.experiments.bench_messages import CPU, BenchDevice, BenchMessage, dev
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
-from optcc.job import assumed_topology, differences, measure_nics, tcp_ports, with_insides
+from optcc.job import assumed_topology, differences, measure_nics, tcp_ports, with_insides, with_message_cost
 from optcc.plan import Plan, PlanRequest
 from optcc.planner import AUTO, Planner, build_plan, find_schedule, prove, verdict_cache
 from optcc.rail_shares import usable
@@ -171,9 +171,9 @@ class BenchSettings:
         which nothing is declared, whose messages share its memory, and exclusive ones elsewhere."""
         if self.ports_given:
             return self.ports_given
-        if self.topology is None and (self.transport == "tcp" or self.one_host):
-            return tcp_ports(self.assumed(2))
-        return tcp_ports(self.topology) if self.transport == "tcp" else "exclusive"
+        if self.transport == "tcp" or (self.topology is None and self.one_host):
+            return tcp_ports(self.topology or self.assumed(1))
+        return "exclusive"
 
     @property
     def slots(self) -> int:
@@ -197,16 +197,6 @@ class BenchSettings:
     def assumed(self, n_ranks: int) -> Topology:
         """What plans are made for where nothing is said and nothing can be measured."""
         return assumed_topology(n_ranks, self.latency_s, one_host=self.one_host)
-
-
-def with_message_cost(topology: Topology) -> Topology:
-    """The topology with its latency as the processor time of a rank for each message, unless it says what that is.
-
-    >>> topology = Topology.parse("2@1GB/s").with_latency(Fraction(1, 5000))
-    >>> [float(with_message_cost(replace(topology, overhead_s=cost)).overhead_s) for cost in (Fraction(0), Fraction(1))]
-    [0.0002, 1.0]
-    """
-    return topology if topology.overhead_s else replace(topology, overhead_s=topology.latency_s)
 
 
 def measured(settings: BenchSettings, transport: TcpTransport, environ: Mapping[str, str]) -> BenchSettings:
@@ -554,9 +544,12 @@ def _row(
 
 def _bound_s(topology: Topology, size_bytes: int, collective: Collective) -> float | None:
     """`least_seconds`; None where a declared collective has no bound on the topology."""
-    with suppress(*(TopologyError,) if collective.cells else ()):
+    try:
         return float(least_seconds(topology, size_bytes, collective))
-    return None
+    except TopologyError:
+        if not collective.cells:
+            raise
+        return None
 
 
 def bus_share(collective: Collective) -> float | None:

@@ -213,8 +213,18 @@ def assumed_topology(n_ranks: int, latency_s: Fraction = LATENCY_S, *, one_host:
     >>> topology.n_ranks, tcp_ports(topology), topology.memory
     (4, 'fair', Fraction(5000000000, 1))
     """
-    equal = Topology.parse(f"{n_ranks}@1GB/s").with_latency(latency_s)
-    return replace(equal, overhead_s=latency_s, memory=MEMORY if one_host else Fraction(0))
+    equal = with_message_cost(Topology.parse(f"{n_ranks}@1GB/s").with_latency(latency_s))
+    return replace(equal, memory=MEMORY) if one_host else equal
+
+
+def with_message_cost(topology: Topology) -> Topology:
+    """The topology with its latency as the processor time of a rank for each message, unless it says what that is.
+
+    >>> topology = Topology.parse("2@1GB/s").with_latency(Fraction(1, 5000))
+    >>> [float(with_message_cost(replace(topology, overhead_s=cost)).overhead_s) for cost in (Fraction(0), Fraction(1))]
+    [0.0002, 1.0]
+    """
+    return topology if topology.overhead_s else replace(topology, overhead_s=topology.latency_s)
 
 
 def with_insides(measured: Topology, declared: Topology) -> Topology:

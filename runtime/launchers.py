@@ -87,7 +87,7 @@ def find_launch(environ: Mapping[str, str]) -> Launch:
 
 def _launch_by(launcher: str, environ: Mapping[str, str]) -> Launch | None:
     for rank_name, size_name in _VARIABLES[launcher]:
-        if launcher == SLURM and (environ.get(rank_name, "0") == "0" and size_name not in environ):
+        if launcher == SLURM and environ.get(rank_name, "0") == "0" and size_name not in environ:
             # A batch script has the first alone, and is no task of a step.
             continue
         present = [name for name in (rank_name, size_name) if name in environ]

@@ -13,6 +13,7 @@ import pytest
 
 from optcc.collective import COLLECTIVES, PERSONALISED
 from optcc.planner import SCHEDULE_OF
+from tests.declared import ADD_EDGES
 from tests.mpi import launch
 
 pytestmark = pytest.mark.mpi
@@ -48,30 +49,9 @@ def test_every_collective_is_exact_beside_the_librarys_own(tmp_path: Path) -> No
         assert (peer["in_place"] is None) == (collective in ("reducescatter", *PERSONALISED))
 
 
-DECLARED = """
-from optcc import Collective
-from optcc.dsl import schedule
-
-
-def edges(p):
-    sides = [(rank, element % p) for rank in range(p) for element in (rank - 1, rank)]
-    after = [(rank, element, [element, (element + 1) % p]) for rank, element in sides]
-    return Collective.declared("edges", p, before=sides, after=after)
-
-
-@schedule(collective=edges)
-def add_edges(program):
-    p = program.n_ranks
-    for parts in program.cells():
-        for rank, part in enumerate(parts):
-            part.reduce(src=rank, dst=(rank + 1) % p)
-            part.copy(src=(rank + 1) % p, dst=rank)
-"""
-
-
 def test_declared_collectives_are_exact(tmp_path: Path) -> None:
     """Over TCP, with a topology for which plans may change."""
-    (tmp_path / "own.py").write_text(DECLARED, encoding="utf-8")
+    (tmp_path / "own.py").write_text(ADD_EDGES, encoding="utf-8")
     words = ["-b", "40004", "-n", "2", "-o", "max", "--json", "--transport", "tcp"]
     words += ["--topology", "3@1GB/s", "--no-probe"]
     benches = {

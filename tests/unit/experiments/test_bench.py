@@ -41,6 +41,7 @@ from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.verify.bounds.closed_forms import collective_bound
 from optcc.verify.plan import verify_plan
+from tests.declared import ADD_EDGES
 from tests.sample import sampled
 
 LOOPBACK = ("--transport", "loopback", "--topology", "3@1GB/s")
@@ -334,11 +335,9 @@ def test_collectives_with_the_size_of_a_rank_are_exact(
             assert side["bus_bw"] == pytest.approx(share * side["alg_bw"])
 
 
-OWN = """
-from functools import partial
+OWN = f"""{ADD_EDGES}
 
-from optcc import Collective
-from optcc.dsl import schedule
+from functools import partial
 
 
 def shift(p, by=1):
@@ -367,21 +366,6 @@ def to_one_after(program):
     for parts in program.cells():
         for rank, part in enumerate(parts):
             part.copy(src=rank, dst=(rank + 2) % program.n_ranks)
-
-
-def edges(p):
-    sides = [(rank, element % p) for rank in range(p) for element in (rank - 1, rank)]
-    after = [(rank, element, [element, (element + 1) % p]) for rank, element in sides]
-    return Collective.declared("edges", p, before=sides, after=after)
-
-
-@schedule(collective=edges)
-def add_edges(program):
-    p = program.n_ranks
-    for parts in program.cells():
-        for rank, part in enumerate(parts):
-            part.reduce(src=rank, dst=(rank + 1) % p)
-            part.copy(src=(rank + 1) % p, dst=rank)
 
 
 def some(p):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -10,6 +11,7 @@ import pytest
 from optcc.collective import COLLECTIVES, ROOTED, Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import InputError, TopologyError
+from optcc.job import MEMORY, assumed_topology
 from optcc.planner import AUTO, SCHEDULE_OF, Planner, build
 from optcc.schedules.auto_collectives import candidates_for, choose_for
 from optcc.simulate import simulate
@@ -85,3 +87,17 @@ def test_what_nobody_can_do_is_refused() -> None:
     mine = Collective.declared("mine", 2, before=[(0, 0)], after=[(1, 0, [0])])
     with pytest.raises(InputError, match="'mine': the library has no schedule for it"):
         choose_for(mine, Topology.parse("2@1GB/s"), 4096)
+
+
+def test_ranks_that_share_a_memory_have_the_schedule_with_the_fewest_steps() -> None:
+    """A chain sends over every port once, and a tree over the root's twice; in a memory all bytes count alike."""
+    ports = assumed_topology(4)
+    for name, of_ports, of_memory in (
+        ("broadcast", "chain-broadcast", "tree-broadcast"),
+        ("reducescatter", "ring-reduce-scatter", "rank-order-reduce-scatter"),
+    ):
+        chosen = [
+            choose_for(Collective(name, 4), topology, 16 << 20, ports="fair").plan.name
+            for topology in (ports, replace(ports, memory=MEMORY))
+        ]
+        assert chosen == [of_ports, of_memory]
