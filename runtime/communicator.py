@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -128,6 +128,8 @@ class Communicator:
         self._plans: dict[tuple[PlanRequest, int], PersistentPlan] = {}
         self._persistent: WeakSet[PersistentCollective] = WeakSet()
         self._base = self._plan_for = plan_for
+        # Begins to make the plans that are wanted beside the one that all wait for.
+        self._others: Callable[[], object] | None = None
         is_whole = isinstance(self.engine, Engine)
         self._replanning = Replanning(
             self._mail.engine,
@@ -563,6 +565,7 @@ class Communicator:
         stream = None if plan.on_device is None else arguments.stream_of(call.given, call.example)
         handle = plan.start(call.send, call.recv, deadline_s=deadline_s, stream=stream)
         handle.output = call.result
+        self.has_begun()
         return handle
 
     def finish_beginning(self) -> None:
@@ -613,7 +616,7 @@ class Communicator:
 
     def _prepare(self, shares: Shares, first: PlanRequest | None) -> Callable[[], bool]:
         """Begins to make the plans that are in use, for NICs that carry these shares; returns what tells whether they
-        are there, or the one that is wanted `first`, if any: then the others are made after that."""
+        are there, or the one that is wanted `first`, if any: then the others are made once that runs."""
         base = self._base
         assert isinstance(base, Replans)
         if first is None:
@@ -624,11 +627,16 @@ class Communicator:
         def is_first_there() -> bool:
             if not is_there():
                 return False
-            if others:
-                base.prepare(shares, others)
+            self._others = partial(base.prepare, shares, others) if others else None
             return True
 
         return is_first_there
+
+    def has_begun(self) -> None:
+        """A collective has begun under the plans of its epoch."""
+        others, self._others = self._others, None
+        if others is not None:
+            others()
 
     def _wanted(self) -> list[PlanRequest]:
         """What plans are in use for, those of persistent collectives first, then as they were used last."""
@@ -691,7 +699,9 @@ class PersistentCollective:
             self._prepare()
         plan, call = self._plans[self._slices[number].request], self._call
         stream = None if plan.on_device is None else arguments.stream_of(call.given, call.example)
-        return plan.start_with(self._arrays[number], deadline_s=deadline_s, stream=stream)
+        handle = plan.start_with(self._arrays[number], deadline_s=deadline_s, stream=stream)
+        self._comm.has_begun()
+        return handle
 
     def close(self) -> None:
         """Waits for what was started and gives the channels back; collective."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 from weakref import ref
@@ -316,6 +316,15 @@ class Engine:
     @look_aside.setter
     def look_aside(self, look: Callable[[], float] | None) -> None:
         self._look_aside, self._next_s = look, 0.0
+
+    def look_within(self, seconds: float) -> None:
+        """Has `look_aside` called so soon at the latest, while something is waited for."""
+        self._next_s = min(self._next_s, self.clock.now_s() + seconds)
+
+    @property
+    def running(self) -> Iterable[Handle]:
+        """What is under way."""
+        return self._running
 
     def streams_of(self, device_id: int) -> DeviceStreams:
         """This engine's streams of a GPU; raises EnvironmentMissing without CuPy or a GPU."""

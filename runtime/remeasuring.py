@@ -2,19 +2,18 @@
 
 The meters of `optcc.runtime.protocol.nic_meter` know a rate to within a third, and only of NICs that hold up others of
 their host; plans that come near to the bound need every rate to a few percent. So the ranks, which change to the plans
-of an epoch before the same collective, measure then with nothing else under way, as at the start
+of an epoch before the same collective, look then whether their traffic together says which NIC it is, and what that
+carries (`optcc.runtime.slow_nics`). If it does not, they measure with nothing else under way, as at the start
 (`optcc.runtime.probe`), but only the hosts whose NICs carry something else than before. What has them do it is a rate
-that the meters have found while runs of a plan take longer than those before, or a few such runs. If nothing new is
-found, that counts less and less often (`optcc.runtime.protocol.epochs`).
+that the meters have found while runs of a plan take longer than those before, or a few such runs; the second of these
+need not be over. If nothing new is found, that counts less and less often (`optcc.runtime.protocol.epochs`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from statistics import median
-from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from optcc.errors import InputError
@@ -22,22 +21,18 @@ from optcc.runtime.changed_ways import ALIKE
 from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
 from optcc.runtime.persistent_plan import PersistentPlan
-from optcc.runtime.probe import ProbedTransport, Rates, probe
+from optcc.runtime.probe import Rates, probe
 from optcc.runtime.protocol.agreement import Share, Shares, is_change, rounded
 from optcc.runtime.protocol.epochs import SLOW_RUNS, rate_pairs
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, LEAST_SHARE, usable
-from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S, KnowsRates
+from optcc.runtime.run_times import RunTimes
+from optcc.runtime.slow_nics import RemeasuredTransport, slow_nics
+from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
 
 LEAST_S = 5e-3
 """Shorter runs say more of the processor than of NICs."""
-USUAL_RUNS, SLOWER = 5, 1.15
-MUCH_SLOWER, LONG_S = 1.4, 0.2
-"""See `RunTimes.take`."""
-
-
-@runtime_checkable
-class RemeasuredTransport(ProbedTransport, KnowsRates, Protocol):
-    """A transport whose NICs can be measured, and that stripes by what they carry."""
+IN_A_ROW = 2
+"""NICs are not measured for fewer runs in a row that are slow."""
 
 
 class Remeasuring:
@@ -60,6 +55,12 @@ class Remeasuring:
         self._planned_s = -math.inf
         self._note: Callable[[int], None] = lambda _: None
         self._times: WeakKeyDictionary[PersistentPlan, RunTimes] = WeakKeyDictionary()
+        # At rank 0: those of the run that was over last, and the run that was found to be slow before its end.
+        self._last_times = RunTimes()
+        self._overdue: Handle | None = None
+        # Whether runs were slow for long enough since NICs were last measured, or the traffic asked.
+        self._was_slow = False
+        self._numbers = [(rank, nic) for rank, nics in enumerate(self._known) for nic in range(len(nics))]
 
     @property
     def at_start(self) -> Shares:
@@ -74,10 +75,34 @@ class Remeasuring:
 
     def _note_run(self, handle: Handle, seconds: float) -> None:
         plan = handle.plan
+        now_s = self._engine.clock.now_s()
         # A run that began before the present plans says nothing of them.
-        is_present = self._engine.clock.now_s() - seconds >= self._planned_s
-        if seconds >= LEAST_S and isinstance(plan, PersistentPlan) and is_present:
-            self._note(self._times.setdefault(plan, RunTimes()).take(seconds))
+        if seconds >= LEAST_S and isinstance(plan, PersistentPlan) and now_s - seconds >= self._planned_s:
+            times = self._times.setdefault(plan, RunTimes())
+            count = times.take(seconds, now_s)
+            self._last_times = times
+            self._was_slow |= count >= SLOW_RUNS
+            self._note(count)
+            if count:
+                self._engine.look_within(times.overdue_s)
+
+    def look(self) -> float:
+        """Notes a run after a slow one that takes much longer than usual already; seconds until it is to be called
+        again."""
+        now_s, soonest_s = self._engine.clock.now_s(), math.inf
+        for handle in self._engine.running:
+            times = self._times.get(handle.plan) if isinstance(handle.plan, PersistentPlan) else None
+            began_s = handle.due_s - handle.deadline_s
+            if times is None or not times.n_in_a_row or self._overdue is handle or began_s < self._planned_s:
+                continue
+            left_s = began_s + times.overdue_s - now_s
+            if left_s > 0:
+                soonest_s = min(soonest_s, left_s)
+            else:
+                self._overdue, self._was_slow = handle, True
+                self._last_times = times
+                self._note(SLOW_RUNS)
+        return soonest_s
 
     def shares_of(self, agreed: Shares, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Shares:
         """What the NICs carry in an epoch of which all ranks know that they carry about `agreed`; collective.
@@ -131,21 +156,50 @@ class Remeasuring:
         return self._known if alike else shares
 
     def _measure(self, agreed: Shares) -> Shares:
+        clock, transport = self._engine.clock, self._transport
+        began_s = clock.now_s()
+        is_known = not any(_is_other(*pair) or _is_back(*pair) for pair in self._beside(agreed))
+        # A single run that is slow may have waited for a rank that was late.
+        is_single = self._was_slow and self._last_times.n_in_a_row < IN_A_ROW
+        self._was_slow = False
+        may_measure = not is_known or (transport.may_measure and not is_single)
+        found, may_measure = slow_nics(transport, self._last_times.slow_since_s, self._known, may_measure)
+        shares = self._with_slow(agreed, found or {})
+        is_told = (found is not None and shares is not None) or not may_measure
+        if not is_told:
+            shares = self._probed(agreed)
+        elif shares is None:
+            shares = self._known
+        transport.know_shares(shares, clock.now_s() - began_s, is_told=is_told)
+        return shares
+
+    def _with_slow(self, agreed: Shares, found: Mapping[tuple[int, int], float]) -> Shares | None:
+        """What the NICs carry if these are slow; None if others are too, or faster, or back: then they must be
+        measured."""
+        shares: list[Share] = []
+        for nic, (said, known) in zip(self._numbers, self._beside(agreed), strict=True):
+            if nic in found:
+                known = rounded((found[nic],) * 2)
+            elif _is_other(said, known) or _is_back(said, known):
+                return None
+            shares.append(known if min(said) > 0 else said)
+        left = iter(shares)
+        return tuple(tuple(next(left) for _ in nics) for nics in agreed)
+
+    def _probed(self, agreed: Shares) -> Shares:
+        """What the NICs carry as measured with nothing else under way."""
         engine, transport = self._engine, self._transport
         declared: Rates = tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics)
         known = tuple(
             tuple((round(share[0] * nic[0]), round(share[1] * nic[1])) for share, nic in zip(*both, strict=True))
             for both in zip(self._expected(agreed), declared, strict=True)
         )
-        began_s = engine.clock.now_s()
         measured = probe(transport, clock=engine.clock, beside=engine.take, known=known)
         shares = tuple(
             tuple(rounded(_share(*pair)) for pair in zip(*both, strict=True))
             for both in zip(measured.rates, declared, strict=True)
         )
-        shares = self._as_before(self._without_lost(shares, agreed))
-        transport.know_shares(shares, engine.clock.now_s() - began_s)
-        return shares
+        return self._as_before(self._without_lost(shares, agreed))
 
     def _expected(self, agreed: Shares) -> Shares:
         """What was measured last, but of a NIC that is said to carry next to nothing, that: more than it carries would
@@ -166,43 +220,15 @@ class Remeasuring:
         )
 
 
-class RunTimes:
-    """How long the runs of a plan take, seconds.
-
-    >>> times = RunTimes()
-    >>> [times.take(each) for each in (0.2, 0.1, 0.11, 0.1, 0.1, 0.12, 0.1, 0.12, 0.12, 0.12, 0.2)]
-    [0, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4]
-    >>> [times.take(each) for each in (0.1, 0.15, 0.15, 0.1, 0.3)]
-    [0, 1, 3, 0, 3]
-    """
-
-    __slots__ = ("_first", "_n_slow", "_slow_s", "_usual_s")
-
-    def __init__(self) -> None:
-        self._first: list[float] = []
-        self._usual_s, self._slow_s, self._n_slow = 0.0, 0.0, 0
-
-    def take(self, seconds: float) -> int:
-        """Takes one more; how many of the last ones, without a break, took longer than `SLOWER` times the usual.
-
-        Usual is the median of the first ones, without the very first, which find neither memory nor connections warm.
-        Some without a break that take `MUCH_SLOWER` times that, and `LONG_S` together, count as `SLOW_RUNS` or more.
-        """
-        if len(self._first) < USUAL_RUNS:
-            self._first.append(seconds)
-            self._usual_s = median(self._first[1:] or [seconds])
-        else:
-            self._n_slow = self._n_slow + 1 if seconds > SLOWER * self._usual_s else 0
-            self._slow_s = self._slow_s + seconds if seconds > MUCH_SLOWER * self._usual_s else 0.0
-            if self._slow_s >= LONG_S:
-                self._n_slow = max(self._n_slow, SLOW_RUNS)
-        return self._n_slow
-
-
 def _share(rate: tuple[int, int], declared: tuple[int, int]) -> Share:
     """No more than 1: the words by which ranks tell each other of rates know no more."""
     out, in_ = (is_ / was for is_, was in zip(rate, declared, strict=True))
     return 1.0 if out > 1 - ALIKE else out, 1.0 if in_ > 1 - ALIKE else in_
+
+
+def _is_back(share: Share, known: Share) -> bool:
+    """True if a NIC that carried nothing when that was last known is said to carry something."""
+    return min(share) > 0 >= min(known)
 
 
 def _is_other(share: Share, known: Share) -> bool:

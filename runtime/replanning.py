@@ -156,6 +156,11 @@ class Replanning:
         return shares if self._remeasuring is None else self._remeasuring.usable_of(shares)
 
     def _look(self) -> float:
+        """What is to be done beside the collectives; seconds until it is to be called again."""
+        overdue_s = math.inf if self._remeasuring is None else self._remeasuring.look()
+        return min(self._look_at_epochs(), overdue_s)
+
+    def _look_at_epochs(self) -> float:
         """Has plans made if there is an epoch to make them for; seconds until it is to be called again."""
         transport, prepare = self._transport, self._prepare
         assert transport is not None and prepare is not None

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from optcc.errors import InputError, RuntimeFault
 from optcc.plan import Channel
 from optcc.runtime.protocol.agreement import Epoch, Shares
+from optcc.runtime.protocol.flows import Traffic
 
 Bytes = npt.NDArray[np.uint8]
 """A contiguous one-dimensional array of bytes."""
@@ -251,9 +252,24 @@ class Agrees(Protocol):
 class KnowsRates(Protocol):
     """A transport that stripes messages by what its NICs carry, and tells other ranks."""
 
-    def know_shares(self, shares: Shares, took_s: float) -> None:
-        """The NICs were measured, which took so long, and carry these shares of what the transport has declared; these
-        are the same at every rank, before the same collective."""
+    def first_mark(self, after_s: float) -> int | None:
+        """The number of the first collective from a time on, by this rank's clock, of which the transport has kept what
+        its connections had carried before; None if there is none, or it has just begun."""
+        ...
+
+    def traffic_since(self, number: int) -> Traffic | None:
+        """What this rank's connections have carried since that collective began; None if that is not known."""
+        ...
+
+    @property
+    def may_measure(self) -> bool:
+        """At rank 0: whether NICs may be measured again, though nothing is known to have changed; not soon after they
+        were."""
+        ...
+
+    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool = False) -> None:
+        """The NICs were measured, or the traffic was asked if it `is_told`, which took so long. They carry these shares
+        of what the transport has declared, the same at every rank, before the same collective."""
         ...
 
     def trust_shares(self, shares: Shares) -> None:

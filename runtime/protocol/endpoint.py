@@ -193,10 +193,10 @@ class Endpoint(LocalRank):
         self.own_nics = self.book[self.rank]
         self.rates.forget()
 
-    def know_shares(self, shares: Shares, took_s: float) -> None:
+    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self.rates.take_measured(shares[self.rank])
-        self.epochs.take_measured(shares, took_s)
+        self.epochs.take_measured(shares, took_s, is_told=is_told)
 
     def stripe_for(self, shares: Shares) -> None:
         """See `optcc.runtime.transport.Agrees`."""

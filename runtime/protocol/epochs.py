@@ -28,6 +28,9 @@ SLOW_RUNS = 3
 PAUSE_S, PAUSE_S_MAX, IN_VAIN = 4.0, 600.0, 1 / 500
 """After NICs were measured, no rate counts for so long: twice as long each time nothing new was found, until to measure
 takes less than the last share of the time."""
+CHECK_S, CHECK_S_MAX = 0.2, 4.0
+"""Whether the traffic tells of a slow NIC is asked no sooner after it did not; twice as long each time, while runs are
+slow. That costs a few milliseconds, so it does not wait for the end of such a pause."""
 HOPE_PAUSES = 3
 """After so many more times as long a NIC that was slow is measured again, though nothing says that it has changed."""
 SETTLE_TIMES = 5
@@ -55,6 +58,7 @@ class Epochs:
         # What was measured last, and until when rates do not count; the NICs that carry nothing, and since when.
         self._measured: Shares = self.agreement.epoch.shares
         self._pause_s, self._paused_to_s = PAUSE_S, 0.0
+        self._check_s, self._checked_to_s = CHECK_S, 0.0
         self._down: set[tuple[int, int]] = set()
         self._calm_s = 0.0
         # The last epoch of whose rates this rank knows what was made: until then they are those of before.
@@ -161,14 +165,17 @@ class Epochs:
         """How long a rate must have been the same."""
         return QUICK_S if self.measures and now_s >= self._calm_s else RATE_SETTLE_S
 
-    def take_measured(self, shares: Shares, took_s: float) -> None:
+    def take_measured(self, shares: Shares, took_s: float, *, is_told: bool) -> None:
         """The NICs were measured before the first collective of the last epoch that has begun, which took so long, and
-        carry this."""
-        pairs = rate_pairs(shares, self._measured)
+        carry this; or the traffic was asked, if it `is_told`."""
+        pairs, now_s = rate_pairs(shares, self._measured), self._local.now_s
         is_news = any(new > 0 < old and is_change(new, old) for new, old in pairs)
-        longest_s = min(PAUSE_S_MAX, max(PAUSE_S, took_s / IN_VAIN))
-        self._pause_s = PAUSE_S if is_news else min(longest_s, 2 * self._pause_s)
-        self._paused_to_s = self._local.now_s + self._pause_s
+        self._checked_to_s = now_s + self._check_s
+        self._check_s = CHECK_S if is_news else min(CHECK_S_MAX, 2 * self._check_s)
+        if is_news or not is_told:
+            longest_s = min(PAUSE_S_MAX, max(PAUSE_S, took_s / IN_VAIN))
+            self._pause_s = PAUSE_S if is_news else min(longest_s, 2 * self._pause_s)
+            self._paused_to_s = now_s + self._pause_s
         self._measured = shares
         self._settled = self.agreement.epoch.number
         self.agreement.correct(shares)
@@ -177,6 +184,11 @@ class Epochs:
         """What the traffic has said of rates is over; see `Rates.take_measured`."""
         self._coming.clear()
         self._settled = self.agreement.epoch.number
+
+    @property
+    def may_measure(self) -> bool:
+        """Whether NICs may be measured again, though nothing is known to have changed."""
+        return self._local.now_s >= self._paused_to_s
 
     def want_plans(self) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
@@ -187,12 +199,14 @@ class Epochs:
         """So many of this rank's last runs took longer than they did. After some of them, or after long with a NIC that
         is slow, rank 0 proposes an epoch in which nothing is known to have changed."""
         self._n_slow = count
+        if not count:
+            self._check_s = CHECK_S
         agreement = self.agreement
         now_s = self._local.now_s
         is_degraded = any(0 < share < 1 for share, _ in rate_pairs(self._measured, self._measured))
         may_be_back = is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
         # What takes long after a NIC was lost, or came back, does so for that.
-        is_due = now_s >= max(self._paused_to_s, self._calm_s) and (count >= SLOW_RUNS or may_be_back)
+        is_due = now_s >= max(self._checked_to_s, self._calm_s) and (count >= SLOW_RUNS or may_be_back)
         if is_due and self.is_on and agreement.may_propose and self._is_settled():
             self._propose_now(agreement.epoch.shares)
 

@@ -8,15 +8,17 @@ rail a chunk goes. A NIC that is down is told in the same way, so that peers rou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from optcc.runtime.protocol.agreement import is_change
 from optcc.runtime.protocol.connection import SendConnection
+from optcc.runtime.protocol.flows import FlowMarks, Rail
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_MAX, RateWord
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.nic_meter import CHANGE, LOADED_BYTES, LOOKS_MIN, WINDOW_S, Carried, NicMeter, weigh
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rail import Rail as OutboundRail
-from optcc.runtime.protocol.trials import Rail, Trials
+from optcc.runtime.protocol.trials import Trials
 from optcc.runtime.striping import divide, least_of_hosts
 
 LEAST_SHARE = 1 / 12
@@ -24,7 +26,9 @@ LEAST_SHARE = 1 / 12
 that it had would hold up more than it saves."""
 DOUBTED_SHARE = 1 / 64
 _AS_FAST = 0.85
-_FAST, _FASTER, _FASTER_BYTES = 0.75, 1.3, 1 << 17
+_FAST, _FASTER, _FASTER_BYTES, _FASTER_S = 0.75, 1.3, 1 << 17, 0.05
+_AT_ONCE_S = 0.01
+"""A NIC that was idle lets through at once what it carries in so long: in a window, once."""
 _WAITED_S = 0.5
 _RATE_UNIT = 1 << 12
 
@@ -37,6 +41,16 @@ def usable(nics: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ..
     """
     least = LEAST_SHARE * max(map(min, nics))
     return tuple(share if min(share) >= least else (0.0, 0.0) for share in nics)
+
+
+@dataclass(slots=True)
+class _Faster:
+    """What went to a NIC that is known to be slow: the share that it showed `before`, if that was faster, and what went
+    since then, for how long the receiver had room."""
+
+    before: float = 0.0
+    n_bytes: int = 0
+    open_s: float = 0.0
 
 
 class Rates:
@@ -64,8 +78,10 @@ class Rates:
         self._paths: dict[Rail, float] = {}
         # When something last waited on each rail; how often its receiver was faster than known, and how much.
         self._waited_s: dict[Rail, float] = {}
-        self._faster: dict[Rail, list[float]] = {}
-        self.trials = Trials(local, self, self._connections)
+        self._faster: dict[Rail, _Faster] = {}
+        self.trials = Trials(local, self, self.connections)
+        # None where NICs are shared.
+        self.marks = FlowMarks() if self.is_on and self._is_alone else None
         self._began_s = 0.0
 
     def forget(self) -> None:
@@ -228,7 +244,7 @@ class Rates:
         self._set_path(rail, path)
         self.know(nic, out, self._own(nic)[1])
 
-    def _connections(self) -> dict[Rail, SendConnection]:
+    def connections(self) -> dict[Rail, SendConnection]:
         """The connections that are up from this rank."""
         return {
             (rail.mine, out.peer, rail.theirs): rail.connection
@@ -252,22 +268,27 @@ class Rates:
             self.know(nic, out, share)
 
     def _note_faster(self, rail: Rail, n_bytes: int, open_s: float) -> None:
-        """What went to a NIC that is known to be slow: two windows in a row that are faster clear it."""
+        """What went to a NIC that is known to be slow: twice in a row that is faster clears it.
+
+        What an idle NIC lets through at once does not count, nor times of a few ticks of the kernel's clock.
+        """
         _, peer, theirs = rail
         known, own_nics = self.known(peer, theirs)[1], self._local.own_nics
         best = 1.0
         if not any(self._was_measured):
             best = max((meter.at_least or 0.0) / own[3] for meter, own in zip(self._meters, own_nics, strict=True))
-        if not 0 < known < 1 or n_bytes < _FASTER_BYTES or open_s <= 0 or not best:
+        if not 0 < known < 1 or not best:
+            self._faster.pop(rail, None)
             return
-        share = n_bytes / open_s / (best * self._local.book[peer][theirs][4])
-        faster = self._faster.setdefault(rail, [])
-        faster.append(share)
-        if share < _FASTER * known:
-            faster.clear()
-        elif len(faster) >= 2:
-            self.trials.healed(rail, min(1.0, *faster[-2:]))
-            faster.clear()
+        faster = self._faster.setdefault(rail, _Faster())
+        faster.n_bytes += n_bytes - round(_AT_ONCE_S * self._local.book[peer][theirs][4])
+        faster.open_s += open_s
+        if faster.n_bytes < _FASTER_BYTES or faster.open_s < _FASTER_S:
+            return
+        share = faster.n_bytes / faster.open_s / (best * self._local.book[peer][theirs][4])
+        if share >= _FASTER * known and faster.before:
+            self.trials.healed(rail, min(1.0, share, faster.before))
+        self._faster[rail] = _Faster(share if share >= _FASTER * known and not faster.before else 0.0)
 
     def know(self, nic: int, out: float, in_: float) -> None:
         """A NIC of this rank sends and receives these shares of its declared rates: tells the peers, divides anew."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from optcc.runtime.protocol.connection import SendConnection
+from optcc.runtime.protocol.flows import Rail
 from optcc.runtime.protocol.frames import PADDING_FRAME, TRIAL_FRAME, PaddingWord, TrialKind, TrialWord
 from optcc.runtime.protocol.liveness import WATCH_S
 from optcc.runtime.protocol.local import Established, LocalRank
@@ -29,9 +30,6 @@ _SHARED, _ALONE = 0.85, 0.92
 does not."""
 _CAME_SHARE = 0.3
 """A trial counts if so much of the padding came through."""
-
-Rail = tuple[int, int, int]
-"""(NIC of this rank, peer, NIC of the peer)."""
 
 
 class KnownRates(Protocol):

@@ -14,7 +14,9 @@ from optcc.runtime.protocol.agreement import Epoch, Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
+from optcc.runtime.protocol.flows import Rail, Tally, Traffic
 from optcc.runtime.protocol.inbound import Inbound
+from optcc.runtime.protocol.liveness import Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.membership import FAREWELL_S
 from optcc.runtime.protocol.outbound import Outbound
@@ -104,10 +106,31 @@ class EndpointTransport(ABC):
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
         self._endpoint.set_rates(rates)
 
-    def know_shares(self, shares: Shares, took_s: float) -> None:
+    def first_mark(self, after_s: float) -> int | None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        marks = self._endpoint.rates.marks
+        return None if marks is None else marks.first_after(after_s, self._clock.now_s())
+
+    def traffic_since(self, number: int) -> Traffic | None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        marks = self._endpoint.rates.marks
+        return None if marks is None else marks.since(number, self._clock.now_s(), self._carried())
+
+    def _carried(self) -> dict[Rail, Tally]:
+        """What the connections have carried so far."""
+        connections = self._endpoint.rates.connections().items()
+        return {rail: Tally.of(connection.session, self._report(connection)) for rail, connection in connections}
+
+    @property
+    def may_measure(self) -> bool:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()
-        self._endpoint.know_shares(shares, took_s)
+        return self._endpoint.epochs.may_measure
+
+    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool = False) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.know_shares(shares, took_s, is_told=is_told)
         self._flush()
 
     def stripe_for(self, shares: Shares) -> None:
@@ -139,7 +162,13 @@ class EndpointTransport(ABC):
 
     def begin_collective(self) -> int | None:
         """See `optcc.runtime.transport.Agrees`."""
-        return self._endpoint.epochs.agreement.begin()
+        epochs, marks = self._endpoint.epochs, self._endpoint.rates.marks
+        number, epoch = epochs.agreement.next, epochs.agreement.begin()
+        if epoch is not None and epochs.measures and marks is not None:
+            now_s = self._clock.now_s()
+            if marks.is_due(now_s):
+                marks.note(number, now_s, self._carried())
+        return epoch
 
     @property
     def wanted_epoch(self) -> Epoch | None:
@@ -157,6 +186,10 @@ class EndpointTransport(ABC):
     @abstractmethod
     def _write(self, connection: Established) -> None:
         """Writes what the wire takes."""
+
+    @abstractmethod
+    def _report(self, connection: Connection) -> KernelReport | None:
+        """The counters of the connection as they are now; None where they are not known."""
 
     @abstractmethod
     def _flush(self) -> None:

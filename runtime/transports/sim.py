@@ -19,6 +19,7 @@ from optcc.faults import FaultPlan
 from optcc.runtime.protocol.agreement import NICS_MAX
 from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import crc32
+from optcc.runtime.protocol.liveness import Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
 from optcc.runtime.sim.host import SimulatedHost
@@ -256,6 +257,9 @@ class SimTransport(EndpointTransport):
 
     def _flush(self) -> None:
         self._host.flush()
+
+    def _report(self, connection: Connection) -> KernelReport | None:
+        return connection.wire.outgoing.report() if connection.wire is not None else None
 
     def _progress(self, holds: Callable[[], bool] | None, timeout_s: float) -> None:
         endpoint = self._endpoint

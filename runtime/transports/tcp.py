@@ -32,7 +32,7 @@ from optcc.runtime.protocol.endpoint import Endpoint
 from optcc.runtime.protocol.frames import VERSION, crc32
 from optcc.runtime.protocol.handshake import Accepting, Dialing
 from optcc.runtime.protocol.leg import Leg
-from optcc.runtime.protocol.liveness import WATCH_S, Connection
+from optcc.runtime.protocol.liveness import WATCH_S, Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.settings import NicEntry, Settings
 from optcc.runtime.rendezvous import Meet
@@ -280,7 +280,7 @@ class TcpTransport(EndpointTransport):
             # Reading and writing are no part of the cost of a tick; and what is written after it may hasten the next.
             now_s = endpoint.now_s = self._clock.now_s()
             for connection in endpoint.watched():
-                connection.kernel = sample(connection.wire.sock) if connection.wire is not None else None
+                connection.kernel = self._report(connection)
             endpoint.tick()
             endpoint.ticked(self._clock.now_s() - now_s)
             self._flush()
@@ -291,6 +291,9 @@ class TcpTransport(EndpointTransport):
             self._nic_log.note_detours({peer for peer, out in endpoint.outbounds.items() if out.is_detoured})
             if endpoint.settings.partition_s:
                 self._nic_log.note_absent(now_s, endpoint.absent(), endpoint.settings.partition_s)
+
+    def _report(self, connection: Connection) -> KernelReport | None:
+        return sample(connection.wire.sock) if connection.wire is not None else None
 
     def _flush(self) -> None:
         """Writes what has been queued, also what a broken connection leaves to others, and carries out the rest."""

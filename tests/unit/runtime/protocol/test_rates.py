@@ -205,7 +205,8 @@ def test_a_nic_that_ranks_share_is_agreed_to_carry_the_least_that_one_of_them_kn
 
 
 def test_a_nic_that_was_measured_is_not_faster_because_others_have_little_to_send() -> None:
-    """The NICs of rank 0, at half of what they can, send to one that was measured to take in half."""
+    """The NICs of rank 0, at half of what they can, send to one that was measured to take in half: what that lets
+    through at once after a pause, in a few milliseconds of each window, says nothing."""
     network = Network(2, rates=(10**8, 10**8), learn_rates=True)
     network.open((0, 1), (1, 0))
     network.until(network.all_up)
@@ -216,9 +217,9 @@ def test_a_nic_that_was_measured_is_not_faster_because_others_have_little_to_sen
     for meter in rates._meters:
         for _ in range(8):
             meter.close(Carried(4_000_000, 4_000_000, 0.08, 0.08, 0.08), 0.08)
-    for n_bytes, known in ((4_000_000, 0.5), (7_600_000, 1.0)):
-        for _ in range(4):
-            rates._note_faster((1, 1, 1), n_bytes, 0.08)
+    for n_bytes, open_s, known in ((4_000_000, 0.08, 0.5), (1_000_000, 0.012, 0.5), (7_600_000, 0.08, 1.0)):
+        for _ in range(20):
+            rates._note_faster((1, 1, 1), n_bytes, open_s)
         network.settle()
         assert network.endpoints[1].rates.known(1, 1)[1] == pytest.approx(known, abs=1e-3), n_bytes
 

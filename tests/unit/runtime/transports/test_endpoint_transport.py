@@ -10,6 +10,7 @@ from optcc.errors import RankLost, RuntimeFault
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.failure_agreement import ERROR, FailureFinding
 from optcc.runtime.protocol.frames import BYE_FRAME, FAILED, HEADER_BYTES, decode
+from optcc.runtime.protocol.liveness import Connection
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.membership import FAREWELL_S
 from optcc.runtime.transports.endpoint_transport import CONCLUDE_S, EndpointTransport
@@ -36,6 +37,9 @@ class Scripted(EndpointTransport):
         """See `Clock`."""
 
     def _write(self, connection: Established) -> None:
+        raise AssertionError(f"{connection}: nothing is sent here")
+
+    def _report(self, connection: Connection) -> None:
         raise AssertionError(f"{connection}: nothing is sent here")
 
     def _flush(self) -> None:

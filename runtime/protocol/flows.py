@@ -1,0 +1,184 @@
+"""Which NICs of a job carry less than is known, as its own traffic says. No I/O, no clock.
+
+A *flow* is what goes from a NIC of one rank to a NIC of another. While a NIC holds up a collective, each flow over it
+has bytes on their way nearly all the time; other flows wait for what comes over that NIC, and have for a part of it.
+So the busy flows name the NIC. It carried what they did, in no less time than the busiest of them was busy and no more
+than all took; if these two differ little, that is its rate. Where all flows are about as busy, or there is only one
+over a NIC (whose two ends cannot be told apart), nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+from optcc.runtime.protocol.liveness import KernelReport
+
+HOT, GAP = 0.65, 0.1
+"""Parts of the time for which the busiest flow has bytes on their way: a flow over a slow NIC has some for the first at
+least, and for longer than all others by the second."""
+STRAY = 1 / 16
+"""Such a part of the flows may be busy for another reason."""
+SLOWER = 0.9
+"""A NIC that is said to be slow carries less than such a part of what is known."""
+SURE = 0.8
+"""It is if it was busy for such a part of the time at least."""
+LATE = 0.1
+"""So much of what was carried may still have been under way when the last of it was sent."""
+MARKS, MARK_S, LEAST_S = 8, 0.05, 0.1
+"""So many marks are kept, one such a time after the other at least; traffic of so short a time says nothing."""
+
+Rail = tuple[int, int, int]
+"""(NIC of this rank, peer, NIC of the peer)."""
+FlowEnds = tuple[int, int, int, int]
+"""The sender and its NIC, the receiver and its NIC."""
+NicWay = tuple[int, int, bool]
+"""A rank, its NIC, and whether it sends."""
+
+
+class Tally(NamedTuple):
+    """What a connection has carried so far: which one it is, its bytes, and for how long some were on their way, and
+    the receiver had room for them."""
+
+    session: int
+    n_bytes: int
+    busy_s: float
+
+    @classmethod
+    def of(cls, session: int, report: KernelReport | None) -> Tally:
+        """As the kernel says; nothing if it says nothing."""
+        return cls(session, 0, 0.0) if report is None else cls(session, report.acked_bytes, report.open_s)
+
+
+class Flow(NamedTuple):
+    """What a flow carried in some time, and for how long it had bytes on their way."""
+
+    n_bytes: float
+    busy_s: float
+
+
+class Traffic(NamedTuple):
+    """What a rank's connections carried, and for how many seconds it had something to carry at most."""
+
+    seconds: float
+    flows: dict[Rail, Flow]
+
+
+class FlowMarks:
+    """What the connections of a rank had carried when collectives began, by the number of the collective.
+
+    >>> marks, rail = FlowMarks(), (0, 1, 0)
+    >>> marks.note(3, 1.0, {rail: Tally(7, 1000, 0.25)})
+    >>> marks.since(2, 2.0, {rail: Tally(7, 5000, 0.75)})
+    Traffic(seconds=1.0, flows={(0, 1, 0): Flow(n_bytes=4000, busy_s=0.5)})
+    >>> marks.since(4, 2.0, {}), marks.since(3, 2.0, {rail: Tally(8, 0, 0.0)})
+    (None, None)
+    """
+
+    __slots__ = ("_marks", "_noted_s")
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float, Mapping[Rail, Tally]]] = deque(maxlen=MARKS)
+        self._noted_s = -MARK_S
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the collective that begins now is to be marked."""
+        return now_s >= self._noted_s + MARK_S
+
+    def note(self, number: int, now_s: float, carried: Mapping[Rail, Tally]) -> None:
+        """A collective begins."""
+        self._noted_s = now_s
+        self._marks.append((number, now_s, carried))
+
+    def first_after(self, at_s: float, now_s: float) -> int | None:
+        """The first collective that was marked after a time, and long enough before now."""
+        return next((number for number, s, _ in self._marks if at_s <= s <= now_s - LEAST_S), None)
+
+    def since(self, number: int, now_s: float, carried: Mapping[Rail, Tally]) -> Traffic | None:
+        """What was carried since this collective, or the first one after it that was marked, began; None if none was,
+        or connections are others."""
+        mark = next(((s, each) for n, s, each in self._marks if n >= number), None)
+        if mark is None or _sessions(mark[1]) != _sessions(carried):
+            return None
+        began_s, before = mark
+        flows = {
+            rail: Flow(now.n_bytes - before[rail].n_bytes, now.busy_s - before[rail].busy_s)
+            for rail, now in carried.items()
+        }
+        # If little was under way at the last mark, what follows is a wait for others, and for late acknowledgements.
+        _, last_s, last = self._marks[-1]
+        late = sum(each.n_bytes - last[rail].n_bytes for rail, each in carried.items() if rail in last)
+        is_over = last_s > began_s and late <= LATE * sum(flow.n_bytes for flow in flows.values())
+        return Traffic((last_s if is_over else now_s) - began_s, flows)
+
+
+def _sessions(carried: Mapping[Rail, Tally]) -> dict[Rail, int]:
+    return {rail: each.session for rail, each in carried.items()}
+
+
+def _busy(flows: Mapping[FlowEnds, Flow]) -> set[FlowEnds]:
+    """The flows that are busy for clearly longer than the others; none if no others are, or none is busy for long."""
+    ends = sorted(flows, key=lambda each: flows[each].busy_s, reverse=True)
+    busy_s = [flows[each].busy_s for each in ends]
+    gaps = [(one - next_, number) for number, (one, next_) in enumerate(pairwise(busy_s), 1) if one > HOT * busy_s[0]]
+    gap_s, count = max(gaps, default=(0.0, 0))
+    return set(ends[:count]) if gap_s > GAP * max(busy_s, default=0.0) else set()
+
+
+def slow_ways(
+    flows: Mapping[FlowEnds, Flow], seconds: float, known: Mapping[NicWay, float]
+) -> dict[NicWay, float] | None:
+    """The NICs that carry less than is `known`, bytes/s one way, and what they do, by the flows of some `seconds`; None
+    if that is not certain.
+
+    Out of NIC 1 of rank 0 at half, to two others, goes all the time; over the other flows for half of it:
+
+    >>> ends = [(src, nic, dst, nic) for src in range(3) for dst in range(3) for nic in range(2) if src != dst]
+    >>> flows = {each: Flow(100.0, 8.0 if each[:2] == (0, 1) else 4.0) for each in ends}
+    >>> known = {(rank, nic, is_out): 50.0 for rank in range(3) for nic in range(2) for is_out in (True, False)}
+    >>> slow_ways(flows, 8.0, known), slow_ways(flows, 12.0, known)
+    ({(0, 1, True): 25.0}, None)
+    >>> slow_ways(dict.fromkeys(ends, Flow(100.0, 4.0)), 4.0, known)
+    """
+    hot = _busy(flows)
+    over = {way: flows_of(flows, way).keys() for way in known}
+    suspects = {way: those for way, those in over.items() if len(those) > 1 and hot.issuperset(those)}
+    suspected = Counter(chain.from_iterable(suspects.values()))
+    # One whose flows all have another suspect at their other ends need not be slow.
+    slow = {way: those for way, those in suspects.items() if any(suspected[ends] == 1 for ends in those)}
+    # The acknowledgement of the last bytes may be late, again and again: then a flow seems to be busy.
+    n_stray = len(hot - set(chain.from_iterable(slow.values())))
+    if not slow or n_stray > max(1, STRAY * len(flows)):
+        return None
+    rates: dict[NicWay, float] = {}
+    for way, those in slow.items():
+        rates[way] = rate_of(flows, seconds, way)
+        if max(flows[ends].busy_s for ends in those) < SURE * seconds or rates[way] >= SLOWER * known[way]:
+            return None
+    return rates
+
+
+def rate_of(flows: Mapping[FlowEnds, Flow], seconds: float, way: NicWay) -> float:
+    """What a NIC carries one way, bytes/s, that nearly all its flows fill for nearly `seconds`, at about the same time;
+    0.0 if there are none."""
+    n_bytes, busy_s = _carried(flows, way)
+    return n_bytes / (min(seconds, busy_s) + max(0.0, seconds - busy_s) / 2) if busy_s else 0.0
+
+
+def most(flows: Mapping[FlowEnds, Flow], way: NicWay) -> float:
+    """What a NIC that is slow carries at most one way, bytes/s: it has carried no less slowly while a flow was busy."""
+    n_bytes, busy_s = _carried(flows, way)
+    return n_bytes / busy_s if busy_s else 0.0
+
+
+def flows_of(flows: Mapping[FlowEnds, Flow], way: NicWay) -> dict[FlowEnds, Flow]:
+    """Those over a NIC one way."""
+    return {ends: flow for ends, flow in flows.items() if (*(ends[:2] if way[2] else ends[2:]), way[2]) == way}
+
+
+def _carried(flows: Mapping[FlowEnds, Flow], way: NicWay) -> tuple[float, float]:
+    """What went over a NIC one way, and for how long the flow was busy that was so for longest."""
+    those = flows_of(flows, way).values()
+    return sum(flow.n_bytes for flow in those), max((flow.busy_s for flow in those), default=0.0)

@@ -1,0 +1,101 @@
+"""Slow NICs as the traffic of all ranks names them: any job, any NIC, flows that are busy now and then."""
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optcc.runtime.protocol.flows import LEAST_S, MARK_S, MARKS, Flow, FlowEnds, FlowMarks, NicWay, Tally, slow_ways
+
+RATE, TIME_S = 50e6, 0.25
+
+
+def make_flows(rng: random.Random, n_ranks: int, n_nics: int, slow: dict[NicWay, float]) -> dict[FlowEnds, Flow]:
+    """Flows that carry equal parts: each over a slow NIC fills that for nearly all the time, the others for a part."""
+    each = min(slow.values(), default=RATE) * TIME_S / (n_ranks - 1)
+    flows: dict[FlowEnds, Flow] = {}
+    for src, dst in permutations(range(n_ranks), 2):
+        for nic in range(n_nics):
+            is_slow = (src, nic, True) in slow or (dst, nic, False) in slow
+            busy = rng.uniform(0.88, 1.0) if is_slow or not slow else rng.uniform(0.05, 0.5)
+            flows[src, nic, dst, nic] = Flow(each, busy * TIME_S)
+    return flows
+
+
+def known_of(n_ranks: int, n_nics: int) -> dict[NicWay, float]:
+    return {(rank, nic, is_out): RATE for rank in range(n_ranks) for nic in range(n_nics) for is_out in (True, False)}
+
+
+jobs = st.tuples(st.integers(3, 8), st.integers(2, 4), st.floats(0.1, 0.8), st.randoms(use_true_random=False))
+
+
+@given(jobs, st.sampled_from([(True, False), (True,), (False,)]))
+def test_the_slow_nic_is_named_with_its_rate(job: tuple[int, int, float, random.Random], ways: tuple[bool]) -> None:
+    n_ranks, n_nics, share, rng = job
+    slow = {(n_ranks - 1, n_nics - 1, is_out): share * RATE for is_out in ways}
+    found = slow_ways(make_flows(rng, n_ranks, n_nics, slow), TIME_S, known_of(n_ranks, n_nics))
+    assert found is not None and found.keys() == slow.keys()
+    for way, rate in found.items():
+        assert rate == pytest.approx(slow[way], rel=0.13)
+
+
+@given(jobs)
+def test_two_nics_of_different_hosts_are_both_named(job: tuple[int, int, float, random.Random]) -> None:
+    n_ranks, n_nics, share, rng = job
+    slow = {(rank, nic, is_out): share * RATE for rank, nic in ((0, 0), (1, 1)) for is_out in (True, False)}
+    found = slow_ways(make_flows(rng, n_ranks, n_nics, slow), TIME_S, known_of(n_ranks, n_nics))
+    assert found is not None and found.keys() == slow.keys()
+
+
+@given(jobs)
+def test_nothing_is_said_of_nics_that_are_all_busy(job: tuple[int, int, float, random.Random]) -> None:
+    n_ranks, n_nics, _, rng = job
+    assert slow_ways(make_flows(rng, n_ranks, n_nics, {}), TIME_S, known_of(n_ranks, n_nics)) is None
+
+
+def test_nothing_is_said_where_the_two_ends_cannot_be_told_apart_or_the_nic_was_idle() -> None:
+    rng, slow = random.Random(1), {(2, 1, True): RATE / 2, (2, 1, False): RATE / 2}
+    flows = make_flows(rng, 4, 2, slow)
+    ring = {ends: flow for ends, flow in flows.items() if ends[2] == (ends[0] + 1) % 4}
+    known = known_of(4, 2)
+    assert slow_ways(flows, TIME_S, known) is not None and slow_ways(ring, TIME_S, known) is None
+    assert slow_ways(flows, 1.5 * TIME_S, known) is None and slow_ways({}, TIME_S, known) is None
+    # Known before: no news.
+    assert slow_ways(flows, TIME_S, {**known, (2, 1, True): RATE / 2, (2, 1, False): RATE / 2}) is None
+
+
+def test_two_flows_that_are_as_busy_as_those_of_the_slow_nic_leave_it_open() -> None:
+    flows = make_flows(random.Random(2), 4, 2, {(2, 1, True): RATE / 2, (2, 1, False): RATE / 2})
+    for number, ends in enumerate([(0, 0, 1, 0), (3, 1, 0, 1)]):
+        flows[ends] = flows[ends]._replace(busy_s=0.97 * TIME_S)
+        assert (slow_ways(flows, TIME_S, known_of(4, 2)) is None) == (number > 0)
+
+
+def test_marks_are_some_time_apart_and_the_first_ones_are_dropped() -> None:
+    marks, rail, at_s = FlowMarks(), (0, 1, 0), 0.0
+    for number in range(2 * MARKS):
+        assert marks.is_due(at_s)
+        marks.note(number, at_s, {rail: Tally(1, 1000 * number, at_s)})
+        assert not marks.is_due(at_s + MARK_S / 2)
+        at_s += 2 * MARK_S
+    assert marks.first_after(0.0, at_s) == MARKS and marks.first_after(at_s - 3 * MARK_S, at_s) == 2 * MARKS - 1
+    assert marks.first_after(at_s - LEAST_S / 2, at_s) is None
+    now = {rail: Tally(1, 1000 * 2 * MARKS, at_s)}
+    traffic = marks.since(2 * MARKS - 2, at_s, now)
+    assert traffic is not None and traffic.flows[rail].n_bytes == 2000
+    assert traffic.flows[rail].busy_s == pytest.approx(4 * MARK_S)
+    assert marks.since(2 * MARKS, at_s, now) is None
+
+
+def test_time_after_the_last_mark_counts_only_if_much_is_carried_in_it() -> None:
+    rail = (0, 1, 0)
+    for late_bytes, seconds in ((100, 1.0), (500, 1.5)):
+        marks = FlowMarks()
+        marks.note(0, 1.0, {rail: Tally(1, 0, 0.0)})
+        marks.note(1, 2.0, {rail: Tally(1, 2000 - late_bytes, 1.0)})
+        traffic = marks.since(0, 2.5, {rail: Tally(1, 2000, 1.2)})
+        assert traffic is not None and traffic.seconds == seconds
