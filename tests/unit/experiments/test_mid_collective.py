@@ -28,7 +28,7 @@ def test_a_record_is_read_as_it_was_written_and_shows_the_median(tmp_path: Path)
     path = tmp_path / "record.json"
     RECORD.write(path)
     assert MidCollective.read(path) == RECORD
-    assert RECORD.card().rows == (("NIC down", "in slices", "1.025", "1.35", "1.20", "1.10-1.40", "3"),)
+    assert RECORD.card().rows == (("NIC down", "in slices", "3", "1.025", "1.35", "1.20", "1.10-1.40", "3"),)
 
 
 @pytest.mark.parametrize(
