@@ -49,7 +49,8 @@ class ReducingJob:
         self._lines.tell({"run": True})
 
     def end_of_run(self) -> dict[str, Any]:
-        """The answer of rank 0: `seconds`, the `wrong` elements of all ranks, and by how much the `epochs` rose."""
+        """The answer of rank 0: `seconds`, the `wrong` elements of all ranks, by how much the `epochs` rose, and
+        whether the run `is_split`: ranks were in different epochs at its end."""
         return self._lines.hear(_RUN_S)[0]
 
     def run(self) -> float:

@@ -56,8 +56,8 @@ def reducer_of(way: str) -> Iterator[Reducer]:
 def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
     """Runs until rank 0, which has the channel, is told to end, or that is closed."""
     array = np.full(size_bytes // 4, reducer.rank + 1, np.float32)
-    out, go, wrong = np.empty_like(array), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    wrong_here = np.zeros(1, np.int64)
+    out, go, told_by_all = np.empty_like(array), np.zeros(1, np.int64), np.zeros(3, np.int64)
+    told_here = np.zeros(3, np.int64)
     total = sum(range(1, reducer.n_ranks + 1))
     while True:
         if channel is not None:
@@ -69,11 +69,15 @@ def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
         epoch, began_s = reducer.epoch(), time.monotonic()
         reducer.all_reduce(array, out)
         seconds = time.monotonic() - began_s
-        wrong_here[0] = np.count_nonzero(out != total)
+        now = reducer.epoch()
+        told_here[:] = np.count_nonzero(out != total), now, now * now
         out[:] = 0
-        reducer.all_reduce(wrong_here, wrong)
+        reducer.all_reduce(told_here, told_by_all)
         if channel is not None:
-            told = {"seconds": seconds, "wrong": int(wrong[0]), "epochs": reducer.epoch() - epoch}
+            wrong, epochs, squares = map(int, told_by_all)
+            # Equal numbers alone have the mean of their squares for the square of their mean.
+            is_split = reducer.n_ranks * squares != epochs * epochs
+            told = {"seconds": seconds, "wrong": wrong, "epochs": now - epoch, "is_split": is_split}
             channel.write(json.dumps(told) + "\n")
             channel.flush()
 

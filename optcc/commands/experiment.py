@@ -153,6 +153,7 @@ EXPERIMENTS = {
         "simulator-exports.json",
         "LogGOPSim and ASTRA-sim",
     ),
+    "soak": _on_fabric("whether ten minutes of random faults on emulated hosts cost a bit", "soak", "soak.json"),
     "swarm": Experiment(
         "whether random faults break a promise of the protocol, in simulated time", f"{_HERE}swarm", "swarm.json"
     ),
