@@ -13,7 +13,7 @@ import numpy as np
 
 from optcc.runtime.probe import ProbedTransport
 from optcc.runtime.protocol.agreement import Shares
-from optcc.runtime.protocol.flows import Flow, FlowEnds, most, slow_ways
+from optcc.runtime.protocol.flows import FlowEnds, NicFlow, most, slow_ways
 from optcc.runtime.transport import KnowsRates
 
 RANKS_MAX = 64
@@ -74,7 +74,7 @@ def _named(transport: RemeasuredTransport, number: int, known: Shares) -> dict[t
     return shares
 
 
-def _exchange(transport: RemeasuredTransport, number: int) -> tuple[dict[FlowEnds, Flow], float]:
+def _exchange(transport: RemeasuredTransport, number: int) -> tuple[dict[FlowEnds, NicFlow], float]:
     """The flows between all ranks since that collective began, and for how long, seconds; none if some rank does not
     know its own."""
     rank = transport.rank
@@ -91,7 +91,7 @@ def _exchange(transport: RemeasuredTransport, number: int) -> tuple[dict[FlowEnd
     if min(seconds) <= 0:
         return {}, 0.0
     flows = {
-        (src, mine, dst, theirs): Flow(*everyone[src][dst, rail].tolist())
+        (src, mine, dst, theirs): NicFlow(*everyone[src][dst, rail].tolist())
         for (src, dst), joined in rails.items()
         for rail, (mine, theirs) in enumerate(joined)
     }

@@ -38,7 +38,7 @@ NicWay = tuple[int, int, bool]
 """A rank, its NIC, and whether it sends."""
 
 
-class Tally(NamedTuple):
+class FlowTally(NamedTuple):
     """What a connection has carried so far: which one it is, its bytes, and for how long some were on their way, and
     the receiver had room for them."""
 
@@ -47,12 +47,12 @@ class Tally(NamedTuple):
     busy_s: float
 
     @classmethod
-    def of(cls, session: int, report: KernelReport | None) -> Tally:
+    def of(cls, session: int, report: KernelReport | None) -> FlowTally:
         """As the kernel says; nothing if it says nothing."""
         return cls(session, 0, 0.0) if report is None else cls(session, report.acked_bytes, report.open_s)
 
 
-class Flow(NamedTuple):
+class NicFlow(NamedTuple):
     """What a flow carried in some time, and for how long it had bytes on their way."""
 
     n_bytes: float
@@ -63,31 +63,31 @@ class Traffic(NamedTuple):
     """What a rank's connections carried, and for how many seconds it had something to carry at most."""
 
     seconds: float
-    flows: dict[Rail, Flow]
+    flows: dict[Rail, NicFlow]
 
 
 class FlowMarks:
     """What the connections of a rank had carried when collectives began, by the number of the collective.
 
     >>> marks, rail = FlowMarks(), (0, 1, 0)
-    >>> marks.note(3, 1.0, {rail: Tally(7, 1000, 0.25)})
-    >>> marks.since(2, 2.0, {rail: Tally(7, 5000, 0.75)})
-    Traffic(seconds=1.0, flows={(0, 1, 0): Flow(n_bytes=4000, busy_s=0.5)})
-    >>> marks.since(4, 2.0, {}), marks.since(3, 2.0, {rail: Tally(8, 0, 0.0)})
+    >>> marks.note(3, 1.0, {rail: FlowTally(7, 1000, 0.25)})
+    >>> marks.since(2, 2.0, {rail: FlowTally(7, 5000, 0.75)})
+    Traffic(seconds=1.0, flows={(0, 1, 0): NicFlow(n_bytes=4000, busy_s=0.5)})
+    >>> marks.since(4, 2.0, {}), marks.since(3, 2.0, {rail: FlowTally(8, 0, 0.0)})
     (None, None)
     """
 
     __slots__ = ("_marks", "_noted_s")
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, float, Mapping[Rail, Tally]]] = deque(maxlen=MARKS)
+        self._marks: deque[tuple[int, float, Mapping[Rail, FlowTally]]] = deque(maxlen=MARKS)
         self._noted_s = -MARK_S
 
     def is_due(self, now_s: float) -> bool:
         """Whether the collective that begins now is to be marked."""
         return now_s >= self._noted_s + MARK_S
 
-    def note(self, number: int, now_s: float, carried: Mapping[Rail, Tally]) -> None:
+    def note(self, number: int, now_s: float, carried: Mapping[Rail, FlowTally]) -> None:
         """A collective begins."""
         self._noted_s = now_s
         self._marks.append((number, now_s, carried))
@@ -96,7 +96,7 @@ class FlowMarks:
         """The first collective that was marked after a time, and long enough before now."""
         return next((number for number, s, _ in self._marks if at_s <= s <= now_s - LEAST_S), None)
 
-    def since(self, number: int, now_s: float, carried: Mapping[Rail, Tally]) -> Traffic | None:
+    def since(self, number: int, now_s: float, carried: Mapping[Rail, FlowTally]) -> Traffic | None:
         """What was carried since this collective, or the first one after it that was marked, began; None if none was,
         or connections are others."""
         mark = next(((s, each) for n, s, each in self._marks if n >= number), None)
@@ -104,7 +104,7 @@ class FlowMarks:
             return None
         began_s, before = mark
         flows = {
-            rail: Flow(now.n_bytes - before[rail].n_bytes, now.busy_s - before[rail].busy_s)
+            rail: NicFlow(now.n_bytes - before[rail].n_bytes, now.busy_s - before[rail].busy_s)
             for rail, now in carried.items()
         }
         # If little was under way at the last mark, what follows is a wait for others, and for late acknowledgements.
@@ -114,11 +114,11 @@ class FlowMarks:
         return Traffic((last_s if is_over else now_s) - began_s, flows)
 
 
-def _sessions(carried: Mapping[Rail, Tally]) -> dict[Rail, int]:
+def _sessions(carried: Mapping[Rail, FlowTally]) -> dict[Rail, int]:
     return {rail: each.session for rail, each in carried.items()}
 
 
-def _busy(flows: Mapping[FlowEnds, Flow]) -> set[FlowEnds]:
+def _busy(flows: Mapping[FlowEnds, NicFlow]) -> set[FlowEnds]:
     """The flows that are busy for clearly longer than the others; none if no others are, or none is busy for long."""
     ends = sorted(flows, key=lambda each: flows[each].busy_s, reverse=True)
     busy_s = [flows[each].busy_s for each in ends]
@@ -128,7 +128,7 @@ def _busy(flows: Mapping[FlowEnds, Flow]) -> set[FlowEnds]:
 
 
 def slow_ways(
-    flows: Mapping[FlowEnds, Flow], seconds: float, known: Mapping[NicWay, float]
+    flows: Mapping[FlowEnds, NicFlow], seconds: float, known: Mapping[NicWay, float]
 ) -> dict[NicWay, float] | None:
     """The NICs that carry less than is `known`, bytes/s one way, and what they do, by the flows of some `seconds`; None
     if that is not certain.
@@ -136,11 +136,11 @@ def slow_ways(
     Out of NIC 1 of rank 0 at half, to two others, goes all the time; over the other flows for half of it:
 
     >>> ends = [(src, nic, dst, nic) for src in range(3) for dst in range(3) for nic in range(2) if src != dst]
-    >>> flows = {each: Flow(100.0, 8.0 if each[:2] == (0, 1) else 4.0) for each in ends}
+    >>> flows = {each: NicFlow(100.0, 8.0 if each[:2] == (0, 1) else 4.0) for each in ends}
     >>> known = {(rank, nic, is_out): 50.0 for rank in range(3) for nic in range(2) for is_out in (True, False)}
     >>> slow_ways(flows, 8.0, known), slow_ways(flows, 12.0, known)
     ({(0, 1, True): 25.0}, None)
-    >>> slow_ways(dict.fromkeys(ends, Flow(100.0, 4.0)), 4.0, known)
+    >>> slow_ways(dict.fromkeys(ends, NicFlow(100.0, 4.0)), 4.0, known)
     """
     hot = _busy(flows)
     over = {way: flows_of(flows, way).keys() for way in known}
@@ -160,25 +160,25 @@ def slow_ways(
     return rates
 
 
-def rate_of(flows: Mapping[FlowEnds, Flow], seconds: float, way: NicWay) -> float:
+def rate_of(flows: Mapping[FlowEnds, NicFlow], seconds: float, way: NicWay) -> float:
     """What a NIC carries one way, bytes/s, that nearly all its flows fill for nearly `seconds`, at about the same time;
     0.0 if there are none."""
     n_bytes, busy_s = _carried(flows, way)
     return n_bytes / (min(seconds, busy_s) + max(0.0, seconds - busy_s) / 2) if busy_s else 0.0
 
 
-def most(flows: Mapping[FlowEnds, Flow], way: NicWay) -> float:
+def most(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> float:
     """What a NIC that is slow carries at most one way, bytes/s: it has carried no less slowly while a flow was busy."""
     n_bytes, busy_s = _carried(flows, way)
     return n_bytes / busy_s if busy_s else 0.0
 
 
-def flows_of(flows: Mapping[FlowEnds, Flow], way: NicWay) -> dict[FlowEnds, Flow]:
+def flows_of(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> dict[FlowEnds, NicFlow]:
     """Those over a NIC one way."""
     return {ends: flow for ends, flow in flows.items() if (*(ends[:2] if way[2] else ends[2:]), way[2]) == way}
 
 
-def _carried(flows: Mapping[FlowEnds, Flow], way: NicWay) -> tuple[float, float]:
+def _carried(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> tuple[float, float]:
     """What went over a NIC one way, and for how long the flow was busy that was so for longest."""
     those = flows_of(flows, way).values()
     return sum(flow.n_bytes for flow in those), max((flow.busy_s for flow in those), default=0.0)

@@ -27,7 +27,7 @@ that it had would hold up more than it saves."""
 DOUBTED_SHARE = 1 / 64
 _AS_FAST = 0.85
 _FAST, _FASTER, _FASTER_BYTES, _FASTER_S = 0.75, 1.3, 1 << 17, 0.05
-_AT_ONCE_S = 0.01
+_AT_ONCE_S, _TICK_S = 0.01, 1e-3
 """A NIC that was idle lets through at once what it carries in so long: in a window, once."""
 _WAITED_S = 0.5
 _RATE_UNIT = 1 << 12
@@ -270,7 +270,8 @@ class Rates:
     def _note_faster(self, rail: Rail, n_bytes: int, open_s: float) -> None:
         """What went to a NIC that is known to be slow: twice in a row that is faster clears it.
 
-        What an idle NIC lets through at once does not count, nor times of a few ticks of the kernel's clock.
+        Where NICs were measured, what an idle one lets through at once does not count, nor do times of a few ticks of
+        the kernel's clock: what was measured is known too well to be doubted for that.
         """
         _, peer, theirs = rail
         known, own_nics = self.known(peer, theirs)[1], self._local.own_nics
@@ -281,9 +282,10 @@ class Rates:
             self._faster.pop(rail, None)
             return
         faster = self._faster.setdefault(rail, _Faster())
-        faster.n_bytes += n_bytes - round(_AT_ONCE_S * self._local.book[peer][theirs][4])
+        at_once_s, least_s = (_AT_ONCE_S, _FASTER_S) if any(self._was_measured) else (0.0, _TICK_S)
+        faster.n_bytes += n_bytes - round(at_once_s * self._local.book[peer][theirs][4])
         faster.open_s += open_s
-        if faster.n_bytes < _FASTER_BYTES or faster.open_s < _FASTER_S:
+        if faster.n_bytes < _FASTER_BYTES or faster.open_s < least_s:
             return
         share = faster.n_bytes / faster.open_s / (best * self._local.book[peer][theirs][4])
         if share >= _FASTER * known and faster.before:

@@ -14,7 +14,7 @@ from optcc.runtime.protocol.agreement import Epoch, Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
-from optcc.runtime.protocol.flows import Rail, Tally, Traffic
+from optcc.runtime.protocol.flows import FlowTally, Rail, Traffic
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import Connection, KernelReport
 from optcc.runtime.protocol.local import Established
@@ -116,10 +116,10 @@ class EndpointTransport(ABC):
         marks = self._endpoint.rates.marks
         return None if marks is None else marks.since(number, self._clock.now_s(), self._carried())
 
-    def _carried(self) -> dict[Rail, Tally]:
+    def _carried(self) -> dict[Rail, FlowTally]:
         """What the connections have carried so far."""
         connections = self._endpoint.rates.connections().items()
-        return {rail: Tally.of(connection.session, self._report(connection)) for rail, connection in connections}
+        return {rail: FlowTally.of(connection.session, self._report(connection)) for rail, connection in connections}
 
     @property
     def may_measure(self) -> bool:

@@ -9,20 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optcc.runtime.protocol.flows import LEAST_S, MARK_S, MARKS, Flow, FlowEnds, FlowMarks, NicWay, Tally, slow_ways
+from optcc.runtime.protocol.flows import (
+    LEAST_S,
+    MARK_S,
+    MARKS,
+    FlowEnds,
+    FlowMarks,
+    FlowTally,
+    NicFlow,
+    NicWay,
+    slow_ways,
+)
 
 RATE, TIME_S = 50e6, 0.25
 
 
-def make_flows(rng: random.Random, n_ranks: int, n_nics: int, slow: dict[NicWay, float]) -> dict[FlowEnds, Flow]:
+def make_flows(rng: random.Random, n_ranks: int, n_nics: int, slow: dict[NicWay, float]) -> dict[FlowEnds, NicFlow]:
     """Flows that carry equal parts: each over a slow NIC fills that for nearly all the time, the others for a part."""
     each = min(slow.values(), default=RATE) * TIME_S / (n_ranks - 1)
-    flows: dict[FlowEnds, Flow] = {}
+    flows: dict[FlowEnds, NicFlow] = {}
     for src, dst in permutations(range(n_ranks), 2):
         for nic in range(n_nics):
             is_slow = (src, nic, True) in slow or (dst, nic, False) in slow
             busy = rng.uniform(0.88, 1.0) if is_slow or not slow else rng.uniform(0.05, 0.5)
-            flows[src, nic, dst, nic] = Flow(each, busy * TIME_S)
+            flows[src, nic, dst, nic] = NicFlow(each, busy * TIME_S)
     return flows
 
 
@@ -79,12 +89,12 @@ def test_marks_are_some_time_apart_and_the_first_ones_are_dropped() -> None:
     marks, rail, at_s = FlowMarks(), (0, 1, 0), 0.0
     for number in range(2 * MARKS):
         assert marks.is_due(at_s)
-        marks.note(number, at_s, {rail: Tally(1, 1000 * number, at_s)})
+        marks.note(number, at_s, {rail: FlowTally(1, 1000 * number, at_s)})
         assert not marks.is_due(at_s + MARK_S / 2)
         at_s += 2 * MARK_S
     assert marks.first_after(0.0, at_s) == MARKS and marks.first_after(at_s - 3 * MARK_S, at_s) == 2 * MARKS - 1
     assert marks.first_after(at_s - LEAST_S / 2, at_s) is None
-    now = {rail: Tally(1, 1000 * 2 * MARKS, at_s)}
+    now = {rail: FlowTally(1, 1000 * 2 * MARKS, at_s)}
     traffic = marks.since(2 * MARKS - 2, at_s, now)
     assert traffic is not None and traffic.flows[rail].n_bytes == 2000
     assert traffic.flows[rail].busy_s == pytest.approx(4 * MARK_S)
@@ -95,7 +105,7 @@ def test_time_after_the_last_mark_counts_only_if_much_is_carried_in_it() -> None
     rail = (0, 1, 0)
     for late_bytes, seconds in ((100, 1.0), (500, 1.5)):
         marks = FlowMarks()
-        marks.note(0, 1.0, {rail: Tally(1, 0, 0.0)})
-        marks.note(1, 2.0, {rail: Tally(1, 2000 - late_bytes, 1.0)})
-        traffic = marks.since(0, 2.5, {rail: Tally(1, 2000, 1.2)})
+        marks.note(0, 1.0, {rail: FlowTally(1, 0, 0.0)})
+        marks.note(1, 2.0, {rail: FlowTally(1, 2000 - late_bytes, 1.0)})
+        traffic = marks.since(0, 2.5, {rail: FlowTally(1, 2000, 1.2)})
         assert traffic is not None and traffic.seconds == seconds
