@@ -16,8 +16,8 @@ from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.flows import FlowEnds, NicFlow, most, slow_ways
 from optcc.runtime.transport import KnowsRates
 
-RANKS_MAX = 64
-"""More ranks do not tell each other of their traffic."""
+RANKS_MAX = 32
+"""More ranks do not tell each other of their traffic: each reads what all say of their connections to all."""
 UNSURE = 0.2
 """Of a NIC that carries the same both ways, the traffic may have filled one by so much less than the other."""
 _NOTHING = 0

@@ -143,7 +143,10 @@ def slow_ways(
     >>> slow_ways(dict.fromkeys(ends, NicFlow(100.0, 4.0)), 4.0, known)
     """
     hot = _busy(flows)
-    over = {way: flows_of(flows, way).keys() for way in known}
+    over: dict[NicWay, list[FlowEnds]] = {}
+    for ends in flows:
+        over.setdefault((*ends[:2], True), []).append(ends)
+        over.setdefault((*ends[2:], False), []).append(ends)
     suspects = {way: those for way, those in over.items() if len(those) > 1 and hot.issuperset(those)}
     suspected = Counter(chain.from_iterable(suspects.values()))
     # One whose flows all have another suspect at their other ends need not be slow.
@@ -173,12 +176,7 @@ def most(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> float:
     return n_bytes / busy_s if busy_s else 0.0
 
 
-def flows_of(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> dict[FlowEnds, NicFlow]:
-    """Those over a NIC one way."""
-    return {ends: flow for ends, flow in flows.items() if (*(ends[:2] if way[2] else ends[2:]), way[2]) == way}
-
-
 def _carried(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> tuple[float, float]:
     """What went over a NIC one way, and for how long the flow was busy that was so for longest."""
-    those = flows_of(flows, way).values()
+    those = [flow for ends, flow in flows.items() if (ends[:2] if way[2] else ends[2:]) == way[:2]]
     return sum(flow.n_bytes for flow in those), max((flow.busy_s for flow in those), default=0.0)
