@@ -223,7 +223,9 @@ class Soak(Measured):
     def card(self) -> Card:
         counts = Counter(fault.kind for fault in self.faults)
         times = sorted(run.seconds / self.bound_s for run in self.runs)
+        last_s = self.runs[-1].began_s + self.runs[-1].seconds
         rows = (
+            ("time", f"{last_s:.0f} s"),
             ("faults", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)),
             ("AllReduces", str(len(self.runs))),
             ("wrong elements", str(self.wrong)),
@@ -234,8 +236,7 @@ class Soak(Measured):
             ("longest / T*", f"{times[-1]:.1f}"),
             ("as fast as before, after", f"{self.recovered_s:.1f} s" if self.recovered_s >= 0 else "not in a minute"),
         )
-        last_s = self.runs[-1].began_s + self.runs[-1].seconds
-        title = f"{last_s:.0f} s of random faults, AllReduce of {show_size(self.size_bytes)}, {self.hosts}"
+        title = f"Random faults, AllReduce of {show_size(self.size_bytes)}, {self.hosts}"
         return Card(title, ("", ""), rows)
 
 

@@ -50,8 +50,8 @@ def test_a_record_is_read_as_it_was_written_and_shows_what_came_of_it(tmp_path: 
     RECORD.write(path)
     assert Soak.read(path) == RECORD and RECORD.exit_code == EXIT_DONE
     names, values = zip(*RECORD.card().rows, strict=True)
-    assert names[:2] == ("faults", "AllReduces") and values[0].startswith("1 down, 0 carrier")
-    assert values[1:] == ("3", "0", "0", "2", "1.020", "1.20", "3.0", "1.2 s")
+    assert names[:3] == ("time", "faults", "AllReduces") and values[1].startswith("1 down, 0 carrier")
+    assert values[:1] == ("3 s",) and values[2:] == ("3", "0", "0", "2", "1.020", "1.20", "3.0", "1.2 s")
 
 
 def test_a_wrong_element_and_ranks_in_different_epochs_are_failures() -> None:
