@@ -159,9 +159,10 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
 @click.option("--trials", type=click.IntRange(min=1), default=TRIALS, show_default=True)
 def command(quick: bool, trials: int, cells: RecordCells) -> MidCollective:
     """Time a long AllReduce in the middle of which a NIC fails; quick: in one state, with a quarter of the size."""
-    size_bytes, least = SIZE_BYTES // 4 if quick else SIZE_BYTES, min(trials, TRIALS_WHOLE)
+    size_bytes = SIZE_BYTES // 4 if quick else SIZE_BYTES
+    trials_of = {SLICES: trials, WHOLE: min(trials, TRIALS_WHOLE)}
     units = {
-        f"{state}, {arm}": partial(measure_row, state, arm, trials if arm == SLICES else least, size_bytes)
+        f"{state}, {arm}": partial(measure_row, state, arm, trials_of[arm], size_bytes)
         for state, arm in product(list(STATES)[:1] if quick else STATES, ARMS)
     }
     rows = tuple(cells.each(units, MidCollectiveRow))

@@ -14,10 +14,9 @@ file of its own format, `optcc-passing-congestion/1`. Needs root, for the hosts.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, ClassVar
@@ -27,6 +26,7 @@ import msgspec
 
 from optcc.errors import RuntimeFault
 from optcc.experiments.cells import RecordCells
+from optcc.experiments.disturbance import Disturbance
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check
@@ -160,46 +160,28 @@ class PassingCongestion(Measured):
         return Card(f"AllReduce of {show_size(self.size_bytes)}, {self.hosts}, congestion at one NIC", heads, rows)
 
 
-@dataclass
-class Congestion:
+class Congestion(Disturbance):
     """One NIC that falls to half of its rate and rises again, in a thread, while the context lasts; afterwards it has
     its full rate.
 
     A span begins and ends in the middle of the time that the change of the rate takes.
     """
 
-    fabric: Fabric
-    lasting_s: float
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _failed: BaseException | None = None
+    def __init__(self, fabric: Fabric, lasting_s: float) -> None:
+        super().__init__()
+        self.spans: list[tuple[float, float]] = []
+        self._fabric, self._lasting_s = fabric, lasting_s
 
-    def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._come_and_go, name="congestion")
-
-    def __enter__(self) -> Congestion:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Raises what setting a rate raised."""
-        self._stopped.set()
-        self._thread.join()
-        if self._failed is not None:
-            raise self._failed
-
-    def _come_and_go(self) -> None:
-        try:
-            while not self._stopped.wait(self.lasting_s):
-                begin_s = self._set(CONGESTED)
-                self._stopped.wait(self.lasting_s)
-                self.spans.append((begin_s, self._set(FULL)))
-        except BaseException as error:  # raised in the thread that measures
-            self._failed = error
+    def disturb(self) -> None:
+        """Congestion, and none, for as long each."""
+        while not self.stopped.wait(self._lasting_s):
+            begin_s = self._set(CONGESTED)
+            self.stopped.wait(self._lasting_s)
+            self.spans.append((begin_s, self._set(FULL)))
 
     def _set(self, rate: str) -> float:
         asked_s = time.monotonic()
-        self.fabric.set_rate(NIC, NicRates.parse(rate))
+        self._fabric.set_rate(NIC, NicRates.parse(rate))
         return (asked_s + time.monotonic()) / 2
 
 

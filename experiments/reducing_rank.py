@@ -53,6 +53,15 @@ def reducer_of(way: str) -> Iterator[Reducer]:
         )
 
 
+def differ(count: int, total: int, squares: int) -> bool:
+    """Whether so many numbers are not all the same, by their sum and that of their squares.
+
+    >>> differ(3, 2 + 2 + 2, 4 + 4 + 4), differ(3, 1 + 2 + 3, 1 + 4 + 9), differ(2, 0 + 1, 0 + 1)
+    (False, True, True)
+    """
+    return count * squares != total * total
+
+
 def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
     """Runs until rank 0, which has the channel, is told to end, or that is closed."""
     array = np.full(size_bytes // 4, reducer.rank + 1, np.float32)
@@ -75,8 +84,7 @@ def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
         reducer.all_reduce(told_here, told_by_all)
         if channel is not None:
             wrong, epochs, squares = map(int, told_by_all)
-            # Equal numbers alone have the mean of their squares for the square of their mean.
-            is_split = reducer.n_ranks * squares != epochs * epochs
+            is_split = differ(reducer.n_ranks, epochs, squares)
             told = {"seconds": seconds, "wrong": wrong, "epochs": now - epoch, "is_split": is_split}
             channel.write(json.dumps(told) + "\n")
             channel.flush()

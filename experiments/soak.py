@@ -15,12 +15,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ import msgspec
 import networkx as nx
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED
+from optcc.experiments.disturbance import Disturbance
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates, NicTarget
 from optcc.experiments.fabric.processes import inside
 from optcc.experiments.fabric.spec import host_namespace
@@ -107,38 +107,22 @@ def draw_fault(
     return SoakFault(kind, host, nic, shares, at_s, lasting_s)
 
 
-@dataclass
-class Faults:
+class Faults(Disturbance):
     """Faults at random, in a thread, while the context lasts; in the end all are over."""
 
-    fabric: Fabric
-    seed: int
-    origin_s: float
-    begun: list[SoakFault] = field(default_factory=list)
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _failed: BaseException | None = None
+    def __init__(self, fabric: Fabric, seed: int, origin_s: float) -> None:
+        super().__init__()
+        self.begun: list[SoakFault] = []
+        self._fabric, self._seed, self._origin_s = fabric, seed, origin_s
+        self._spec = fabric.state().spec
 
-    def __post_init__(self) -> None:
-        self._spec = self.fabric.state().spec
-        self._thread = threading.Thread(target=self._go, name="faults")
-
-    def __enter__(self) -> Faults:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Raises what a change of the hosts raised."""
-        self._stopped.set()
-        self._thread.join()
-        if self._failed is not None:
-            raise self._failed
-
-    def _go(self) -> None:
-        rng, present = random.Random(self.seed), list[SoakFault]()
+    def disturb(self) -> None:
+        """Begins faults and ends them."""
+        rng, present = random.Random(self._seed), list[SoakFault]()
         next_s = 0.0
         try:
-            while not self._stopped.wait(_STEP_S):
-                now_s = time.monotonic() - self.origin_s
+            while not self.stopped.wait(_STEP_S):
+                now_s = time.monotonic() - self._origin_s
                 for fault in [each for each in present if now_s >= each.began_s + each.lasting_s]:
                     present.remove(fault)
                     self._end(fault)
@@ -150,8 +134,6 @@ class Faults:
                     present.append(drawn)
                     self.begun.append(drawn)
                     next_s = now_s + rng.uniform(*PAUSE_S)
-        except BaseException as error:  # raised in the thread that measures
-            self._failed = error
         finally:
             for fault in present:
                 self._end(fault)
@@ -163,19 +145,19 @@ class Faults:
             declared = self._spec.rates[fault.host][fault.nic]
             both = zip((declared.bits_out, declared.bits_in), fault.shares, strict=True)
             rates = NicRates(*(Fraction(round(bits * share), 8) for bits, share in both))
-            self.fabric.set_rate(NicTarget(fault.host, fault.nic), rates)
+            self._fabric.set_rate(NicTarget(fault.host, fault.nic), rates)
         else:
-            self.fabric.fail(NicTarget(fault.host, fault.nic), fault.kind)
+            self._fabric.fail(NicTarget(fault.host, fault.nic), fault.kind)
 
     def _end(self, fault: SoakFault) -> None:
         if fault.kind == STOPPED:
             self._signal(fault.host, signal.SIGCONT)
         else:
-            self.fabric.heal(NicTarget(fault.host, fault.nic))
+            self._fabric.heal(NicTarget(fault.host, fault.nic))
 
     def _signal(self, host: int, number: signal.Signals) -> None:
         """Sends it to what runs inside a host."""
-        for process in inside([host_namespace(self.fabric.name, host)]):
+        for process in inside([host_namespace(self._fabric.name, host)]):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 

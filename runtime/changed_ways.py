@@ -26,8 +26,6 @@ that differ by less than the second are alike. Rates for which plans do not chan
 """
 
 Way = tuple[int, bool]
-NicWay = tuple[int, int, bool]
-"""A rank, its NIC, and whether it sends."""
 Pairs = list[tuple[int, int]]
 
 

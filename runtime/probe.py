@@ -42,7 +42,6 @@ from optcc.errors import DeadlineExceeded, InputError
 from optcc.plan import Channel
 from optcc.runtime.changed_ways import (
     ALIKE,
-    NicWay,
     PairFlow,
     Pairs,
     Way,
@@ -51,6 +50,7 @@ from optcc.runtime.changed_ways import (
     later_rounds,
     settled_rate,
 )
+from optcc.runtime.protocol.flows import NicWay
 from optcc.runtime.protocol.settings import NicEntry, RailCount
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, Event, MonotonicClock, Transport, WaitsForHosts
 from optcc.topology import Nic, Server, Topology

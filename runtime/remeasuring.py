@@ -60,7 +60,6 @@ class Remeasuring:
         self._overdue: Handle | None = None
         # Whether runs were slow for long enough since NICs were last measured, or the traffic asked.
         self._was_slow = False
-        self._numbers = [(rank, nic) for rank, nics in enumerate(self._known) for nic in range(len(nics))]
 
     @property
     def at_start(self) -> Shares:
@@ -164,27 +163,25 @@ class Remeasuring:
         self._was_slow = False
         may_measure = not is_known or (transport.may_measure and not is_single)
         found, may_measure = slow_nics(transport, self._last_times.slow_since_s, self._known, may_measure)
-        shares = self._with_slow(agreed, found or {})
-        is_told = (found is not None and shares is not None) or not may_measure
-        if not is_told:
-            shares = self._probed(agreed)
-        elif shares is None:
-            shares = self._known
-        transport.know_shares(shares, clock.now_s() - began_s, is_told=is_told)
+        told = None if found is None and may_measure else self._with_slow(agreed, found or {})
+        shares = self._probed(agreed) if told is None else told
+        transport.know_shares(shares, clock.now_s() - began_s, is_told=told is not None)
         return shares
 
     def _with_slow(self, agreed: Shares, found: Mapping[tuple[int, int], float]) -> Shares | None:
         """What the NICs carry if these are slow; None if others are too, or faster, or back: then they must be
         measured."""
-        shares: list[Share] = []
-        for nic, (said, known) in zip(self._numbers, self._beside(agreed), strict=True):
-            if nic in found:
-                known = rounded((found[nic],) * 2)
-            elif _is_other(said, known) or _is_back(said, known):
-                return None
-            shares.append(known if min(said) > 0 else said)
-        left = iter(shares)
-        return tuple(tuple(next(left) for _ in nics) for nics in agreed)
+        shares: list[tuple[Share, ...]] = []
+        for rank, both in enumerate(zip(agreed, self._known, strict=True)):
+            nics: list[Share] = []
+            for nic, (said, known) in enumerate(zip(*both, strict=True)):
+                if (rank, nic) in found:
+                    known = rounded((found[rank, nic],) * 2)
+                elif _is_other(said, known) or _is_back(said, known):
+                    return None
+                nics.append(known if min(said) > 0 else said)
+            shares.append(tuple(nics))
+        return tuple(shares)
 
     def _probed(self, agreed: Shares) -> Shares:
         """What the NICs carry as measured with nothing else under way."""

@@ -1,7 +1,7 @@
 """NICs that hold up a job, found in its own traffic by all ranks together: nothing is sent but what was counted.
 
-Ranks tell each other what their connections have carried since runs are slow (`optcc.runtime.protocol.flows`). That
-takes two messages a rank, where to measure the NICs takes a third of a second in which nothing else is under way.
+Ranks tell each other what their connections have carried since runs are slow (`optcc.runtime.protocol.flows`), in two
+exchanges of small messages, where to measure the NICs takes rounds of long ones with nothing else under way.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class KnowsRates(Protocol):
         were."""
         ...
 
-    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool = False) -> None:
+    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool) -> None:
         """The NICs were measured, or the traffic was asked if it `is_told`, which took so long. They carry these shares
         of what the transport has declared, the same at every rank, before the same collective."""
         ...

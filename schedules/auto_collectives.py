@@ -115,9 +115,8 @@ def choose_for(
         assert plan.timing is not None  # it need not be near anything
         busiest = max(plan.timing.port_busy_s, default=0.0)
         estimate = Candidate(definition.name, count, float(busiest), len(plan.plan.transfers))
-        seconds = costed_s(plan.plan, plan.timing.seconds, timed)
-        if topology.memory:
-            seconds = in_memory_s(plan.plan, timed)
+        in_memory = topology.memory > 0
+        seconds = in_memory_s(plan.plan, timed) if in_memory else costed_s(plan.plan, plan.timing.seconds, timed)
         tried.append(replace(estimate, seconds=seconds))
         if seconds <= enough_s:
             break

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from optcc.runtime.protocol.liveness import KernelReport
-
 HOT, GAP = 0.65, 0.1
 """Parts of the time for which the busiest flow has bytes on their way: a flow over a slow NIC has some for the first at
 least, and for longer than all others by the second."""
@@ -45,11 +43,6 @@ class FlowTally(NamedTuple):
     session: int
     n_bytes: int
     busy_s: float
-
-    @classmethod
-    def of(cls, session: int, report: KernelReport | None) -> FlowTally:
-        """As the kernel says; nothing if it says nothing."""
-        return cls(session, 0, 0.0) if report is None else cls(session, report.acked_bytes, report.open_s)
 
 
 class NicFlow(NamedTuple):
@@ -157,13 +150,13 @@ def slow_ways(
         return None
     rates: dict[NicWay, float] = {}
     for way, those in slow.items():
-        rates[way] = rate_of(flows, seconds, way)
+        rates[way] = _rate_of(flows, seconds, way)
         if max(flows[ends].busy_s for ends in those) < SURE * seconds or rates[way] >= SLOWER * known[way]:
             return None
     return rates
 
 
-def rate_of(flows: Mapping[FlowEnds, NicFlow], seconds: float, way: NicWay) -> float:
+def _rate_of(flows: Mapping[FlowEnds, NicFlow], seconds: float, way: NicWay) -> float:
     """What a NIC carries one way, bytes/s, that nearly all its flows fill for nearly `seconds`, at about the same time;
     0.0 if there are none."""
     n_bytes, busy_s = _carried(flows, way)

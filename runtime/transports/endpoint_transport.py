@@ -117,9 +117,13 @@ class EndpointTransport(ABC):
         return None if marks is None else marks.since(number, self._clock.now_s(), self._carried())
 
     def _carried(self) -> dict[Rail, FlowTally]:
-        """What the connections have carried so far."""
+        """What the connections have carried so far, as far as the kernel says."""
         connections = self._endpoint.rates.connections().items()
-        return {rail: FlowTally.of(connection.session, self._report(connection)) for rail, connection in connections}
+        return {
+            rail: FlowTally(connection.session, report.acked_bytes, report.open_s)
+            for rail, connection in connections
+            if (report := self._report(connection)) is not None
+        }
 
     @property
     def may_measure(self) -> bool:
@@ -127,7 +131,7 @@ class EndpointTransport(ABC):
         self._endpoint.now_s = self._clock.now_s()
         return self._endpoint.epochs.may_measure
 
-    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool = False) -> None:
+    def know_shares(self, shares: Shares, took_s: float, *, is_told: bool) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()
         self._endpoint.know_shares(shares, took_s, is_told=is_told)

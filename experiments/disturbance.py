@@ -1,0 +1,39 @@
+"""What befalls emulated hosts in a thread, while runs on them are measured in another."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+Kind = TypeVar("Kind", bound="Disturbance")
+
+
+class Disturbance(ABC):
+    """A context: `disturb` runs in a thread of its own, and is to return once `stopped` is set, at the end of it."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="disturbance")
+
+    @abstractmethod
+    def disturb(self) -> None:
+        """Changes the hosts; the last change leaves them as they were."""
+
+    def __enter__(self: Kind) -> Kind:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Raises what `disturb` raised."""
+        self.stopped.set()
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        try:
+            self.disturb()
+        except BaseException as error:  # raised in the thread that measures
+            self._failed = error
