@@ -50,10 +50,11 @@ def read_file(path: Path, size_max: int) -> bytes:
     return b"".join(pieces)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, lasts: bool = True) -> None:
     """Makes `data` the content of the file at `path`: afterwards it is all there, or the old file is untouched.
 
-    The new file keeps the mode of the old one; a link is followed, and a device or a pipe is written to as it is.
+    The new file keeps the mode of the old one; a link is followed, and a device or a pipe is written to as it is. If it
+    `lasts` that holds after a power cut too, for which the disk is waited for; a cache is without it.
     Raises InputError, naming the path and the cause, if that fails; no temporary file is left.
     """
     try:
@@ -63,7 +64,7 @@ def replace_file(path: Path, data: bytes) -> None:
         except FileNotFoundError:
             mode = None
         if mode is None or stat.S_ISREG(mode):
-            _replace(target, data, mode)
+            _replace(target, data, mode, lasts=lasts)
         else:
             with target.open("wb", buffering=0) as file:
                 _write(file.fileno(), data)
@@ -222,7 +223,7 @@ class VerdictCache:
         file = _VerdictFile(VERDICT_FORMAT, verdict.digest, self.version, verdict.properties, "")
         file.seal = file.sealed_by(key)
         with suppress(OSError):
-            _replace(self._path(self.directory, verdict.digest), msgspec.json.encode(file), None)
+            _replace(self._path(self.directory, verdict.digest), msgspec.json.encode(file), None, lasts=False)
 
     def _path(self, directory: Path, digest: str) -> Path:
         """A name made of hexadecimal digits alone, whatever `digest` and `version` are."""
@@ -245,7 +246,7 @@ def _read_own(path: Path) -> bytes:
         return file.read(_VERDICT_BYTES_MAX)
 
 
-def _replace(target: Path, data: bytes, mode: int | None) -> None:
+def _replace(target: Path, data: bytes, mode: int | None, *, lasts: bool) -> None:
     """Writes a temporary file beside `target` and renames it: readers see the old content or the new."""
     temporary, descriptor = _create_beside(target)
     try:
@@ -253,7 +254,8 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
             if mode is not None:
                 os.fchmod(descriptor, mode & 0o777)
             _write(descriptor, data)
-            os.fsync(descriptor)
+            if lasts:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         temporary.replace(target)
@@ -262,6 +264,8 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
             temporary.unlink()
         raise
     # The file is in place; a directory that cannot be synced only makes it less certain to survive a power cut.
+    if not lasts:
+        return
     with suppress(OSError):
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

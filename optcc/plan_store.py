@@ -71,7 +71,7 @@ class PlanStore:
         """Keeps a plan."""
         with suppress(OptccError, OSError):
             data = bytes.fromhex(plan.compute_digest()) + pack_plan(plan)
-            replace_file(self._path(key, ".plan"), self._seal(key, data) + data)
+            replace_file(self._path(key, ".plan"), self._seal(key, data) + data, lasts=False)
             files = sorted(self.directory.glob("*.plan"), key=lambda path: path.stat().st_mtime)
             for path in files[:-PLANS_MAX]:
                 path.unlink(missing_ok=True)

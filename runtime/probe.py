@@ -510,7 +510,9 @@ class _Probe:
         self._open()
         up = self._find_rails()
         if self._known:
-            self._hubs = self._find_changed(up)
+            # What is known to carry nothing is out of use, though it may have connections.
+            up = {each for each in up if self._is_in_use(*each)}
+            self._hubs = [] if self._lacks_some(up) else self._find_changed(up)
             if not self._hubs:
                 return self._result()
         rounds = self._rounds(up, self._hubs)
@@ -565,6 +567,31 @@ class _Probe:
                 last = {key: found[key][-1].rate for key in keys if key in found}
                 self._found.update({key: [rate] for key, rate in last.items() if rate})
         return [way for way in ways if None in rates[way]]
+
+    def _lacks_some(self, up: Collection[tuple[int, int, int]]) -> bool:
+        """Whether some NIC has lost most of its connections since it was decided to measure: it carries next to
+        nothing, and what it had to carry would go over others. Then nothing new is known but that."""
+        should, joined = (
+            Counter(
+                end for src, dst, rail in rails for end in zip((src, dst), self._nics_of(src, dst, rail), strict=True)
+            )
+            for rails in (self._handles, up)
+        )
+        known = {(rank, nic): self._known[rank][nic] for rank, nic in should}
+        lost = {end for end, rates in known.items() if min(rates) > 0 and 2 * joined[end] < should[end]}
+        for end, rates in known.items() if lost else ():
+            for is_out, rate in zip((True, False), rates, strict=True):
+                self._best[*end, is_out] = 0.0 if end in lost else float(rate)
+        return bool(lost)
+
+    def _is_in_use(self, src: int, dst: int, rail: int) -> bool:
+        """Whether the NICs at both ends of a rail are known to carry something."""
+        mine, theirs = self._nics_of(src, dst, rail)
+        return min(*self._known[src][mine], *self._known[dst][theirs]) > 0
+
+    def _nics_of(self, src: int, dst: int, rail: int) -> tuple[int, int]:
+        """The NICs at both ends of a rail."""
+        return self._transport.pairs(src, dst)[rail]
 
     def _known_of(self, way: Way) -> list[float | None]:
         """What is known of the NICs of a rank, one way."""

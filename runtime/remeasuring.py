@@ -229,5 +229,6 @@ def _is_back(share: Share, known: Share) -> bool:
 
 
 def _is_other(share: Share, known: Share) -> bool:
-    """True if a NIC that carries something carries something else than it did when that was last known."""
-    return min(share) > 0 < min(known) and any(map(is_change, share, known))
+    """True if a NIC that carries something carries something else than it did when that was last known, or if nobody
+    knows what."""
+    return share == (DOUBTED_SHARE,) * 2 or (min(share) > 0 < min(known) and any(map(is_change, share, known)))

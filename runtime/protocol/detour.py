@@ -19,6 +19,8 @@ from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.rail import Detour
 from optcc.runtime.protocol.rates import Rates
 
+_UNREACHED_S = 2.0
+
 
 class Detours:
     """The paths from one rank."""
@@ -60,9 +62,13 @@ class Detours:
         )
 
     def is_needed(self) -> bool:
-        """True if two ranks that share no rail may still wait for each other: whoever is between must not leave."""
+        """True if two ranks that share no rail may still wait for each other: whoever is between must not leave.
+
+        It is not between others and a rank that it has not reached for long itself, by whatever path.
+        """
         local = self._local
-        done, leaving = local.left.keys() | {local.rank}, self._agreement.leaving
+        unreached = {peer for peer, out in self._outbounds.items() if out.dark_s >= _UNREACHED_S}
+        done, leaving = local.left.keys() | {local.rank} | unreached, self._agreement.leaving
         return any(
             not {one, other} <= leaving and not self.has_rail(one, other)
             for one in {rank for rank, _ in self._rates.down} - done

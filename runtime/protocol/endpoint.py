@@ -31,6 +31,7 @@ from optcc.runtime.protocol.epochs import Epochs
 from optcc.runtime.protocol.frames import (
     ADDRESS_FRAME,
     BACK_FRAME,
+    BURST_FRAME,
     CHANNELS_MAX,
     DOUBT_FRAME,
     EPOCH_FRAME,
@@ -123,6 +124,8 @@ class Endpoint(LocalRank):
         self._receives: dict[int, tuple[Inbound, RecvChannel]] = {}
         # Whether ranks that share NICs send over those alone that belong to them.
         self.keeps_to_own = False
+        # The NICs out of use at the last tick.
+        self._down: set[tuple[int, int]] = set()
         # Whether the program says when it may not call again for long.
         self._is_settled = False
         self.leaving_s = 0.0
@@ -461,6 +464,7 @@ class Endpoint(LocalRank):
         """A connection is up: the peer is told what was said before it was."""
         self.addresses_told.greet(connection)
         self.rates.tell(connection.peer)
+        self._use_or_not(connection)
         self.membership.greet(connection)
         self.epochs.joined(connection)
 
@@ -565,6 +569,8 @@ class Endpoint(LocalRank):
             self.rates.trials.hear(peer, number)
         elif kind == PADDING_FRAME and self.rates.is_on:
             self.rates.trials.hear_padding(peer, number)
+        elif kind == BURST_FRAME:
+            self.epochs.readmissions.hear(peer, number)
         elif kind == DOUBT_FRAME:
             for connection in self._of_session(peer, number & 0xFFFFFFFF):
                 if self.suspicion.hear(connection, number >> 32):
@@ -590,6 +596,14 @@ class Endpoint(LocalRank):
         return self.inbounds[connection.peer]
 
     # --- NICs
+
+    def _use_or_not(self, connection: Established) -> None:
+        """Has a connection avoided as long as the NIC at one of its ends is out of use."""
+        src, dst = (self.rank, connection.peer)[:: 1 if isinstance(connection, SendConnection) else -1]
+        ends = self.pairs(src, dst)[connection.rail : connection.rail + 1]
+        is_out = any((src, mine) in self.rates.down or (dst, theirs) in self.rates.down for mine, theirs in ends)
+        if self.suspicion.take_out_of_use(connection, is_out):
+            self._direction(connection).update_avoided()
 
     def nic_changed(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down or come back."""
@@ -649,6 +663,10 @@ class Endpoint(LocalRank):
         if self.rates.is_on:
             self.rates.look(now_s)
         self.epochs.tick()
+        if self.rates.down != self._down:
+            self._down = set(self.rates.down)
+            for connection in list(self.up):
+                self._use_or_not(connection)
         if not self.is_leaving:
             # Else whoever is connected passes on what is awaited, or that a rank is lost.
             for peer in self.awaited if not self.up else ():

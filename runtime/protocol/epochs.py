@@ -12,7 +12,9 @@ from itertools import chain
 from optcc.runtime.protocol.agreement import Agreement, Share, Shares, is_change, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
-from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.protocol.rates import Rates, usable
+from optcc.runtime.protocol.readmission import PAUSE_S as TRIAL_PAUSE_S
+from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
 
 SETTLE_S, RATE_SETTLE_S = 0.05, 2.0
@@ -50,8 +52,9 @@ class Epochs:
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
         # Of silent NICs, whether their links were up all the time.
         self._was_linked = [True] * len(local.own_nics)
-        # The NICs of this rank with connections at the last look.
-        self._used: set[int] = set()
+        self.readmissions = Readmissions(local)
+        # How often a NIC was tried, and measured for that, since it last carried something.
+        self._in_vain = [0] * len(local.own_nics)
         # Of NICs whose rate is another one than plans are for: which, and since when; in which epoch.
         self._coming: dict[tuple[int, int], tuple[Share, float]] = {}
         self._version = self._rates_in = 0
@@ -115,24 +118,36 @@ class Epochs:
         self._local.awaited = self.agreement.awaited
 
     def _note_silent(self) -> None:
-        """A NIC that has lost all its connections while others have some is as good as down."""
-        n_nics = len(self._was_joined)
-        used = {connection.nic for connection in self._local.up}.intersection(range(n_nics))
-        for nic in range(n_nics):
-            self._was_linked[nic] &= self._local.nic_up[nic]
-        if used == self._used:
-            return
-        self._used = used
-        for nic in range(n_nics):
+        """A NIC that has lost all its connections while others have some is as good as down, and so is one that carried
+        next to nothing when it was measured. If its link was up all the time it is tried before it is used again."""
+        used = {connection.nic for connection in self._local.up}.intersection(range(len(self._was_joined)))
+        for nic, is_up in enumerate(self._local.nic_up[: len(self._was_joined)]):
+            self._was_linked[nic] &= is_up
             self._was_joined[nic] |= nic in used
-            is_silent = self._was_joined[nic] and nic not in used and bool(used)
-            if is_silent != self._is_silent[nic]:
-                self._is_silent[nic] = is_silent
-                if is_silent:
-                    self._was_linked[nic] = self._local.nic_up[nic]
-                elif self.measures and self._was_linked[nic]:
-                    self._rates.doubt(nic)
-                self._rates.note_nic(nic, self._local.nic_up[nic] and not is_silent)
+            is_heard = nic in used or not used or not self._was_joined[nic]
+            if self._is_silent[nic]:
+                if is_heard and self._is_back(nic, nic in used):
+                    self._is_silent[nic] = False
+                    self._rates.note_nic(nic, is_up)
+            elif not is_heard or (self.measures and is_up and nic in self._rates.worthless):
+                self._is_silent[nic], self._was_linked[nic] = True, is_up
+                self.readmissions.await_trial(nic, self._wait_s(nic) if is_heard else 0.0)
+                self._rates.note_nic(nic, False)
+
+    def _wait_s(self, nic: int) -> float:
+        """How long a NIC that carries next to nothing is not tried: longer each time that a trial did not find that."""
+        count = self._in_vain[nic]
+        return min(PAUSE_S_MAX, HOPE_PAUSES * PAUSE_S * 2 ** (count - 1)) if count else TRIAL_PAUSE_S
+
+    def _is_back(self, nic: int, is_joined: bool) -> bool:
+        """Whether a NIC that was silent is to be used, or measured, again."""
+        if not self.measures or not self._was_linked[nic]:
+            return True
+        if is_joined and not self.readmissions.is_over(nic):
+            return False
+        self._in_vain[nic] += 1
+        self._rates.doubt(nic)
+        return True
 
     def _known(self, now_s: float) -> Shares:
         """What all NICs carry, as far as it is known for long enough; else what plans are for."""
@@ -177,6 +192,8 @@ class Epochs:
             self._pause_s = PAUSE_S if is_news else min(longest_s, 2 * self._pause_s)
             self._paused_to_s = now_s + self._pause_s
         self._measured = shares
+        for nic, share in enumerate(usable(shares[self._local.rank])):
+            self._in_vain[nic] *= min(share) <= 0
         self._settled = self.agreement.epoch.number
         self.agreement.correct(shares)
 
@@ -203,7 +220,8 @@ class Epochs:
             self._check_s = CHECK_S
         agreement = self.agreement
         now_s = self._local.now_s
-        is_degraded = any(0 < share < 1 for share, _ in rate_pairs(self._measured, self._measured))
+        # One that carries next to nothing is tried beside the traffic.
+        is_degraded = any(0 < min(share) < 1 for nics in self._measured for share in usable(nics))
         may_be_back = is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
         # What takes long after a NIC was lost, or came back, does so for that.
         is_due = now_s >= max(self._checked_to_s, self._calm_s) and (count >= SLOW_RUNS or may_be_back)

@@ -23,6 +23,7 @@ and in both directions control frames about connections, NICs and ranks:
     trial   what two ranks say to find out which end of a rail is slow (see `TrialWord`)
     address where a NIC of the sender's listens now that its address has changed (see `AddressWord`)
     padding the receiver of this frame is to send padding over a connection (see `PaddingWord`)
+    burst   the same, so many bytes at once (see `BurstWord`)
     pad     `length` bytes that mean nothing follow
     bye     the last frame of a rank that closes
 
@@ -64,10 +65,10 @@ Checksum = Callable[[bytes | bytearray | memoryview, int], int]
 """(bytes, checksum of the bytes before them or 0) -> checksum of both."""
 crc32: Checksum = _crc32
 
-VERSION = 11
+VERSION = 12
 DATA_FRAME, CHANGE_FRAME, STATE_FRAME, BYE_FRAME = range(1, 5)
 GONE_FRAME, BACK_FRAME, PROBE_FRAME, DOUBT_FRAME, RATE_FRAME, NEWS_FRAME, EPOCH_FRAME = range(5, 12)
-TRIAL_FRAME, PADDING_FRAME, PAD_FRAME, ADDRESS_FRAME = range(12, 16)
+TRIAL_FRAME, PADDING_FRAME, PAD_FRAME, ADDRESS_FRAME, BURST_FRAME = range(12, 17)
 CONTROL_FRAMES = (
     GONE_FRAME,
     BACK_FRAME,
@@ -79,6 +80,7 @@ CONTROL_FRAMES = (
     TRIAL_FRAME,
     PADDING_FRAME,
     ADDRESS_FRAME,
+    BURST_FRAME,
 )
 """Frames about connections, NICs and ranks rather than about a channel."""
 DATA_STATE_FRAME = 0x30
@@ -248,6 +250,27 @@ class PaddingWord(NamedTuple):
         return cls(number >> 32, _power(number & 0xFFFF))
 
 
+class BurstWord(NamedTuple):
+    """The number of a `BURST_FRAME`: the peer is to send so many bytes of padding over the connection `session`.
+
+    >>> BurstWord.read(BurstWord(7, 1 << 20).number)
+    BurstWord(session=7, n_bytes=1048576)
+    """
+
+    session: int
+    n_bytes: int
+
+    @property
+    def number(self) -> int:
+        """Both in 64 bits."""
+        return self.session << 32 | self.n_bytes
+
+    @classmethod
+    def read(cls, number: int) -> BurstWord:
+        """What a number says."""
+        return cls(number >> 32, number & 0xFFFFFFFF)
+
+
 class AddressWord(NamedTuple):
     """The number of an `ADDRESS_FRAME`: by the `turn`-th word of a rank about this, its NIC `nic` listens at this IPv4
     `address` and `port`.
@@ -341,7 +364,7 @@ def decode(data: bytes | bytearray | memoryview, session: int, at: int = 0) -> H
         raise WireError("header: wrong checksum")
     if its_session != session:
         raise WireError("header: of another connection")
-    if not DATA_FRAME <= kind <= ADDRESS_FRAME or zero or flags > 1:
+    if not DATA_FRAME <= kind <= BURST_FRAME or zero or flags > 1:
         raise WireError(f"header: kind {kind}, flags {flags}: unknown")
     return kind, flags, epoch, channel, number, last, crc
 

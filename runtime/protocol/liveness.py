@@ -58,8 +58,9 @@ class Connection:
     `suspect` after half of the time after which it is silent, and no sooner than after `queue_s`, the drain time of a
     full queue on the path. `waiting_bytes` were unacknowledged or unsent then. It `fills_path` if more than one segment
     was in flight: a single one may be acknowledged 40 ms late, which says nothing of the path. `doubt` has a bit for
-    each end that suspects the connection; while it is `is_avoided`, no new data goes there. `is_closed`: it was given
-    up. `n_padded` bytes of padding have come. The driver reads it while it `wants_read`.
+    each end that suspects the connection, and one for a NIC that is out of use; while it is `is_avoided`, no new data
+    goes there. `is_closed`: it was given up. `n_padded` bytes of padding have come. The driver reads it while it
+    `wants_read`.
     """
 
     __slots__ = (

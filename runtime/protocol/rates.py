@@ -69,6 +69,8 @@ class Rates:
         self._meters = [NicMeter() for _ in local.own_nics]
         self._unsure = [False] * len(self._meters)
         self._was_measured = [False] * len(self._meters)
+        # The NICs of this rank that carried next to nothing, beside another one, when they were measured.
+        self.worthless: set[int] = set()
         self.version = 0
         # What was measured, and the last word, of NICs that are, or were, other than declared.
         self._shares: dict[tuple[int, int], tuple[float, float]] = {}
@@ -90,6 +92,7 @@ class Rates:
         self._unsure = [False] * len(self._meters)
         self._shares.clear()
         self._paths.clear()
+        self.worthless.clear()
         for nic in range(len(self._meters)):
             self.trials.drop(nic)
         for count in self._local.rail_counts:
@@ -305,10 +308,12 @@ class Rates:
         """
         self._meters = [NicMeter() for _ in self._meters]
         self._paths.clear()
+        used = usable(shares)
         for nic, share in enumerate(shares):
             self.trials.drop(nic)
             if min(share) > 0:
                 self._was_measured[nic] = True
+                (self.worthless.discard if min(used[nic]) > 0 else self.worthless.add)(nic)
                 if share != self._own(nic):
                     self.know(nic, *share)
         self.version += 1
@@ -316,13 +321,20 @@ class Rates:
 
     def doubt(self, nic: int) -> None:
         """A NIC of this rank that was silent is heard again: until it has been measured, next to nothing goes there."""
+        self.worthless.discard(nic)
         self._meters[nic] = NicMeter()
         self._shares[self._local.rank, nic] = DOUBTED_SHARE, DOUBTED_SHARE
 
     def note_nic(self, nic: int, is_up: bool) -> None:
         """The kernel says that a NIC of this rank has gone down, or is back."""
-        (self.down.discard if is_up else self.down.add)((self._local.rank, nic))
+        self._take_down((self._local.rank, nic), not is_up)
         self._publish(nic)
+
+    def _take_down(self, which: tuple[int, int], is_down: bool) -> None:
+        """A NIC carries nothing, or something again: its connections are looked at soon."""
+        if is_down != (which in self.down):
+            (self.down.add if is_down else self.down.discard)(which)
+            self._local.look_within(0.0)
 
     def _publish(self, nic: int) -> None:
         """Tells the peers what is known of a NIC of this rank."""
@@ -352,11 +364,10 @@ class Rates:
         if before is not None and not word.is_after(before.turn):
             return
         self._words[which] = word
-        if word.out and word.in_:
+        is_up = bool(word.out and word.in_)
+        if is_up:
             self._shares[which] = word.out, word.in_
-            self.down.discard(which)
-        else:
-            self.down.add(which)
+        self._take_down(which, not is_up)
         self._say(which, but=peer)
         if word.in_ != (1.0 if before is None else before.in_):
             # It explains what paths seemed to.

@@ -3,7 +3,8 @@
 An end suspects a connection when `Connection.is_silent` says so (see `liveness`), and tells the peer. While either end
 suspects it, and another rail of the pair is not suspected, the connection is *avoided*: the failover table sees its
 rails as down, so what is out on it goes out elsewhere as well, and nothing new goes there. An acknowledgement ends the
-suspicion. If nothing is acknowledged the connection is closed (`Outbound.lose`, `Inbound.lose`).
+suspicion. If nothing is acknowledged the connection is closed (`Outbound.lose`, `Inbound.lose`). In the same way a
+connection is avoided while the NIC at one of its ends is out of use (`Rates.down`): it may carry next to nothing.
 
 A NIC that has failed takes all connections over it: when one of them is suspected or given up, idle ones of the NIC are
 probed, and the limit for the others is halved for a while.
@@ -19,7 +20,7 @@ from optcc.runtime.protocol.frames import DOUBT_FRAME, PROBE_FRAME
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S, Connection
 from optcc.runtime.protocol.local import Established, LocalRank
 
-DOUBTED_HERE, DOUBTED_THERE = 1, 2
+DOUBTED_HERE, DOUBTED_THERE, OUT_OF_USE = 1, 2, 4
 _SUSPICION_S = 1.0
 PROBE_S = 1.0
 """Idle connections to a peer that is waited for get a frame to acknowledge so often."""
@@ -103,6 +104,13 @@ class Suspicion:
             is_doubted &= not (connection.awaits and connection.answers)
         connection.doubt = connection.doubt & ~DOUBTED_THERE | (DOUBTED_THERE if is_doubted else 0)
         return True
+
+    @staticmethod
+    def take_out_of_use(connection: Established, is_out: bool) -> bool:
+        """The NIC at one end of a connection is out of use, or is not; True if that is news."""
+        before = connection.doubt
+        connection.doubt = before & ~OUT_OF_USE | (OUT_OF_USE if is_out else 0)
+        return connection.doubt != before
 
     def watch(self, connection: Connection) -> None:
         """A connection that still waits for acknowledgements is sampled again, and sooner if none comes."""

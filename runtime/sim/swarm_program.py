@@ -12,6 +12,7 @@ from optcc.plan import Channel
 from optcc.runtime.protocol.endpoint import CLOSE_S, LINGER_S
 from optcc.runtime.protocol.exchange import Exchange
 from optcc.runtime.protocol.membership import FAREWELL_S
+from optcc.runtime.protocol.suspicion import OUT_OF_USE
 from optcc.runtime.sim.faults import FaultInjector
 from optcc.runtime.sim.host import SimulatedHost
 from optcc.runtime.sim.invariants import broken_invariants
@@ -387,7 +388,10 @@ class SwarmProgram:
             for k, channel in outbound._channels.items():
                 sender = channel.sender
                 if sender.changing and sender.asked != NOWHERE:
-                    up = tuple((each.session, each.doubts_said, each.doubts_heard) for each in outbound.connections)
+                    up = tuple(
+                        (each.session, each.doubts_said, each.doubts_heard, each.doubt & OUT_OF_USE)
+                        for each in outbound.connections
+                    )
                     key = peer, k, sender.epoch, sender.asked, channel.since_s, up
                     rail = self._proposals[key] = channel.rails[sender.asked]
                     if before.get(key, rail) != rail:

@@ -59,6 +59,15 @@ def test_a_device_stays_a_device() -> None:
     assert Path("/dev/null").is_char_device()
 
 
+def test_only_what_is_to_last_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    replace_file(tmp_path / "plan.json", b"one", lasts=False)
+    assert not synced and (tmp_path / "plan.json").read_bytes() == b"one"
+    replace_file(tmp_path / "plan.json", b"two")
+    assert len(synced) == 2, "the file and its folder"
+
+
 @pytest.mark.parametrize("step", ["write", "fsync", "fchmod", "close"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_file_and_nothing_else(

@@ -175,3 +175,26 @@ def test_a_queue_at_a_nic_is_known_from_connections_that_fill_it(in_flight_bytes
         suspicion.is_silent(connection, 1e-3, connection.nic)
         watched_s += 1e-3
     assert abs(watched_s - waits_s) < 0.004
+
+
+def test_what_is_out_over_a_nic_that_is_taken_out_of_use_goes_out_elsewhere() -> None:
+    """Whichever end's it is, as soon as that is known, though all its connections answer; and it is used again."""
+    network, ((handle,), _) = joined((0, 1), silent_s=1.0, learn_rates=True)
+    near, far = network.outbound(0, 1, 1), network.inbound(0, 1, 1)
+    for rank in (0, 1):
+        data, into = np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
+        network.freeze(near)
+        network.post_recv(1, handle, into)
+        network.post_send(0, handle, data)
+        network.settle()
+        assert not np.array_equal(into, data) and not network.poll(0)
+        began_s = network.now_s
+        network.endpoints[rank].rates.note_nic(1, is_up=False)
+        network.until(lambda: bool(network.endpoints[1].events))
+        assert network.now_s - began_s < 0.1
+        assert (network.poll(1), network.poll(0)) == ([(RECEIVED, handle)], [(SENT, handle)])
+        assert np.array_equal(into, data) and near.is_avoided and far.is_avoided and not near.suspect
+        network.thaw(near)
+        network.endpoints[rank].rates.note_nic(1, is_up=True)
+        network.until(lambda: not (near.is_avoided or far.is_avoided), 0.2)
+    assert network.outbound(0, 1, 1) is near, "it was never given up"
