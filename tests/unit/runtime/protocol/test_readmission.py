@@ -1,0 +1,94 @@
+"""A NIC that was taken out of use is tried by itself before it is used again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from optcc.runtime.protocol.frames import BURST_FRAME, BurstWord, control_header
+from optcc.runtime.protocol.readmission import PART_BYTES_MAX, PART_BYTES_MIN, PARTS, PAUSE_S, PAUSE_S_MAX
+from tests.unit.runtime.protocol.network import Network
+
+RATE = 20_000_000
+
+
+class Tried:
+    """Rank 1 of two tries its NIC 1."""
+
+    def __init__(self, rate: int = RATE) -> None:
+        self.network = Network(2, rates=(rate, rate))
+        self.network.open((0, 1), (1, 0))
+        self.network.barrier()
+        self.network.until(self.network.all_up)
+        self.endpoint = self.network.endpoints[1]
+        self.readmissions = self.endpoint.epochs.readmissions
+        self.readmissions.await_trial(1)
+        self.before = self.counts()
+
+    def counts(self) -> tuple[int, int]:
+        """Bytes out and in over that NIC."""
+        count = self.endpoint.rail_counts[1]
+        return count.sent_bytes, count.received_bytes
+
+    def carried(self) -> list[int]:
+        """Those since the trial began."""
+        return [now - before for now, before in zip(self.counts(), self.before, strict=True)]
+
+    def run(self, seconds: float) -> bool:
+        """Whether the trial is over within so much time."""
+        until_s = self.network.now_s + seconds
+        while self.network.now_s < until_s:
+            if self.readmissions.is_over(1):
+                return True
+            self.network.run(0.01)
+        return False
+
+
+@pytest.mark.parametrize(("rate", "part_bytes"), [(RATE, PART_BYTES_MIN), (400_000_000, 400_000), (1 << 33, 1 << 20)])
+def test_a_nic_is_readmitted_once_all_parts_have_come_both_ways(rate: int, part_bytes: int) -> None:
+    tried = Tried(rate)
+    assert tried.run(0.5)
+    assert all(PARTS * part_bytes <= each < 1.05 * PARTS * part_bytes + 2000 for each in tried.carried())
+
+
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_a_nic_over_which_too_little_comes_one_way_is_tried_again_later_and_later(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = Tried()
+    network = tried.network
+    frozen = network.outbound(*((0, 1) if way == "in" else (1, 0)), 1)
+    network.freeze(frozen)
+    for end in network._both(frozen):
+        # Nobody finds out that it is silent.
+        monkeypatch.setattr(end, "report", lambda: None)
+    began_s: list[float] = []
+    until_s, trial = network.now_s + 5.0, tried.readmissions._trials[1]
+    was_tried = False
+    while network.now_s < until_s:
+        assert not tried.readmissions.is_over(1)
+        if trial.ends is not None and not was_tried:
+            began_s.append(network.now_s)
+        was_tried = trial.ends is not None
+        network.run(0.01)
+    pauses = [later - sooner for sooner, later in pairwise(began_s)]
+    # To which comes the time after which a part is too late, and what a look is late.
+    wanted = [min(PAUSE_S_MAX, PAUSE_S * 2**number) for number in range(len(pauses))]
+    assert len(pauses) > 3 and all(0.06 <= is_ - least < 0.12 for is_, least in zip(pauses, wanted, strict=True))
+    # One part a trial, or two.
+    assert all(each < 1.1 * len(began_s) * PART_BYTES_MIN for each in tried.carried())
+
+
+def test_a_peer_sends_no_more_than_a_part() -> None:
+    tried = Tried()
+    connection = tried.network.inbound(0, 1, 1)
+    word = BurstWord(connection.session, (1 << 32) - 1)
+    sender = tried.network.outbound(0, 1, 1)
+    tried.network.endpoints[0].received(sender, control_header(sender.session, BURST_FRAME, word.number))
+    tried.network.settle()
+    assert PART_BYTES_MAX <= tried.carried()[1] < PART_BYTES_MAX + 2000
+    unknown = BurstWord(connection.session + 1, 1 << 16)
+    tried.network.endpoints[0].received(sender, control_header(sender.session, BURST_FRAME, unknown.number))
+    tried.network.settle()
+    assert tried.carried()[1] < PART_BYTES_MAX + 2000
