@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache
+from itertools import combinations
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -430,7 +431,9 @@ def build(
         if segments != AUTO:
             raise ArgumentError(f"segments {segments}: must be left out with the schedule {AUTO}, which chooses them")
         if topology.wired is not None:
-            return _fastest_on_links(topology, size_bytes, **made_for)
+            return _fastest_of(ON_LINKS, topology, size_bytes, **made_for)
+        if _keeps_rails_apart(topology) and not (by_rail and ports == "fair" and _shares_rails(topology)):
+            return _fastest_of(ON_RAILS, topology, size_bytes, **made_for)
         return _chosen(_choose(topology, size_bytes, by_rail=by_rail, **made_for))
     if name == rank_order.name and segments == AUTO and topology.wired is None:
         return _chosen(_choose(topology, size_bytes, by_rail=by_rail, in_rank_order=True, **made_for), compares=False)
@@ -460,6 +463,9 @@ def _choose(topology: Topology, size_bytes: int, *, by_rail: bool, ports: Model,
     alone."""
     rails = shares_by_rail(topology) if by_rail and ports == "fair" else None
     if rails is None:
+        if by_rail and ports == "fair" and _keeps_rails_apart(topology):
+            # Messages are striped by what all pairs need of each rail, and pooled NICs are as good.
+            topology = replace(topology, rail_only=False, text="")
         return choose(topology, size_bytes, ports=ports, **options)
     return choose(rails.usable, size_bytes, ports=ports, parts=rails.shares, **options)
 
@@ -476,11 +482,20 @@ def _where_its_model_ends(definition: Definition, topology: Topology) -> Definit
     """`definition`; or `packed` in the place of `optimal` where GPUs are linked or rails cannot be pooled, and those of
     `ON_NICS` where NICs belong to GPUs."""
     if definition is optimal:
-        apart = topology.rail_only and len(topology.rails_kept) > 1
-        return PACKED if apart or topology.wired is not None else definition
+        return PACKED if topology.wired is not None or _keeps_rails_apart(topology) else definition
     if topology.wired is None or topology.graph is not None:
         return definition
     return ON_NICS.get(definition.name, definition)
+
+
+def _keeps_rails_apart(topology: Topology) -> bool:
+    """Whether servers kept different rails of a rail-only network, so that their NICs cannot be pooled."""
+    return topology.rail_only and len(topology.rails_kept) > 1
+
+
+def _shares_rails(topology: Topology) -> bool:
+    """Whether any two servers have kept a common rail."""
+    return all(set(one) & set(other) for one, other in combinations(topology.rails_kept, 2))
 
 
 ON_NICS: Mapping[str, Definition] = {
@@ -498,6 +513,8 @@ ON_LINKS = (equal_trees.name, PACKED.name, nic_trees.name, "hierarchical")
 """The candidates of `auto` for an AllReduce where NICs belong to GPUs, or the topology is a graph. A few trees of one
 share each need no linear program; its packing comes nearer where rates or rails divide the message unevenly, and
 where GPUs have links of their own it is the only one."""
+ON_RAILS = (PACKED.name, "r2ccl-balance", "recursive-doubling", "direct")
+"""Those where servers of one GPU kept different rails: of the last two, short messages take few steps."""
 
 
 NEAR_BOUND = 1.03
@@ -507,19 +524,26 @@ MANY_RANKS, NEAR_OF_MANY = 128, 1.08
 linear program of a packing takes minutes."""
 
 
-def _fastest_on_links(
-    topology: Topology, size_bytes: int, *, dtype: str, reduction: str, slots: int | None, ports: Model
+def _fastest_of(
+    names: Sequence[str],
+    topology: Topology,
+    size_bytes: int,
+    *,
+    dtype: str,
+    reduction: str,
+    slots: int | None,
+    ports: Model,
 ) -> Built:
-    """The one of `ON_LINKS` that is predicted to be fastest, of those that have a route for each of their transfers.
+    """The schedule of these that is predicted to be fastest, of those that have a route for each of their transfers.
 
-    Where servers are equal, the hierarchical schedule comes second. Raises TopologyError if none has a route.
+    Where servers are equal, the last one comes second. Raises TopologyError if none has a route.
     """
     best: Built | None = None
     best_s, best_cost_s, least_s, certified = inf, inf, pooled_bound_s(topology, size_bytes), False
     near = NEAR_BOUND if topology.n_ranks <= MANY_RANKS else NEAR_OF_MANY
     rows: list[tuple[str, str, str]] = []
     equal = len({(server.gpus, server.nics, server.fabric) for server in topology.servers}) == 1
-    for name in (ON_LINKS[0], *ON_LINKS[:0:-1]) if equal else ON_LINKS:
+    for name in (names[0], *names[:0:-1]) if equal else names:
         if best is not None and best_s <= near * least_s:
             rows.append((name, "-", "not tried: near the bound already"))
             continue

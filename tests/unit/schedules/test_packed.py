@@ -10,7 +10,7 @@ import pytest
 from optcc.collective import Collective
 from optcc.compiler import compile_schedule
 from optcc.errors import TopologyError
-from optcc.planner import NEAR_BOUND, ON_LINKS, build, find_schedule
+from optcc.planner import NEAR_BOUND, ON_LINKS, ON_RAILS, build, find_schedule
 from optcc.schedules.nic_trees import nic_trees
 from optcc.schedules.packed import TreePair, packed
 from optcc.simulate import MODELS, simulate
@@ -130,6 +130,37 @@ def test_auto_takes_it_where_servers_kept_different_rails_and_says_why() -> None
     assert [row[0] for row in lost.compared.rows] == [*ON_LINKS]
     assert "no rail is left at all servers" in lost.compared.rows[2][2]
     assert "no rail is left at all servers" in lost.compared.rows[3][2]
+
+
+def on_rails(*kept: str) -> Topology:
+    """Servers of one GPU on a rail-only network, each with NICs on these rails."""
+    nics = [tuple(Nic(int(rail), Fraction(10**7), Fraction(10**7)) for rail in each) for each in kept]
+    servers = tuple(Server(f"h{number}", 1, each) for number, each in enumerate(nics))
+    return Topology(servers, latency_s=Fraction(1, 20_000), rail_only=True)
+
+
+@pytest.mark.parametrize("kept", [("01", "01", "0"), ("01", "01", "0", "1")])
+@pytest.mark.parametrize("ports", MODELS)
+def test_auto_has_a_plan_where_servers_of_one_gpu_kept_different_rails(ports: Model, kept: tuple[str, ...]) -> None:
+    topology, refused = on_rails(*kept), 0
+    for size_bytes in (1 << 12, 1 << 22):
+        best = build("auto", topology, size_bytes, ports=ports)
+        assert best.seconds is not None and verify_plan(best.plan).verdict == PROVED
+        for name in ON_RAILS:
+            try:
+                plan = build(name, topology, size_bytes, ports=ports).plan
+                assert best.seconds <= simulate(plan, topology, model=ports).seconds
+            except TopologyError:
+                refused += 1
+    # Two of the last four servers share no rail: two of these schedules are none for them, whatever the size.
+    assert refused == (0 if len(kept) == 3 else 4)
+
+
+def test_over_tcp_auto_takes_shares_where_any_two_servers_kept_a_rail() -> None:
+    """There each rail carries what the others cannot."""
+    for kept, name in ((("01", "01", "0"), "shares"), (("01", "01", "0", "1"), "r2ccl-balance")):
+        built = build("auto", on_rails(*kept), 1 << 22, ports="fair", by_rail=True)
+        assert built.definition.name == name
 
 
 @pytest.mark.slow
