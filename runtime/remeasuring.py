@@ -157,6 +157,11 @@ class Remeasuring:
     def _measure(self, agreed: Shares) -> Shares:
         clock, transport = self._engine.clock, self._transport
         began_s = clock.now_s()
+        healed = healed_shares(agreed, self._known)
+        if healed is not None:
+            self._was_slow = False
+            transport.know_shares(healed, 0.0, is_told=True)
+            return healed
         is_known = not any(_is_other(*pair) or _is_back(*pair) for pair in self._beside(agreed))
         # A single run that is slow may have waited for a rank that was late.
         is_single = self._was_slow and self._last_times.n_in_a_row < IN_A_ROW
@@ -215,6 +220,35 @@ class Remeasuring:
             tuple((DOUBTED_SHARE,) * 2 if min(new) <= 0 < min(share) else before for new, share, before in nics)
             for nics in beside
         )
+
+
+def healed_shares(agreed: Shares, known: Shares) -> Shares | None:
+    """What the NICs carry if all that is new of them is that some, known to be slow, carry one way as much as at the
+    start: they are taken to do so both ways. That is mostly true, and costs nothing; if it is not, runs are slow again.
+    None if something else is new, or nothing.
+
+    >>> whole = (1.0, 1.0)
+    >>> healed_shares(((whole, (1.0, 0.5)),), ((whole, (0.5, 0.5)),))
+    (((1.0, 1.0), (1.0, 1.0)),)
+    >>> healed_shares(((whole, (0.8, 0.5)),), ((whole, (0.5, 0.5)),))
+    >>> healed_shares(((whole, (1.0, 0.5)), (whole, (0.4, 1.0))), ((whole, (0.5, 0.5)), (whole, whole)))
+    """
+    is_new = False
+    shares: list[tuple[Share, ...]] = []
+    for said_of, known_of in zip(agreed, known, strict=True):
+        nics: list[Share] = []
+        for said, was in zip(said_of, known_of, strict=True):
+            share = was
+            if _is_other(said, was):
+                is_higher = all(new > old for new, old in zip(said, was, strict=True) if is_change(new, old))
+                if max(said) < 1 or not is_higher or is_change(*was) or min(was) < LEAST_SHARE:
+                    return None
+                is_new, share = True, (1.0, 1.0)
+            elif _is_back(said, was):
+                return None
+            nics.append(share if min(said) > 0 else said)
+        shares.append(tuple(nics))
+    return tuple(shares) if is_new else None
 
 
 def _share(rate: tuple[int, int], declared: tuple[int, int]) -> Share:

@@ -20,9 +20,10 @@ from optcc.runtime import communicator, remeasuring
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.probe import MeasuredNics
 from optcc.runtime.probe import probe as measure
-from optcc.runtime.protocol.agreement import Shares
+from optcc.runtime.protocol.agreement import Share, Shares
 from optcc.runtime.protocol.epochs import HOPE_PAUSES, PAUSE_S
-from optcc.runtime.protocol.rates import Rates
+from optcc.runtime.protocol.rates import DOUBTED_SHARE, Rates
+from optcc.runtime.remeasuring import healed_shares
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -286,6 +287,34 @@ def test_a_nic_that_was_silent_is_tried_and_measured_before_it_is_used_again() -
     assert next(at_s for at_s, is_silent in zip(job.began_s, silent, strict=True) if at_s > 1.6 and not is_silent) < 2.7
     assert job.shares[-1] == (((1.0, 1.0),) * 2,) * 3
     assert median(job.took_s[-8:]) < 1.05 * median(job.took_s[1:6])
+
+
+WHOLE, HALF, DOUBTED = (1.0, 1.0), (0.5, 0.5), (DOUBTED_SHARE, DOUBTED_SHARE)
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "is_healed"),
+    [
+        (HALF, (1.0, 0.5), True),
+        (HALF, (0.5, 1.0), True),
+        (HALF, (1.0, 0.52), True),
+        (HALF, WHOLE, True),
+        (HALF, HALF, False),
+        (HALF, (0.9, 0.5), False),
+        (HALF, (1.0, 0.4), False),
+        ((0.5, 1.0), WHOLE, False),
+        ((0.04, 0.04), (1.0, 0.04), False),
+        ((0.0, 0.0), WHOLE, False),
+        (HALF, DOUBTED, False),
+        (WHOLE, WHOLE, False),
+    ],
+)
+def test_a_nic_that_carries_one_way_what_it_did_is_taken_for_healed(known: Share, said: Share, is_healed: bool) -> None:
+    """If it was slow both ways, and nothing else is new."""
+    lost = (0.0, 0.0)
+    found = healed_shares(((WHOLE, said), (WHOLE, lost)), ((WHOLE, known), (WHOLE, WHOLE)))
+    assert found == (((WHOLE, WHOLE), (WHOLE, lost)) if is_healed else None)
+    assert healed_shares(((WHOLE, said), ((0.5, 1.0), WHOLE)), ((WHOLE, known), (WHOLE, WHOLE))) is None
 
 
 @pytest.mark.slow
