@@ -15,12 +15,14 @@ from optcc.experiments.claims import ClaimsTable, kinds_of
 from optcc.experiments.failure_study import FailureStudy
 from optcc.experiments.gpu_battery import GpuBattery
 from optcc.experiments.lost_nics import LostNicsRecord
+from optcc.experiments.mid_collective import MidCollective
 from optcc.experiments.paper_claims import CLAIMS
 from optcc.experiments.passing_congestion import PassingCongestion
 from optcc.experiments.peers_record import PeerComparison
 from optcc.experiments.record import RECORDS, Record, Recorded
 from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.experiments.seen_failure import SeenFailure
+from optcc.experiments.soak import Soak
 from optcc.experiments.training_failures import TrainingFailures
 from optcc.files import replace_file
 from optcc.paper_figures import (
@@ -33,12 +35,14 @@ from optcc.paper_figures import (
     gallery,
     gpu_battery_dots,
     lost_nics_curves,
+    mid_collective_dots,
     numbers,
     peer_dots,
     report,
     schedule_curves,
     server_gpus_curves,
     size_curves,
+    soak_spans,
     sources,
     style,
     training_curves,
@@ -85,6 +89,8 @@ FIGURES = (
     _single(gpu_battery_dots, GpuBattery),
     _single(failure_views, SeenFailure),
     _single(congestion_steps, PassingCongestion),
+    _single(mid_collective_dots, MidCollective),
+    _single(soak_spans, Soak),
     FigureKind(
         *(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.names),
         *(peer_dots.tables, peer_dots.draw, peer_dots.numbers),
