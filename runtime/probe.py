@@ -555,7 +555,8 @@ class _Probe:
             left = [way for way in ways if None in rates[way]]
             if not left:
                 break
-            cleared = [way for way in ways if rates[way] == self._known_of(way)]
+            # With a rank that lacks a NIC others cannot try theirs.
+            cleared = [way for way in ways if rates[way] == self._known_of(way) and all(self._known_of(way))]
             rounds = [later_rounds(group, left, cleared) for group in self._groups]
             rates |= self._pair_off(rounds, up, self._lowered(found), found, left)
         for rank, is_out in ways:
@@ -646,7 +647,7 @@ class _Probe:
                         found.setdefault((rank, nic, is_out), []).append(went)
         return {
             (rank, is_out): [
-                settled_rate(found.get((rank, nic, is_out), []), float(pair[not is_out]))
+                settled_rate(found.get((rank, nic, is_out), []), float(pair[not is_out])) if min(pair) > 0 else 0.0
                 for nic, pair in enumerate(self._known[rank])
             ]
             for rank, is_out in ways

@@ -257,25 +257,39 @@ def test_a_nic_that_collapses_costs_no_more_than_one_that_is_down(out: float, in
     assert collapsed.shares[-1] == down.shares[-1] == (whole, ((1.0, 1.0), (0.0, 0.0)), whole)
     assert median(collapsed.took_s[-60:]) < 1.02 * median(down.took_s[-60:])
     # In the run in which it falls, what is on its way there must come, or be found to be lost.
-    assert sum(sorted(collapsed.took_s)[:-1]) < 1.1 * sum(sorted(down.took_s)[:-1])
+    fell = max(number for number, began_s in enumerate(collapsed.began_s) if began_s < 0.45)
+    all_s, least_s = (sum(job.took_s) - job.took_s[fell] for job in (collapsed, down))
+    assert all_s < 1.1 * least_s
 
 
 @pytest.mark.slow
 def test_a_nic_of_which_a_trial_finds_too_much_is_measured_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """It carries less than a twelfth, and more than a trial tells from that."""
     measured_s = note_measuring(monkeypatch)
-    job = Job([(0.45, 1, 1, 0.06, 0.06)], 45, schedule="auto", pause_s=1.0)
-    assert job.shares[-1] is not None and job.shares[-1][1][1] == (0.0, 0.0)
+    job = Job([(0.45, 1, 1, 0.06, 0.06), (30.0, 1, 1, 1.0, 1.0)], 50, schedule="auto", pause_s=1.0)
+    lost = [shares is not None and shares[1][1] == (0.0, 0.0) for shares in job.shares]
+    assert all(is_lost for is_lost, at_s in zip(lost, job.began_s, strict=True) if 8.0 < at_s < 30.0)
     pauses = [later - sooner for sooner, later in pairwise(measured_s)]
     assert pauses and all(each > HOPE_PAUSES * PAUSE_S * 2**number for number, each in enumerate(pauses))
+    assert job.shares[-1] == (((1.0, 1.0),) * 2,) * 3
 
 
 @pytest.mark.slow
-def test_a_nic_that_had_collapsed_is_soon_used_again() -> None:
+def test_a_nic_that_is_out_of_use_is_not_measured_with_the_others() -> None:
+    """It has connections, and what is sent there would take long."""
+    job = Job([(0.45, 1, 1, 0.01, 0.01), (3.0, 2, 0, 0.5, 0.5)], 80, schedule="auto")
+    shares = job.shares[-1]
+    assert shares is not None and shares[1][1] == (0.0, 0.0) and shares[2][0] == pytest.approx((0.5, 0.5), rel=0.08)
+    assert max(seconds for seconds, at_s in zip(job.took_s, job.began_s, strict=True) if at_s > 2.0) < 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out", [0.01, 1.0])
+def test_a_nic_that_had_collapsed_is_soon_used_again(out: float) -> None:
     """It is tried once a second, measured, and counts once that has been so for its patience."""
-    job = Job([(0.45, 1, 1, 0.01, 0.01), (4.0, 1, 1, 1.0, 1.0)], 110, schedule="auto")
+    job = Job([(0.45, 1, 1, out, 0.01), (4.0, 1, 1, 1.0, 1.0)], 110, schedule="auto")
     used = next(number for number, shares in enumerate(job.shares) if number > 20 and shares and shares[1][1] == (1, 1))
-    assert 4.0 < job.began_s[used] < 6.0 and job.epochs[0][-1] == 2
+    assert 4.0 < job.began_s[used] < 6.0 and job.epochs[0][-1] <= 3
     assert median(job.took_s[used + 1 :]) < 1.05 * median(job.took_s[:8])
 
 

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from optcc.runtime.protocol.epochs import HOPE_PAUSES
+from optcc.runtime.protocol.epochs import PAUSE_S as EPOCH_PAUSE_S
 from optcc.runtime.protocol.frames import BURST_FRAME, BurstWord, control_header
 from optcc.runtime.protocol.readmission import PART_BYTES_MAX, PART_BYTES_MIN, PARTS, PAUSE_S, PAUSE_S_MAX
 from tests.unit.runtime.protocol.network import Network
@@ -92,3 +94,15 @@ def test_a_peer_sends_no_more_than_a_part() -> None:
     tried.network.endpoints[0].received(sender, control_header(sender.session, BURST_FRAME, unknown.number))
     tried.network.settle()
     assert tried.carried()[1] < PART_BYTES_MAX + 2000
+
+
+def test_a_nic_waits_longer_for_its_trial_only_while_it_carries_nothing() -> None:
+    """How often it was tried in vain is forgotten once it is measured and carries something."""
+    epochs = Network(2, rates=(RATE, RATE)).endpoints[1].epochs
+    whole, next_to_nothing = (1.0, 1.0), (0.01, 0.01)
+    found: list[float] = []
+    for share in (next_to_nothing, next_to_nothing, whole):
+        epochs._in_vain[1] += 1
+        epochs.take_measured(((whole, whole), (whole, share)), 0.1, is_told=False)
+        found.append(epochs._wait_s(1))
+    assert found == [HOPE_PAUSES * EPOCH_PAUSE_S, 2 * HOPE_PAUSES * EPOCH_PAUSE_S, PAUSE_S]
