@@ -53,7 +53,8 @@ class Epochs:
         # Of silent NICs, whether their links were up all the time.
         self._was_linked = [True] * len(local.own_nics)
         self.readmissions = Readmissions(local)
-        # How often a NIC was tried, and measured for that, since it last carried something.
+        # The NICs that were tried and have yet to be measured; how often such a one carried next to nothing, in a row.
+        self._tried: set[int] = set()
         self._in_vain = [0] * len(local.own_nics)
         # Of NICs whose rate is another one than plans are for: which, and since when; in which epoch.
         self._coming: dict[tuple[int, int], tuple[Share, float]] = {}
@@ -131,6 +132,7 @@ class Epochs:
                     self._rates.note_nic(nic, is_up)
             elif not is_heard or (self.measures and is_up and nic in self._rates.worthless):
                 self._is_silent[nic], self._was_linked[nic] = True, is_up
+                self._tried.discard(nic)
                 self.readmissions.await_trial(nic, self._wait_s(nic) if is_heard else 0.0)
                 self._rates.note_nic(nic, False)
 
@@ -145,7 +147,7 @@ class Epochs:
             return True
         if is_joined and not self.readmissions.is_over(nic):
             return False
-        self._in_vain[nic] += 1
+        self._tried.add(nic)
         self._rates.doubt(nic)
         return True
 
@@ -193,7 +195,11 @@ class Epochs:
             self._paused_to_s = now_s + self._pause_s
         self._measured = shares
         for nic, share in enumerate(usable(shares[self._local.rank])):
-            self._in_vain[nic] *= min(share) <= 0
+            if min(share) > 0:
+                self._in_vain[nic] = 0
+            elif nic in self._tried:
+                self._in_vain[nic] += 1
+        self._tried.clear()
         self._settled = self.agreement.epoch.number
         self.agreement.correct(shares)
 

@@ -96,13 +96,16 @@ def test_a_peer_sends_no_more_than_a_part() -> None:
     assert tried.carried()[1] < PART_BYTES_MAX + 2000
 
 
-def test_a_nic_waits_longer_for_its_trial_only_while_it_carries_nothing() -> None:
-    """How often it was tried in vain is forgotten once it is measured and carries something."""
+def test_a_nic_waits_longer_for_its_trial_only_if_the_last_ones_found_too_much() -> None:
+    """That it was silent, tried, and silent again before it was measured counts for nothing."""
     epochs = Network(2, rates=(RATE, RATE)).endpoints[1].epochs
+    epochs.measures = True
     whole, next_to_nothing = (1.0, 1.0), (0.01, 0.01)
     found: list[float] = []
-    for share in (next_to_nothing, next_to_nothing, whole):
-        epochs._in_vain[1] += 1
+    for tries, share in ((0, next_to_nothing), (1, next_to_nothing), (3, next_to_nothing), (1, whole), (0, whole)):
+        for _ in range(tries):
+            epochs._is_back(1, is_joined=False)
         epochs.take_measured(((whole, whole), (whole, share)), 0.1, is_told=False)
         found.append(epochs._wait_s(1))
-    assert found == [HOPE_PAUSES * EPOCH_PAUSE_S, 2 * HOPE_PAUSES * EPOCH_PAUSE_S, PAUSE_S]
+    first_s = HOPE_PAUSES * EPOCH_PAUSE_S
+    assert found == [PAUSE_S, first_s, 2 * first_s, PAUSE_S, PAUSE_S]
