@@ -36,7 +36,8 @@ from optcc.units import show_size
 
 HOSTS, SIZE_BYTES, NIC = "4x2@400Mbit/s", 256 << 20, "h1.eth1"
 STATES = {"NIC down": "down", "NIC at half": "200Mbit/s", "NIC at 1 %": "4Mbit/s"}
-ARMS = (SLICES, WHOLE)
+ARMS = {SLICES: "in slices", WHOLE: "one run"}
+"""How the AllReduce runs, and what that is called."""
 TRIALS, TRIALS_WHOLE, SEED = 20, 5, 1
 """In slices, and in one run at most."""
 _WARM_UP, _HEALTHY, _RECOVERING_MAX, _RECOVERED = 2, 3, 12, 1.04
@@ -92,7 +93,7 @@ class MidCollective(Measured):
         rows = tuple(
             (
                 row.state,
-                {SLICES: "in slices", WHOLE: "one run"}[row.arm],
+                ARMS[row.arm],
                 str(len(row.trials)),
                 f"{row.healthy_s / row.bound_s:.3f}",
                 f"{row.bound_left_s / row.bound_s:.2f}",

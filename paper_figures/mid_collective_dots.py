@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from optcc.experiments.mid_collective import MidCollective
-from optcc.experiments.reducing_job import SLICES, WHOLE
+from optcc.experiments.mid_collective import ARMS, MidCollective
+from optcc.experiments.reducing_job import SLICES
 from optcc.paper_figures import style
 from optcc.paper_figures.numbers import Number
 from optcc.units import show_size
@@ -30,7 +30,6 @@ SAYS = (
     "and the bound of the rest, in slices, whose plans change, and in one run, whose plan does not."
 )
 """What the figure says, for a gallery."""
-WAYS = {SLICES: "in slices", WHOLE: "one run"}
 _HEAD_PT, _FOOT_PT, _LEFT_PT, _RIGHT_PT, _BAND_PT = 29.0, 26.0, 84.0, 8.0, 22.0
 _SPREAD = 0.7
 """Of a band, from the shortest trial to the longest."""
@@ -96,7 +95,7 @@ def draw(table: LossTable) -> Figure:
 def _draw_bands(axes: Axes, table: LossTable) -> None:
     bands = table.bands
     axes.set_ylim(len(bands) - 0.5, -0.5)
-    axes.set_yticks(range(len(bands)), [f"{band.state}, {WAYS[band.way]}" for band in bands])
+    axes.set_yticks(range(len(bands)), [f"{band.state}, {ARMS[band.way]}" for band in bands])
     most = max(band.ratios[-1] for band in bands)
     axes.set_xlim(1 - 0.04 * (most - 1), 1 + 1.06 * (most - 1))
     axes.set_xlabel("time / least", labelpad=1.5)

@@ -572,12 +572,12 @@ class Endpoint(LocalRank):
         elif kind == BURST_FRAME:
             self.epochs.readmissions.hear(peer, number)
         elif kind == DOUBT_FRAME:
-            for connection in self._of_session(peer, number & 0xFFFFFFFF):
+            for connection in self.of_session(peer, number & 0xFFFFFFFF):
                 if self.suspicion.hear(connection, number >> 32):
                     self._direction(connection).update_avoided()
 
     def _lose_session(self, peer: int, session: int) -> None:
-        for connection in self._of_session(peer, session):
+        for connection in self.of_session(peer, session):
             self._lose(connection, Broken("given up at the other end"), is_known=True)
             self.suspicion.suspect_nic(connection.nic)
 
@@ -586,9 +586,6 @@ class Endpoint(LocalRank):
             self.outbounds[connection.peer].lose(connection, error, is_known=is_known)
         else:
             self.inbounds[connection.peer].lose(connection, error, is_known=is_known)
-
-    def _of_session(self, peer: int, session: int) -> list[Established]:
-        return [each for each in self.up_to(peer) if each.session == session]
 
     def _direction(self, connection: Established) -> Outbound | Inbound:
         if isinstance(connection, SendConnection):
@@ -601,8 +598,8 @@ class Endpoint(LocalRank):
         """Has a connection avoided as long as the NIC at one of its ends is out of use."""
         src, dst = (self.rank, connection.peer)[:: 1 if isinstance(connection, SendConnection) else -1]
         ends = self.pairs(src, dst)[connection.rail : connection.rail + 1]
-        is_out = any((src, mine) in self.rates.down or (dst, theirs) in self.rates.down for mine, theirs in ends)
-        if self.suspicion.take_out_of_use(connection, is_out):
+        is_in_use = all(self.detours.may_be_up(src, mine, dst, theirs) for mine, theirs in ends)
+        if self.suspicion.take_out_of_use(connection, is_out=not is_in_use):
             self._direction(connection).update_avoided()
 
     def nic_changed(self, nic: int, is_up: bool) -> None:

@@ -151,6 +151,10 @@ class LocalRank:
         """The connections that are up between this rank and a peer, both directions."""
         return [connection for connection in self.up if connection.peer == peer]
 
+    def of_session(self, peer: int, session: int) -> list[Established]:
+        """The connection of that session, if it is up, between this rank and a peer."""
+        return [connection for connection in self.up_to(peer) if connection.session == session]
+
     def up_over(self, nic: int) -> list[Established]:
         """The connections that are up over a NIC of this rank."""
         return [connection for connection in self.up if connection.nic == nic]

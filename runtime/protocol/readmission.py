@@ -102,7 +102,7 @@ class Readmissions:
     def hear(self, peer: int, number: int) -> None:
         """A peer tries its NIC: padding goes to it over the connection that it names."""
         word = BurstWord.read(number)
-        for connection in self._local.up_to(peer):
-            if connection.session == word.session and not connection.blocked:
+        for connection in self._local.of_session(peer, word.session):
+            if not connection.blocked:
                 connection.pad(min(PART_BYTES_MAX, word.n_bytes))
                 self._local.wake(connection)

@@ -106,7 +106,7 @@ class Suspicion:
         return True
 
     @staticmethod
-    def take_out_of_use(connection: Established, is_out: bool) -> bool:
+    def take_out_of_use(connection: Established, *, is_out: bool) -> bool:
         """The NIC at one end of a connection is out of use, or is not; True if that is news."""
         before = connection.doubt
         connection.doubt = before & ~OUT_OF_USE | (OUT_OF_USE if is_out else 0)

@@ -245,8 +245,8 @@ class Trials:
     def hear_padding(self, peer: int, number: int) -> None:
         """A peer has this rank send padding over a connection."""
         word, now_s = PaddingWord.read(number), self._local.now_s
-        for connection in self._local.up_to(peer):
-            if connection.session == word.session and now_s - self._padded_s >= _EVERY_S / 2:
+        for connection in self._local.of_session(peer, word.session):
+            if now_s - self._padded_s >= _EVERY_S / 2:
                 self._send(connection, word.rate)
 
     def _answer(self, now_s: float, asked: _Asked) -> None:
