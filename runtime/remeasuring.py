@@ -216,8 +216,11 @@ class Remeasuring:
         beside = [list(zip(*each, strict=True)) for each in zip(shares, agreed, known, strict=True)]
         if all(min(new) > 0 or min(share) <= 0 for nics in beside for new, share, _ in nics):
             return shares
+        doubted = DOUBTED_SHARE, DOUBTED_SHARE
         return tuple(
-            tuple((DOUBTED_SHARE,) * 2 if min(new) <= 0 < min(share) else before for new, share, before in nics)
+            tuple(
+                share if min(share) <= 0 else doubted if min(new) <= 0 else before for new, share, before in nics
+            )
             for nics in beside
         )
 

@@ -12,7 +12,7 @@ from itertools import chain
 from optcc.runtime.protocol.agreement import Agreement, Share, Shares, is_change, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
-from optcc.runtime.protocol.rates import Rates, usable
+from optcc.runtime.protocol.rates import LEAST_SHARE, Rates, usable
 from optcc.runtime.protocol.readmission import PAUSE_S as TRIAL_PAUSE_S
 from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
@@ -145,11 +145,22 @@ class Epochs:
         """Whether a NIC that was silent is to be used, or measured, again."""
         if not self.measures or not self._was_linked[nic]:
             return True
-        if is_joined and not self.readmissions.is_over(nic):
-            return False
+        if is_joined:
+            partners = [self._rates.known(*each) for each in self._partners(nic) if each not in self._rates.down]
+            if partners and all(max(share) < LEAST_SHARE for share in partners):
+                # They are to be measured, and can be with this one only.
+                self.readmissions.hasten(nic)
+            if not self.readmissions.is_over(nic):
+                return False
         self._tried.add(nic)
         self._rates.doubt(nic)
         return True
+
+    def _partners(self, nic: int) -> list[tuple[int, int]]:
+        """The NICs that one of this rank is joined with: their ranks and numbers."""
+        local = self._local
+        others = (rank for rank in range(len(local.book)) if not local.is_inside(local.rank, rank))
+        return [(rank, theirs) for rank in others for mine, theirs in local.pairs(local.rank, rank) if mine == nic]
 
     def _known(self, now_s: float) -> Shares:
         """What all NICs carry, as far as it is known for long enough; else what plans are for."""
@@ -198,7 +209,9 @@ class Epochs:
             if min(share) > 0:
                 self._in_vain[nic] = 0
             elif nic in self._tried:
-                self._in_vain[nic] += 1
+                # Where no NIC that it is joined with was in use, it could not be measured.
+                was_met = any(min(usable(shares[rank])[each]) > 0 for rank, each in self._partners(nic))
+                self._in_vain[nic] = self._in_vain[nic] + 1 if was_met else 0
         self._tried.clear()
         self._settled = self.agreement.epoch.number
         self.agreement.correct(shares)

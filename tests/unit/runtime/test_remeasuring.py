@@ -23,6 +23,7 @@ from optcc.runtime.probe import probe as measure
 from optcc.runtime.protocol.agreement import Share, Shares
 from optcc.runtime.protocol.epochs import HOPE_PAUSES, PAUSE_S
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, Rates
+from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.remeasuring import healed_shares
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
@@ -430,3 +431,17 @@ def test_hosts_of_several_ranks_change_plans_once_for_a_nic_that_is_lost_and_onc
     before = median(job.took_s[1:6]) / bound_s(1.0, 3, 2)
     assert median(job.took_s[first + 1 : last]) / bound_s(0.0, 3, 2) < 1.03 * before
     assert median(job.took_s[last + 1 :]) / bound_s(1.0, 3, 2) < 1.03 * before
+
+
+def test_a_rail_that_no_rank_has_used_is_used_again_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank tries its NIC at another time, and it can be measured with those of the others only."""
+    await_trial = Readmissions.await_trial
+    monkeypatch.setattr(
+        *(Readmissions, "await_trial"),
+        lambda trials, nic, _=0.0: await_trial(trials, nic, 0.5 + 20 * trials._local.rank),
+    )
+    collapsed = [(0.45, rank, 1, 0.004, 0.004) for rank in range(3)]
+    job = Job([*collapsed, *((3.0, rank, 1, 1.0, 1.0) for rank in range(3))], 120, pause_s=0.02)
+    lost = [number for number, shares in enumerate(job.shares) if shares and all(min(nics[1]) <= 0 for nics in shares)]
+    assert lost and 3.0 < job.began_s[lost[-1]] < 7.0 < job.began_s[-1]
+    assert job.shares[-1] == (((1.0, 1.0),) * 2,) * 3
