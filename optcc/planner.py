@@ -198,15 +198,17 @@ class Planner:
             by_rail=options.by_rail,
         ).plan
 
-    def least_s(self, request: PlanRequest) -> float:
-        """A lower bound on how long an AllReduce, Broadcast or Reduce takes, seconds: servers pool their NICs.
+    def least_s(self, request: PlanRequest, shares: Shares | None = None) -> float:
+        """A lower bound on how long an AllReduce, Broadcast or Reduce takes, seconds: servers pool their NICs, which
+        carry these shares of what the topology says, or all of it; see `under`.
 
         >>> asked = PlanRequest(Collective("broadcast", 4, root=3), 10**9, "float32", "sum")
         >>> planner = Planner(Topology.parse("4@1GB/s,3=500MB/s:1GB/s"))
         >>> planner.least_s(asked), planner.least_s(asked._replace(collective=Collective("reduce", 4, root=3)))
         (2.0, 1.0)
         """
-        topology, root = self.topology, request.collective.root
+        topology = self.topology if shares is None else self.topology.under(shares)
+        root = request.collective.root
         if request.collective.name == "allreduce":
             return pooled_bound_s(topology, request.size_bytes)
         ports = (topology.out, topology.in_) if request.collective.name == "broadcast" else (topology.in_, topology.out)
@@ -240,14 +242,15 @@ class Planner:
 
     def get_ready(self, request: PlanRequest) -> None:
         """Starts the process that makes plans in the background, unless one of this machine has started it. So that it
-        has loaded what that takes, it makes plans for the first few requests for when a NIC is lost or slow."""
+        has loaded what that takes, it makes and proves plans for the first few requests for when a NIC is lost or slow,
+        though they may be stored."""
         if self._store is None or request in self._readied or len(self._readied) == READIED_MAX:
             return
         self._readied.add(request)
         if WORKER.is_there or self._store.take_for_good("process"):
             for share in (0.0, 0.5):
                 with suppress(OptccError):  # a cluster that has no such plan
-                    WORKER.get_ready(self._after_a_loss(share)._work([request]))
+                    WORKER.get_ready(self._after_a_loss(share)._work([request], is_anew=True))
 
     def _after_a_loss(self, share: float) -> Planner:
         """A planner for when the last NIC of the first server that has several, or else of the first one, carries such
@@ -283,9 +286,9 @@ class Planner:
         found = {request: self._store.get(self._key(request), request) for request in _missing(stored)}
         return {**stored, **found}
 
-    def _work(self, requests: list[PlanRequest]) -> bytes:
+    def _work(self, requests: list[PlanRequest], *, is_anew: bool = False) -> bytes:
         """What `make_plans` is to do."""
-        return msgspec.json.encode(_Work(self.topology, self._options, requests), enc_hook=str)
+        return msgspec.json.encode(_Work(self.topology, self._options, requests, is_anew), enc_hook=str)
 
     def _key(self, request: PlanRequest) -> str:
         """All that a plan of this planner follows from, and the version of what makes it."""
@@ -299,11 +302,12 @@ def _missing(plans: Mapping[PlanRequest, Plan | None]) -> list[PlanRequest]:
 
 
 class _Work(msgspec.Struct, forbid_unknown_fields=True):
-    """The arguments of a `Planner`, and what it is asked for."""
+    """The arguments of a `Planner`, what it is asked for, and whether to make that anew though it may be stored."""
 
     topology: Topology
     options: _Options
     requests: list[PlanRequest]
+    is_anew: bool
 
 
 def make_plans(work: bytes) -> None:
@@ -314,7 +318,12 @@ def make_plans(work: bytes) -> None:
     planner._worth_storing_s = 0.0
     for request in asked.requests:
         with suppress(OptccError):
-            planner(*request)
+            if asked.is_anew and planner._store is not None:
+                plan = planner._build(request)
+                planner._store.put(planner._key(request), plan)
+                planner._cache.put(verify_plan(plan))
+            else:
+                planner(*request)
 
 
 @cache

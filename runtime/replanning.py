@@ -24,7 +24,7 @@ PlanFor = Callable[[Collective, int, str, str], tuple[Plan, Verdict]]
 """What a `PlanRequest` has to a plan and the verifier's verdict on it; the same at every rank."""
 Prepare = Callable[[Shares, PlanRequest | None], Callable[[], bool]]
 """Begins to make plans for these shares; with a request, what it returns tells whether that plan is there."""
-_LOOK_S = 5e-3
+_LOOK_S = 2e-3
 
 logger = logging.getLogger("optcc.nics")
 
@@ -149,6 +149,7 @@ class Replanning:
         takes least."""
         assert self._prepare is not None
         self._made = self._prepare(self.shares, request)
+        self._engine.look_within(_LOOK_S)
         self._engine.wait_for(_Made(self._made), timeout_s)
         self._made = None
 
@@ -164,11 +165,13 @@ class Replanning:
         """Has plans made if there is an epoch to make them for; seconds until it is to be called again."""
         transport, prepare = self._transport, self._prepare
         assert transport is not None and prepare is not None
+        if self._made is not None:
+            return _LOOK_S
         epoch = transport.wanted_epoch
         if epoch is None:
             self._coming = None
             return math.inf
-        if self._made is not None or (self._remeasuring is not None and self._remeasuring.is_measuring):
+        if self._remeasuring is not None and self._remeasuring.is_measuring:
             return _LOOK_S
         measures = self._remeasuring is not None and self._remeasuring.is_due(epoch.shares)
         if self._coming is None or self._coming[0] != epoch:

@@ -15,12 +15,14 @@ import pytest
 from optcc import planner as planning
 from optcc.collective import Collective
 from optcc.errors import TopologyError
-from optcc.plan import PlanRequest
+from optcc.plan import Plan, PlanRequest
 from optcc.plan_process import serve
 from optcc.plan_worker import PlanWorker
 from optcc.planner import Planner
 from optcc.runtime.protocol.agreement import Shares
 from optcc.topology import Nic, Pod, Server, Topology
+from optcc.verdict import Verdict
+from optcc.verify.plan import verify_plan
 
 WANTED = PlanRequest(Collective("allreduce", 4), 1 << 20, "float32", "sum")
 HALF = (((1.0, 1.0),), ((0.5, 0.5),), ((1.0, 1.0),), ((1.0, 1.0),))
@@ -76,7 +78,9 @@ def _refuse(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("n_nics", [1, 2])
-def test_the_process_begins_with_a_plan_for_a_loss(n_nics: int, worker: PlanWorker) -> None:
+def test_the_process_begins_with_a_plan_for_a_loss(
+    n_nics: int, worker: PlanWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a server's second NIC, or, where all have one, of half of its rate."""
     nics = tuple(Nic(rail, Fraction(10**8), Fraction(10**8)) for rail in range(n_nics))
     topology = Topology(tuple(Server(f"h{number}", 1, nics) for number in range(4)))
@@ -89,6 +93,18 @@ def test_the_process_begins_with_a_plan_for_a_loss(n_nics: int, worker: PlanWork
     while under._store.get(under._key(WANTED), WANTED) is None:
         assert time.monotonic() < until_s
         time.sleep(0.02)
+    # It does all the work of it, though another job may have stored the plan.
+    digest, proved = under(*WANTED)[0].digest, list[str]()
+
+    def note(plan: Plan) -> Verdict:
+        proved.append(plan.digest)
+        return verify_plan(plan)
+
+    monkeypatch.setattr(planning, "verify_plan", note)
+    planning.make_plans(under._work([WANTED]))
+    assert not proved
+    planning.make_plans(under._work([WANTED], is_anew=True))
+    assert proved == [digest]
     # It replies to what is asked for now, not to what it began with.
     assert worker.make(planner._work([WANTED]))
 
