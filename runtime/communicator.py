@@ -134,7 +134,7 @@ class Communicator:
         self._replanning = Replanning(
             self._mail.engine,
             self._prepare if is_whole and isinstance(plan_for, Replans) else None,
-            Remeasuring(self._mail.engine) if remeasures else None,
+            Remeasuring(self._mail.engine, self._least_s) if remeasures else None,
         )
         self._slice_s = slice_s if self._replanning.is_on else inf
         # To add up the rates of all NICs takes as long as much of a short collective.
@@ -613,6 +613,14 @@ class Communicator:
         if self.n_ranks < GOES_ON_RANKS or request.collective.name not in ELEMENTWISE:
             return False
         return isinstance(self._base, Estimates) and self._base.least_s(request) < GOES_ON_S
+
+    def _least_s(self, shares: Shares, request: PlanRequest) -> float:
+        """A lower bound on how long a collective takes where NICs carry these shares, seconds; 0.0 if none is known."""
+        base = self._base
+        if request.collective.name in ELEMENTWISE and isinstance(base, Estimates):
+            with suppress(OptccError):
+                return base.least_s(request, shares)
+        return 0.0
 
     def _prepare(self, shares: Shares, first: PlanRequest | None) -> Callable[[], bool]:
         """Begins to make the plans that are in use, for NICs that carry these shares; returns what tells whether they

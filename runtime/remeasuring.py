@@ -7,6 +7,9 @@ carries (`optcc.runtime.slow_nics`). If it does not, they measure with nothing e
 (`optcc.runtime.probe`), but only the hosts whose NICs carry something else than before. What has them do it is a rate
 that the meters have found while runs of a plan take longer than those before, or a few such runs; the second of these
 need not be over. If nothing new is found, that counts less and less often (`optcc.runtime.protocol.epochs`).
+
+Runs under new plans should be as near to the lower bound as those before. If they are not, and the traffic does not say
+why, the rate of the NIC that became slow last may come and go (`optcc.runtime.guesses`).
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from optcc.errors import InputError
+from optcc.plan import PlanRequest
 from optcc.runtime.changed_ways import ALIKE
 from optcc.runtime.engine import Engine
+from optcc.runtime.guesses import Guess, Guesses
 from optcc.runtime.handle import Handle
 from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.probe import Rates, probe
@@ -33,6 +38,8 @@ LEAST_S = 5e-3
 """Shorter runs say more of the processor than of NICs."""
 IN_A_ROW = 2
 """NICs are not measured for fewer runs in a row that are slow."""
+REQUESTS_MAX = 64
+"""Of so many collectives, those that were called last, it is known what they took under other plans."""
 
 
 class Remeasuring:
@@ -41,7 +48,7 @@ class Remeasuring:
     Raises InputError if its transport is not over NICs.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, least_s: Callable[[Shares, PlanRequest], float] | None = None) -> None:
         transport = engine.transport
         if not isinstance(transport, RemeasuredTransport):
             raise InputError(f"remeasures: {type(transport).__name__}: must be a transport over NICs")
@@ -55,6 +62,11 @@ class Remeasuring:
         self._planned_s = -math.inf
         self._note: Callable[[int], None] = lambda _: None
         self._times: WeakKeyDictionary[PersistentPlan, RunTimes] = WeakKeyDictionary()
+        # What collectives took over the least that they can take, under the plans under which that was least.
+        self._least_s, self._pace = least_s, dict[PlanRequest, float]()
+        self._last_request: PlanRequest | None = None
+        self._planned = self._known
+        self._guesses = Guesses()
         # At rank 0: those of the run that was over last, and the run that was found to be slow before its end.
         self._last_times = RunTimes()
         self._overdue: Handle | None = None
@@ -77,13 +89,33 @@ class Remeasuring:
         now_s = self._engine.clock.now_s()
         # A run that began before the present plans says nothing of them.
         if seconds >= LEAST_S and isinstance(plan, PersistentPlan) and now_s - seconds >= self._planned_s:
-            times = self._times.setdefault(plan, RunTimes())
-            count = times.take(seconds, now_s)
-            self._last_times = times
+            times = self._times.get(plan)
+            if times is None:
+                times = self._times[plan] = RunTimes(self._expected_s(plan.plan.request))
+            was_known, count = times.is_known, times.take(seconds, now_s)
+            if times.is_known and not was_known:
+                self._note_pace(plan.plan.request, times.usual_s)
+            self._last_times, self._last_request = times, plan.plan.request
             self._was_slow |= count >= SLOW_RUNS
             self._note(count)
             if count:
                 self._engine.look_within(times.overdue_s)
+
+    def _expected_s(self, request: PlanRequest) -> float:
+        """What a collective should take under the present plans, if they are as good as those of before."""
+        if self._least_s is None or request not in self._pace:
+            return math.inf
+        return self._pace[request] * self._least_s(self._planned, request) or math.inf
+
+    def _note_pace(self, request: PlanRequest, usual_s: float) -> None:
+        """The runs of the present plans may be nearer to the least than those of plans before."""
+        least_s = self._least_s(self._planned, request) if self._least_s is not None else 0.0
+        if least_s:
+            # Less than the least is for a NIC that is not known to be back.
+            pace = max(1.0, usual_s / least_s)
+            self._pace[request] = min(pace, self._pace.pop(request, pace))
+            if len(self._pace) > REQUESTS_MAX:
+                self._pace.pop(next(iter(self._pace)))
 
     def look(self) -> float:
         """Notes a run after a slow one that takes much longer than usual already; seconds until it is to be called
@@ -124,7 +156,7 @@ class Remeasuring:
         shares = self.usable_of(agreed)
         if not is_due:
             self._transport.trust_shares(shares)
-        self._planned_s = self._engine.clock.now_s()
+        self._planned_s, self._planned = self._engine.clock.now_s(), shares
         return shares
 
     def usable_of(self, agreed: Shares) -> Shares:
@@ -167,11 +199,22 @@ class Remeasuring:
         is_single = self._was_slow and self._last_times.n_in_a_row < IN_A_ROW
         self._was_slow = False
         may_measure = not is_known or (transport.may_measure and not is_single)
-        found, may_measure = slow_nics(transport, self._last_times.slow_since_s, self._known, may_measure)
+        times, guess = self._last_times, self._guess() if is_known else None
+        # Of runs some of which are quick the others tell more.
+        pace = 1.0 if times.n_in_a_row else times.pace
+        may_measure = may_measure and guess is None
+        found, may_measure = slow_nics(transport, times.slow_span_s, self._known, may_measure, pace, guess)
         told = None if found is None and may_measure else self._with_slow(agreed, found or {})
         shares = self._probed(agreed) if told is None else told
+        self._guesses.take(self._known, shares)
         transport.know_shares(shares, clock.now_s() - began_s, is_told=told is not None)
         return shares
+
+    def _guess(self) -> Guess | None:
+        """At rank 0: what a NIC may carry whose rate comes and goes."""
+        times, request = self._last_times, self._last_request
+        least_s = self._least_s(self.at_start, request) if self._least_s is not None and request is not None else 0.0
+        return self._guesses.next(self._known, times.pace, times.recent_s / least_s) if least_s else None
 
     def _with_slow(self, agreed: Shares, found: Mapping[tuple[int, int], float]) -> Shares | None:
         """What the NICs carry if these are slow; None if others are too, or faster, or back: then they must be
@@ -218,9 +261,7 @@ class Remeasuring:
             return shares
         doubted = DOUBTED_SHARE, DOUBTED_SHARE
         return tuple(
-            tuple(
-                share if min(share) <= 0 else doubted if min(new) <= 0 else before for new, share, before in nics
-            )
+            tuple(share if min(share) <= 0 else doubted if min(new) <= 0 else before for new, share, before in nics)
             for nics in beside
         )
 

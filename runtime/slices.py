@@ -17,6 +17,7 @@ from optcc.runtime.arguments import Call
 from optcc.runtime.buffers import address_of, device_of
 from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
+from optcc.runtime.protocol.agreement import Shares
 
 SLICE_S = 0.125
 """Shorter slices gain little: new plans are made, and agreed on, in about as long."""
@@ -32,8 +33,11 @@ _ALIGNED = 1024
 class Estimates(Protocol):
     """A planner that knows about how long a collective takes."""
 
-    def least_s(self, request: PlanRequest) -> float:
-        """A lower bound on it, seconds; the same at all ranks."""
+    def least_s(self, request: PlanRequest, shares: Shares | None = None) -> float:
+        """A lower bound on it, seconds, where NICs carry these shares of their rates, or all; the same at all ranks.
+
+        Raises TopologyError if a server is cut off by it.
+        """
         ...
 
 

@@ -6,22 +6,26 @@ exchanges of small messages, where to measure the NICs takes rounds of long ones
 
 from __future__ import annotations
 
+import math
+import struct
 from itertools import permutations
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from optcc.runtime.guesses import Guess
 from optcc.runtime.probe import ProbedTransport
 from optcc.runtime.protocol.agreement import Shares
-from optcc.runtime.protocol.flows import FlowEnds, NicFlow, most, slow_ways
+from optcc.runtime.protocol.flows import MARK_S, FlowEnds, NicFlow, most, slow_ways
 from optcc.runtime.transport import KnowsRates
 
 RANKS_MAX = 32
 """More ranks do not tell each other of their traffic: each reads what all say of their connections to all."""
 UNSURE = 0.2
 """Of a NIC that carries the same both ways, the traffic may have filled one by so much less than the other."""
-_NOTHING = 0
-"""In place of the number of a collective, plus one."""
+_NOTHING = -1
+"""In place of the number of a collective, or of a rank."""
+_QUESTION = struct.Struct(">qq?dqqd")
 
 
 @runtime_checkable
@@ -30,26 +34,49 @@ class RemeasuredTransport(ProbedTransport, KnowsRates, Protocol):
 
 
 def slow_nics(
-    transport: RemeasuredTransport, since_s: float, known: Shares, may_measure: bool
+    transport: RemeasuredTransport,
+    span_s: tuple[float, float],
+    known: Shares,
+    may_measure: bool,
+    pace: float = 1.0,
+    guess: Guess | None = None,
 ) -> tuple[dict[tuple[int, int], float] | None, bool]:
     """The NICs, (rank, number), that carry less than the `known` shares, the same both ways, and what share that is, by
-    the traffic since collectives are slow: by rank 0's clock since `since_s`. And what that rank says of whether NICs
-    `may_measure`. Collective.
+    the traffic while collectives were slow: in `span_s` by rank 0's clock, whose end is infinite if they still are; by
+    that rank's `guess` if the traffic says nothing. And what that rank says of whether NICs `may_measure`. Collective.
+
+    Where other collectives are quick, and the slow ones take 1 / `pace` as long, by that rank, a NIC carries no more
+    than such a part of what is known while they are slow; the traffic says what it does on the average.
 
     None if it is not certain, or not the same both ways: where a NIC is slow one way, what it carries the other way is
     hidden unless that is no more.
     """
-    mark = transport.first_mark(since_s) if transport.n_ranks <= RANKS_MAX else None
-    word = 2 * (_NOTHING if mark is None else mark + 1) + may_measure
-    word = int.from_bytes(transport.allgather(word.to_bytes(8, "big"))[0], "big")
-    number, may_measure = word // 2, bool(word % 2)
-    if number == _NOTHING:
-        return None, may_measure
-    return _named(transport, number - 1, known), may_measure
+    marks = _marks_of(transport, *span_s) if transport.n_ranks <= RANKS_MAX else (_NOTHING, _NOTHING)
+    question = _QUESTION.pack(*marks, may_measure, pace, *(guess or Guess(_NOTHING, _NOTHING, 0.0)))
+    number, until, may_measure, pace, *guessed = _QUESTION.unpack(transport.allgather(question)[0])
+    found = None if number == _NOTHING else _named(transport, number, until, known)
+    guess = Guess(*guessed)
+    if found is not None:
+        found = {(rank, nic): min(share, pace * max(known[rank][nic])) for (rank, nic), share in found.items()}
+    elif guess.rank != _NOTHING:
+        found = {guess[:2]: guess.share}
+    return found, may_measure
 
 
-def _named(transport: RemeasuredTransport, number: int, known: Shares) -> dict[tuple[int, int], float] | None:
-    """`slow_nics` by the traffic since a collective."""
+def _marks_of(transport: RemeasuredTransport, begin_s: float, end_s: float) -> tuple[int, int]:
+    """The first collectives that were marked in a time and after it, if there are both; the second is `_NOTHING` if the
+    time has no end."""
+    if end_s < math.inf:
+        first, last = (transport.first_mark(each - MARK_S / 2, may_be_new=True) for each in (begin_s, end_s))
+        return (_NOTHING, _NOTHING) if first is None or last is None else (first, last)
+    first = transport.first_mark(begin_s)
+    return _NOTHING if first is None else first, _NOTHING
+
+
+def _named(
+    transport: RemeasuredTransport, number: int, until: int, known: Shares
+) -> dict[tuple[int, int], float] | None:
+    """`slow_nics` by the traffic between two collectives, or since one."""
     declared = [[nic[3:5] for nic in nics] for nics in transport.nics]
     rates = {
         (rank, nic, is_out): pair[not is_out] * known[rank][nic][not is_out]
@@ -57,7 +84,7 @@ def _named(transport: RemeasuredTransport, number: int, known: Shares) -> dict[t
         for nic, pair in enumerate(nics)
         for is_out in (True, False)
     }
-    flows, seconds = _exchange(transport, number)
+    flows, seconds = _exchange(transport, number, None if until == _NOTHING else until)
     found = slow_ways(flows, seconds, rates)
     if found is None:
         return None
@@ -74,14 +101,14 @@ def _named(transport: RemeasuredTransport, number: int, known: Shares) -> dict[t
     return shares
 
 
-def _exchange(transport: RemeasuredTransport, number: int) -> tuple[dict[FlowEnds, NicFlow], float]:
-    """The flows between all ranks since that collective began, and for how long, seconds; none if some rank does not
-    know its own."""
+def _exchange(transport: RemeasuredTransport, number: int, until: int | None) -> tuple[dict[FlowEnds, NicFlow], float]:
+    """The flows between all ranks from when that collective began until another did, or now, and for how long, seconds;
+    none if some rank does not know its own."""
     rank = transport.rank
     rails = {pair: transport.pairs(*pair) for pair in permutations(range(transport.n_ranks), 2)}
     # By destination and rail; what would be this rank's own has the seconds.
     own = np.zeros((transport.n_ranks, max(map(len, rails.values())), 2))
-    traffic = transport.traffic_since(number)
+    traffic = transport.traffic_since(number, until)
     if traffic is not None:
         own[rank] = traffic.seconds
         for (mine, peer, theirs), flow in traffic.flows.items():

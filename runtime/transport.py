@@ -252,13 +252,14 @@ class Agrees(Protocol):
 class KnowsRates(Protocol):
     """A transport that stripes messages by what its NICs carry, and tells other ranks."""
 
-    def first_mark(self, after_s: float) -> int | None:
+    def first_mark(self, after_s: float, *, may_be_new: bool = False) -> int | None:
         """The number of the first collective from a time on, by this rank's clock, of which the transport has kept what
-        its connections had carried before; None if there is none, or it has just begun."""
+        its connections had carried before; None if there is none, or it has just begun, unless it `may_be_new`."""
         ...
 
-    def traffic_since(self, number: int) -> Traffic | None:
-        """What this rank's connections have carried since that collective began; None if that is not known."""
+    def traffic_since(self, number: int, until: int | None = None) -> Traffic | None:
+        """What this rank's connections have carried since that collective began, up to now or to when `until` began;
+        None if that is not known."""
         ...
 
     @property

@@ -12,6 +12,7 @@ from itertools import chain
 from optcc.runtime.protocol.agreement import Agreement, Share, Shares, is_change, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
+from optcc.runtime.protocol.patience import PATIENCE_S, Patience
 from optcc.runtime.protocol.rates import LEAST_SHARE, Rates, usable
 from optcc.runtime.protocol.readmission import PAUSE_S as TRIAL_PAUSE_S
 from optcc.runtime.protocol.readmission import Readmissions
@@ -37,9 +38,10 @@ HOPE_PAUSES = 3
 """After so many more times as long a NIC that was slow is measured again, though nothing says that it has changed."""
 SETTLE_TIMES = 5
 """What does not settle counts after so many times as long."""
-PATIENCE_S, PATIENCE_S_MAX = 0.25, 8.0
-CALM_S = 10.0
-"""A NIC that fails later than this after it came back has not come back too early."""
+PATIENCE_S_MAX, CALM_S = 8.0, 10.0
+"""Until a NIC that was lost is believed to be back, and how long it must then be."""
+RATE_PATIENCE_S_MAX, RATE_CALM_S = 64.0, 3.0
+"""The same of one that was slow: plans for less than it carries cost little, and congestion may come and go."""
 
 
 class Epochs:
@@ -70,7 +72,10 @@ class Epochs:
         # How many of the last runs were slow, as far as known.
         self._n_slow = 1
         self._seen: Shares = self.agreement.epoch.shares
-        self._changed_s, self._wanted_s, self._raised_s, self._patience_s = 0.0, NEVER_S, -CALM_S, PATIENCE_S
+        self._changed_s, self._wanted_s = 0.0, NEVER_S
+        # With NICs that were lost, and that were slow.
+        self._patience_lost = Patience(PATIENCE_S_MAX, CALM_S)
+        self._patience_slow = Patience(RATE_PATIENCE_S_MAX, RATE_CALM_S)
 
     # --- words
 
@@ -205,6 +210,10 @@ class Epochs:
             self._pause_s = PAUSE_S if is_news else min(longest_s, 2 * self._pause_s)
             self._paused_to_s = now_s + self._pause_s
         self._measured = shares
+        if any(0 < new < old and is_change(new, old) for new, old in pairs):
+            self._patience_slow.note_worse(now_s)
+        elif any(new > old > 0 and is_change(new, old) for new, old in pairs):
+            self._patience_slow.believe(now_s)
         for nic, share in enumerate(usable(shares[self._local.rank])):
             if min(share) > 0:
                 self._in_vain[nic] = 0
@@ -241,7 +250,8 @@ class Epochs:
         now_s = self._local.now_s
         # One that carries next to nothing is tried beside the traffic.
         is_degraded = any(0 < min(share) < 1 for nics in self._measured for share in usable(nics))
-        may_be_back = is_degraded and now_s >= self._paused_to_s + HOPE_PAUSES * self._pause_s
+        hope_s = min(PAUSE_S_MAX, HOPE_PAUSES * self._pause_s * self._patience_slow.seconds / PATIENCE_S)
+        may_be_back = is_degraded and now_s >= self._paused_to_s + hope_s
         # What takes long after a NIC was lost, or came back, does so for that.
         is_due = now_s >= max(self._checked_to_s, self._calm_s) and (count >= SLOW_RUNS or may_be_back)
         if is_due and self.is_on and agreement.may_propose and self._is_settled():
@@ -269,20 +279,24 @@ class Epochs:
             return
         if self.measures and not self._is_settled():
             return
-        is_worse = any(is_change(new, old) and new < old for new, old in pairs)
-        settle_s = SETTLE_S if is_worse else self._patience_s
+        # With those of which some carry less; and with those of which some carry more, and none less.
+        less = {self._patience_of(*pair) for pair in pairs if is_change(*pair) and pair[0] < pair[1]}
+        more = {self._patience_of(*pair) for pair in pairs if is_change(*pair)} - less
+        settle_s = SETTLE_S if less else max(patience.seconds for patience in more)
         wait_s = min(self._changed_s + settle_s, self._wanted_s + SETTLE_TIMES * settle_s) - now_s
         if wait_s > 0:
             local.watch_within(wait_s)
             return
-        if not is_worse:
-            self._raised_s = now_s
-        elif now_s < self._raised_s + CALM_S:
-            self._patience_s = min(PATIENCE_S_MAX, 2 * self._patience_s)
-        else:
-            self._patience_s = PATIENCE_S
+        for patience in less:
+            patience.note_worse(now_s)
+        for patience in more:
+            patience.believe(now_s)
         self._wanted_s = NEVER_S
         self._propose_now(self._seen)
+
+    def _patience_of(self, new: float, old: float) -> Patience:
+        """The patience with a NIC that carries this, and did that."""
+        return self._patience_lost if min(new, old) <= 0 else self._patience_slow
 
     def _propose_now(self, shares: Shares) -> None:
         self.agreement.propose(shares)

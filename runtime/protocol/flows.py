@@ -85,26 +85,49 @@ class FlowMarks:
         self._noted_s = now_s
         self._marks.append((number, now_s, carried))
 
-    def first_after(self, at_s: float, now_s: float) -> int | None:
-        """The first collective that was marked after a time, and long enough before now."""
-        return next((number for number, s, _ in self._marks if at_s <= s <= now_s - LEAST_S), None)
+    def first_between(self, begin_s: float, end_s: float) -> int | None:
+        """The first collective that was marked between two times."""
+        return next((number for number, s, _ in self._marks if begin_s <= s <= end_s), None)
+
+    def between(self, number: int, until: int) -> Traffic | None:
+        """What was carried between the beginnings of two collectives, or of the first ones after them that were marked;
+        None if those are not, or connections are others.
+
+        >>> marks, rail = FlowMarks(), (0, 1, 0)
+        >>> for number in (3, 5):
+        ...     marks.note(number, number / 2, {rail: FlowTally(7, 1000 * number, 0.25 * number)})
+        >>> marks.between(2, 4), marks.between(3, 6), marks.between(4, 5)
+        (Traffic(seconds=1.0, flows={(0, 1, 0): NicFlow(n_bytes=2000, busy_s=0.5)}), None, None)
+        """
+        begin, end = (self._mark_from(each) for each in (number, until))
+        if begin is None or end is None or begin[0] >= end[0] or _sessions(begin[1]) != _sessions(end[1]):
+            return None
+        return Traffic(end[0] - begin[0], _carried_between(begin[1], end[1]))
+
+    def _mark_from(self, number: int) -> tuple[float, Mapping[Rail, FlowTally]] | None:
+        """Of the first collective from a number on: when it was marked, and what connections had carried."""
+        return next(((s, carried) for n, s, carried in self._marks if n >= number), None)
 
     def since(self, number: int, now_s: float, carried: Mapping[Rail, FlowTally]) -> Traffic | None:
         """What was carried since this collective, or the first one after it that was marked, began; None if none was,
         or connections are others."""
-        mark = next(((s, each) for n, s, each in self._marks if n >= number), None)
+        mark = self._mark_from(number)
         if mark is None or _sessions(mark[1]) != _sessions(carried):
             return None
         began_s, before = mark
-        flows = {
-            rail: NicFlow(now.n_bytes - before[rail].n_bytes, now.busy_s - before[rail].busy_s)
-            for rail, now in carried.items()
-        }
+        flows = _carried_between(before, carried)
         # If little was under way at the last mark, what follows is a wait for others, and for late acknowledgements.
         _, last_s, last = self._marks[-1]
         late = sum(each.n_bytes - last[rail].n_bytes for rail, each in carried.items() if rail in last)
         is_over = last_s > began_s and late <= LATE * sum(flow.n_bytes for flow in flows.values())
         return Traffic((last_s if is_over else now_s) - began_s, flows)
+
+
+def _carried_between(before: Mapping[Rail, FlowTally], after: Mapping[Rail, FlowTally]) -> dict[Rail, NicFlow]:
+    return {
+        rail: NicFlow(now.n_bytes - before[rail].n_bytes, now.busy_s - before[rail].busy_s)
+        for rail, now in after.items()
+    }
 
 
 def _sessions(carried: Mapping[Rail, FlowTally]) -> dict[Rail, int]:

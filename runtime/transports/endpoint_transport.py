@@ -14,7 +14,7 @@ from optcc.runtime.protocol.agreement import Epoch, Shares
 from optcc.runtime.protocol.channel import RecvChannel, SendChannel
 from optcc.runtime.protocol.endpoint import LINGER_S, Endpoint
 from optcc.runtime.protocol.exchange import Exchange
-from optcc.runtime.protocol.flows import FlowTally, Rail, Traffic
+from optcc.runtime.protocol.flows import LEAST_S, FlowTally, Rail, Traffic
 from optcc.runtime.protocol.inbound import Inbound
 from optcc.runtime.protocol.liveness import Connection, KernelReport
 from optcc.runtime.protocol.local import Established
@@ -106,15 +106,19 @@ class EndpointTransport(ABC):
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
         self._endpoint.set_rates(rates)
 
-    def first_mark(self, after_s: float) -> int | None:
+    def first_mark(self, after_s: float, *, may_be_new: bool = False) -> int | None:
         """See `optcc.runtime.transport.KnowsRates`."""
-        marks = self._endpoint.rates.marks
-        return None if marks is None else marks.first_after(after_s, self._clock.now_s())
+        marks, now_s = self._endpoint.rates.marks, self._clock.now_s()
+        return None if marks is None else marks.first_between(after_s, now_s if may_be_new else now_s - LEAST_S)
 
-    def traffic_since(self, number: int) -> Traffic | None:
+    def traffic_since(self, number: int, until: int | None = None) -> Traffic | None:
         """See `optcc.runtime.transport.KnowsRates`."""
         marks = self._endpoint.rates.marks
-        return None if marks is None else marks.since(number, self._clock.now_s(), self._carried())
+        if marks is None:
+            return None
+        return (
+            marks.since(number, self._clock.now_s(), self._carried()) if until is None else marks.between(number, until)
+        )
 
     def _carried(self) -> dict[Rail, FlowTally]:
         """What the connections have carried so far, as far as the kernel says."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import count
+
+import pytest
 
 from optcc.runtime.protocol.epochs import SLOW_RUNS
-from optcc.runtime.run_times import LONG_S, MUCH_SLOWER, USUAL_RUNS, RunTimes
+from optcc.runtime.run_times import ALLOWED, LONG_S, LOST_S, MUCH_SLOWER, SLOWER, USUAL_RUNS, RunTimes
 
 
 def usual(seconds: float) -> RunTimes:
@@ -31,3 +34,29 @@ def test_a_run_after_a_slow_one_is_overdue_when_its_end_would_make_the_runs_coun
             assert times.take(first, 1.0) == 1
             assert (times.take(factor * times.overdue_s, 2.0) >= SLOW_RUNS) == counts
     assert usual(0.01).overdue_s == LONG_S and usual(1.0).overdue_s == MUCH_SLOWER
+
+
+def test_runs_that_are_slow_every_other_time_count_once_they_have_lost_enough() -> None:
+    times, usual_s, slow_s = usual(0.1), 0.1, 0.13
+    lost_s = slow_s + usual_s - 2 * ALLOWED * usual_s
+    for number in count(1):
+        assert times.take(slow_s, 2.0 * number) in (1, SLOW_RUNS)
+        if times.take(usual_s, 2.0 * number + 1):
+            break
+        assert number < 100
+    # What the last quick one gained is lost again by then.
+    assert number * lost_s == pytest.approx(LOST_S, abs=0.02)
+    assert times.slow_span_s == (2.0 * number - slow_s, 2.0 * number) and times.n_in_a_row == 0
+    assert times.pace == pytest.approx(usual_s / slow_s)
+    assert any(not times.take(usual_s, 1000.0) for _ in range(20))
+    assert times.take(slow_s, 2000.0) and times.slow_span_s == (2000.0, math.inf)
+
+
+def test_runs_that_take_longer_than_expected_are_slow_from_the_second_on() -> None:
+    times = RunTimes(expected_s=0.1)
+    taken = [times.take(SLOWER * 0.1 + 0.001, float(number)) for number in range(1, 6)]
+    assert taken == [0, 1, 2, 3, 4] and times.slow_since_s == 2.0
+    as_usual = RunTimes()
+    assert not any(as_usual.take(SLOWER * 0.1 + 0.001, float(number)) for number in range(1, 6))
+    assert (times.usual_s, as_usual.usual_s) == (0.1, SLOWER * 0.1 + 0.001)
+    assert times.recent_s == pytest.approx(as_usual.usual_s) and times.is_known

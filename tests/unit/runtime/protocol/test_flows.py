@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optcc.runtime.protocol.flows import (
-    LEAST_S,
     MARK_S,
     MARKS,
     FlowEnds,
@@ -92,8 +91,8 @@ def test_marks_are_some_time_apart_and_the_first_ones_are_dropped() -> None:
         marks.note(number, at_s, {rail: FlowTally(1, 1000 * number, at_s)})
         assert not marks.is_due(at_s + MARK_S / 2)
         at_s += 2 * MARK_S
-    assert marks.first_after(0.0, at_s) == MARKS and marks.first_after(at_s - 3 * MARK_S, at_s) == 2 * MARKS - 1
-    assert marks.first_after(at_s - LEAST_S / 2, at_s) is None
+    assert marks.first_between(0.0, at_s) == MARKS and marks.first_between(at_s - 3 * MARK_S, at_s) == 2 * MARKS - 1
+    assert marks.first_between(0.0, MARK_S) is None
     now = {rail: FlowTally(1, 1000 * 2 * MARKS, at_s)}
     traffic = marks.since(2 * MARKS - 2, at_s, now)
     assert traffic is not None and traffic.flows[rail].n_bytes == 2000

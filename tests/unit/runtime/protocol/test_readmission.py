@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from optcc.runtime.protocol.epochs import HOPE_PAUSES
+from optcc.runtime.protocol.epochs import HOPE_PAUSES, RATE_CALM_S
 from optcc.runtime.protocol.epochs import PAUSE_S as EPOCH_PAUSE_S
 from optcc.runtime.protocol.frames import BURST_FRAME, BurstWord, control_header
+from optcc.runtime.protocol.patience import PATIENCE_S
 from optcc.runtime.protocol.readmission import PART_BYTES_MAX, PART_BYTES_MIN, PARTS, PAUSE_S, PAUSE_S_MAX
 from tests.unit.runtime.protocol.network import Network
 
@@ -109,3 +110,42 @@ def test_a_nic_waits_longer_for_its_trial_only_if_the_last_ones_found_too_much()
         found.append(epochs._wait_s(1))
     first_s = HOPE_PAUSES * EPOCH_PAUSE_S
     assert found == [PAUSE_S, first_s, 2 * first_s, PAUSE_S, PAUSE_S]
+
+
+def test_a_nic_that_others_wait_for_is_tried_at_once_unless_it_has_just_been() -> None:
+    tried = Tried()
+    tried.readmissions.await_trial(1, 30.0)
+    assert not tried.run(0.5)
+    tried.readmissions.hasten(1)
+    assert tried.run(0.5)
+    tried.readmissions.await_trial(1, PAUSE_S)
+    tried.readmissions.hasten(1)
+    assert not tried.run(PAUSE_S / 2) and tried.run(0.5)
+
+
+def test_a_trial_counts_for_nothing_if_no_nic_of_the_rail_was_in_use() -> None:
+    epochs = Network(3, rates=(RATE, RATE)).endpoints[1].epochs
+    epochs.measures = True
+    whole, lost = (1.0, 1.0), (0.0, 0.0)
+    found: list[float] = []
+    for other in (whole, whole, lost):
+        epochs._is_back(1, is_joined=False)
+        epochs.take_measured(((whole, lost), (whole, lost), (whole, other)), 0.1, is_told=False)
+        found.append(epochs._wait_s(1))
+    first_s = HOPE_PAUSES * EPOCH_PAUSE_S
+    assert found == [first_s, 2 * first_s, PAUSE_S]
+
+
+def test_a_nic_that_is_soon_slow_again_is_believed_later() -> None:
+    network = Network(2, rates=(RATE, RATE))
+    epochs = network.endpoints[0].epochs
+    whole, half = (1.0, 1.0), (0.5, 0.5)
+    found: list[float] = []
+    for seconds, share in (
+        *((1.0, half), (1.0, whole), (RATE_CALM_S - 0.1, half), (9.0, whole), (0.1, half)),
+        *((9.0, whole), (RATE_CALM_S + 0.1, half)),
+    ):
+        network.run(seconds)
+        epochs.take_measured(((whole, whole), (whole, share)), 0.1, is_told=True)
+        found.append(epochs._patience_slow.seconds / PATIENCE_S)
+    assert found == [1, 1, 2, 2, 4, 4, 1] and epochs._patience_lost.seconds == PATIENCE_S

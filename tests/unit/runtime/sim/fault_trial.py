@@ -55,8 +55,8 @@ class Plans:
     def __call__(self, collective: Collective, size_bytes: int, dtype: str, reduction: str) -> tuple[Plan, Verdict]:
         return self.planner(collective, size_bytes, dtype, reduction)
 
-    def least_s(self, request: PlanRequest) -> float:
-        return self.planner.least_s(request)
+    def least_s(self, request: PlanRequest, shares: Shares | None = None) -> float:
+        return self.planner.least_s(request, shares)
 
     def under(self, shares: Shares) -> PlanFor:
         return Plans(self.planner.under(shares))
