@@ -15,6 +15,7 @@ import pytest
 
 from optcc.collective import Collective
 from optcc.errors import InputError, RankLost
+from optcc.plan import PlanRequest
 from optcc.planner import Planner
 from optcc.runtime import communicator, remeasuring
 from optcc.runtime.communicator import Communicator
@@ -24,7 +25,7 @@ from optcc.runtime.protocol.agreement import Share, Shares
 from optcc.runtime.protocol.epochs import HOPE_PAUSES, PAUSE_S
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, Rates
 from optcc.runtime.protocol.readmission import Readmissions
-from optcc.runtime.remeasuring import healed_shares
+from optcc.runtime.remeasuring import Remeasuring, healed_shares
 from optcc.runtime.run_times import USUAL_RUNS
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
@@ -463,3 +464,33 @@ def test_plans_that_all_wait_for_are_looked_for_again_and_again() -> None:
     at_once, later = (Job([(0.45, 1, 1, 0.5, 0.5)], 24, plan_delay=delay) for delay in (0, 10))
     assert at_once.epochs == later.epochs and later.epochs[0][-1] == 1
     assert 0 < max(later.took_s) - max(at_once.took_s) < 0.1
+
+
+def bare_remeasuring() -> Remeasuring:
+    """Of a rank that has no engine: for what is only counted."""
+    found = object.__new__(Remeasuring)
+    found._planned, found._pace = ((WHOLE,),), {}
+    return found
+
+
+def test_where_a_nic_was_lost_meanwhile_others_carry_what_they_did_unless_they_are_out_of_use() -> None:
+    found, lost = bare_remeasuring(), (0.0, 0.0)
+    found._known = (WHOLE, HALF), (WHOLE, WHOLE)
+    agreed = (WHOLE, WHOLE), (WHOLE, lost)
+    assert found._without_lost(((lost, WHOLE), (WHOLE, WHOLE)), agreed) == ((DOUBTED, HALF), (WHOLE, lost))
+    assert found._without_lost(((HALF, WHOLE), (WHOLE, lost)), agreed) == ((HALF, WHOLE), (WHOLE, lost))
+
+
+@pytest.mark.parametrize(("usual_s", "expected_s"), [(1.2, 2.4), (0.7, 2.0)])
+def test_runs_should_be_as_near_to_the_least_as_before_and_no_plan_beats_that(
+    usual_s: float, expected_s: float
+) -> None:
+    """Runs under plans for a NIC that is slow no more may."""
+    found, request = bare_remeasuring(), PlanRequest(Collective("allreduce", 3), 1 << 20, "float32", "sum")
+    found._least_s = lambda shares, _: 1.0 / shares[0][0][0]
+    assert found._expected_s(request) == inf
+    found._note_pace(request, usual_s)
+    found._planned = ((HALF,),)
+    assert found._expected_s(request) == pytest.approx(expected_s)
+    found._note_pace(request, 4.0)
+    assert found._expected_s(request) == pytest.approx(expected_s)

@@ -60,3 +60,9 @@ def test_runs_that_take_longer_than_expected_are_slow_from_the_second_on() -> No
     assert not any(as_usual.take(SLOWER * 0.1 + 0.001, float(number)) for number in range(1, 6))
     assert (times.usual_s, as_usual.usual_s) == (0.1, SLOWER * 0.1 + 0.001)
     assert times.recent_s == pytest.approx(as_usual.usual_s) and times.is_known
+
+
+def test_one_slow_run_among_quick_ones_says_nothing() -> None:
+    times = usual(0.1)
+    assert times.take(0.35, 2.0) and times.slow_span_s == (2.0, math.inf)
+    assert not times.take(0.1, 2.1) and times.slow_span_s == (math.inf, math.inf)
