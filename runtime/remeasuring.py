@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from optcc.errors import InputError
@@ -42,6 +43,21 @@ REQUESTS_MAX = 64
 """Of so many collectives, those that were called last, it is known what they took under other plans."""
 
 
+class _Pace(NamedTuple):
+    """What a collective took over the least that it can take: now, under plans for NICs that carry these `shares`, by
+    the slowest of the plans that are in use for it; and before, under those under which that was least."""
+
+    shares: Shares
+    now: float = 0.0
+    before: float = math.inf
+
+    def under(self, shares: Shares) -> _Pace:
+        """The same under plans for these shares."""
+        if shares == self.shares:
+            return self
+        return _Pace(shares, 0.0, min(self.before, self.now or math.inf))
+
+
 class Remeasuring:
     """What the NICs of a job were last measured to carry; `engine` is that of all its ranks.
 
@@ -62,8 +78,7 @@ class Remeasuring:
         self._planned_s = -math.inf
         self._note: Callable[[int], None] = lambda _: None
         self._times: WeakKeyDictionary[PersistentPlan, RunTimes] = WeakKeyDictionary()
-        # What collectives took over the least that they can take, under the plans under which that was least.
-        self._least_s, self._pace = least_s, dict[PlanRequest, float]()
+        self._least_s, self._paces = least_s, dict[PlanRequest, _Pace]()
         self._last_request: PlanRequest | None = None
         self._planned = self._known
         self._guesses = Guesses()
@@ -103,19 +118,19 @@ class Remeasuring:
 
     def _expected_s(self, request: PlanRequest) -> float:
         """What a collective should take under the present plans, if they are as good as those of before."""
-        if self._least_s is None or request not in self._pace:
+        if self._least_s is None or request not in self._paces:
             return math.inf
-        return self._pace[request] * self._least_s(self._planned, request) or math.inf
+        return self._paces[request].under(self._planned).before * self._least_s(self._planned, request) or math.inf
 
     def _note_pace(self, request: PlanRequest, usual_s: float) -> None:
-        """The runs of the present plans may be nearer to the least than those of plans before."""
+        """The runs of one of the present plans usually take so long."""
         least_s = self._least_s(self._planned, request) if self._least_s is not None else 0.0
         if least_s:
+            pace = self._paces.pop(request, _Pace(self._planned)).under(self._planned)
             # Less than the least is for a NIC that is not known to be back.
-            pace = max(1.0, usual_s / least_s)
-            self._pace[request] = min(pace, self._pace.pop(request, pace))
-            if len(self._pace) > REQUESTS_MAX:
-                self._pace.pop(next(iter(self._pace)))
+            self._paces[request] = pace._replace(now=max(1.0, pace.now, usual_s / least_s))
+            if len(self._paces) > REQUESTS_MAX:
+                self._paces.pop(next(iter(self._paces)))
 
     def look(self) -> float:
         """Notes a run after a slow one that takes much longer than usual already; seconds until it is to be called
