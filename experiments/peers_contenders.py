@@ -154,7 +154,7 @@ def jobs(
     ours: Sequence[Contender], mpich: str, torch: str, extent: str = STANDARD
 ) -> tuple[list[PeerJob], dict[str, str]]:
     """The jobs that can run here, and for each other contender the reason why it cannot."""
-    here, mptcp = sys.executable, _mptcp_library()
+    here, mptcp = sys.executable, mptcp_library()
     over_tcp, ucx = _library("Open MPI ring, TCP"), _library("Open MPI ring, UCX")
     no_mpich = _lacks(mpich, "mpi4py", "a venv with mpich and mpi4py, and --mpich its python")
     no_torch = _lacks(torch, "torch", "a venv with optcc[torch,mpi], and --torch its python")
@@ -199,7 +199,7 @@ def _lacks(python: str, package: str, how: str) -> str | None:
     return f"{python} has no {package}" if done.returncode else None
 
 
-def _mptcp_library() -> str:
+def mptcp_library() -> str:
     """Path of the library that turns TCP sockets into MPTCP sockets; empty if not installed."""
     found = (path for folder in _MPTCP_LIBRARIES for path in Path(folder).glob("libmptcpwrap.so.*"))
     return str(next(found, ""))

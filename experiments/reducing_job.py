@@ -7,16 +7,19 @@ each run, and answers with its time.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from optcc.errors import RuntimeFault
-from optcc.experiments.fabric import Fabric
+from optcc.experiments.fabric import Fabric, host_namespace
+from optcc.experiments.fabric.processes import inside
 from optcc.experiments.rank_lines import RankLines
 
 SLICES, WHOLE, PEER = "slices", "whole", "mpi"
@@ -25,9 +28,20 @@ _START_S, _RUN_S, _JOB_S = 120.0, 120.0, 900.0
 
 
 class ReducingJob:
-    """The ranks. Raises TimeoutError if rank 0 does not come within two minutes."""
+    """The ranks, with `variables` of the environment of their own.
 
-    def __init__(self, fabric: Fabric, way: str, size_bytes: int, mpi_args: Sequence[str] = ()) -> None:
+    Raises TimeoutError if rank 0 does not come within two minutes.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        way: str,
+        size_bytes: int,
+        mpi_args: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._fabric = fabric
         self._stack = contextlib.ExitStack()
         self._lines = RankLines()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="optcc-reducing-"))
@@ -37,7 +51,8 @@ class ReducingJob:
         server.listen()
         server.settimeout(_START_S)
         words = ["-m", "optcc.experiments.reducing_rank", str(path), str(size_bytes), way]
-        command = ["env", "-u", "OPTCC_TOPOLOGY", "-u", "OPTCC_NIC_RATES", sys.executable, *words]
+        own = [f"{name}={value}" for name, value in (variables or {}).items()]
+        command = ["env", "-u", "OPTCC_TOPOLOGY", "-u", "OPTCC_NIC_RATES", *own, sys.executable, *words]
         options = {"capture": True, "timeout_s": _JOB_S, "mpi_args": tuple(mpi_args)}
         self._thread = threading.Thread(target=fabric.run, args=(command,), kwargs=options)
         self._thread.start()
@@ -48,10 +63,10 @@ class ReducingJob:
         """Has the ranks begin a run."""
         self._lines.tell({"run": True})
 
-    def end_of_run(self) -> dict[str, Any]:
+    def end_of_run(self, limit_s: float = _RUN_S) -> dict[str, Any]:
         """The answer of rank 0: `seconds`, the `wrong` elements of all ranks, by how much the `epochs` rose, and
-        whether the run `is_split`: ranks were in different epochs at its end."""
-        return self._lines.hear(_RUN_S)[0]
+        whether the run `is_split`: ranks were in different epochs at its end. Raises Hung if it takes longer."""
+        return self._lines.hear(limit_s)[0]
 
     def run(self) -> float:
         """A run; its time in seconds. Raises RuntimeFault if an element was wrong."""
@@ -60,6 +75,13 @@ class ReducingJob:
         if told["wrong"]:
             raise RuntimeFault(f"{told['wrong']} wrong elements")
         return float(told["seconds"])
+
+    def kill(self) -> None:
+        """Ends ranks that do not end by themselves; see `close`."""
+        hosts = range(self._fabric.state().spec.hosts)
+        for process in inside([host_namespace(self._fabric.name, host) for host in hosts]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def close(self) -> None:
         """The ranks end."""

@@ -13,6 +13,7 @@ from optcc.errors import InputError, OptccError
 from optcc.experiments.bound_record import BoundCurves
 from optcc.experiments.claims import ClaimsTable, kinds_of
 from optcc.experiments.failure_study import FailureStudy
+from optcc.experiments.failure_trace import FailureTrace
 from optcc.experiments.gpu_battery import GpuBattery
 from optcc.experiments.lost_nics import LostNicsRecord
 from optcc.experiments.mid_collective import MidCollective
@@ -31,6 +32,7 @@ from optcc.paper_figures import (
     claims_table,
     congestion_steps,
     failure_curves,
+    failure_trace_steps,
     failure_views,
     gallery,
     gpu_battery_dots,
@@ -90,6 +92,7 @@ FIGURES = (
     _single(failure_views, SeenFailure),
     _single(congestion_steps, PassingCongestion),
     _single(mid_collective_dots, MidCollective),
+    _single(failure_trace_steps, FailureTrace),
     _single(soak_spans, Soak),
     FigureKind(
         *(peer_dots.NAME, peer_dots.SAYS, PeerComparison, peer_dots.names),

@@ -80,6 +80,11 @@ EXPERIMENTS = {
         "failure-study.json",
         attribute="failures",
     ),
+    "failure-trace": _on_fabric(
+        "AllReduces in a row before, while and after a NIC fails, beside Open MPI",
+        "failure_trace",
+        "failure-trace.json",
+    ),
     "first-use": Experiment(
         "how long commands take on a fresh installation, and after", f"{_HERE}first_use", "first-use.json"
     ),

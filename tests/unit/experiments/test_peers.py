@@ -101,7 +101,7 @@ RECORD = PeerComparison(
 
 
 def test_what_cannot_be_run_here_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_contenders, "_mptcp_library", lambda: "")
+    monkeypatch.setattr(peers_contenders, "mptcp_library", lambda: "")
     started, absent = jobs((), "", "/nowhere/python")
     assert [job.name for job in started] == ["open-mpi", "open-mpi-ucx"]
     assert "--mpich" in absent["MPICH, UCX"]
@@ -111,7 +111,7 @@ def test_what_cannot_be_run_here_is_named_with_the_reason(monkeypatch: pytest.Mo
 
 
 def test_the_extent_says_how_much_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_contenders, "_mptcp_library", lambda: "/lib/libmptcpwrap.so.0")
+    monkeypatch.setattr(peers_contenders, "mptcp_library", lambda: "/lib/libmptcpwrap.so.0")
     monkeypatch.setattr(peers_contenders, "_lacks", lambda python, package, how: None)
     names = {extent: {job.name for job in jobs((), "x", "x", extent)[0]} for extent in (FEW, STANDARD, LONG)}
     assert names[FEW] < names[STANDARD] < names[LONG]
