@@ -36,7 +36,7 @@ from optcc.runtime.slow_nics import RemeasuredTransport, slow_nics
 from optcc.runtime.transport import COLLECTIVE_TIMEOUT_S
 
 LEAST_S = 5e-3
-"""Shorter runs say more of the processor than of NICs."""
+"""Shorter runs, and those of collectives that could be shorter, say more of the processor than of NICs."""
 IN_A_ROW = 2
 """NICs are not measured for fewer runs in a row that are slow."""
 REQUESTS_MAX = 64
@@ -77,7 +77,7 @@ class Remeasuring:
         self.is_measuring = False
         self._planned_s = -math.inf
         self._note: Callable[[int], None] = lambda _: None
-        self._times: WeakKeyDictionary[PersistentPlan, RunTimes] = WeakKeyDictionary()
+        self._times: WeakKeyDictionary[PersistentPlan, RunTimes | None] = WeakKeyDictionary()
         self._least_s, self._paces = least_s, dict[PlanRequest, _Pace]()
         self._last_request: PlanRequest | None = None
         self._planned = self._known
@@ -104,9 +104,9 @@ class Remeasuring:
         now_s = self._engine.clock.now_s()
         # A run that began before the present plans says nothing of them.
         if seconds >= LEAST_S and isinstance(plan, PersistentPlan) and now_s - seconds >= self._planned_s:
-            times = self._times.get(plan)
+            times = self._times_of(plan)
             if times is None:
-                times = self._times[plan] = RunTimes(self._expected_s(plan.plan.request))
+                return
             was_known, count = times.is_known, times.take(seconds, now_s)
             if times.is_known and not was_known:
                 self._note_pace(plan.plan.request, times.usual_s)
@@ -115,6 +115,14 @@ class Remeasuring:
             self._note(count)
             if count:
                 self._engine.look_within(times.overdue_s)
+
+    def _times_of(self, plan: PersistentPlan) -> RunTimes | None:
+        """Those of its runs; None if what NICs carry is a small part of them."""
+        if plan not in self._times:
+            request = plan.plan.request
+            least_s = self._least_s(self._planned, request) if self._least_s is not None else 0.0
+            self._times[plan] = None if 0 < least_s < LEAST_S else RunTimes(self._expected_s(request))
+        return self._times[plan]
 
     def _expected_s(self, request: PlanRequest) -> float:
         """What a collective should take under the present plans, if they are as good as those of before."""

@@ -8,24 +8,27 @@ from functools import partial
 from itertools import groupby, pairwise
 from math import inf
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 
 from optcc.collective import Collective
 from optcc.errors import InputError, RankLost
-from optcc.plan import PlanRequest
+from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner
 from optcc.runtime import communicator, remeasuring
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.probe import MeasuredNics
 from optcc.runtime.probe import probe as measure
 from optcc.runtime.protocol.agreement import Share, Shares
 from optcc.runtime.protocol.epochs import HOPE_PAUSES, PAUSE_S
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, Rates
 from optcc.runtime.protocol.readmission import Readmissions
-from optcc.runtime.remeasuring import Remeasuring, healed_shares
+from optcc.runtime.remeasuring import LEAST_S, Remeasuring, healed_shares
 from optcc.runtime.run_times import USUAL_RUNS
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
@@ -479,6 +482,21 @@ def test_where_a_nic_was_lost_meanwhile_others_carry_what_they_did_unless_they_a
     agreed = (WHOLE, WHOLE), (WHOLE, lost)
     assert found._without_lost(((lost, WHOLE), (WHOLE, WHOLE)), agreed) == ((DOUBTED, HALF), (WHOLE, lost))
     assert found._without_lost(((HALF, WHOLE), (WHOLE, lost)), agreed) == ((HALF, WHOLE), (WHOLE, lost))
+
+
+def make_plan() -> PersistentPlan:
+    """Of a request, and nothing else."""
+    plan = object.__new__(PersistentPlan)
+    plan.plan = cast("Plan", SimpleNamespace(request=PlanRequest(Collective("allreduce", 3), 64, "float32", "sum")))
+    return plan
+
+
+def test_collectives_that_could_be_very_short_say_nothing_of_nics() -> None:
+    found, plan = bare_remeasuring(), make_plan()
+    for least_s, is_timed in ((LEAST_S / 2, False), (0.0, True), (2 * LEAST_S, True)):
+        found._times = WeakKeyDictionary()
+        found._least_s = lambda *_, least_s=least_s: least_s
+        assert (found._times_of(plan) is not None) == is_timed
 
 
 @pytest.mark.parametrize(("usual_s", "expected_s"), [(1.2, 2.4), (0.7, 2.0)])
