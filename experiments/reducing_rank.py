@@ -68,6 +68,8 @@ def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
     out, go, told_by_all = np.empty_like(array), np.zeros(1, np.int64), np.zeros(3, np.int64)
     told_here = np.zeros(3, np.int64)
     total = sum(range(1, reducer.n_ranks + 1))
+    # At the end of the last run: plans change before what is told between runs, too.
+    epoch = reducer.epoch()
     while True:
         if channel is not None:
             line = channel.readline()
@@ -75,7 +77,7 @@ def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
         reducer.broadcast(go)
         if not go[0]:
             return
-        epoch, began_s = reducer.epoch(), time.monotonic()
+        began_s = time.monotonic()
         reducer.all_reduce(array, out)
         seconds = time.monotonic() - began_s
         now = reducer.epoch()
@@ -86,6 +88,7 @@ def serve(reducer: Reducer, size_bytes: int, channel: IO[str] | None) -> None:
             wrong, epochs, squares = map(int, told_by_all)
             is_split = differ(reducer.n_ranks, epochs, squares)
             told = {"seconds": seconds, "wrong": wrong, "epochs": now - epoch, "is_split": is_split}
+            epoch = now
             channel.write(json.dumps(told) + "\n")
             channel.flush()
 
