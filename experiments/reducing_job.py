@@ -64,8 +64,8 @@ class ReducingJob:
         self._lines.tell({"run": True})
 
     def end_of_run(self, limit_s: float = _RUN_S) -> dict[str, Any]:
-        """The answer of rank 0: `seconds`, the `wrong` elements of all ranks, by how much the `epochs` rose since the end
-        of the last run, and whether the run `is_split`: ranks were in different epochs at its end.
+        """The answer of rank 0: `seconds`, the `wrong` elements of all ranks, by how much the `epochs` rose since the
+        end of the last run, and whether the run `is_split`: ranks were in different epochs at its end.
 
         Raises Hung if it takes longer.
         """
