@@ -236,6 +236,8 @@ class Remeasuring:
     def _guess(self) -> Guess | None:
         """At rank 0: what a NIC may carry whose rate comes and goes."""
         times, request = self._last_times, self._last_request
+        if times.n_in_a_row:
+            return None
         least_s = self._least_s(self.at_start, request) if self._least_s is not None and request is not None else 0.0
         return self._guesses.next(self._known, times.pace, times.recent_s / least_s) if least_s else None
 

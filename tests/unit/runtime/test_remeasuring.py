@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import inf
 from statistics import median
 from types import SimpleNamespace
@@ -29,7 +29,6 @@ from optcc.runtime.protocol.epochs import HOPE_PAUSES, PAUSE_S
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, Rates
 from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.remeasuring import LEAST_S, Remeasuring, healed_shares
-from optcc.runtime.run_times import USUAL_RUNS
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -450,16 +449,6 @@ def test_a_rail_that_no_rank_has_used_is_used_again_by_all(monkeypatch: pytest.M
     lost = [number for number, shares in enumerate(job.shares) if shares and all(min(nics[1]) <= 0 for nics in shares)]
     assert lost and 3.0 < job.began_s[lost[-1]] < 7.0 < job.began_s[-1]
     assert job.shares[-1] == (((1.0, 1.0),) * 2,) * 3
-
-
-def test_plans_for_less_are_tried_once_where_runs_are_later_than_they_should_be() -> None:
-    """Here stripes are of whole messages, which no plan foresees: less is no better, and what was known is restored."""
-    job = Job([(2.0, 1, 1, 0.5, 0.5)], 36, n_hosts=4, schedule="auto", count=1 << 20)
-    planned = [shares[1][1][0] for shares in job.shares if shares is not None]
-    found, tried = planned[0], min(planned)
-    assert found == pytest.approx(0.5, abs=0.03) and tried < 0.9 * found
-    assert [share for share, _ in groupby(planned)] == [found, tried, found]
-    assert planned.count(tried) <= 2 * USUAL_RUNS and all(epochs == job.epochs[0] for epochs in job.epochs)
 
 
 def test_plans_that_all_wait_for_are_looked_for_again_and_again() -> None:
