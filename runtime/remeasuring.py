@@ -8,7 +8,7 @@ carries (`optcc.runtime.slow_nics`). If it does not, they measure with nothing e
 that the meters have found while runs of a plan take longer than those before, or a few such runs; the second of these
 need not be over. If nothing new is found, that counts less and less often (`optcc.runtime.protocol.epochs`).
 
-Runs under new plans should be as near to the lower bound as those before. If they are not, and the traffic does not say
+Runs under new plans should be as near to the lower bound as those before. If some are not, and the traffic does not say
 why, the rate of the NIC that became slow last may come and go (`optcc.runtime.guesses`).
 """
 

@@ -151,15 +151,18 @@ class Epochs:
         if not self.measures or not self._was_linked[nic]:
             return True
         if is_joined:
-            partners = [self._rates.known(*each) for each in self._partners(nic) if each not in self._rates.down]
-            if partners and all(max(share) < LEAST_SHARE for share in partners):
-                # They are to be measured, and can be with this one only.
+            if self.readmissions.rests(nic) and self._is_awaited(nic):
                 self.readmissions.hasten(nic)
             if not self.readmissions.is_over(nic):
                 return False
         self._tried.add(nic)
         self._rates.doubt(nic)
         return True
+
+    def _is_awaited(self, nic: int) -> bool:
+        """Whether NICs that one of this rank is joined with are to be measured, and can be with this one only."""
+        shares = [self._rates.known(*each) for each in self._partners(nic) if each not in self._rates.down]
+        return bool(shares) and all(max(share) < LEAST_SHARE for share in shares)
 
     def _partners(self, nic: int) -> list[tuple[int, int]]:
         """The NICs that one of this rank is joined with: their ranks and numbers."""

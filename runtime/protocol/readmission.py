@@ -52,11 +52,15 @@ class Readmissions:
         """A NIC is out of use: it is not tried for so long."""
         self._trials[nic] = _Trial(self._local.now_s + wait_s)
 
+    def rests(self, nic: int) -> bool:
+        """Whether a NIC that is out of use waits for longer than from one trial to the next."""
+        trial = self._trials[nic]
+        return trial.next_s > self._local.now_s + trial.pause_s
+
     def hasten(self, nic: int) -> None:
         """A NIC that is out of use is tried at once, unless it has just been."""
-        trial = self._trials[nic]
-        if trial.next_s > self._local.now_s + trial.pause_s:
-            trial.next_s = self._local.now_s
+        if self.rests(nic):
+            self._trials[nic].next_s = self._local.now_s
 
     def is_over(self, nic: int) -> bool:
         """Whether a NIC that is out of use has carried enough; to be called at each tick while it has connections."""
