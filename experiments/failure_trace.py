@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -35,7 +34,7 @@ from optcc.experiments.peers_on_fabric import allow_multipath
 from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
-from optcc.experiments.reducing_job import PEER, SLICES, ReducingJob
+from optcc.experiments.reducing_job import PEER, SLICES, ReducingJob, TimedRun
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
@@ -48,15 +47,6 @@ CONTENDERS = (OURS, OPEN_MPI, MPTCP)
 _WARM_UP = 4
 
 
-class TracedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run: when it began, since the first one, and its time, seconds; changes of plans; wrong elements."""
-
-    began_s: float
-    seconds: float
-    epochs: int
-    wrong: int
-
-
 class TraceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A contender while a state lasted from `failed_s` to `healed_s`, on the clock of the runs, -1 if that was not to
     come before a run hung; T* before and meanwhile."""
@@ -67,10 +57,10 @@ class TraceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bound_left_s: float
     failed_s: float
     healed_s: float
-    runs: tuple[TracedRun, ...]
+    runs: tuple[TimedRun, ...]
     has_hung: bool
 
-    def phase(self, number: int) -> tuple[TracedRun, ...]:
+    def phase(self, number: int) -> tuple[TimedRun, ...]:
         """The runs wholly before the failure, during it, or after it."""
         inf = float("inf")
         healed_s = self.healed_s if self.healed_s >= 0 else inf
@@ -152,16 +142,11 @@ class FailedNic(Disturbance):
         """Fails, and is healed."""
         try:
             if not self.stopped.wait(self._waits_s[0]):
-                self._note(0, lambda: befall(self._fabric, NIC, self._what))
+                self.span[0] = self.timed(lambda: befall(self._fabric, NIC, self._what))
                 if not self.stopped.wait(self._waits_s[1]):
-                    self._note(1, lambda: self._fabric.heal(NIC))
+                    self.span[1] = self.timed(lambda: self._fabric.heal(NIC))
         finally:
             self._fabric.heal(NIC)
-
-    def _note(self, number: int, change: Callable[[], object]) -> None:
-        asked_s = time.monotonic()
-        change()
-        self.span[number] = (asked_s + time.monotonic()) / 2
 
 
 def measure_row(state: str, contender: str, size_bytes: int, scale: float) -> TraceRow:
@@ -177,23 +162,20 @@ def measure_row(state: str, contender: str, size_bytes: int, scale: float) -> Tr
         preload = {"LD_PRELOAD": mptcp_library()} if contender == MPTCP else {}
         ways = (SLICES, ()) if contender == OURS else (PEER, MPI_RING)
         job = ReducingJob(fabric, ways[0], size_bytes, ways[1], preload)
-        runs: list[TracedRun] = []
+        runs: list[TimedRun] = []
         has_hung = False
         try:
             for _ in range(_WARM_UP):
                 job.run()
             with FailedNic(fabric, what, scale * BEFORE_S, scale * FAILED_S) as failure:
                 origin_s = time.monotonic()
-                while not has_hung and (now_s := time.monotonic() - origin_s) < scale * (BEFORE_S + FAILED_S + AFTER_S):
-                    job.begin()
+                while not has_hung and time.monotonic() - origin_s < scale * (BEFORE_S + FAILED_S + AFTER_S):
                     try:
-                        told = job.end_of_run(HUNG_S)
+                        runs.append(job.timed(origin_s, HUNG_S))
                     except Hung:
                         if failure.span[0] < 0:
                             raise
                         has_hung = True
-                    else:
-                        runs.append(TracedRun(now_s, told["seconds"], told["epochs"], told["wrong"]))
         finally:
             if has_hung:
                 job.kill()

@@ -31,7 +31,7 @@ from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
-from optcc.experiments.reducing_job import PEER, SLICES, ReducingJob
+from optcc.experiments.reducing_job import PEER, SLICES, ReducingJob, TimedRun
 from optcc.experiments.untold import bound_of
 from optcc.show import Card
 from optcc.units import show_size
@@ -60,15 +60,6 @@ CONTENDERS: Mapping[str, ReducingContender] = {
 }
 
 
-class CongestedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run: when it began, since the first one; how long it took; changes of plans; wrong elements."""
-
-    began_s: float
-    seconds: float
-    epochs: int
-    wrong: int
-
-
 class CongestionRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A contender while congestion of `lasting_s` comes and goes: `congested` are its beginnings and ends, on the clock
     of the runs; T* without it and with it; the median of runs before the first one."""
@@ -79,14 +70,14 @@ class CongestionRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bound_congested_s: float
     healthy_s: float
     congested: tuple[tuple[float, float], ...]
-    runs: tuple[CongestedRun, ...]
+    runs: tuple[TimedRun, ...]
 
     @property
     def possible(self) -> float:
         """How many AllReduces the NICs could have carried in the time of the runs."""
         return sum(map(self.possible_in, self.runs))
 
-    def possible_in(self, run: CongestedRun) -> float:
+    def possible_in(self, run: TimedRun) -> float:
         """How many they could have carried in the time of one: its time over the least."""
         end_s = run.began_s + run.seconds
         return _possible(run.began_s, end_s, self.congested, self.bound_s, self.bound_congested_s)
@@ -180,9 +171,7 @@ class Congestion(Disturbance):
             self.spans.append((begin_s, self._set(FULL)))
 
     def _set(self, rate: str) -> float:
-        asked_s = time.monotonic()
-        self._fabric.set_rate(NIC, NicRates.parse(rate))
-        return (asked_s + time.monotonic()) / 2
+        return self.timed(lambda: self._fabric.set_rate(NIC, NicRates.parse(rate)))
 
 
 def measure_row(lasting_s: float, contender: str, size_bytes: int, least_s: float) -> CongestionRow:
@@ -194,16 +183,13 @@ def measure_row(lasting_s: float, contender: str, size_bytes: int, least_s: floa
         bound_congested_s = bound_of(fabric.state(), size_bytes)
         fabric.set_rate(NIC, NicRates.parse(FULL))
         job = ReducingJob(fabric, asked.way, size_bytes, asked.mpi)
-        runs: list[CongestedRun] = []
+        runs: list[TimedRun] = []
         try:
             healthy = sorted([job.run() for _ in range(2 * _WARM_UP)][_WARM_UP:])
             with Congestion(fabric, lasting_s) as congestion:
                 origin_s = time.monotonic()
                 while time.monotonic() - origin_s < max(least_s, 2 * LEAST_PERIODS * lasting_s):
-                    began_s = time.monotonic() - origin_s
-                    job.begin()
-                    told = job.end_of_run()
-                    runs.append(CongestedRun(began_s, told["seconds"], told["epochs"], told["wrong"]))
+                    runs.append(job.timed(origin_s))
         finally:
             job.close()
     if not congestion.spans:

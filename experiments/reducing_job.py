@@ -7,24 +7,35 @@ each run, and answers with its time.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from optcc.errors import RuntimeFault
 from optcc.experiments.fabric import Fabric, host_namespace
-from optcc.experiments.fabric.processes import inside
+from optcc.experiments.fabric.processes import send_signal
 from optcc.experiments.rank_lines import RankLines
 
 SLICES, WHOLE, PEER = "slices", "whole", "mpi"
 """How the ranks reduce: with optcc, in slices or in one run; with MPI's own AllReduce."""
 _START_S, _RUN_S, _JOB_S = 120.0, 120.0, 900.0
+
+
+class TimedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run of a row: when it began, since the first one, and its time, seconds; changes of plans; wrong elements."""
+
+    began_s: float
+    seconds: float
+    epochs: int
+    wrong: int
 
 
 class ReducingJob:
@@ -71,6 +82,13 @@ class ReducingJob:
         """
         return self._lines.hear(limit_s)[0]
 
+    def timed(self, origin_s: float, limit_s: float = _RUN_S) -> TimedRun:
+        """A run of a row whose first one began at `origin_s` on the clock. Raises Hung if it takes longer."""
+        began_s = time.monotonic() - origin_s
+        self.begin()
+        told = self.end_of_run(limit_s)
+        return TimedRun(began_s, told["seconds"], told["epochs"], told["wrong"])
+
     def run(self) -> float:
         """A run; its time in seconds. Raises RuntimeFault if an element was wrong."""
         self.begin()
@@ -82,9 +100,7 @@ class ReducingJob:
     def kill(self) -> None:
         """Ends ranks that do not end by themselves; see `close`."""
         hosts = range(self._fabric.state().spec.hosts)
-        for process in inside([host_namespace(self._fabric.name, host) for host in hosts]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        send_signal(signal.SIGKILL, [host_namespace(self._fabric.name, host) for host in hosts])
 
     def close(self) -> None:
         """The ranks end."""

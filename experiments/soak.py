@@ -18,7 +18,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -31,7 +30,7 @@ import networkx as nx
 from optcc.errors import EXIT_DONE, EXIT_REFUTED
 from optcc.experiments.disturbance import Disturbance
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates, NicTarget
-from optcc.experiments.fabric.processes import inside
+from optcc.experiments.fabric.processes import send_signal
 from optcc.experiments.fabric.spec import host_namespace
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import ONE_JOB, Measured, RecordForm, check_times, head, record_command
@@ -157,9 +156,7 @@ class Faults(Disturbance):
 
     def _signal(self, host: int, number: signal.Signals) -> None:
         """Sends it to what runs inside a host."""
-        for process in inside([host_namespace(self._fabric.name, host)]):
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+        send_signal(number, [host_namespace(self._fabric.name, host)])
 
 
 @dataclass(frozen=True, slots=True)

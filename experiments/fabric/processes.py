@@ -55,6 +55,13 @@ def inside(namespaces: Sequence[str]) -> list[int]:
     return inside
 
 
+def send_signal(number: signal.Signals, namespaces: Sequence[str]) -> None:
+    """Sends it to the processes in some namespaces."""
+    for pid in inside(namespaces):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def _ancestors() -> set[int]:
     """This process and all that it descends from."""
     chain, pid = set(), os.getpid()

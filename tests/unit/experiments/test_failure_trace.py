@@ -10,14 +10,15 @@ import msgspec
 import pytest
 
 from optcc.errors import CodecError, RuntimeFault
-from optcc.experiments.failure_trace import CONTENDERS, MPTCP, FailedNic, FailureTrace, TracedRun, TraceRow
+from optcc.experiments.failure_trace import CONTENDERS, MPTCP, FailedNic, FailureTrace, TraceRow
 from optcc.experiments.mid_collective import HOSTS, NIC
 from optcc.experiments.passing_congestion import OURS
+from optcc.experiments.reducing_job import TimedRun
 
 RUNS = (
-    *(TracedRun(0.0, 1.0, 0, 0), TracedRun(1.0, 1.2, 0, 0)),  # and one in which it fails
-    *(TracedRun(2.2, 4.0, 1, 0), TracedRun(6.2, 1.5, 0, 1), TracedRun(7.7, 1.3, 0, 0)),
-    *(TracedRun(9.0, 2.0, 2, 0), TracedRun(11.0, 1.1, 0, 0)),  # and one in which it is healed
+    *(TimedRun(0.0, 1.0, 0, 0), TimedRun(1.0, 1.2, 0, 0)),  # and one in which it fails
+    *(TimedRun(2.2, 4.0, 1, 0), TimedRun(6.2, 1.5, 0, 1), TimedRun(7.7, 1.3, 0, 0)),
+    *(TimedRun(9.0, 2.0, 2, 0), TimedRun(11.0, 1.1, 0, 0)),  # and one in which it is healed
 )
 ROW = TraceRow("NIC down", OURS, 1.0, 1.25, 3.0, 10.0, RUNS, has_hung=False)
 HUNG = msgspec.structs.replace(ROW, contender=MPTCP, healed_s=-1.0, runs=RUNS[:2], has_hung=True)

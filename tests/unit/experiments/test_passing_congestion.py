@@ -19,13 +19,13 @@ from optcc.experiments.passing_congestion import (
     NIC,
     OPEN_MPI,
     OURS,
-    CongestedRun,
     Congestion,
     CongestionRow,
     PassingCongestion,
 )
+from optcc.experiments.reducing_job import TimedRun
 
-RUNS = (CongestedRun(0.0, 1.0, 0, 0), CongestedRun(1.5, 3.0, 2, 1))
+RUNS = (TimedRun(0.0, 1.0, 0, 0), TimedRun(1.5, 3.0, 2, 1))
 """One before the congestion; one with 0.5 s, 1 s of congestion, and 1.5 s. Between the two nothing runs."""
 ROW = CongestionRow(1.0, OURS, 0.5, 1.0, 0.6, ((2.0, 3.0), (9.0, 9.5)), RUNS)
 RECORD = PassingCongestion({"cores": 2}, {"optcc": "0"}, HOSTS, 1 << 26, (ROW,))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from optcc.experiments.passing_congestion import OPEN_MPI, OURS, CongestedRun, CongestionRow, PassingCongestion
+from optcc.experiments.passing_congestion import OPEN_MPI, OURS, CongestionRow, PassingCongestion
+from optcc.experiments.reducing_job import TimedRun
 from optcc.paper_figures import congestion_steps
 from tests.unit.paper_figures.test_figures import check_legible
 
@@ -16,9 +17,7 @@ LASTING_S = (1.0, 2.0)
 def row(lasting_s: float, contender: str, seconds: float) -> CongestionRow:
     """Runs of that length, one after the other, for four periods, of which half the time is congestion."""
     until_s = 8 * lasting_s
-    runs = tuple(
-        CongestedRun(number * seconds, seconds, number % 2, 0) for number in range(max(1, int(until_s / seconds)))
-    )
+    runs = tuple(TimedRun(number * seconds, seconds, number % 2, 0) for number in range(max(1, int(until_s / seconds))))
     spans = tuple((begin * lasting_s, (begin + 1) * lasting_s) for begin in range(1, 8, 2))
     return CongestionRow(lasting_s, contender, 1.0, 2.0, 1.0, spans, runs)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from optcc.experiments.failure_trace import CONTENDERS, FailureTrace, TracedRun, TraceRow
+from optcc.experiments.failure_trace import CONTENDERS, FailureTrace, TraceRow
 from optcc.experiments.mid_collective import STATES
 from optcc.experiments.passing_congestion import OPEN_MPI
+from optcc.experiments.reducing_job import TimedRun
 from optcc.paper_figures import failure_trace_steps
 from tests.unit.paper_figures.test_figures import check_legible
 
@@ -17,7 +18,7 @@ def row(state: str, contender: str, seconds: float) -> TraceRow:
     """Runs one after the other, the last of which ends after twelve seconds; Open MPI's do not, where a NIC is down."""
     has_hung = contender == OPEN_MPI and state == "NIC down"
     count = int((5.0 if has_hung else 12.0) / seconds)
-    runs = tuple(TracedRun(number * seconds, seconds, 0, 0) for number in range(count))
+    runs = tuple(TimedRun(number * seconds, seconds, 0, 0) for number in range(count))
     return TraceRow(state, contender, 0.5, 0.6, 4.0, -1.0 if has_hung else 8.0, runs, has_hung)
 
 
