@@ -46,6 +46,11 @@ class Guesses:
         self._nic: tuple[int, int] | None = None
         self._before: tuple[float, float] | None = None
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether a NIC was slow before."""
+        return self._nic is not None
+
     def take(self, known: Shares, shares: Shares) -> None:
         """What the NICs were known to carry, and what is known now."""
         slower = [

@@ -44,18 +44,15 @@ REQUESTS_MAX = 64
 
 
 class _Pace(NamedTuple):
-    """What a collective took over the least that it can take: now, under plans for NICs that carry these `shares`, by
-    the slowest of the plans that are in use for it; and before, under those under which that was least."""
+    """What a collective took over the least that it can take: now, by the slowest of the plans that are in use for it;
+    and before, under those for other shares under which that was least."""
 
-    shares: Shares
     now: float = 0.0
     before: float = math.inf
 
-    def under(self, shares: Shares) -> _Pace:
-        """The same under plans for these shares."""
-        if shares == self.shares:
-            return self
-        return _Pace(shares, 0.0, min(self.before, self.now or math.inf))
+    def under_others(self) -> _Pace:
+        """The same once there are plans for other shares."""
+        return _Pace(0.0, min(self.before, self.now or math.inf))
 
 
 class Remeasuring:
@@ -128,13 +125,13 @@ class Remeasuring:
         """What a collective should take under the present plans, if they are as good as those of before."""
         if self._least_s is None or request not in self._paces:
             return math.inf
-        return self._paces[request].under(self._planned).before * self._least_s(self._planned, request) or math.inf
+        return self._paces[request].before * self._least_s(self._planned, request) or math.inf
 
     def _note_pace(self, request: PlanRequest, usual_s: float) -> None:
         """The runs of one of the present plans usually take so long."""
         least_s = self._least_s(self._planned, request) if self._least_s is not None else 0.0
         if least_s:
-            pace = self._paces.pop(request, _Pace(self._planned)).under(self._planned)
+            pace = self._paces.pop(request, _Pace())
             # Less than the least is for a NIC that is not known to be back.
             self._paces[request] = pace._replace(now=max(1.0, pace.now, usual_s / least_s))
             if len(self._paces) > REQUESTS_MAX:
@@ -179,8 +176,15 @@ class Remeasuring:
         shares = self.usable_of(agreed)
         if not is_due:
             self._transport.trust_shares(shares)
-        self._planned_s, self._planned = self._engine.clock.now_s(), shares
+        self._plan_for(shares)
         return shares
+
+    def _plan_for(self, shares: Shares) -> None:
+        """From now on plans are for these."""
+        self._planned_s = self._engine.clock.now_s()
+        if shares != self._planned:
+            self._planned = shares
+            self._paces = {request: pace.under_others() for request, pace in self._paces.items()}
 
     def usable_of(self, agreed: Shares) -> Shares:
         """What `shares_of` says if it does not measure."""
@@ -226,17 +230,26 @@ class Remeasuring:
         # Of runs some of which are quick the others tell more.
         pace = 1.0 if times.n_in_a_row else times.pace
         may_measure = may_measure and guess is None
-        found, may_measure = slow_nics(transport, times.slow_span_s, self._known, may_measure, pace, guess)
+        found, may_measure = slow_nics(transport, self._slow_span_s(), self._known, may_measure, pace, guess)
         told = None if found is None and may_measure else self._with_slow(agreed, found or {})
         shares = self._probed(agreed) if told is None else told
         self._guesses.take(self._known, shares)
         transport.know_shares(shares, clock.now_s() - began_s, is_told=told is not None)
         return shares
 
+    def _slow_span_s(self) -> tuple[float, float]:
+        """At rank 0: of which time the traffic is asked."""
+        times = self._last_times
+        if times.slow_since_s == math.inf and not times.is_drifting and self._guesses.has_seen:
+            # A single slow run tells enough where a NIC has been slow before.
+            return times.slowest_span_s
+        return times.slow_span_s
+
     def _guess(self) -> Guess | None:
         """At rank 0: what a NIC may carry whose rate comes and goes."""
         times, request = self._last_times, self._last_request
-        if times.n_in_a_row:
+        # One that was slow by itself may have waited for something else.
+        if times.n_in_a_row or not times.is_drifting:
             return None
         least_s = self._least_s(self.at_start, request) if self._least_s is not None and request is not None else 0.0
         return self._guesses.next(self._known, times.pace, times.recent_s / least_s) if least_s else None

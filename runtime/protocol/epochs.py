@@ -19,10 +19,10 @@ from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
 
 SETTLE_S, RATE_SETTLE_S = 0.05, 2.0
-"""What is known changes with each word of a failure, and a connection that was reset is soon back. A NIC that is lost
-counts once what is known has been the same for the first time; a rate, once it has for the second since the last epoch
-began. Rates that are measured under a plan for NICs of which one is lost say little, as others wait for that host, and
-the meters take a second to forgive."""
+"""What is known changes with each word of a failure, and a connection that was reset is soon back. A NIC that is lost,
+or carries all it should again, counts once what is known has been the same for the first time; a rate, once it has for
+the second since the last epoch began. Rates that are measured under a plan for NICs of which one is lost say little, as
+others wait for that host, and the meters take a second to forgive."""
 QUICK_S = 0.15
 """Where an epoch for other rates has the NICs measured, a rate counts sooner: what is wrong is found then, and costs no
 more than that. Not within `RATE_SETTLE_S` after a NIC was lost or came back."""
@@ -40,8 +40,9 @@ SETTLE_TIMES = 5
 """What does not settle counts after so many times as long."""
 PATIENCE_S_MAX, CALM_S = 8.0, 10.0
 """Until a NIC that was lost is believed to be back, and how long it must then be."""
-RATE_PATIENCE_S_MAX, RATE_CALM_S = 64.0, 3.0
-"""The same of one that was slow: plans for less than it carries cost little, and congestion may come and go."""
+RATE_PATIENCE_S_MAX, RATE_CALM_S, RATE_GROWTH = 64.0, 10.0, 4.0
+"""The same of one that was slow, and how much longer it takes each time: plans for less than it carries cost little,
+and congestion may come and go."""
 
 
 class Epochs:
@@ -69,13 +70,14 @@ class Epochs:
         self._calm_s = 0.0
         # The last epoch of whose rates this rank knows what was made: until then they are those of before.
         self._settled = 0
-        # How many of the last runs were slow, as far as known.
+        # How many of the last runs were slow, as far as known; when one was last.
         self._n_slow = 1
+        self._slow_s = 0.0
         self._seen: Shares = self.agreement.epoch.shares
         self._changed_s, self._wanted_s = 0.0, NEVER_S
         # With NICs that were lost, and that were slow.
         self._patience_lost = Patience(PATIENCE_S_MAX, CALM_S)
-        self._patience_slow = Patience(RATE_PATIENCE_S_MAX, RATE_CALM_S)
+        self._patience_slow = Patience(RATE_PATIENCE_S_MAX, RATE_CALM_S, RATE_GROWTH)
 
     # --- words
 
@@ -190,10 +192,15 @@ class Epochs:
         if not any(map(is_change, new, planned)) or (self.measures and new < planned and not self._n_slow):
             self._coming.pop((rank, nic), None)
             return planned
+        is_whole = self.measures and _is_whole(new, planned)
+        if is_whole and not is_change(*planned):
+            # It was slow both ways: it is taken to be healed so.
+            new = 1.0, 1.0
         before, since_s = self._coming.setdefault((rank, nic), (new, now_s))
+        settle_s = SETTLE_S if is_whole else self._settle_s(now_s)
         if any(map(is_change, new, before)):
             self._coming[rank, nic] = new, now_s
-        elif now_s >= since_s + self._settle_s(now_s) and now_s >= self._paused_to_s:
+        elif now_s >= since_s + settle_s and (is_whole or now_s >= self._paused_to_s):
             return new
         return planned
 
@@ -247,10 +254,12 @@ class Epochs:
         """So many of this rank's last runs took longer than they did. After some of them, or after long with a NIC that
         is slow, rank 0 proposes an epoch in which nothing is known to have changed."""
         self._n_slow = count
-        if not count:
-            self._check_s = CHECK_S
         agreement = self.agreement
         now_s = self._local.now_s
+        if count:
+            self._slow_s = now_s
+        elif now_s >= self._slow_s + self._check_s:
+            self._check_s = CHECK_S
         # One that carries next to nothing is tried beside the traffic.
         is_degraded = any(0 < min(share) < 1 for nics in self._measured for share in usable(nics))
         hope_s = min(PAUSE_S_MAX, HOPE_PAUSES * self._pause_s * self._patience_slow.seconds / PATIENCE_S)
@@ -305,6 +314,14 @@ class Epochs:
         self.agreement.propose(shares)
         self._local.tell_news((RECEIVED, EPOCH_NEWS))
         self.spread()
+
+
+def _is_whole(new: Share, old: Share) -> bool:
+    """True if a NIC carries less neither way, and all it should one way in which it did not: its rank has tried that
+    (`optcc.runtime.protocol.faster_trials`), and mostly it is not measured (`optcc.runtime.remeasuring.healed_shares`),
+    so no pause is needed."""
+    pairs = list(zip(new, old, strict=True))
+    return all(is_ >= was for is_, was in pairs) and any(is_ >= 1 > was for is_, was in pairs)
 
 
 def rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:

@@ -9,8 +9,8 @@ PATIENCE_S = 0.25
 
 
 class Patience:
-    """Waits for twice as long each time that it was too short, up to `max_s`: a NIC failed, or became slow, no later
-    than `calm_s` after it was believed.
+    """Waits for `growth` times as long each time that it was too short, up to `max_s`: a NIC failed, or became slow, no
+    later than `calm_s` after it was believed.
 
     >>> patience = Patience(8.0, calm_s=10.0)
     >>> patience.believe(20.0)
@@ -23,10 +23,10 @@ class Patience:
     0.25
     """
 
-    __slots__ = ("_believed_s", "_calm_s", "_max_s", "seconds")
+    __slots__ = ("_believed_s", "_calm_s", "_growth", "_max_s", "seconds")
 
-    def __init__(self, max_s: float, calm_s: float) -> None:
-        self.seconds, self._max_s, self._calm_s = PATIENCE_S, max_s, calm_s
+    def __init__(self, max_s: float, calm_s: float, growth: float = 2.0) -> None:
+        self.seconds, self._max_s, self._calm_s, self._growth = PATIENCE_S, max_s, calm_s, growth
         # When it was last believed, if nothing has become worse since.
         self._believed_s = inf
 
@@ -38,5 +38,5 @@ class Patience:
         """A NIC carries less than plans are for."""
         if self._believed_s < inf:
             is_soon = now_s < self._believed_s + self._calm_s
-            self.seconds = min(self._max_s, 2 * self.seconds) if is_soon else PATIENCE_S
+            self.seconds = min(self._max_s, self._growth * self.seconds) if is_soon else PATIENCE_S
             self._believed_s = inf

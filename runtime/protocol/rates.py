@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from optcc.runtime.protocol.agreement import is_change
 from optcc.runtime.protocol.connection import SendConnection
+from optcc.runtime.protocol.faster_trials import FasterTrials
 from optcc.runtime.protocol.flows import FlowMarks, Rail
 from optcc.runtime.protocol.frames import RATE_FRAME, RATE_NICS_MAX, RATE_RANKS_MAX, RateWord
 from optcc.runtime.protocol.local import LocalRank
@@ -82,6 +83,7 @@ class Rates:
         self._waited_s: dict[Rail, float] = {}
         self._faster: dict[Rail, _Faster] = {}
         self.trials = Trials(local, self, self.connections)
+        self.faster_trials = FasterTrials(local, self._slow_nics, self._note_whole)
         # None where NICs are shared.
         self.marks = FlowMarks() if self.is_on and self._is_alone else None
         self._began_s = 0.0
@@ -144,12 +146,13 @@ class Rates:
                     self._unsure[rail.mine] |= connection.suspect
                     if connection.waiting_bytes >= LOADED_BYTES:
                         busy[rail.mine] = True
-                        if not self.trials.is_padded(connection):
+                        if not (self.trials.is_padded(connection) or self.faster_trials.is_tried(rail.mine)):
                             self._waited_s[rail.mine, out.peer, rail.theirs] = now_s
                         loaded[rail.mine] |= not self._is_slower(out.peer, rail)
         for meter, is_loaded in zip(self._meters, loaded, strict=True):
             meter.look(is_loaded, is_loaded and not all(busy))
         self.trials.look(now_s)
+        self.faster_trials.look(now_s)
         if now_s - self._began_s >= WINDOW_S and (not any(busy) or self._meters[0].n_looks >= LOOKS_MIN):
             self._close(now_s - self._began_s)
             self._began_s = now_s
@@ -221,6 +224,9 @@ class Rates:
                 self._set_path(rail, min(1.0, share / out))
             self.divide_anew()
             return
+        if self._was_measured[nic] and share > out:
+            # Its traffic shows too much: see `faster_trials`.
+            return
         for rail in paths:
             self._set_path(rail, 1.0)
         self.know(nic, share, in_)
@@ -232,6 +238,22 @@ class Rates:
         ]
         if share < out and len(waited) == 1 and len(local.book) > 2:
             self.trials.suspect(waited[0], share, out)
+
+    def _slow_nics(self) -> dict[int, tuple[float, float]]:
+        """This rank's NICs that are used, and were measured to be slow."""
+        used = usable([self.known(self._local.rank, nic) for nic in range(len(self._meters))])
+        return {
+            nic: share
+            for nic, share in enumerate(used)
+            if self._was_measured[nic] and 0 < min(share) < 1 and share != (DOUBTED_SHARE,) * 2
+        }
+
+    def _note_whole(self, nic: int, is_out: bool) -> None:
+        """A NIC of this rank that was measured carries more again, out or in, and the other way if it was slow both
+        ways: all, as far as known."""
+        out, in_ = self._own(nic)
+        self._meters[nic] = NicMeter()
+        self.know(nic, *((1.0, 1.0) if not is_change(out, in_) else (1.0, in_) if is_out else (out, 1.0)))
 
     def _set_path(self, rail: Rail, share: float) -> None:
         """A rail carries such a share of what its NICs do."""

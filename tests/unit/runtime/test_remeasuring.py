@@ -21,6 +21,8 @@ from optcc.plan import Plan, PlanRequest
 from optcc.planner import Planner
 from optcc.runtime import communicator, remeasuring
 from optcc.runtime.communicator import Communicator
+from optcc.runtime.engine import Engine
+from optcc.runtime.guesses import Guesses
 from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.probe import MeasuredNics
 from optcc.runtime.probe import probe as measure
@@ -29,6 +31,8 @@ from optcc.runtime.protocol.epochs import HOPE_PAUSES, PAUSE_S
 from optcc.runtime.protocol.rates import DOUBTED_SHARE, Rates
 from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.remeasuring import LEAST_S, Remeasuring, healed_shares
+from optcc.runtime.run_times import KNOWN_RUNS, RunTimes
+from optcc.runtime.slow_nics import RemeasuredTransport
 from optcc.runtime.transports.loopback import LoopbackNetwork
 from optcc.runtime.transports.sim import SimNetwork, SimTransport, run_sim
 from optcc.topology import Nic, Server, Topology
@@ -461,6 +465,7 @@ def test_plans_that_all_wait_for_are_looked_for_again_and_again() -> None:
 def bare_remeasuring() -> Remeasuring:
     """Of a rank that has no engine: for what is only counted."""
     found = object.__new__(Remeasuring)
+    found._engine = cast("Engine", SimpleNamespace(clock=SimpleNamespace(now_s=lambda: 0.0)))
     found._planned, found._paces = ((WHOLE,),), {}
     return found
 
@@ -471,6 +476,27 @@ def test_where_a_nic_was_lost_meanwhile_others_carry_what_they_did_unless_they_a
     agreed = (WHOLE, WHOLE), (WHOLE, lost)
     assert found._without_lost(((lost, WHOLE), (WHOLE, WHOLE)), agreed) == ((DOUBTED, HALF), (WHOLE, lost))
     assert found._without_lost(((HALF, WHOLE), (WHOLE, lost)), agreed) == ((HALF, WHOLE), (WHOLE, lost))
+
+
+def test_a_single_slow_run_says_something_only_where_a_nic_was_slow_before() -> None:
+    """And no guess is made for it."""
+    found, request = bare_remeasuring(), PlanRequest(Collective("allreduce", 3), 1 << 20, "float32", "sum")
+    found._last_times, found._last_request, found._guesses = RunTimes(), request, Guesses()
+    found._known, found._least_s = ((WHOLE,), (HALF,)), lambda *_: 0.1
+    # What `at_start` is made of.
+    found._transport = cast("RemeasuredTransport", SimpleNamespace(nics=((0,), (0,))))
+    for number in range(KNOWN_RUNS):
+        found._last_times.take(0.1, number / 10)
+    found._last_times.take(0.2, 2.0)
+    found._last_times.take(0.1, 2.1)
+    assert found._slow_span_s() == (inf, inf)
+    found._guesses.take(((WHOLE,), (WHOLE,)), found._known)
+    assert found._slow_span_s() == pytest.approx((1.8, 2.0)) and found._guess() is None
+    # Where slow runs are no exception, there is one.
+    for number in range(20):
+        found._last_times.take(0.1 if number % 2 else 0.14, 3.0 + number)
+    assert found._last_times.is_drifting and found._guess() is not None
+    assert found._slow_span_s() == pytest.approx((20.86, 21.0))
 
 
 def make_plan() -> PersistentPlan:
@@ -488,6 +514,17 @@ def test_collectives_that_could_be_very_short_say_nothing_of_nics() -> None:
         assert (found._times_of(plan) is not None) == is_timed
 
 
+def test_plans_for_rates_that_there_have_been_before_should_be_as_good_as_then() -> None:
+    """Though there were others meanwhile, under which nothing ran."""
+    found, request = bare_remeasuring(), PlanRequest(Collective("allreduce", 3), 1 << 20, "float32", "sum")
+    found._least_s = lambda shares, _: 1.0 / shares[0][0][0]
+    found._plan_for(((WHOLE,),))
+    found._note_pace(request, 1.2)
+    for share in (HALF, WHOLE):
+        found._plan_for(((share,),))
+        assert found._expected_s(request) == pytest.approx(1.2 / share[0])
+
+
 @pytest.mark.parametrize(("usual_s", "expected_s"), [(1.2, 2.4), (0.7, 2.0)])
 def test_runs_should_be_as_near_to_the_least_as_before_and_no_plan_beats_that(
     usual_s: float, expected_s: float
@@ -500,9 +537,11 @@ def test_runs_should_be_as_near_to_the_least_as_before_and_no_plan_beats_that(
         # Of several collectives at once one may be slower than another: that is no news.
         found._note_pace(request, seconds)
         assert found._expected_s(request) == inf
-    found._planned = ((HALF,),)
+    found._plan_for(((HALF,),))
     assert found._expected_s(request) == pytest.approx(expected_s)
     found._note_pace(request, 4.0)
     assert found._expected_s(request) == pytest.approx(expected_s)
-    found._planned = ((WHOLE,),)
+    found._plan_for(((HALF,),))
+    assert found._expected_s(request) == pytest.approx(expected_s)
+    found._plan_for(((WHOLE,),))
     assert found._expected_s(request) == pytest.approx(expected_s / 2)

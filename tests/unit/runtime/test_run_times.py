@@ -8,7 +8,17 @@ from itertools import count
 import pytest
 
 from optcc.runtime.protocol.epochs import SLOW_RUNS
-from optcc.runtime.run_times import ALLOWED, LONG_S, LOST_S, MUCH_SLOWER, SLOWER, USUAL_RUNS, RunTimes
+from optcc.runtime.run_times import (
+    ALLOWED,
+    KNOWN_RUNS,
+    LONG_S,
+    LOST_S,
+    MUCH_SLOWER,
+    SLOWER,
+    SPAN_RUNS,
+    USUAL_RUNS,
+    RunTimes,
+)
 
 
 def usual(seconds: float) -> RunTimes:
@@ -48,8 +58,13 @@ def test_runs_that_are_slow_every_other_time_count_once_they_have_lost_enough() 
     assert number * lost_s == pytest.approx(LOST_S, abs=0.02)
     assert times.slow_span_s == (2.0 * number - slow_s, 2.0 * number) and times.n_in_a_row == 0
     assert times.pace == pytest.approx(usual_s / slow_s)
-    assert any(not times.take(usual_s, 1000.0) for _ in range(20))
-    assert times.take(slow_s, 2000.0) and times.slow_span_s == (2000.0, math.inf)
+    # They are all as slow now.
+    assert all(times.take(slow_s, 1000.0 + each) for each in range(SPAN_RUNS))
+    assert times.slow_span_s == (1000.0, math.inf) and times.slowest_span_s == (math.inf, math.inf)
+    assert [times.take(usual_s, 2000.0) for _ in range(50)][-1] == 0
+    assert times.slow_span_s == times.slowest_span_s == (math.inf, math.inf)
+    assert times.take(slow_s, 3000.0) == 1 and times.slow_span_s == (3000.0, math.inf)
+    assert times.slowest_span_s == pytest.approx((3000.0 - slow_s, 3000.0))
 
 
 def test_runs_that_take_longer_than_expected_are_slow_from_the_second_on() -> None:
@@ -59,7 +74,15 @@ def test_runs_that_take_longer_than_expected_are_slow_from_the_second_on() -> No
     as_usual = RunTimes()
     assert not any(as_usual.take(SLOWER * 0.1 + 0.001, float(number)) for number in range(1, 6))
     assert (times.usual_s, as_usual.usual_s) == (0.1, SLOWER * 0.1 + 0.001)
-    assert times.recent_s == pytest.approx(as_usual.usual_s) and times.is_known
+    assert times.recent_s == pytest.approx(as_usual.usual_s)
+
+
+def test_the_first_runs_of_a_job_may_be_slower_than_usual() -> None:
+    times = usual(0.16)
+    for number in range(KNOWN_RUNS - USUAL_RUNS):
+        assert not times.is_known and times.take(0.1 if number % 5 < 3 else 0.13, 1.0) < SLOW_RUNS
+        assert times.usual_s == (0.16 if number < USUAL_RUNS - 1 else 0.1)
+    assert times.is_known and not any(times.take(0.05, 2.0) for _ in range(20)) and times.usual_s == 0.1
 
 
 def test_one_slow_run_among_quick_ones_says_nothing() -> None:

@@ -21,11 +21,16 @@ Found = tuple[dict[tuple[int, int], float] | None, bool]
 
 
 class Wire:
-    """What a rank of a job has sent and received: at all ranks, a NIC carries such a share on the average."""
+    """What a rank of a job has sent and received: at all ranks, a NIC carries such a share on the average, both ways or
+    out alone; in, flows are busy for such a part of the time then."""
 
-    def __init__(self, share: float | None) -> None:
-        slow = {} if share is None else {(*SLOW, is_out): share * RATE for is_out in (True, False)}
+    def __init__(self, share: float | None, busy_in: float | None = None) -> None:
+        ways = (True, False) if busy_in is None else (True,)
+        slow = {} if share is None else {(*SLOW, is_out): share * RATE for is_out in ways}
         self.flows = make_flows(random.Random(3), N_RANKS, N_NICS, slow)
+        if busy_in is not None:
+            into = [ends for ends in self.flows if ends[2:] == SLOW]
+            self.flows |= {ends: self.flows[ends]._replace(busy_s=busy_in * TIME_S) for ends in into}
         self.told: list[bytes] = [b""] * N_RANKS
         self.barrier = threading.Barrier(N_RANKS, timeout=10.0)
         self.asked: list[tuple[float, bool]] = []
@@ -89,6 +94,12 @@ def test_a_nic_carries_no_more_than_slow_runs_say(pace: float, share: float) -> 
     found, may_measure = ask(wire, (2.0, math.inf), pace=pace, guess=Guess(0, 0, 0.3))
     assert may_measure and found is not None and found == {SLOW: pytest.approx(share, rel=0.1)}
     assert wire.spans == {(20, None)} and wire.asked == [(2.0, False)]
+
+
+@pytest.mark.parametrize(("busy_in", "share"), [(0.5, None), (0.8, 2 / 3)])
+def test_a_nic_carries_as_much_both_ways_unless_it_clearly_does_not(busy_in: float, share: float | None) -> None:
+    found, _ = ask(Wire(0.6, busy_in), (2.0, math.inf))
+    assert found == (None if share is None else {SLOW: pytest.approx(share, rel=0.01)})
 
 
 def test_the_traffic_of_one_run_is_that_between_the_marks_of_its_ends() -> None:

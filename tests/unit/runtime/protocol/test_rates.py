@@ -224,6 +224,31 @@ def test_a_nic_that_was_measured_is_not_faster_because_others_have_little_to_sen
         assert network.endpoints[1].rates.known(1, 1)[1] == pytest.approx(known, abs=1e-3), n_bytes
 
 
+def test_a_nic_that_was_measured_is_as_slow_as_that_until_a_trial_has_shown_more() -> None:
+    """Its meter may show as much as it will."""
+    endpoint = endpoint_of(0, 2, 2, (10**8,) * 2, learn_rates=True)
+    rates = endpoint.rates
+    rates.take_measured(((1.0, 1.0), (0.5, 0.5)))
+    for meter in rates._meters:
+        for _ in range(8):
+            meter.close(Carried(8_000_000, 8_000_000, 0.08, 0.08, 0.08), 0.08)
+    rates._judge()
+    assert rates.known(0, 1) == (0.5, 0.5) and rates._slow_nics() == {1: (0.5, 0.5)}
+    for shares, is_out, found in (
+        ((0.5, 0.5), True, (1.0, 1.0)),
+        ((0.5, 0.51), False, (1.0, 1.0)),
+        ((0.5, 0.8), True, (1.0, 0.8)),
+        ((0.5, 0.3), False, (0.5, 1.0)),
+    ):
+        rates.take_measured(((1.0, 1.0), shares))
+        rates._note_whole(1, is_out)
+        assert rates.known(0, 1) == found
+    rates.doubt(1)
+    assert not rates._slow_nics()
+    rates.take_measured(((1.0, 1.0), (0.05, 0.05)))
+    assert not rates._slow_nics()
+
+
 def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
     network = Network(3, learn_rates=True)
     network.open((0, 1))

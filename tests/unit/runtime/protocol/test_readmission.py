@@ -148,4 +148,4 @@ def test_a_nic_that_is_soon_slow_again_is_believed_later() -> None:
         network.run(seconds)
         epochs.take_measured(((whole, whole), (whole, share)), 0.1, is_told=True)
         found.append(epochs._patience_slow.seconds / PATIENCE_S)
-    assert found == [1, 1, 2, 2, 4, 4, 1] and epochs._patience_lost.seconds == PATIENCE_S
+    assert found == [1, 1, 4, 4, 16, 16, 1] and epochs._patience_lost.seconds == PATIENCE_S
