@@ -85,6 +85,12 @@ def compile_always() -> None:
     tier.loaded_s = tier.compiled_s = -1.0
 
 
+def load_at_once() -> None:
+    """From now on this process runs no kernel in plain Python that numba's cache has: loading them later would keep
+    somebody waiting."""
+    tier.loaded_s = -1.0
+
+
 def row(table: Any, index: int) -> Any:
     """Row `index` of a table; the memoryviews that kernels get in plain Python lack `table[index]`."""
     return memoryview(np.asarray(table)[index])

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from optcc.collective import COLLECTIVES, DTYPE_BYTES, Collective
+from optcc.compiled import load_at_once
 from optcc.compiler import TimedPlan, compile_schedule, costed_s, try_segments
 from optcc.dsl import Definition
 from optcc.errors import (
@@ -316,6 +317,8 @@ def make_plans(work: bytes) -> None:
     planner = Planner(asked.topology, **msgspec.structs.asdict(asked.options))
     # Else whoever asks would have to make them anew.
     planner._worth_storing_s = 0.0
+    if asked.is_anew:
+        load_at_once()
     for request in asked.requests:
         with suppress(OptccError):
             if asked.is_anew and planner._store is not None:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from optcc import compile_kernels
+from optcc import compiled as compiled_module
 from optcc.arrays import Column
-from optcc.compiled import Tier, _is_cached, compiled, compiled_at_once, row
+from optcc.compiled import Tier, _is_cached, compiled, compiled_at_once, load_at_once, row
 from optcc.compiler import compile_schedule, plan_transfers
 from optcc.faults import FaultPlan
 from optcc.planner import build
@@ -214,6 +215,17 @@ def test_a_process_compiles_once_it_has_spent_what_that_costs(monkeypatch: pytes
     tier = Tier(loaded_s=0.25, compiled_s=2.5)
     assert tier.is_plain(_walk, 10_000)  # type: ignore[arg-type]
     assert not tier.is_plain(_walk, 10_000_000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_process_that_loads_loops_at_once_waits_for_none_to_be_compiled(
+    is_cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optcc.compiled._is_cached", lambda _: is_cached)
+    monkeypatch.setattr("optcc.compiled.tier", Tier(loaded_s=0.4, compiled_s=3.0))
+    assert compiled_module.tier.is_plain(_walk, 10)  # type: ignore[arg-type]
+    load_at_once()
+    assert compiled_module.tier.is_plain(_walk, 10) != is_cached  # type: ignore[arg-type]
 
 
 def test_the_compiled_kernel_takes_the_place_of_the_plain_one(tiers: Callable[[tuple[float, float]], None]) -> None:

@@ -101,10 +101,11 @@ def test_the_process_begins_with_a_plan_for_a_loss(
         return verify_plan(plan)
 
     monkeypatch.setattr(planning, "verify_plan", note)
+    monkeypatch.setattr(planning, "load_at_once", lambda: proved.append("with all loaded"))
     planning.make_plans(under._work([WANTED]))
     assert not proved
     planning.make_plans(under._work([WANTED], is_anew=True))
-    assert proved == [digest]
+    assert proved == ["with all loaded", digest]
     # It replies to what is asked for now, not to what it began with.
     assert worker.make(planner._work([WANTED]))
 
