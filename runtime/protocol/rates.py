@@ -242,11 +242,7 @@ class Rates:
     def _slow_nics(self) -> dict[int, tuple[float, float]]:
         """This rank's NICs that are used, and were measured to be slow."""
         used = usable([self.known(self._local.rank, nic) for nic in range(len(self._meters))])
-        return {
-            nic: share
-            for nic, share in enumerate(used)
-            if self._was_measured[nic] and 0 < min(share) < 1 and share != (DOUBTED_SHARE,) * 2
-        }
+        return {nic: share for nic, share in enumerate(used) if self._was_measured[nic] and 0 < min(share) < 1}
 
     def _note_whole(self, nic: int, is_out: bool) -> None:
         """A NIC of this rank that was measured carries more again, out or in, and the other way if it was slow both

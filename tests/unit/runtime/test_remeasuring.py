@@ -518,8 +518,10 @@ def test_plans_for_rates_that_there_have_been_before_should_be_as_good_as_then()
     """Though there were others meanwhile, under which nothing ran."""
     found, request = bare_remeasuring(), PlanRequest(Collective("allreduce", 3), 1 << 20, "float32", "sum")
     found._least_s = lambda shares, _: 1.0 / shares[0][0][0]
-    found._plan_for(((WHOLE,),))
     found._note_pace(request, 1.2)
+    # No change: they are still the present ones.
+    found._plan_for(((WHOLE,),))
+    assert found._expected_s(request) == inf
     for share in (HALF, WHOLE):
         found._plan_for(((share,),))
         assert found._expected_s(request) == pytest.approx(1.2 / share[0])

@@ -26,7 +26,7 @@ class Told:
         self.epochs = self.network.endpoints[0].epochs
         self.epochs.is_on = self.epochs.measures = True
         self.proposed: list[Shares] = []
-        self.epochs._propose_now = self.proposed.append  # type: ignore[method-assign]
+        self.epochs._propose_now = lambda shares: self.proposed.append(shares)  # type: ignore[method-assign]
         # Long after a NIC was lost.
         self.network.run(5.0)
         self.say(planned)

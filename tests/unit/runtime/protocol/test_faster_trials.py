@@ -9,6 +9,7 @@ import pytest
 from optcc.runtime.protocol.faster_trials import (
     AT_ONCE_S,
     BUSY_S,
+    ENOUGH,
     FIRST_S,
     GROWTH,
     LEAST_MISSING,
@@ -35,7 +36,7 @@ class Tried:
         self.local = self.network.endpoints[1].epochs._local
         self.is_out = known[0] <= known[1]
         self.known, self.share, self.job = min(known), share, job
-        self.slow = {1: known}
+        self.slow, self.at_once_s = {1: known}, 0.9 * AT_ONCE_S
         self.waiting = self.carried = 0.0
         self.padded = 0
         self.faster: list[tuple[int, bool]] = []
@@ -58,7 +59,7 @@ class Tried:
         was_tried = self.is_tried
         self.trials.look(self.now_s)
         if self.is_tried and not was_tried:
-            self.carried += 0.9 * self.known * RATE * AT_ONCE_S
+            self.carried += self.at_once_s * self.known * RATE
 
     @property
     def is_tried(self) -> bool:
@@ -80,6 +81,51 @@ def test_a_nic_that_carries_more_carries_the_padding_too(known: tuple[float, flo
     tried = Tried(known, 1.0)
     assert tried.run() == pytest.approx(TRIAL_S, abs=1.5 * TICK_S)
     assert tried.faster == [(1, known[0] <= known[1])]
+
+
+def test_what_comes_at_once_after_a_pause_does_not_count() -> None:
+    tried = Tried((KNOWN, KNOWN), KNOWN + 0.9 * ENOUGH * PADDED)
+    assert tried.run() > TRIAL_S / 2 and not tried.faster
+    tried.at_once_s, tried.share = 0.0, KNOWN + 1.1 * ENOUGH * PADDED + KNOWN * AT_ONCE_S / TRIAL_S
+    tried.run()
+    assert tried.faster == [(1, True)]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_connection_that_is_lost_ends_a_trial_and_a_doubtful_one_begins_none(is_closed: bool) -> None:
+    tried = Tried((KNOWN, KNOWN), 1.0)
+    connection = tried.network.outbound(1, 2, 1)
+    if is_closed:
+        while not tried.is_tried:
+            tried.tick()
+        while tried.now_s - tried.trials._trials[1].began_s < TRIAL_S - 2.5 * TICK_S:
+            tried.tick()
+        connection.is_closed = True
+        tried.tick()
+    else:
+        connection.suspect = True
+        while tried.now_s < 2 * PAUSE_S:
+            tried.tick()
+    assert not tried.is_tried and not tried.faster
+
+
+def test_a_nic_that_was_out_of_use_is_as_if_it_had_just_become_slow() -> None:
+    tried = Tried((KNOWN, KNOWN), KNOWN)
+    tried.run()
+    slow = dict(tried.slow)
+    tried.slow.clear()
+    tried.tick()
+    tried.slow |= slow
+    tried.tick()
+    assert tried.trials._trials[1].pause_s == PAUSE_S
+
+
+def test_a_socket_that_is_full_gets_no_padding() -> None:
+    tried = Tried((KNOWN, KNOWN), 1.0)
+    tried.network.outbound(1, 2, 1).blocked = True
+    while not tried.is_tried:
+        tried.tick()
+    assert tried.padded == pytest.approx(PADDED * RATE * TICK_S / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("known", [0.25, KNOWN, 0.8])
@@ -127,7 +173,7 @@ def test_a_nic_is_tried_only_where_it_is_used_and_much_is_missing() -> None:
 @pytest.mark.parametrize("known", [(KNOWN, 1.0), (1.0, KNOWN)])
 def test_padding_goes_out_over_all_connections_or_is_asked_for_from_all_peers(known: tuple[float, float]) -> None:
     tried = Tried(known, 1.0)
-    del tried.trials._send  # type: ignore[attr-defined]
+    del tried.trials._send
     counts = tried.network.endpoints[1].rail_counts[1]
     before = counts.sent_bytes, counts.received_bytes
     while not tried.is_tried:
@@ -141,7 +187,7 @@ def test_padding_goes_out_over_all_connections_or_is_asked_for_from_all_peers(kn
 
 def test_a_peer_is_asked_for_no_more_than_a_part_at_once() -> None:
     tried = Tried((1.0, KNOWN), 1.0)
-    del tried.trials._send  # type: ignore[attr-defined]
+    del tried.trials._send
     connection = tried.network.inbound(2, 1, 1)
     counts = tried.network.endpoints[1].rail_counts[1]
     before = counts.received_bytes

@@ -243,10 +243,29 @@ def test_a_nic_that_was_measured_is_as_slow_as_that_until_a_trial_has_shown_more
         rates.take_measured(((1.0, 1.0), shares))
         rates._note_whole(1, is_out)
         assert rates.known(0, 1) == found
-    rates.doubt(1)
-    assert not rates._slow_nics()
+    # One that is out of use is tried in another way.
     rates.take_measured(((1.0, 1.0), (0.05, 0.05)))
     assert not rates._slow_nics()
+    # What the traffic alone says is taken back by the traffic.
+    learned = endpoint_of(0, 2, 2, (10**8,) * 2, learn_rates=True).rates
+    learned.know(1, 0.5, 0.5)
+    assert not learned._slow_nics()
+
+
+def test_slow_nics_are_tried_at_every_tick_and_padding_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(2, rates=(10**8, 10**8), learn_rates=True)
+    network.open((0, 1), (1, 0))
+    network.until(network.all_up)
+    endpoint = network.endpoints[0]
+    rates, looked = endpoint.rates, list[float]()
+    monkeypatch.setattr(rates.faster_trials, "look", looked.append)
+    for nic, is_tried in ((0, False), (1, True)):
+        connection = network.outbound(0, 1, nic)
+        monkeypatch.setattr(connection, "awaits", True)
+        monkeypatch.setattr(connection, "waiting_bytes", LOADED_BYTES)
+        monkeypatch.setattr(rates.faster_trials, "is_tried", lambda nic, is_tried=is_tried: is_tried and nic == 1)
+    rates.look(network.now_s + 1.0)
+    assert looked == [network.now_s + 1.0] and set(rates._waited_s) == {(0, 1, 0)}
 
 
 def test_a_rank_that_joins_later_is_told_the_rates_that_differ() -> None:
