@@ -95,6 +95,8 @@ class FasterTrials:
     def _begin(self, nic: int, trial: _Trial, now_s: float) -> None:
         """Tries a NIC, if it is in use."""
         carried = self._carried(nic, trial.is_out)
+        # Less than before where a connection is new.
+        trial.before = min(trial.before, carried)
         if carried - trial.before < BUSY_S * trial.known * self._rate(nic, trial):
             return
         ends = [each for each in self._local.up_over(nic) if isinstance(each, SendConnection) == trial.is_out]

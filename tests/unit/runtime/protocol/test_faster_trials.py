@@ -109,6 +109,15 @@ def test_a_connection_that_is_lost_ends_a_trial_and_a_doubtful_one_begins_none(i
     assert not tried.is_tried and not tried.faster
 
 
+def test_a_nic_is_tried_though_one_of_its_connections_is_new_and_has_carried_nothing() -> None:
+    tried = Tried((KNOWN, KNOWN), KNOWN)
+    tried.carried = 1e12
+    tried.run()
+    ended_s, tried.carried = tried.now_s, 0.0
+    tried.run()
+    assert tried.now_s - ended_s < GROWTH * PAUSE_S + BUSY_S + TRIAL_S + 4 * TICK_S
+
+
 def test_a_nic_that_was_out_of_use_is_as_if_it_had_just_become_slow() -> None:
     tried = Tried((KNOWN, KNOWN), KNOWN)
     tried.run()
