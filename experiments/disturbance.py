@@ -11,6 +11,13 @@ from typing import TypeVar
 Kind = TypeVar("Kind", bound="Disturbance")
 
 
+def timed(change: Callable[[], object]) -> float:
+    """Makes a change; the middle of the time that it took, on the clock."""
+    asked_s = time.monotonic()
+    change()
+    return (asked_s + time.monotonic()) / 2
+
+
 class Disturbance(ABC):
     """A context: `disturb` runs in a thread of its own, and is to return once `stopped` is set, at the end of it."""
 
@@ -22,13 +29,6 @@ class Disturbance(ABC):
     @abstractmethod
     def disturb(self) -> None:
         """Changes the hosts; the last change leaves them as they were."""
-
-    @staticmethod
-    def timed(change: Callable[[], object]) -> float:
-        """Makes a change; the middle of the time that it took, on the clock."""
-        asked_s = time.monotonic()
-        change()
-        return (asked_s + time.monotonic()) / 2
 
     def __enter__(self: Kind) -> Kind:
         self._thread.start()

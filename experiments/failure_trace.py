@@ -24,7 +24,7 @@ import msgspec
 
 from optcc.experiments.bench_jobs import befall
 from optcc.experiments.cells import RecordCells
-from optcc.experiments.disturbance import Disturbance
+from optcc.experiments.disturbance import Disturbance, timed
 from optcc.experiments.fabric import Fabric, FabricSpec
 from optcc.experiments.mid_collective import HOSTS, NIC, STATES
 from optcc.experiments.passing_congestion import OPEN_MPI, OURS
@@ -142,9 +142,9 @@ class FailedNic(Disturbance):
         """Fails, and is healed."""
         try:
             if not self.stopped.wait(self._waits_s[0]):
-                self.span[0] = self.timed(lambda: befall(self._fabric, NIC, self._what))
+                self.span[0] = timed(lambda: befall(self._fabric, NIC, self._what))
                 if not self.stopped.wait(self._waits_s[1]):
-                    self.span[1] = self.timed(lambda: self._fabric.heal(NIC))
+                    self.span[1] = timed(lambda: self._fabric.heal(NIC))
         finally:
             self._fabric.heal(NIC)
 

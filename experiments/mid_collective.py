@@ -26,6 +26,7 @@ import msgspec
 
 from optcc.experiments.bench_jobs import befall
 from optcc.experiments.cells import RecordCells
+from optcc.experiments.disturbance import timed
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
@@ -141,9 +142,7 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
                 began_s = time.monotonic()
                 job.begin()
                 time.sleep(rng.uniform(0.15, 0.5) * healthy_s)
-                asked_s = time.monotonic()
-                befall(fabric, NIC, what)
-                at_s = (asked_s + time.monotonic()) / 2 - began_s
+                at_s = timed(lambda: befall(fabric, NIC, what)) - began_s
                 told = job.end_of_run()
                 heal(fabric, what)
                 least_s = at_s + (1 - at_s / healthy_s) * left_s

@@ -26,7 +26,7 @@ import msgspec
 
 from optcc.errors import RuntimeFault
 from optcc.experiments.cells import RecordCells
-from optcc.experiments.disturbance import Disturbance
+from optcc.experiments.disturbance import Disturbance, timed
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.record import RECORDS, Check
@@ -171,7 +171,7 @@ class Congestion(Disturbance):
             self.spans.append((begin_s, self._set(FULL)))
 
     def _set(self, rate: str) -> float:
-        return self.timed(lambda: self._fabric.set_rate(NIC, NicRates.parse(rate)))
+        return timed(lambda: self._fabric.set_rate(NIC, NicRates.parse(rate)))
 
 
 def measure_row(lasting_s: float, contender: str, size_bytes: int, least_s: float) -> CongestionRow:

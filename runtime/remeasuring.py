@@ -239,11 +239,9 @@ class Remeasuring:
 
     def _slow_span_s(self) -> tuple[float, float]:
         """At rank 0: of which time the traffic is asked."""
-        times = self._last_times
-        if times.slow_since_s == math.inf and not times.is_drifting and self._guesses.has_seen:
-            # A single slow run tells enough where a NIC has been slow before.
-            return times.slowest_span_s
-        return times.slow_span_s
+        span_s = self._last_times.slow_span_s
+        # A single slow run tells enough where a NIC has been slow before.
+        return self._last_times.slowest_span_s if span_s[0] == math.inf and self._guesses.has_seen else span_s
 
     def _guess(self) -> Guess | None:
         """At rank 0: what a NIC may carry whose rate comes and goes."""

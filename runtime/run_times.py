@@ -53,7 +53,7 @@ class RunTimes:
         is_first = len(self._first) < USUAL_RUNS
         if self._first:
             self._recent.append((seconds, now_s))
-        if is_first or not self.is_known:
+        if not self.is_known:
             self._first.append(seconds)
             count = len(self._first)
             if is_first:

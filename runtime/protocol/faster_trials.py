@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optcc.runtime.protocol.connection import SendConnection
-from optcc.runtime.protocol.frames import BURST_FRAME, BurstWord
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S
 from optcc.runtime.protocol.local import Established, LocalRank
 
@@ -24,14 +23,13 @@ TRIAL_S, FIRST_S = 0.1, 0.03
 ENOUGH, HOPEFUL = 0.4, 0.3
 """So much of the padding must have gone beyond what is known at the end of a trial, and so far."""
 AT_ONCE_S = 0.005
-"""A NIC that was idle lets through at once what it carries in so long."""
+"""A NIC that was idle may let through at once what it carries in so long; once in a trial that takes twenty times as
+long, so less is allowed for it than in windows of traffic (`optcc.runtime.protocol.rates`)."""
 PAUSE_S, PAUSE_S_MAX, GROWTH = 0.4, 8.0, 1.25
 """From when a NIC is known to be slow, or a trial, to the next one: longer each time by the last factor, so it is a
 fifth of the time for which the NIC has been slow."""
 BUSY_S = 0.05
 """A NIC is tried if it has carried meanwhile what it carries in so long."""
-PART_BYTES_MAX = 1 << 20
-"""A peer is asked for no more at once."""
 
 
 @dataclass(slots=True)
@@ -127,14 +125,5 @@ class FasterTrials:
         trial.padded_s = until_s
         for connection in trial.ends:
             if not connection.blocked:
-                self._send(connection, round(n_bytes / len(trial.ends)))
+                self._local.have_padded(connection, round(n_bytes / len(trial.ends)))
         self._local.watch_within(CLOSE_WATCH_S)
-
-    def _send(self, connection: Established, n_bytes: int) -> None:
-        if isinstance(connection, SendConnection):
-            connection.pad(n_bytes)
-        else:
-            for _ in range(n_bytes // PART_BYTES_MAX):
-                connection.say(BURST_FRAME, BurstWord(connection.session, PART_BYTES_MAX).number)
-            connection.say(BURST_FRAME, BurstWord(connection.session, n_bytes % PART_BYTES_MAX).number)
-        self._local.wake(connection)

@@ -250,6 +250,10 @@ class PaddingWord(NamedTuple):
         return cls(number >> 32, _power(number & 0xFFFF))
 
 
+BURST_BYTES_MAX = 1 << 20
+"""A peer sends no more padding for one word."""
+
+
 class BurstWord(NamedTuple):
     """The number of a `BURST_FRAME`: the peer is to send so many bytes of padding over the connection `session`.
 

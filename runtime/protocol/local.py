@@ -10,7 +10,7 @@ from typing import NamedTuple
 from optcc.errors import RuntimeFault
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
-from optcc.runtime.protocol.frames import EAGER_BYTES, Checksum
+from optcc.runtime.protocol.frames import BURST_BYTES_MAX, BURST_FRAME, EAGER_BYTES, BurstWord, Checksum
 from optcc.runtime.protocol.handshake import Dialing
 from optcc.runtime.protocol.leg import Leg
 from optcc.runtime.protocol.liveness import Connection
@@ -165,6 +165,16 @@ class LocalRank:
             for number in numbers:
                 connection.say(kind, number)
             self.wake(connection)
+
+    def have_padded(self, connection: Established, n_bytes: int) -> None:
+        """Has padding go over a connection the way that its data does: the receiver asks the sender for it."""
+        if isinstance(connection, SendConnection):
+            connection.pad(n_bytes)
+        else:
+            for sent_bytes in range(0, n_bytes, BURST_BYTES_MAX):
+                word = BurstWord(connection.session, min(BURST_BYTES_MAX, n_bytes - sent_bytes))
+                connection.say(BURST_FRAME, word.number)
+        self.wake(connection)
 
     def say_to_all(self, kind: int, numbers: Sequence[int], but: int = -1) -> None:
         """Sends control frames to all peers but one that are connected; see `say`."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optcc.runtime.protocol.connection import RecvConnection, SendConnection
-from optcc.runtime.protocol.frames import BURST_FRAME, BurstWord
+from optcc.runtime.protocol.frames import BURST_BYTES_MAX, BurstWord
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.rates import LEAST_SHARE
 
-PARTS, PART_S, PART_BYTES_MIN, PART_BYTES_MAX = 5, 1e-3, 1 << 16, 1 << 20
+PARTS, PART_S, PART_BYTES_MIN, PART_BYTES_MAX = 5, 1e-3, 1 << 16, BURST_BYTES_MAX
 """A trial has so many parts out and in, in turn, so that acknowledgements wait behind nothing: each is what the NIC
 carries in so long, within these limits. In all that is more than an idle NIC lets through at once, and no part makes a
 long queue."""
@@ -100,11 +100,7 @@ class Readmissions:
         trial.n_left -= 1
         rate, connection = (local.own_nics[nic][4], in_) if is_in else (local.own_nics[nic][3], out)
         n_bytes = min(PART_BYTES_MAX, max(PART_BYTES_MIN, round(rate * PART_S)))
-        if is_in:
-            in_.say(BURST_FRAME, BurstWord(in_.session, n_bytes).number)
-        else:
-            out.pad(n_bytes)
-        local.wake(connection)
+        local.have_padded(connection, n_bytes)
         trial.goal_bytes = self._carried(nic, trial, ends) + n_bytes
         least_s = connection.kernel.least_round_trip_s if connection.kernel else 0.0
         trial.until_s = local.now_s + max(LIMIT_S, n_bytes / rate / LEAST_SHARE) + ROUND_TRIPS * least_s
@@ -114,5 +110,5 @@ class Readmissions:
         word = BurstWord.read(number)
         for connection in self._local.of_session(peer, word.session):
             if not connection.blocked:
-                connection.pad(min(PART_BYTES_MAX, word.n_bytes))
+                connection.pad(min(BURST_BYTES_MAX, word.n_bytes))
                 self._local.wake(connection)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +21,20 @@ from optcc.runtime.protocol.faster_trials import (
     TRIAL_S,
     FasterTrials,
 )
+from optcc.runtime.protocol.local import Established, LocalRank
 from tests.unit.runtime.protocol.network import Network
 
 RATE, TICK_S, KNOWN = 50_000_000, 0.01, 0.5
+
+
+class Padded:
+    """A rank, and what is told of its padding in place of its NICs."""
+
+    def __init__(self, local: LocalRank, have_padded: Callable[[Established, int], None]) -> None:
+        self._local, self.have_padded = local, have_padded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._local, name)
 
 
 class Tried:
@@ -40,9 +53,9 @@ class Tried:
         self.waiting = self.carried = 0.0
         self.padded = 0
         self.faster: list[tuple[int, bool]] = []
-        self.trials = FasterTrials(self.local, lambda: self.slow, lambda *which: self.faster.append(which))
+        padded = cast("LocalRank", Padded(self.local, lambda _, n_bytes: self._pad(n_bytes)))
+        self.trials = FasterTrials(padded, lambda: self.slow, lambda *which: self.faster.append(which))
         self.trials._carried = lambda nic, is_out: round(self.carried)  # type: ignore[method-assign]
-        self.trials._send = lambda connection, n_bytes: self._pad(n_bytes)  # type: ignore[method-assign]
         self.now_s = 0.0
 
     def _pad(self, n_bytes: int) -> None:
@@ -182,7 +195,7 @@ def test_a_nic_is_tried_only_where_it_is_used_and_much_is_missing() -> None:
 @pytest.mark.parametrize("known", [(KNOWN, 1.0), (1.0, KNOWN)])
 def test_padding_goes_out_over_all_connections_or_is_asked_for_from_all_peers(known: tuple[float, float]) -> None:
     tried = Tried(known, 1.0)
-    del tried.trials._send
+    tried.trials._local = tried.local
     counts = tried.network.endpoints[1].rail_counts[1]
     before = counts.sent_bytes, counts.received_bytes
     while not tried.is_tried:
@@ -196,10 +209,9 @@ def test_padding_goes_out_over_all_connections_or_is_asked_for_from_all_peers(kn
 
 def test_a_peer_is_asked_for_no_more_than_a_part_at_once() -> None:
     tried = Tried((1.0, KNOWN), 1.0)
-    del tried.trials._send
     connection = tried.network.inbound(2, 1, 1)
     counts = tried.network.endpoints[1].rail_counts[1]
     before = counts.received_bytes
-    tried.trials._send(connection, 5 << 19)
+    tried.local.have_padded(connection, 5 << 19)
     tried.network.settle()
     assert counts.received_bytes - before == pytest.approx(5 << 19, rel=0.01)
