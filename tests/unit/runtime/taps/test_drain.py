@@ -33,8 +33,8 @@ from optcc.topology import Topology
 JOB = "tapped"
 SIZE = 1000
 FULL = Tap(("full",), points=POINTS)
-KILLED_TURNS = 2
-KILLED_BEFORE = 500
+KILLED_TURNS = 12
+KILLED_BEFORE = 100
 
 
 def run_job(
@@ -252,19 +252,20 @@ def test_a_killed_drain_costs_the_job_nothing(when_full: str, tmp_path: Path) ->
 def test_runs_take_no_longer_once_the_drain_is_killed(when_full: str, tmp_path: Path) -> None:
     """The median run since the drain was killed takes what one does in a job that never had a drain (with one that
     polls, processors do not sleep, so runs beside it may be shorter than either); and no run waits, also where the tap
-    says that it may wait for half a minute."""
+    says that it may wait for half a minute. The medians of equal jobs differ by half, as threads meet differently in
+    each of them: the quickest job of each kind counts."""
     tap = Tap(("full",), points=POINTS, when_full=when_full, block_s=30.0)  # type: ignore[arg-type]
     # Without a drain nothing makes room: a run that blocks would wait for it.
     alone = Tap(("full",), points=POINTS, when_full="drop")
-    never_s, last_s = list[float](), list[float]()
+    never_s, last_s = list[float](), list[float]()  # the median run of each job
     for turn in range(KILLED_TURNS):  # in turns, as the machine is faster at one time than at another
         took_s, _ = timed(tmp_path / f"alone{turn}", alone, 4 * KILLED_BEFORE, lambda number: None)
-        never_s += took_s[2 * KILLED_BEFORE :].tolist()
+        never_s.append(float(np.median(took_s[2 * KILLED_BEFORE :])))
         after_s, counters = timed_with_a_killed_drain(tmp_path / f"{turn}", tap)
-        last_s += after_s[KILLED_BEFORE:].tolist()  # the ring has filled up by then
+        last_s.append(float(np.median(after_s[KILLED_BEFORE:])))  # the ring has filled up by then
         assert after_s.max() < 1.0
         assert all(each["full_records"] > 0 for each in counters)
-    assert np.median(last_s) <= 1.25 * np.median(never_s), (np.median(never_s), np.median(last_s))
+    assert min(last_s) <= 1.25 * min(never_s), (never_s, last_s)
 
 
 def timed_with_a_killed_drain(
