@@ -150,6 +150,15 @@ def test_small_differences_between_measured_ways_make_no_parts_of_their_own(in_:
     assert taken.transfers == taken.segments * parts * 2 * 7
 
 
+@pytest.mark.parametrize(("hosts", "all_pairs"), [(4, True), (8, False)])
+def test_many_equal_hosts_that_were_measured_do_not_exchange_among_all_pairs(hosts: int, all_pairs: bool) -> None:
+    """TCP divides a NIC evenly among few connections only; ports of the model among any number."""
+    modelled = Topology.parse(f"{hosts}@24.8MB/s").with_latency(Fraction(200, 10**6))
+    measured = replace(modelled, overhead_s=Fraction(5, 10**4))
+    assert choose(modelled, 2**26, ports="fair", slots=2).taken.name == "direct"
+    assert (choose(measured, 2**26, ports="fair", slots=2).taken.name in ("direct", "shares")) == all_pairs
+
+
 def test_a_long_message_may_be_planned_for_as_long_as_it_takes() -> None:
     """At 1 GB/s the same message gets more segments than at 50 GB/s."""
     segments = [
