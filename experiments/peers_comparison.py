@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -113,22 +113,39 @@ class Comparison:
                 our_case(name, carrier, known, self.size_bytes) for carrier, names in carried.items() for name in names
             ]
             ours = [case for case in wanted if self._predict(case, where)]
-            started, absent = jobs(ours, self.mpich, self.torch, extent)
-            config = self.job_config(folder, fabric.state().spec.hosts)
-            for name, why in absent.items():
-                in_states = {LEFT_OUT: f"{name}: further states", LEFT_OUT_LEAST: f"{name}: {where}"}
-                self.absent.setdefault(in_states.get(why, name), why)
-            with contextlib.ExitStack() as stack:
-                teams = []
-                for job in started:
-                    try:
-                        team = Team(fabric, job, config, folder, bed.declared(self.rate))
-                    except RuntimeFault as fault:
-                        self.absent |= {f"{case.contender}: {where}": str(fault) for case in job.cases}
-                        continue
-                    stack.callback(team.end)
-                    teams.append(team)
-                self._rounds(fabric, bed, topology, teams)
+            self._take_turns(fabric, bed, topology, folder, jobs(ours, self.mpich, self.torch, extent))
+
+    def compare_peers(self, fabric: Fabric, state: str, folder: Path) -> None:
+        """The peers alone, in the state that the hosts are in; `state` is its name."""
+        bed = Bed(state, is_declared=False)
+        self._take_turns(fabric, bed, fabric.topology_text(), folder, jobs((), self.mpich, self.torch))
+
+    def _take_turns(
+        self,
+        fabric: Fabric,
+        bed: Bed,
+        topology: str,
+        folder: Path,
+        jobs_and_absent: tuple[Sequence[PeerJob], Mapping[str, str]],
+    ) -> None:
+        started, absent = jobs_and_absent
+        n_ranks = fabric.state().spec.hosts
+        where = shown_state((n_ranks, self.size_bytes, bed.name))
+        config = self.job_config(folder, n_ranks)
+        for name, why in absent.items():
+            in_states = {LEFT_OUT: f"{name}: further states", LEFT_OUT_LEAST: f"{name}: {where}"}
+            self.absent.setdefault(in_states.get(why, name), why)
+        with contextlib.ExitStack() as stack:
+            teams = []
+            for job in started:
+                try:
+                    team = Team(fabric, job, config, folder, bed.declared(self.rate))
+                except RuntimeFault as fault:
+                    self.absent |= {f"{case.contender}: {where}": str(fault) for case in job.cases}
+                    continue
+                stack.callback(team.end)
+                teams.append(team)
+            self._rounds(fabric, bed, topology, teams)
 
     def _predict(self, case: Contender, where: str) -> bool:
         """Whether there is a plan for it: compiled and verified here, so that ranks find proofs and kernels cached."""

@@ -1,17 +1,19 @@
 """How near to the bound an AllReduce comes of whose hosts nobody says anything, as a record.
 
-    optcc experiment untold           (eight states and twenty random fabrics, in about 25 minutes)
+    optcc experiment untold           (eight states and twenty random fabrics, in about 40 minutes)
 
 Every row is the user's own command on emulated hosts,
 
-    optcc fabric run -- env -u OPTCC_TOPOLOGY optcc bench --transport tcp --schedule auto --peer mpi
+    optcc fabric run -- env -u OPTCC_TOPOLOGY optcc bench --transport tcp --schedule auto
 
 without a topology, rates or a model of ports: the run-time measures the NICs and plans for what it has found. T* is
 the certified bound for the rates that the NICs really have, in payload bytes; a NIC reaches only NICs of its own rail,
 so that it is not the bound of hosts whose NICs are pooled, where hosts have different rails. Two runs come before
-those that count. In a random fabric half of the NICs have 15 to 100 % of their rate, out and in by themselves. Open
-MPI's own AllReduce, over TCP and all NICs, is timed in turn with ours, but not on random hosts. The record is a file
-of its own format, `optcc-untold/2`. Needs root, for the hosts.
+those that count. In a random fabric half of the NICs have 15 to 100 % of their rate, out and in by themselves.
+
+In the eight states the peers run next, on the same hosts, each in a job of its own and with its best settings, as in
+`peers-on-fabric`: in turns, after one run that does not count. MPICH and torch live in environments of their own, named
+by `--mpich` and `--torch`; the record says of a peer that was not run why. Needs root, for the hosts.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+import click
 import msgspec
 
 from optcc.collective import Collective
@@ -33,6 +39,8 @@ from optcc.errors import RuntimeFault
 from optcc.experiments.bench_jobs import befall
 from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState
+from optcc.experiments.peers_comparison import Comparison
+from optcc.experiments.peers_on_fabric import allow_multipath
 from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, head, record_command
 from optcc.show import Card
@@ -41,6 +49,7 @@ from optcc.units import show_size
 from optcc.verify.bounds.certified import certified_bound, explain_if_pooled
 
 WARMUP, RUNS = 2, 5
+PEER_RUNS = 3
 SIZE_BYTES, RANDOM_SIZE_BYTES = 64 << 20, 16 << 20
 RANDOM_FABRICS, SEED = 20, 1
 _RANDOM_MBITS, _LEAST = 200, 0.15
@@ -55,7 +64,7 @@ class UntoldState:
     fabric: str
     nics: Mapping[str, str] = field(default_factory=dict)
     size_bytes: int = SIZE_BYTES
-    with_peer: bool = True
+    with_peers: bool = True
 
 
 def _random_rates(rng: random.Random, hosts: int, full_mbits: int = 400) -> dict[str, str]:
@@ -97,13 +106,13 @@ def random_state(seed: int) -> UntoldState:
                 out, in_ = (round(_RANDOM_MBITS * rng.uniform(_LEAST, 1)) for _ in range(2))
                 nics[f"h{host}.eth{nic}"] = f"{out}Mbit/s:{in_}Mbit/s"
     spec = f"{len(counts)}x{max(counts)}@{_RANDOM_MBITS}Mbit/s"
-    return UntoldState(f"random {seed}", spec, nics, RANDOM_SIZE_BYTES, with_peer=False)
+    return UntoldState(f"random {seed}", spec, nics, RANDOM_SIZE_BYTES, with_peers=False)
 
 
 class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A state: its bound, what a run took (the median), how the plan was predicted, and which it was.
 
-    `peer_s` is what Open MPI's own AllReduce took in the same run, None where it was left out.
+    `peers_s` is what each peer took (the median), `absent` why another was not run.
     """
 
     state: str
@@ -117,7 +126,8 @@ class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: str
     segments: int
     wrong: int
-    peer_s: float | None
+    peers_s: dict[str, float] = {}
+    absent: dict[str, str] = {}
 
     @property
     def ratio(self) -> float:
@@ -129,7 +139,7 @@ class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Untold(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = "optcc-untold/2"
+    format: ClassVar[str] = "optcc-untold/3"
     own_path: ClassVar = RECORDS / "untold.json"
     docs_page: ClassVar[str] = "transports.md"
 
@@ -140,10 +150,12 @@ class Untold(Measured):
     def check_fields(self, check: Check) -> None:
         for number, row in enumerate(self.rows):
             check(f"rows[{number}].bound_s", row.bound_s, row.bound_s > 0, "be above 0")
-            check(f"rows[{number}].peer_s", row.peer_s, row.peer_s is None or row.peer_s > 0, "be above 0")
+            for name, seconds in row.peers_s.items():
+                check(f"rows[{number}].peers_s[{name!r}]", seconds, seconds > 0, "be above 0")
             check(f"rows[{number}].seconds", row.seconds, row.seconds > 0, "be above 0")
 
     def card(self) -> Card:
+        peers = sorted({name for row in self.rows for name in row.peers_s})
         rows = tuple(
             (
                 row.state,
@@ -151,14 +163,14 @@ class Untold(Measured):
                 show_size(row.size_bytes),
                 f"{row.bound_s:.3f} s",
                 f"{row.ratio:.3f}",
-                "-" if row.peer_s is None else f"{row.peer_s / row.bound_s:.2f}",
+                *(f"{row.peers_s[name] / row.bound_s:.2f}" if name in row.peers_s else "-" for name in peers),
                 f"{row.schedule}, {row.segments}",
                 str(row.wrong),
             )
             for row in self.rows
         )
-        heads = ("state", "hosts", "size", "T*", "time / T*", "Open MPI / T*", "plan, segments", "wrong elements")
-        return Card("AllReduce by auto over TCP, nothing declared", heads, rows)
+        heads = ("state", "hosts", "size", "T*", "ours / T*", *peers, "our plan, segments", "wrong elements")
+        return Card("AllReduce by auto over TCP, nothing declared; times over T*", heads, rows)
 
 
 def topology_of(standing: FabricState) -> Topology:
@@ -185,22 +197,32 @@ def bound_of(standing: FabricState, size_bytes: int) -> float:
     return float(certificate.seconds)
 
 
-def measure_state(state: UntoldState) -> UntoldRow:
+@dataclass(frozen=True)
+class PeerPythons:
+    """The Pythons of environments with MPICH and with torch, empty where there is none."""
+
+    mpich: str = ""
+    torch: str = ""
+
+
+def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
     """One row. Raises RuntimeFault if the command fails."""
     words = ["bench", "--transport", "tcp", "--schedule", "auto", "--mode", "out", "--json"]
     words += ["-b", str(state.size_bytes), "-n", str(RUNS), "-w", str(WARMUP)]
-    if state.with_peer:
-        words += ["--peer", "mpi"]
     command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-m", "optcc", *words]
+    peers = _Peers()
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
+        allow_multipath(fabric)
         for nic, what in state.nics.items():
             befall(fabric, nic, what)
         standing = fabric.state()
         done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S)
+        if not done.exit_code and state.with_peers:
+            peers = _time_peers(fabric, state, pythons)
     if done.exit_code:
         raise RuntimeFault(f"{state.name}: {done.stderr.strip()[-500:]}")
     printed = json.loads(done.stdout)
-    row, *peers = printed["results"]
+    (row,) = printed["results"]
     return UntoldRow(
         *(state.name, state.fabric, dict(state.nics), standing.topology_text(), state.size_bytes),
         bound_s=bound_of(standing, state.size_bytes),
@@ -208,15 +230,37 @@ def measure_state(state: UntoldState) -> UntoldRow:
         predicted_s=row["predicted_seconds"],
         schedule=row["schedule"],
         segments=row["segments"],
-        wrong=printed["out_of_bounds"],
-        peer_s=peers[0]["out_of_place"]["time"] / 1e6 if peers else None,
+        wrong=printed["out_of_bounds"] + peers.wrong,
+        peers_s=peers.seconds,
+        absent=peers.absent,
     )
 
 
+@dataclass
+class _Peers:
+    """What the peers took, by name, why others were not run, and the wrong elements of all."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    wrong: int = 0
+
+
+def _time_peers(fabric: Fabric, state: UntoldState, pythons: PeerPythons) -> _Peers:
+    rate = state.fabric.partition("@")[2]
+    asked = Comparison(state.size_bytes, PEER_RUNS, pythons.mpich, pythons.torch, rate)
+    with tempfile.TemporaryDirectory(prefix="optcc-untold-") as folder:
+        asked.compare_peers(fabric, state.name, Path(folder))
+    found = {run.contender: statistics.median(run.seconds) for run in asked.runs}
+    return _Peers(found, asked.absent, sum(run.wrong for run in asked.runs))
+
+
 @record_command(Untold, RecordForm(quick={}))
-def command(quick: bool, cells: RecordCells) -> Untold:
+@click.option("--mpich", default="", envvar="OPTCC_MPICH_PYTHON", help="The Python of an environment with MPICH.")
+@click.option("--torch", default="", envvar="OPTCC_TORCH_PYTHON", help="The Python of an environment with torch.")
+def command(quick: bool, mpich: str, torch: str, cells: RecordCells) -> Untold:
     """Time AllReduce where nobody declares anything, in a few states and on random hosts; quick: in one, and on one."""
+    pythons = PeerPythons(mpich, torch)
     states = [*STATES, *(random_state(SEED + number) for number in range(RANDOM_FABRICS))]
     chosen = [STATES[1], states[-1]] if quick else states
-    rows = cells.each({state.name: partial(measure_state, state) for state in chosen}, UntoldRow)
+    rows = cells.each({state.name: partial(measure_state, state, pythons) for state in chosen}, UntoldRow)
     return Untold(**head(), rows=tuple(rows))
