@@ -4,10 +4,11 @@
 
 A job on emulated hosts, whose NICs it measures itself, reduces 256 MiB again and again; somewhere in a run one NIC
 goes down, falls to half of its rate, or to a hundredth. Afterwards it is healed, and runs go on until they are as fast
-as before. Least is what no schedule can beat: the time until then, and T* with what is left of the NICs for the share
-of the bytes that was not done, at the pace of a healthy run. In one arm the AllReduce runs in slices, as it does unless
-asked otherwise (`optcc.runtime.slices`); in the other it is one run, whose plan stays what it was. The record is a file
-of its own format, `optcc-mid-collective/1`. Needs root, for the hosts.
+as before, and for twelve seconds more: a NIC that is slow again earlier is taken to flap. Least is what no schedule can
+beat: the time until then, and T* with what is left of the NICs for the share of the bytes that was not done, at the
+pace of a healthy run. In one arm the AllReduce runs in slices, as it does unless asked otherwise
+(`optcc.runtime.slices`); in the other it is one run, whose plan stays what it was. The record is a file of its own
+format, `optcc-mid-collective/1`. Needs root, for the hosts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from optcc.experiments.record import RECORDS, Check
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.experiments.reducing_job import SLICES, WHOLE, ReducingJob
 from optcc.experiments.untold import bound_of
+from optcc.runtime.protocol.epochs import RATE_CALM_S
 from optcc.show import Card
 from optcc.units import show_size
 
@@ -42,6 +44,7 @@ ARMS = {SLICES: "in slices", WHOLE: "one run"}
 TRIALS, TRIALS_WHOLE, SEED = 20, 5, 1
 """In slices, and in one run at most."""
 _WARM_UP, _HEALTHY, _RECOVERING_MAX, _RECOVERED = 2, 3, 12, 1.04
+_CALM_S = RATE_CALM_S + 2.0
 
 
 class LossTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,12 +150,21 @@ def measure_row(state: str, arm: str, trials: int, size_bytes: int) -> MidCollec
                 heal(fabric, what)
                 least_s = at_s + (1 - at_s / healthy_s) * left_s
                 found.append(LossTrial(at_s, told["seconds"], least_s, told["epochs"], told["wrong"]))
-                for _ in range(_RECOVERING_MAX):
-                    if job.run() < _RECOVERED * healthy_s:
-                        break
+                _recover(job, _RECOVERED * healthy_s)
         finally:
             job.close()
     return MidCollectiveRow(state, arm, bound_s, left_s, healthy_s, tuple(found))
+
+
+def _recover(job: ReducingJob, healthy_s: float) -> None:
+    """Runs until one takes no more than `healthy_s`, and then so long that the next loss is not that of a NIC that
+    flaps, for which patience grows."""
+    for _ in range(_RECOVERING_MAX):
+        if job.run() < healthy_s:
+            break
+    calm_s = time.monotonic() + _CALM_S
+    while time.monotonic() < calm_s:
+        job.run()
 
 
 @record_command(MidCollective, RecordForm(quick={"trials": 1}))
