@@ -60,10 +60,12 @@ GOOD_ENOUGH = 1.005
 """No other candidate is tried after one that takes at most so many times the bound."""
 STEPS_COST = 0.001
 """Share of its time that a ring loses under fair ports to steps that wait for one another, where `direct` has two."""
-ALL_PAIRS_LOSS, ALL_PAIRS_LOSS_MAX = 0.04, 0.16
-"""Share of its time that an exchange among all pairs of equal hosts loses over real ports, per host above four, as TCP
-divides a NIC unevenly among many connections. Measured with two NICs a host, as time over the bound: `direct` took 1.00
-to 1.01 with four hosts, 1.02 to 1.05 with six, and up to 1.33 with eight; a ring 1.01 at most."""
+EVEN_HOSTS, UNEVEN_MORE = 4, 4
+UNEVEN = {"direct": 0.04, "shares": 0.04, "rank-order": 0.04, "rabenseifner": 0.01}
+"""Share of its time that a schedule among equal hosts loses over real ports for each of the first `UNEVEN_MORE` hosts
+above `EVEN_HOSTS`, as TCP divides NICs unevenly among many or changing connections. Measured with two NICs a host, as
+time over the bound: `direct` took 1.00 to 1.01 with four hosts, 1.02 to 1.05 with six, and up to 1.33 with eight,
+`rabenseifner` 1.03 to 1.05 with eight; a ring 1.01 at most."""
 SAME_WAYS = 0.08
 """Measured rates out and in of a server that differ by a smaller share are taken to be equal. Parts of a message that
 follow small differences are small and many: with eight hosts of which one seemed to receive 4 % less than it sends,
@@ -296,10 +298,9 @@ def _costed(candidate: Candidate, topology: Topology) -> Candidate:
 
 def _uneven(candidate: Candidate, topology: Topology) -> float:
     """The share of its time that a candidate loses as connections are not served evenly, where hosts were measured."""
-    rates = {*topology.out, *topology.in_}
-    if not topology.overhead_s or candidate.name not in ("direct", *OF_STARS) or len(rates) > 1:
+    if not topology.overhead_s or len({*topology.out, *topology.in_}) > 1:
         return 0.0
-    return min(ALL_PAIRS_LOSS * max(0, topology.n_ranks - 4), ALL_PAIRS_LOSS_MAX)
+    return UNEVEN.get(candidate.name, 0.0) * min(max(0, topology.n_ranks - EVEN_HOSTS), UNEVEN_MORE)
 
 
 def pooled_bound_s(topology: Topology, size_bytes: float) -> float:
