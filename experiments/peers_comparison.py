@@ -113,12 +113,12 @@ class Comparison:
                 our_case(name, carrier, known, self.size_bytes) for carrier, names in carried.items() for name in names
             ]
             ours = [case for case in wanted if self._predict(case, where)]
-            self._take_turns(fabric, bed, topology, folder, jobs(ours, self.mpich, self.torch, extent))
+            self._take_turns(fabric, bed, topology, folder, *jobs(ours, self.mpich, self.torch, extent))
 
     def compare_peers(self, fabric: Fabric, state: str, folder: Path) -> None:
         """The peers alone, in the state that the hosts are in; `state` is its name."""
         bed = Bed(state, is_declared=False)
-        self._take_turns(fabric, bed, fabric.topology_text(), folder, jobs((), self.mpich, self.torch))
+        self._take_turns(fabric, bed, fabric.topology_text(), folder, *jobs((), self.mpich, self.torch))
 
     def _take_turns(
         self,
@@ -126,9 +126,9 @@ class Comparison:
         bed: Bed,
         topology: str,
         folder: Path,
-        jobs_and_absent: tuple[Sequence[PeerJob], Mapping[str, str]],
+        started: Sequence[PeerJob],
+        absent: Mapping[str, str],
     ) -> None:
-        started, absent = jobs_and_absent
         n_ranks = fabric.state().spec.hosts
         where = shown_state((n_ranks, self.size_bytes, bed.name))
         config = self.job_config(folder, n_ranks)

@@ -1,6 +1,6 @@
 """How near to the bound an AllReduce comes of whose hosts nobody says anything, as a record.
 
-    optcc experiment untold           (eight states and twenty random fabrics, in about 40 minutes)
+    optcc experiment untold           (eight states and twenty random fabrics, in about 35 minutes)
 
 Every row is the user's own command on emulated hosts,
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -210,17 +209,19 @@ def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
     words = ["bench", "--transport", "tcp", "--schedule", "auto", "--mode", "out", "--json"]
     words += ["-b", str(state.size_bytes), "-n", str(RUNS), "-w", str(WARMUP)]
     command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-m", "optcc", *words]
-    peers = _Peers()
+    rate = state.fabric.partition("@")[2]
+    peers = Comparison(state.size_bytes, PEER_RUNS, pythons.mpich, pythons.torch, rate)
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
         allow_multipath(fabric)
         for nic, what in state.nics.items():
             befall(fabric, nic, what)
         standing = fabric.state()
         done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S)
-        if not done.exit_code and state.with_peers:
-            peers = _time_peers(fabric, state, pythons)
-    if done.exit_code:
-        raise RuntimeFault(f"{state.name}: {done.stderr.strip()[-500:]}")
+        if done.exit_code:
+            raise RuntimeFault(f"{state.name}: {done.stderr.strip()[-500:]}")
+        if state.with_peers:
+            with tempfile.TemporaryDirectory(prefix="optcc-untold-") as folder:
+                peers.compare_peers(fabric, state.name, Path(folder))
     printed = json.loads(done.stdout)
     (row,) = printed["results"]
     return UntoldRow(
@@ -230,28 +231,10 @@ def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
         predicted_s=row["predicted_seconds"],
         schedule=row["schedule"],
         segments=row["segments"],
-        wrong=printed["out_of_bounds"] + peers.wrong,
-        peers_s=peers.seconds,
+        wrong=printed["out_of_bounds"] + sum(run.wrong for run in peers.runs),
+        peers_s={run.contender: run.median_s for run in peers.runs},
         absent=peers.absent,
     )
-
-
-@dataclass
-class _Peers:
-    """What the peers took, by name, why others were not run, and the wrong elements of all."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
-    wrong: int = 0
-
-
-def _time_peers(fabric: Fabric, state: UntoldState, pythons: PeerPythons) -> _Peers:
-    rate = state.fabric.partition("@")[2]
-    asked = Comparison(state.size_bytes, PEER_RUNS, pythons.mpich, pythons.torch, rate)
-    with tempfile.TemporaryDirectory(prefix="optcc-untold-") as folder:
-        asked.compare_peers(fabric, state.name, Path(folder))
-    found = {run.contender: statistics.median(run.seconds) for run in asked.runs}
-    return _Peers(found, asked.absent, sum(run.wrong for run in asked.runs))
 
 
 @record_command(Untold, RecordForm(quick={}))

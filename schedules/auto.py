@@ -149,7 +149,8 @@ def transfers_max(ranks: int, limit_s: float, ports: Model) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule with a number of segments, its alpha-beta estimate and, once tried, its simulated time.
+    """A schedule with a number of segments, its alpha-beta estimate and, once tried, its simulated time; both with
+    what messages cost, and what `UNEVEN` says, where hosts were measured.
 
     `transfers` estimates the transfers of its plan; `peer_lanes` is that of the compiler, for fair ports.
     """
@@ -250,8 +251,7 @@ def choose(
         )
         if search.is_last(candidate):
             return Choice(plan, schedule, candidate, search.listed(), timed.latency_s)
-        seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed)
-        seconds *= 1 + _uneven(candidate, timed)
+        seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed) * (1 + _uneven(candidate, timed))
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, schedule, replace(candidate, seconds=seconds)
