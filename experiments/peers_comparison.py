@@ -103,22 +103,21 @@ class Comparison:
 
     def compare(self, fabric: Fabric, bed: Bed, folder: Path, extent: str = STANDARD) -> None:
         """All contenders in one state of the hosts, interleaved; the hosts are healed at the end."""
-        healthy = fabric.topology_text()
         with in_state(fabric, bed, self.rate):
             topology = fabric.topology_text()
-            known = topology if bed.is_declared else healthy
             carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW, LEAST: OURS_FEW}[extent]
             where = shown_state((fabric.state().spec.hosts, self.size_bytes, bed.name))
             wanted = [
-                our_case(name, carrier, known, self.size_bytes) for carrier, names in carried.items() for name in names
+                our_case(name, carrier, topology, self.size_bytes)
+                for carrier, names in carried.items()
+                for name in names
             ]
             ours = [case for case in wanted if self._predict(case, where)]
             self._take_turns(fabric, bed, topology, folder, *jobs(ours, self.mpich, self.torch, extent))
 
     def compare_peers(self, fabric: Fabric, state: str, folder: Path) -> None:
         """The peers alone, in the state that the hosts are in; `state` is its name."""
-        bed = Bed(state, is_declared=False)
-        self._take_turns(fabric, bed, fabric.topology_text(), folder, *jobs((), self.mpich, self.torch))
+        self._take_turns(fabric, Bed(state), fabric.topology_text(), folder, *jobs((), self.mpich, self.torch))
 
     def _take_turns(
         self,

@@ -35,20 +35,14 @@ _MPTCP_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/mptcpize", "/usr/lib/aarch64-linu
 
 @dataclass(frozen=True)
 class Bed:
-    """A state of the hosts: rates and failures by NIC, set before anything is launched.
-
-    Rates that are not declared are kept from the ranks: plans and the striping of messages are for healthy hosts.
-    """
+    """A state of the hosts: rates and failures by NIC, set before anything is launched."""
 
     name: str
     rates: Mapping[str, Fraction] = field(default_factory=dict)
     down: tuple[str, ...] = ()
-    is_declared: bool = True
 
     def declared(self, rate: str) -> str:
         """The rates as OPTCC_NIC_RATES says them."""
-        if not self.is_declared:
-            return show_rate(parse_rate(rate))
         parts = [f"{target}={show_rate(parse_rate(rate) * share)}" for target, share in self.rates.items()]
         return ",".join([show_rate(parse_rate(rate)), *parts])
 
@@ -67,8 +61,6 @@ BEDS_FEW = (
 )
 """States in which only ring and optimal are compared with two peers, unless with --long."""
 BEDS = (HEALTHY_HOSTS, ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
-UNDECLARED = Bed("one NIC at half, undeclared", ONE_NIC.rates, is_declared=False)
-"""State in which rates have to be learnt; measured if asked for."""
 
 
 @dataclass(frozen=True)

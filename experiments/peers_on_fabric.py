@@ -54,7 +54,6 @@ from optcc.experiments.peers_contenders import (
     ONE_HOST,
     ONE_NIC,
     STANDARD,
-    UNDECLARED,
     Bed,
 )
 from optcc.experiments.peers_record import PeerComparison, Session, shown_state
@@ -146,15 +145,14 @@ class PeerOptions:
 
     def stages(self, quick: bool) -> tuple[Stage, ...]:
         """What is compared. Raises InputError for a state that does not exist, or `--few`, `--least` without one."""
-        known = (*BEDS, UNDECLARED)
-        names = (*(bed.name for bed in known), LOSS)
+        names = (*(bed.name for bed in BEDS), LOSS)
         for name in self.only:
             if name not in names:
                 raise InputError(f"--bed {name!r}: must be one of {'; '.join(names)}")
         if self.extent in (FEW, LEAST) and not self.only:
             raise InputError("--few and --least: go with --bed")
         if self.only:
-            beds = tuple(bed for bed in known if bed.name in self.only)
+            beds = tuple(bed for bed in BEDS if bed.name in self.only)
             return (Stage(self.hosts or HOSTS, self.size_bytes, beds, self.extent, LOSS in self.only),)
         if quick:
             return stages(QUICK_BYTES, STANDARD)[:1]

@@ -63,9 +63,10 @@ STEPS_COST = 0.001
 EVEN_HOSTS, UNEVEN_MORE = 4, 4
 UNEVEN = {"direct": 0.04, "shares": 0.04, "rank-order": 0.04, "rabenseifner": 0.01}
 """Share of its time that a schedule among equal hosts loses over real ports for each of the first `UNEVEN_MORE` hosts
-above `EVEN_HOSTS`, as TCP divides NICs unevenly among many or changing connections. Measured with two NICs a host, as
-time over the bound: `direct` took 1.00 to 1.01 with four hosts, 1.02 to 1.05 with six, and up to 1.33 with eight,
-`rabenseifner` 1.03 to 1.05 with eight; a ring 1.01 at most."""
+above `EVEN_HOSTS`, as TCP divides NICs unevenly among many or changing connections. Measured as `optcc fabric run` runs
+`optcc bench --schedule` on `6x2@200Mbit/s` and `8x2@100Mbit/s`, as time over the bound: `direct` took 1.00 to 1.01 with
+four hosts, 1.02 to 1.05 with six, and up to 1.33 with eight, `rabenseifner` 1.03 to 1.05 with eight; a ring 1.01 at
+most."""
 SAME_WAYS = 0.08
 """Measured rates out and in of a server that differ by a smaller share are taken to be equal. Parts of a message that
 follow small differences are small and many: with eight hosts of which one seemed to receive 4 % less than it sends,

@@ -32,7 +32,6 @@ from optcc.experiments.peers_contenders import (
     OUR_SETTINGS,
     OURS_ALL,
     STANDARD,
-    UNDECLARED,
     Bed,
     PeerJob,
     jobs,
@@ -151,9 +150,6 @@ def test_declared_rates_are_those_of_the_bed() -> None:
     assert declared[HEALTHY] == "50MB/s"
     assert declared["one NIC at half"] == "50MB/s,h3.eth1=25MB/s"
     assert declared["two stragglers"].count("=") == 4
-    undeclared = UNDECLARED
-    assert undeclared.declared("400Mbit/s") == "50MB/s" and undeclared.rates, "nobody is told of what there is"
-    assert undeclared not in BEDS
 
 
 def test_a_segment_is_half_a_mebibyte_until_there_are_few_or_many() -> None:
@@ -257,19 +253,18 @@ def test_after_some_repeats_the_least_disturbed_one_counts() -> None:
     assert found.rejected == REPEATS_MAX
 
 
-@pytest.mark.parametrize(
-    ("bed", "planned"),
-    [(ONE_NIC, "slow"), (UNDECLARED, "healthy")],
-    ids=["declared", "undeclared"],
-)
-def test_of_rates_that_are_not_declared_no_plan_is_told(
-    bed: Bed, planned: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found = {"healthy": "4@50MB/s", "slow": "4@50MB/s,3=37.5MB/s"}
+def test_plans_are_for_the_state_of_the_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = "4@50MB/s,3=37.5MB/s"
     config: list[Any] = []
     spec = FabricSpec.parse("4x2@200Mbit/s")
-    fabric: Any = SimpleNamespace(topology_text=iter(found.values()).__next__, state=lambda: SimpleNamespace(spec=spec))
-    monkeypatch.setattr(peers_comparison, "in_state", lambda *_: contextlib.nullcontext())
+    fabric: Any = SimpleNamespace(topology_text="4@50MB/s".strip, state=lambda: SimpleNamespace(spec=spec))
+
+    @contextlib.contextmanager
+    def in_state(hosts: Any, *_: Any) -> Iterator[None]:
+        hosts.topology_text = slow.strip
+        yield
+
+    monkeypatch.setattr(peers_comparison, "in_state", in_state)
     monkeypatch.setattr(Comparison, "_predict", lambda *_: True)
 
     def no_jobs(ours: Sequence[Any], *_: Any) -> tuple[list[Any], dict[str, str]]:
@@ -277,8 +272,8 @@ def test_of_rates_that_are_not_declared_no_plan_is_told(
         return [], {}
 
     monkeypatch.setattr(peers_comparison, "jobs", no_jobs)
-    Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, bed, tmp_path, LEAST)
-    assert {case.config["topology"] for case in config} == {found[planned]}
+    Comparison(2**16, 1, "", "", "200Mbit/s").compare(fabric, ONE_NIC, tmp_path, LEAST)
+    assert {case.config["topology"] for case in config} == {slow}
 
 
 def test_a_plan_for_other_rates_has_no_prediction() -> None:
