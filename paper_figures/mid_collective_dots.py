@@ -1,10 +1,10 @@
-"""The figure of a NIC that fails in the middle of a long AllReduce: what each trial takes over the least.
+"""The figure of NICs that fail in the middle of a long AllReduce: what each trial takes over the least.
 
     data(record) -> LossTable    what is drawn, all from the record
     draw(table) -> Figure        the picture, all from the table
     numbers(table)               its numbers for prose
 
-A band for each state of the NIC and each way to run, in which a dot for each trial stands at its time over the least,
+A band for each state of the NICs and each way to run, in which a dot for each trial stands at its time over the least,
 the higher the longer it took; a line marks the median.
 """
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 NAME = "mid-collective"
 SAYS = (
-    "A NIC fails in the middle of a long AllReduce, and nobody is told: what each trial takes over the time until then "
-    "and the bound of the rest, in slices, whose plans change, and in one run, whose plan does not."
+    "A NIC fails in the middle of a long AllReduce, or two hosts lose all rails between them, and nobody is told: what "
+    "each trial takes over the time until then and the bound of the rest, in slices, whose plans change, and in one "
+    "run, whose plan does not."
 )
 """What the figure says, for a gallery."""
-_HEAD_PT, _FOOT_PT, _LEFT_PT, _RIGHT_PT, _BAND_PT = 29.0, 26.0, 84.0, 8.0, 22.0
+_HEAD_PT, _FOOT_PT, _LEFT_PT, _RIGHT_PT, _BAND_PT = 29.0, 26.0, 108.0, 8.0, 22.0
 _SPREAD = 0.7
 """Of a band, from the shortest trial to the longest."""
 
@@ -81,7 +82,7 @@ def draw(table: LossTable) -> Figure:
         width = style.COLUMN_IN * style.POINTS_IN
         height = _HEAD_PT + _BAND_PT * len(table.bands) + _FOOT_PT
         figure = style.new_figure(width, height)
-        title = f"A NIC fails amid an AllReduce of {style.spaced(table.size)}"
+        title = f"NICs fail amid an AllReduce of {style.spaced(table.size)}"
         figure.text(3 / width, 1 - 3 / height, title, va="top", size=style.TITLE_PT, weight="bold")
         said = f"{table.hosts}. A dot for each trial, a line at the median."
         where = 1 - (4 + style.TITLE_PT * style.LINE) / height

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from optcc.experiments.mid_collective import ARMS, STATES, LossTrial, MidCollective, MidCollectiveRow
+from optcc.experiments.mid_collective import ARMS, LOSSES, LossTrial, MidCollective, MidCollectiveRow
 from optcc.paper_figures import mid_collective_dots
 from tests.unit.paper_figures.test_figures import check_legible
 
@@ -18,9 +18,12 @@ RECORD = MidCollective(
     tuple(
         MidCollectiveRow(
             *(state, arm, 1.0, 1.5, 1.01),
-            tuple(LossTrial(0.5, 2.0 + 0.1 * (each * 7 % 5) + 0.3 * number, 2.0, 1, 0) for each in range(5 - number)),
+            tuple(
+                LossTrial(0.5, 2.0 + 0.1 * (each * 7 % 5) + 0.3 * number, 2.0, 1, 1.6, 0, 0.0)
+                for each in range(5 - number)
+            ),
         )
-        for number, (state, arm) in enumerate([(state, arm) for state in list(STATES)[:2] for arm in ARMS])
+        for number, (state, arm) in enumerate([(state, arm) for state in list(LOSSES)[-2:] for arm in ARMS])
     ),
 )
 
@@ -50,6 +53,6 @@ def test_numbers_are_those_of_the_rows() -> None:
     found = mid_collective_dots.numbers(mid_collective_dots.data(RECORD))
     assert len(found) == 3 * len(RECORD.rows)
     row = RECORD.rows[-1]
-    assert found["nic-at-half/whole/median"].value == median(each.ratio for each in row.trials)
-    assert found["nic-at-half/whole/most"].value == max(each.ratio for each in row.trials)
-    assert found["nic-down/slices/least"].value == min(each.ratio for each in RECORD.rows[0].trials)
+    assert found["no-rail-in-common/whole/median"].value == median(each.ratio for each in row.trials)
+    assert found["no-rail-in-common/whole/most"].value == max(each.ratio for each in row.trials)
+    assert found["nic-at-1-percent/slices/least"].value == min(each.ratio for each in RECORD.rows[0].trials)
