@@ -26,7 +26,7 @@ from optcc.experiments.rank_lines import RankLines
 
 SLICES, WHOLE, PEER = "slices", "whole", "mpi"
 """How the ranks reduce: with optcc, in slices or in one run; with MPI's own AllReduce."""
-_START_S, _RUN_S, _JOB_S = 120.0, 120.0, 900.0
+_START_S, _RUN_S, _JOB_S = 120.0, 120.0, 1800.0
 
 
 class TimedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,5 +22,9 @@ def serve(requests: IO[bytes], replies: IO[bytes], do: Callable[[bytes], None]) 
             replies.flush()
 
 
+NICENESS = 10
+"""Plans are made beside the traffic of the ranks, which goes first where there are not processors enough."""
+
 if __name__ == "__main__":
+    os.nice(NICENESS)
     serve(sys.stdin.buffer, sys.stdout.buffer, make_plans)

@@ -67,6 +67,10 @@ class PlanStore:
             logger.warning("cache entry %s: %s: the plan is made again", path, error)
             return None
 
+    def has(self, key: str) -> bool:
+        """Whether there is a file for this key, of whatever worth."""
+        return self._path(key, ".plan").exists()
+
     def put(self, key: str, plan: Plan) -> None:
         """Keeps a plan."""
         with suppress(OptccError, OSError):

@@ -95,7 +95,7 @@ plan: no NIC that is lost, slow or back changes a bit."""
 WORTH_STORING_S = 0.05
 """Plans that take longer are stored: for other ranks on this machine, and for the next job."""
 READIED_MAX = 4
-_YIELD_S = 0.05
+_YIELD_S, _LOOK_S = 0.05, 4e-3
 WORKER = PlanWorker()
 
 
@@ -271,8 +271,7 @@ class Planner:
             stored = {request: store.get(self._key(request), request) for request in requests}
             if None in stored.values():
                 if not WORKER.is_there:
-                    # Another rank of this machine may have a process that has loaded everything.
-                    time.sleep(_YIELD_S)
+                    self._await_others(stored)
                 with store.turn():
                     if missing := _missing(self._look_up(stored)):
                         WORKER.make(self._work(missing))
@@ -280,6 +279,14 @@ class Planner:
             for request, plan in stored.items():
                 if plan is not None:
                     self._made[request] = plan, prove(plan, self._cache)
+
+    def _await_others(self, stored: Mapping[PlanRequest, Plan | None]) -> None:
+        """Waits a little, for another rank of this machine may have a process that has loaded everything."""
+        assert self._store is not None
+        keys = [self._key(request) for request in _missing(stored)]
+        until_s = time.monotonic() + _YIELD_S
+        while not all(map(self._store.has, keys)) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
 
     def _look_up(self, stored: Mapping[PlanRequest, Plan | None]) -> dict[PlanRequest, Plan | None]:
         """`stored` with the plans that were put into the store meanwhile."""

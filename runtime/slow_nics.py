@@ -21,8 +21,9 @@ from optcc.runtime.transport import KnowsRates
 
 RANKS_MAX = 32
 """More ranks do not tell each other of their traffic: each reads what all say of their connections to all."""
-UNSURE = 0.2
-"""Of a NIC that carries the same both ways, the traffic may have filled one by so much less than the other."""
+UNSURE, UNSURE_BUSY = 0.2, 0.35
+"""Of a NIC that carries the same both ways, the traffic may have filled one by so much less than the other; and by the
+second, if that other one is known to have been full: acknowledgements wait there, so that less is sent."""
 _NOTHING = -1
 """In place of the number of a collective, or of a rank."""
 _QUESTION = struct.Struct(">qq?dqqd")
@@ -92,12 +93,13 @@ def _named(
     for rank, nic in {way[:2] for way in found}:
         # Ranks that have noticed that a NIC sends slowly send more over others: then it is not busy all the time.
         ways = [(rank, nic, True), (rank, nic, False)]
-        out, in_ = (
-            found.get(way, most(flows, way)) / each for way, each in zip(ways, declared[rank][nic], strict=True)
+        (less, _), (more, is_full) = sorted(
+            (found.get(way, most(flows, way)) / each, way in found)
+            for way, each in zip(ways, declared[rank][nic], strict=True)
         )
-        if min(out, in_) < (1 - UNSURE) * max(out, in_):
+        if less < (1 - (UNSURE_BUSY if is_full else UNSURE)) * more:
             return None
-        shares[rank, nic] = max(out, in_)
+        shares[rank, nic] = more
     return shares
 
 

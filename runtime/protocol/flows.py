@@ -21,8 +21,9 @@ STRAY = 1 / 16
 """Such a part of the flows may be busy for another reason."""
 SLOWER = 0.9
 """A NIC that is said to be slow carries less than such a part of what is known."""
-SURE = 0.8
-"""It is if it was busy for such a part of the time at least."""
+SURE, SURE_ALL = 0.8, 0.75
+"""It is if it was busy for such a part of the time at least; where the times of its flows differ, if all were for the
+second."""
 LATE = 0.1
 """So much of what was carried may still have been under way when the last of it was sent."""
 MARKS, MARK_S, LEAST_S = 8, 0.05, 0.1
@@ -163,20 +164,41 @@ def slow_ways(
     for ends in flows:
         over.setdefault((*ends[:2], True), []).append(ends)
         over.setdefault((*ends[2:], False), []).append(ends)
+    slow = _by_gap(hot, over, len(flows)) or _always_busy(flows, seconds, over)
+    rates: dict[NicWay, float] = {}
+    for way, those in slow.items():
+        rates[way] = _rate_of(flows, seconds, way)
+        if max(flows[ends].busy_s for ends in those) < SURE * seconds or rates[way] >= SLOWER * known[way]:
+            return None
+    return rates or None
+
+
+def _by_gap(hot: set[FlowEnds], over: Mapping[NicWay, list[FlowEnds]], n_flows: int) -> dict[NicWay, list[FlowEnds]]:
+    """The NICs all whose flows are `hot`, one of them for no other NIC's sake; none if more than a few hot ones are of
+    no such NIC."""
     suspects = {way: those for way, those in over.items() if len(those) > 1 and hot.issuperset(those)}
     suspected = Counter(chain.from_iterable(suspects.values()))
     # One whose flows all have another suspect at their other ends need not be slow.
     slow = {way: those for way, those in suspects.items() if any(suspected[ends] == 1 for ends in those)}
     # The acknowledgement of the last bytes may be late, again and again: then a flow seems to be busy.
     n_stray = len(hot - set(chain.from_iterable(slow.values())))
-    if not slow or n_stray > max(1, STRAY * len(flows)):
-        return None
-    rates: dict[NicWay, float] = {}
-    for way, those in slow.items():
-        rates[way] = _rate_of(flows, seconds, way)
-        if max(flows[ends].busy_s for ends in those) < SURE * seconds or rates[way] >= SLOWER * known[way]:
-            return None
-    return rates
+    return {} if n_stray > max(1, STRAY * n_flows) else slow
+
+
+def _always_busy(
+    flows: Mapping[FlowEnds, NicFlow], seconds: float, over: Mapping[NicWay, list[FlowEnds]]
+) -> dict[NicWay, list[FlowEnds]]:
+    """The one NIC all whose flows, out or in, are busy nearly all the time, however those differ, as they do where its
+    rank has begun to send less over it; none if flows that only other NICs have are busy for about as long."""
+    slow = {
+        way: those
+        for way, those in over.items()
+        if len(those) > 1 and min(flows[ends].busy_s for ends in those) >= SURE_ALL * seconds
+    }
+    nics = {way[:2] for way in slow}
+    others = (flow.busy_s for ends, flow in flows.items() if nics.isdisjoint((ends[:2], ends[2:])))
+    most_s = max((flow.busy_s for flow in flows.values()), default=0.0)
+    return slow if len(nics) == 1 and max(others, default=0.0) <= HOT * most_s else {}
 
 
 def _rate_of(flows: Mapping[FlowEnds, NicFlow], seconds: float, way: NicWay) -> float:

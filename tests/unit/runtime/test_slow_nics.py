@@ -22,15 +22,17 @@ Found = tuple[dict[tuple[int, int], float] | None, bool]
 
 class Wire:
     """What a rank of a job has sent and received: at all ranks, a NIC carries such a share on the average, both ways or
-    out alone; in, flows are busy for such a part of the time then."""
+    out alone; in, flows are busy for such a part of the time then. Out, it carried less by a factor."""
 
-    def __init__(self, share: float | None, busy_in: float | None = None) -> None:
+    def __init__(self, share: float | None, busy_in: float | None = None, less_out: float = 1.0) -> None:
         ways = (True, False) if busy_in is None else (True,)
         slow = {} if share is None else {(*SLOW, is_out): share * RATE for is_out in ways}
         self.flows = make_flows(random.Random(3), N_RANKS, N_NICS, slow)
         if busy_in is not None:
             into = [ends for ends in self.flows if ends[2:] == SLOW]
             self.flows |= {ends: self.flows[ends]._replace(busy_s=busy_in * TIME_S) for ends in into}
+        out_of = [ends for ends in self.flows if ends[:2] == SLOW]
+        self.flows |= {ends: self.flows[ends]._replace(n_bytes=less_out * self.flows[ends].n_bytes) for ends in out_of}
         self.told: list[bytes] = [b""] * N_RANKS
         self.barrier = threading.Barrier(N_RANKS, timeout=10.0)
         self.asked: list[tuple[float, bool]] = []
@@ -100,6 +102,20 @@ def test_a_nic_carries_no_more_than_slow_runs_say(pace: float, share: float) -> 
 def test_a_nic_carries_as_much_both_ways_unless_it_clearly_does_not(busy_in: float, share: float | None) -> None:
     found, _ = ask(Wire(0.6, busy_in), (2.0, math.inf))
     assert found == (None if share is None else {SLOW: pytest.approx(share, rel=0.01)})
+
+
+@pytest.mark.parametrize(("less_out", "share"), [(0.75, 0.6), (0.6, None)])
+@pytest.mark.parametrize("busy_out", [None, 0.6])
+def test_a_nic_carries_what_it_did_the_way_that_was_full(
+    less_out: float, busy_out: float | None, share: float | None
+) -> None:
+    wire = Wire(0.6, less_out=less_out)
+    if busy_out is not None:
+        # One flow out is busy for as long as before, and says what the NIC sends at most.
+        ends = next(each for each in wire.flows if each[:2] == SLOW)
+        wire.flows[ends] = wire.flows[ends]._replace(busy_s=busy_out * TIME_S)
+    found, _ = ask(wire, (2.0, math.inf))
+    assert found == (None if share is None else {SLOW: pytest.approx(share, rel=0.05)})
 
 
 def test_the_traffic_of_one_run_is_that_between_the_marks_of_its_ends() -> None:

@@ -77,6 +77,38 @@ def test_nothing_is_said_where_the_two_ends_cannot_be_told_apart_or_the_nic_was_
     assert slow_ways(flows, TIME_S, {**known, (2, 1, True): RATE / 2, (2, 1, False): RATE / 2}) is None
 
 
+def shifted_flows() -> dict[FlowEnds, NicFlow]:
+    """Flows of four ranks, in NIC 1 of rank 1 at half both ways, whose rank has begun to send more over its other NIC:
+    as they were seen on emulated hosts, MB and seconds."""
+    seen = """
+        0010 2.1 .100, 0111 2.1 .248, 0020 2.1 .084, 0121 2.1 .052, 0030 2.1 .064, 0131 2.1 .056,
+        1000 2.6 .144, 1101 1.6 .204, 1020 2.6 .128, 1121 1.6 .148, 1030 2.6 .108, 1131 1.6 .200,
+        2000 2.1 .100, 2101 2.1 .052, 2010 2.1 .124, 2111 2.1 .204, 2030 2.1 .160, 2131 2.1 .084,
+        3000 2.1 .076, 3101 2.1 .068, 3010 2.1 .108, 3111 2.1 .264, 3020 2.1 .108, 3121 2.1 .056
+    """
+    flows: dict[FlowEnds, NicFlow] = {}
+    for each in seen.split(","):
+        ends, megabytes, busy_s = each.split()
+        src, mine, dst, theirs = map(int, ends)
+        flows[src, mine, dst, theirs] = NicFlow(float(megabytes) * 1e6, float(busy_s))
+    return flows
+
+
+def test_a_nic_over_which_its_rank_sends_less_already_is_named_by_what_comes_in() -> None:
+    flows, seconds = shifted_flows(), 0.249
+    found = slow_ways(flows, seconds, known_of(4, 2))
+    assert found is not None and found.keys() == {(1, 1, False)}
+    assert found[1, 1, False] == pytest.approx(RATE / 2, rel=0.03)
+    # Not if a flow of other NICs is as busy, nor if some flow of the NIC is not.
+    assert slow_ways({**flows, (2, 0, 3, 0): NicFlow(2.1e6, 0.2)}, seconds, known_of(4, 2)) is None
+    assert slow_ways({**flows, (2, 1, 1, 1): NicFlow(2.1e6, 0.18)}, seconds, known_of(4, 2)) is None
+
+
+def test_nothing_is_said_where_all_flows_are_busy_and_all_are_slow() -> None:
+    flows = {ends: NicFlow(flow.n_bytes, 0.25) for ends, flow in shifted_flows().items()}
+    assert slow_ways(flows, 0.25, known_of(4, 2)) is None
+
+
 def test_two_flows_that_are_as_busy_as_those_of_the_slow_nic_leave_it_open() -> None:
     flows = make_flows(random.Random(2), 4, 2, {(2, 1, True): RATE / 2, (2, 1, False): RATE / 2})
     for number, ends in enumerate([(0, 0, 1, 0), (3, 1, 0, 1)]):
