@@ -33,7 +33,9 @@ def test_a_plan_comes_back_as_it_was(plans: list[Plan]) -> None:
 
 def test_what_is_damaged_is_no_plan(plans: list[Plan], tmp_path: Path) -> None:
     store = PlanStore(tmp_path)
+    assert not store.has("a")
     store.put("a", plans[0])
+    assert store.has("a") and not store.has("b")
     (path,) = store.directory.glob("*.plan")
     whole = path.read_bytes()
     for data in (

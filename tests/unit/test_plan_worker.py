@@ -16,7 +16,7 @@ from optcc import planner as planning
 from optcc.collective import Collective
 from optcc.errors import TopologyError
 from optcc.plan import Plan, PlanRequest
-from optcc.plan_process import serve
+from optcc.plan_process import NICENESS, serve
 from optcc.plan_worker import PlanWorker
 from optcc.planner import Planner
 from optcc.runtime.protocol.agreement import Shares
@@ -108,6 +108,35 @@ def test_the_process_begins_with_a_plan_for_a_loss(
     assert proved == ["with all loaded", digest]
     # It replies to what is asked for now, not to what it began with.
     assert worker.make(planner._work([WANTED]))
+
+
+def test_who_has_no_process_waits_for_a_plan_until_another_rank_has_stored_it(
+    worker: PlanWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on at once then; if none comes, it makes the plan itself."""
+    topology = Topology.parse("4@100MB/s")
+    planner, other = (Planner(topology, schedules={"allreduce": "shares"}, segments=4) for _ in range(2))
+    monkeypatch.setattr(planning, "_YIELD_S", DONE_S)
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            planning.make_plans(other.under(HALF)._work([WANTED]))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    planner.under(HALF)._make_ready([WANTED])
+    assert looks == [planning._LOOK_S] * 3 and not worker.is_there
+    monkeypatch.setattr(planning, "_YIELD_S", 0.0)
+    planner.under(HALF)._make_ready([WANTED._replace(size_bytes=1 << 16)])
+    assert worker.is_there and len(looks) == 3
+
+
+def test_the_process_leaves_processors_to_traffic(worker: PlanWorker) -> None:
+    work = Planner(Topology.parse("3@1GB/s"), schedules={"allreduce": "ring"})._work([WANTED])
+    assert worker.make(work)
+    assert worker._process is not None
+    assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, os.nice(0) + NICENESS)
 
 
 def test_a_process_that_ends_is_replaced(worker: PlanWorker) -> None:
