@@ -1,6 +1,6 @@
 """How much a NIC costs that is lost, or becomes slow, in the middle of one long AllReduce, as a record.
 
-    optcc experiment mid-collective           (about 45 minutes, on a quiet machine)
+    optcc experiment mid-collective           (about an hour, on a quiet machine)
 
 A job on emulated hosts, whose NICs it measures itself, reduces 256 MiB again and again; somewhere in a run one NIC
 goes down, falls to half of its rate, or to a hundredth, or two hosts lose all rails between them. The next run is timed
