@@ -223,7 +223,8 @@ def choose(
     if ports == "fair" and topology.overhead_s and not parts:
         timed = _level_ways(timed)
     found = estimates(timed, size_bytes, slots or SLOTS[ports], ports, parts, in_rank_order=in_rank_order)
-    ranking = sorted((_costed(each, timed) for each in found), key=lambda each: each.estimate_s)
+    uneven = _uneven_hosts(timed)
+    ranking = sorted((_costed(each, timed, uneven) for each in found), key=lambda each: each.estimate_s)
     if slots is not None:  # candidates that differ by their slots alone are one
         ranking = list(
             {(each.name, each.segments, (each.peer_lanes or (0,))[0]): each for each in ranking[::-1]}.values()
@@ -252,7 +253,8 @@ def choose(
         )
         if search.is_last(candidate):
             return Choice(plan, schedule, candidate, search.listed(), timed.latency_s)
-        seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed) * (1 + _uneven(candidate, timed))
+        seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed)
+        seconds *= 1 + uneven * UNEVEN.get(candidate.name, 0.0)
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, schedule, replace(candidate, seconds=seconds)
@@ -288,20 +290,21 @@ def _build(candidate: Candidate, topology: Topology, ports: Model, parts: Sequen
     return definition(topology.n_ranks, candidate.segments, parts=parts, **definition.configure(topology))
 
 
-def _costed(candidate: Candidate, topology: Topology) -> Candidate:
-    """The candidate, its estimate with what the messages of a rank cost its processor."""
+def _costed(candidate: Candidate, topology: Topology, uneven: int) -> Candidate:
+    """The candidate, its estimate with what the messages of a rank cost its processor, and for so many `uneven`
+    hosts."""
     if not topology.overhead_s:
         return candidate
     messages = 2 * candidate.transfers / topology.n_ranks
     seconds = with_overhead(candidate.estimate_s, messages, topology.overhead_s)
-    return replace(candidate, estimate_s=seconds * (1 + _uneven(candidate, topology)))
+    return replace(candidate, estimate_s=seconds * (1 + uneven * UNEVEN.get(candidate.name, 0.0)))
 
 
-def _uneven(candidate: Candidate, topology: Topology) -> float:
-    """The share of its time that a candidate loses as connections are not served evenly, where hosts were measured."""
+def _uneven_hosts(topology: Topology) -> int:
+    """The hosts for which `UNEVEN` counts: those of a cluster that was measured, and whose hosts are equal."""
     if not topology.overhead_s or len({*topology.out, *topology.in_}) > 1:
-        return 0.0
-    return UNEVEN.get(candidate.name, 0.0) * min(max(0, topology.n_ranks - EVEN_HOSTS), UNEVEN_MORE)
+        return 0
+    return min(max(0, topology.n_ranks - EVEN_HOSTS), UNEVEN_MORE)
 
 
 def pooled_bound_s(topology: Topology, size_bytes: float) -> float:
