@@ -164,10 +164,10 @@ def slow_ways(
     for ends in flows:
         over.setdefault((*ends[:2], True), []).append(ends)
         over.setdefault((*ends[2:], False), []).append(ends)
-    slow = _by_gap(hot, over, len(flows)) or _always_busy(flows, seconds, over)
+    slow = _fullest(_by_gap(hot, over, len(flows))) or _always_busy(flows, seconds, over)
     rates: dict[NicWay, float] = {}
     for way, those in slow.items():
-        rates[way] = _rate_of(flows, seconds, way)
+        rates[way] = rate_of(seconds, *carried(flows, way))
         if max(flows[ends].busy_s for ends in those) < SURE * seconds or rates[way] >= SLOWER * known[way]:
             return None
     return rates or None
@@ -185,36 +185,45 @@ def _by_gap(hot: set[FlowEnds], over: Mapping[NicWay, list[FlowEnds]], n_flows: 
     return {} if n_stray > max(1, STRAY * n_flows) else slow
 
 
+def _fullest(slow: Mapping[NicWay, list[FlowEnds]]) -> dict[NicWay, list[FlowEnds]]:
+    """Of NICs that seem to be slow those that are so both ways, if any are: what hosts send, or take in, that wait for
+    such a one may seem to be on its way for just as long, as they are late with all that they do."""
+    both = {way: those for way, those in slow.items() if (*way[:2], not way[2]) in slow}
+    return both or dict(slow)
+
+
 def _always_busy(
     flows: Mapping[FlowEnds, NicFlow], seconds: float, over: Mapping[NicWay, list[FlowEnds]]
 ) -> dict[NicWay, list[FlowEnds]]:
     """The one NIC all whose flows, out or in, are busy nearly all the time, however those differ, as they do where its
     rank has begun to send less over it; none if flows that only other NICs have are busy for about as long."""
-    slow = {
+    always = {
         way: those
         for way, those in over.items()
         if len(those) > 1 and min(flows[ends].busy_s for ends in those) >= SURE_ALL * seconds
     }
+    slow = _fullest(always)
     nics = {way[:2] for way in slow}
     others = (flow.busy_s for ends, flow in flows.items() if nics.isdisjoint((ends[:2], ends[2:])))
     most_s = max((flow.busy_s for flow in flows.values()), default=0.0)
-    return slow if len(nics) == 1 and max(others, default=0.0) <= HOT * most_s else {}
+    # One that is busy both ways is hardly so for another one's sake.
+    others_most = HOT if len(slow) == 1 else 1 - GAP
+    return slow if len(nics) == 1 and max(others, default=0.0) <= others_most * most_s else {}
 
 
-def _rate_of(flows: Mapping[FlowEnds, NicFlow], seconds: float, way: NicWay) -> float:
-    """What a NIC carries one way, bytes/s, that nearly all its flows fill for nearly `seconds`, at about the same time;
-    0.0 if there are none."""
-    n_bytes, busy_s = _carried(flows, way)
+def rate_of(seconds: float, n_bytes: float, busy_s: float) -> float:
+    """What a NIC carries one way, bytes/s, that carries so much in about `seconds` and is busy for nearly all of
+    them; 0.0 if it is not busy."""
     return n_bytes / (min(seconds, busy_s) + max(0.0, seconds - busy_s) / 2) if busy_s else 0.0
 
 
 def most(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> float:
     """What a NIC that is slow carries at most one way, bytes/s: it has carried no less slowly while a flow was busy."""
-    n_bytes, busy_s = _carried(flows, way)
+    n_bytes, busy_s = carried(flows, way)
     return n_bytes / busy_s if busy_s else 0.0
 
 
-def _carried(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> tuple[float, float]:
+def carried(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> tuple[float, float]:
     """What went over a NIC one way, and for how long the flow was busy that was so for longest."""
     those = [flow for ends, flow in flows.items() if (ends[:2] if way[2] else ends[2:]) == way[:2]]
     return sum(flow.n_bytes for flow in those), max((flow.busy_s for flow in those), default=0.0)

@@ -202,7 +202,8 @@ def test_a_run_that_waited_for_a_late_rank_has_no_nic_measured(monkeypatch: pyte
 
 
 def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause() -> None:
-    """Whenever in a run it falls; the second slow run need not be over. Where traffic is not clear, all wait."""
+    """Whenever in a run it falls: that one tells enough, or the second one, which need not be over. Where traffic is not
+    clear, all wait."""
     n_paused = 0
     for at_s in (1.62, 1.68, 1.75):
         job = Job([(at_s, 1, 1, 0.5, 0.5)], 16, n_hosts=4, count=1 << 20, schedule="auto")
@@ -212,7 +213,8 @@ def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause() -> None:
         assert shares == (((1.0, 1.0),) * 2, ((1.0, 1.0), shares[1][1]), *[((1.0, 1.0),) * 2] * 2)
         fell = max(number for number, began_s in enumerate(job.began_s) if began_s < at_s)
         planned, after_s = job.epochs[0].index(1), median(job.took_s[-3:])
-        assert fell + 2 <= planned <= fell + 3 and after_s < 0.85 * max(job.took_s[fell:planned])
+        # Under the plans of before a run would take twice as long as when all was well.
+        assert fell + 1 <= planned <= fell + 3 and after_s < 0.85 * 2 * median(job.took_s[1:fell])
         n_paused += job.took_s[planned] > 1.15 * after_s
     assert n_paused <= 1
 
