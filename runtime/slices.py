@@ -19,8 +19,8 @@ from optcc.runtime.engine import Engine
 from optcc.runtime.handle import Handle
 from optcc.runtime.protocol.agreement import Shares
 
-SLICE_S = 0.125
-"""Shorter slices gain little: new plans are made, and agreed on, in about as long."""
+SLICE_S = 0.0625
+"""New plans are made, and agreed on, in about as long."""
 GOES_ON_RANKS, GOES_ON_S = 17, 0.5
 """Where rates have changed, fewer ranks wait for their plans, and longer collectives do: to make them takes less."""
 ELEMENTWISE = ("allreduce", "broadcast", "reduce")
