@@ -202,7 +202,7 @@ def test_a_run_that_waited_for_a_late_rank_has_no_nic_measured(monkeypatch: pyte
 
 
 def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause() -> None:
-    """Whenever in a run it falls: that one tells enough, or the second one, which need not be over. Where traffic is not
+    """Whenever in a run it falls: that one tells enough, or the next one, which need not be over. Where traffic is not
     clear, all wait."""
     n_paused = 0
     for at_s in (1.62, 1.68, 1.75):
