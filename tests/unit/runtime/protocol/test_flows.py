@@ -109,12 +109,15 @@ def test_a_nic_over_which_its_rank_sends_less_already_is_named_by_what_comes_in(
 
 
 def test_a_nic_that_is_slow_both_ways_is_named_without_the_other_one_of_its_host() -> None:
-    flows, seconds = seen_flows("""
+    flows, seconds = (
+        seen_flows("""
         0010 2.1 .140, 0111 2.1 .216, 0020 2.1 .116, 0121 2.1 .104, 0030 2.1 .140, 0131 2.1 .136,
         1000 2.1 .184, 1101 2.1 .248, 1020 2.1 .196, 1121 2.1 .252, 1030 2.1 .204, 1131 2.1 .256,
         2000 2.1 .100, 2101 2.1 .084, 2010 2.1 .124, 2111 2.1 .256, 2030 2.1 .120, 2131 2.1 .116,
         3000 2.1 .100, 3101 2.1 .084, 3010 2.1 .120, 3111 2.1 .256, 3020 2.1 .108, 3121 2.1 .104
-    """), 0.254
+    """),
+        0.254,
+    )
     found = slow_ways(flows, seconds, known_of(4, 2))
     assert found is not None and found.keys() == {(1, 1, True), (1, 1, False)}
 
