@@ -214,7 +214,7 @@ def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause() -> None:
         fell = max(number for number, began_s in enumerate(job.began_s) if began_s < at_s)
         planned, after_s = job.epochs[0].index(1), median(job.took_s[-3:])
         # Under the plans of before a run would take twice as long as when all was well.
-        assert fell + 1 <= planned <= fell + 3 and after_s < 0.85 * 2 * median(job.took_s[1:fell])
+        assert fell + 1 <= planned <= fell + 2 and after_s < 1.5 * median(job.took_s[1:fell])
         n_paused += job.took_s[planned] > 1.15 * after_s
     assert n_paused <= 1
 

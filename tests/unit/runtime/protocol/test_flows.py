@@ -108,45 +108,58 @@ def test_a_nic_over_which_its_rank_sends_less_already_is_named_by_what_comes_in(
     assert slow_ways({**flows, (2, 1, 1, 1): NicFlow(2.1e6, 0.18)}, seconds, known_of(4, 2)) is None
 
 
-def test_a_nic_that_is_slow_both_ways_is_named_without_the_other_one_of_its_host() -> None:
-    flows, seconds = (
-        seen_flows("""
+NEARLY_AS_BUSY = {
+    "the other NIC of its host": (
+        0.254,
+        """
         0010 2.1 .140, 0111 2.1 .216, 0020 2.1 .116, 0121 2.1 .104, 0030 2.1 .140, 0131 2.1 .136,
         1000 2.1 .184, 1101 2.1 .248, 1020 2.1 .196, 1121 2.1 .252, 1030 2.1 .204, 1131 2.1 .256,
         2000 2.1 .100, 2101 2.1 .084, 2010 2.1 .124, 2111 2.1 .256, 2030 2.1 .120, 2131 2.1 .116,
         3000 2.1 .100, 3101 2.1 .084, 3010 2.1 .120, 3111 2.1 .256, 3020 2.1 .108, 3121 2.1 .104
-    """),
-        0.254,
-    )
-    found = slow_ways(flows, seconds, known_of(4, 2))
-    assert found is not None and found.keys() == {(1, 1, True), (1, 1, False)}
-
-
-def test_a_nic_that_is_slow_both_ways_is_named_without_one_that_its_flows_end_at() -> None:
-    flows = seen_flows("""
+        """,
+    ),
+    "a NIC that its flows end at": (
+        0.128,
+        """
         0010 1.03 .036, 0111 1.03 .120, 0020 1.03 .028, 0121 1.03 .016, 0030 1.03 .036, 0131 1.03 .092,
         1000 1.03 .004, 1101 1.03 .120, 1020 1.03 .024, 1121 1.03 .120, 1030 1.03 .028, 1131 1.03 .120,
         2000 1.03 .052, 2101 1.03 .044, 2010 1.03 .048, 2111 1.03 .112, 2030 1.03 .056, 2131 1.03 .112,
         3000 1.03 .000, 3101 1.03 .052, 3010 1.03 .016, 3111 1.03 .120, 3020 1.03 .028, 3121 1.03 .064
-    """)
-    for busy_s in (0.092, 0.128):
-        flows[0, 1, 3, 1] = flows[2, 1, 3, 1] = NicFlow(1.03e6, busy_s)
-        found = slow_ways(flows, 0.128, known_of(4, 2))
-        assert found is not None and found.keys() == {(1, 1, True), (1, 1, False)}
-
-
-def test_a_nic_whose_flows_are_always_busy_both_ways_is_named_though_others_are_nearly_as_busy() -> None:
-    flows = seen_flows("""
+        """,
+    ),
+    "all that one NIC of another host sends": (
+        0.249,
+        """
         0010 2.07 .024, 0111 2.07 .216, 0020 2.07 .060, 0121 2.07 .152, 0030 2.07 .068, 0131 2.07 .184,
         1000 2.07 .020, 1101 2.07 .240, 1020 2.07 .044, 1121 2.07 .240, 1030 2.07 .036, 1131 2.07 .244,
         2000 2.07 .052, 2101 2.07 .084, 2010 2.07 .044, 2111 2.07 .224, 2030 2.07 .036, 2131 2.07 .160,
         3000 2.07 .044, 3101 2.07 .204, 3010 2.07 .064, 3111 2.07 .216, 3020 2.07 .096, 3121 2.07 .208
-    """)
-    found = slow_ways(flows, 0.249, known_of(4, 2))
-    assert found is not None and found.keys() == {(1, 1, True), (1, 1, False)}
-    # Not if some that others have are just as busy.
-    flows |= {(0, 0, 2, 0): NicFlow(2.07e6, 0.23), (2, 0, 3, 0): NicFlow(2.07e6, 0.23)}
-    assert slow_ways(flows, 0.249, known_of(4, 2)) is None
+        """,
+    ),
+}
+"""Flows of four ranks as they were seen on emulated hosts in so many seconds, NIC 1 of rank 1 at half both ways: what
+is nearly as busy as that one's."""
+
+
+def ways_named(flows: dict[FlowEnds, NicFlow], seconds: float) -> set[NicWay]:
+    return set(slow_ways(flows, seconds, known_of(4, 2)) or ())
+
+
+@pytest.mark.parametrize(("seconds", "seen"), NEARLY_AS_BUSY.values(), ids=NEARLY_AS_BUSY)
+def test_a_nic_that_is_slow_both_ways_is_named_though_others_are_nearly_as_busy(seconds: float, seen: str) -> None:
+    flows = seen_flows(seen)
+    assert ways_named(flows, seconds) == {(1, 1, True), (1, 1, False)}
+    # Not if two flows that others have are just as busy.
+    flows |= {(0, 0, 2, 0): NicFlow(2.07e6, 0.97 * seconds), (2, 0, 3, 0): NicFlow(2.07e6, 0.97 * seconds)}
+    assert not ways_named(flows, seconds)
+
+
+def test_a_nic_that_is_slow_both_ways_is_named_though_all_that_goes_to_another_one_is_as_busy() -> None:
+    seconds, seen = NEARLY_AS_BUSY["a NIC that its flows end at"]
+    flows = seen_flows(seen)
+    for busy_s in (0.092, 0.128):
+        flows[0, 1, 3, 1] = flows[2, 1, 3, 1] = NicFlow(1.03e6, busy_s)
+        assert ways_named(flows, seconds) == {(1, 1, True), (1, 1, False)}
 
 
 def test_nothing_is_said_where_all_flows_are_busy_and_all_are_slow() -> None:
