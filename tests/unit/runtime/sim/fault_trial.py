@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from optcc.collective import Collective
 from optcc.plan import Plan, PlanRequest
-from optcc.planner import Planner
+from optcc.planner import AUTO, Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.settings import Counts
@@ -74,6 +75,8 @@ class FaultTrial:
 
     What a NIC sends takes so much longer than the network's latency as `delays_s` says, by its number.
 
+    The schedule is of 8 segments for fair ports, or "auto" as a communicator plans unless told otherwise.
+
     `damaging`: a NIC, rank and number, that flips a bit of every segment from this time on, seconds.
 
     The result of each is compared with the sum, to the bit. Raises what the ranks raise.
@@ -92,13 +95,15 @@ class FaultTrial:
         corrupt: float = 0.0,
         damaging: tuple[int, int, float] | None = None,
         remeasures: bool = False,
+        schedule: str = "shares",
         **settings: object,
     ) -> None:
         self.n_hosts, self.n_runs, self.pause_s, self.remeasures = n_hosts, n_runs, pause_s, remeasures
         nics = tuple(Nic(rail, Fraction(rate), Fraction(rate)) for rail, rate in enumerate(rates))
         servers = tuple(Server(f"h{number}", 1, nics) for number in range(n_hosts))
         self.topology = Topology(servers, latency_s=Fraction(1, 20_000))
-        self.planner = Planner(self.topology, schedules={"allreduce": "shares"}, segments=8, ports="fair")
+        options: dict[str, Any] = {} if schedule == AUTO else {"segments": 8, "ports": "fair"}
+        self.planner = Planner(self.topology, schedules={"allreduce": schedule}, **options)
         self.network = SimNetwork(self.topology, **settings)  # type: ignore[arg-type]
         self.network.network.corrupt = corrupt
         for nic in self.network.network.nics.values():
