@@ -250,7 +250,8 @@ class _Watch:
             seen = snapshot(dumps)
             if len(seen.ranks) == seen.n_ranks:
                 self._take(seen, now_s)
-            if len(self._steps()) >= self._n_steps - 3 and self._explained is None:
+            # Where a rank waits just then, on a busy machine, that is explained first: it is asked again.
+            if len(self._steps()) >= self._n_steps - 3 and (self._explained is None or self._explained.waits):
                 self._explained = explain(dumps)
             if self._drain is None:
                 self._drain = JobDrain(self._folder, seen.job, [CallbackSink(self._records.extend)])
