@@ -179,7 +179,9 @@ class Swarm:
             raise Violation(f"ranks {killed} were killed: {said}")
 
     def end_corruption(self) -> None:
-        """From now on no bit flips."""
+        """From now on no bit flips; a NIC that had lost all of its connections to that is in use again before long."""
+        if self.network.corrupt and self.scenario.stays:
+            self.stays_to_s = max(self.stays_to_s, self.network.clock.now_s + 1.5 * CLOSE_S)
         self.network.corrupt = 0.0
 
     def _check_half_open(self) -> None:

@@ -15,7 +15,7 @@ from optcc.runtime.protocol.membership import FAREWELL_S
 from optcc.runtime.protocol.suspicion import OUT_OF_USE
 from optcc.runtime.sim.faults import FaultInjector
 from optcc.runtime.sim.host import SimulatedHost
-from optcc.runtime.sim.invariants import broken_invariants
+from optcc.runtime.sim.invariants import broken_invariants, not_looked_for
 from optcc.runtime.sim.scenario import INFINITY, Scenario, SwarmChannel
 from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
 
@@ -94,6 +94,8 @@ class SwarmProgram:
         # By peer: until when nothing was to be sent to it that would be worth a path through other ranks.
         self._idle_s: dict[int, float] = {}
         self._checked_s = -1.0
+        # Of the last tick, see `not_looked_for`.
+        self._not_looked_for: set[int] = set()
         # Slots of the channels by peer and number; the last word about each connection.
         self._known: dict[object, int] = {}
         # The rail of each proposal that is out, by the state that would have to change to move it.
@@ -354,6 +356,7 @@ class SwarmProgram:
         if any(endpoint.left.values()) and not (endpoint.membership.agreement.findings or endpoint.is_leaving):
             raise Violation(f"rank {self.host.rank}: a rank has left after a failure, and this one goes on")
         self.check_invariants()
+        self._check_looked_for()
 
     def check_invariants(self) -> None:
         """What holds between two events."""
@@ -363,6 +366,16 @@ class SwarmProgram:
                 raise Violation(f"rank {self.host.rank}: {what}")
             self._check_overtaken()
             self._check_proposals()
+
+    def _check_looked_for(self) -> None:
+        """Who is waited for is dialled before long; who has just begun to be, by the next tick."""
+        endpoint = self.host.endpoint
+        if self.host.is_stopped or endpoint.failure is not None:
+            return
+        before, self._not_looked_for = self._not_looked_for, not_looked_for(endpoint)
+        for peer in before & self._not_looked_for:
+            text = "it is waited for, and nobody finds out whether a rail reaches it"
+            raise Violation(f"rank {self.host.rank}: from rank {peer}: {text}")
 
     def _check_overtaken(self) -> None:
         """What is known only grows: words that were overtaken on another connection change nothing."""
