@@ -11,6 +11,7 @@ failure. Needs root, for the hosts.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -367,7 +368,8 @@ def command(rank: Path | None, steps: int) -> SeenFailure | None:
     """See a NIC die in a training run by all that looks inside a job."""
     if rank is None:
         return measure(steps)
-    with init(deadline_s=_DEADLINE_S) as comm:
+    # Taps and traces are of runs: a step is one, not several slices.
+    with init(deadline_s=_DEADLINE_S, slice_s=math.inf) as comm:
         train(comm, rank, steps)
     return None
 
