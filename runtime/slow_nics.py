@@ -16,7 +16,7 @@ import numpy as np
 from optcc.runtime.guesses import Guess
 from optcc.runtime.probe import ProbedTransport
 from optcc.runtime.protocol.agreement import Shares
-from optcc.runtime.protocol.flows import MARK_S, FlowEnds, NicFlow, carried, most, rate_of, slow_ways
+from optcc.runtime.protocol.flows import MARK_S, FlowEnds, NicFlow, most, rate_of, slow_ways
 from optcc.runtime.transport import KnowsRates
 
 RANKS_MAX = 32
@@ -93,17 +93,17 @@ def _named(
     for rank, nic in {way[:2] for way in found}:
         # Ranks that have noticed that a NIC sends slowly send more over others: then it is not busy all the time.
         ways = [(rank, nic, True), (rank, nic, False)]
+        both = [found[way] if way in found else most(flows, way) for way in ways]
         (less, is_less_full), (more, is_full) = sorted(
-            (found.get(way, most(flows, way)) / each, way in found)
-            for way, each in zip(ways, declared[rank][nic], strict=True)
+            (each.rate / rate, way in found) for way, each, rate in zip(ways, both, declared[rank][nic], strict=True)
         )
         if less < (1 - (UNSURE_BUSY if is_full else UNSURE)) * more:
             return None
         if is_less_full:
             # It was busy both ways for as long as it was either way.
-            busy_s = max(carried(flows, way)[1] for way in ways)
-            each_s = (carried(flows, way)[0] / each for way, each in zip(ways, declared[rank][nic], strict=True))
-            more = rate_of(seconds, max(each_s), busy_s)
+            busy_s = max(each.busy_s for each in both)
+            at_declared_s = (each.n_bytes / rate for each, rate in zip(both, declared[rank][nic], strict=True))
+            more = rate_of(seconds, max(at_declared_s), busy_s)
         shares[rank, nic] = more
     return shares
 

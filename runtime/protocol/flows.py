@@ -53,6 +53,15 @@ class NicFlow(NamedTuple):
     busy_s: float
 
 
+class WayRate(NamedTuple):
+    """What a NIC carries one way, bytes/s; the bytes that went over it in some time, and for how long its busiest flow
+    had some on their way."""
+
+    rate: float
+    n_bytes: float
+    busy_s: float
+
+
 class Traffic(NamedTuple):
     """What a rank's connections carried, and for how many seconds it had something to carry at most."""
 
@@ -146,7 +155,7 @@ def _busy(flows: Mapping[FlowEnds, NicFlow]) -> set[FlowEnds]:
 
 def slow_ways(
     flows: Mapping[FlowEnds, NicFlow], seconds: float, known: Mapping[NicWay, float]
-) -> dict[NicWay, float] | None:
+) -> dict[NicWay, WayRate] | None:
     """The NICs that carry less than is `known`, bytes/s one way, and what they do, by the flows of some `seconds`; None
     if that is not certain.
 
@@ -156,7 +165,7 @@ def slow_ways(
     >>> flows = {each: NicFlow(100.0, 8.0 if each[:2] == (0, 1) else 4.0) for each in ends}
     >>> known = {(rank, nic, is_out): 50.0 for rank in range(3) for nic in range(2) for is_out in (True, False)}
     >>> slow_ways(flows, 8.0, known), slow_ways(flows, 12.0, known)
-    ({(0, 1, True): 25.0}, None)
+    ({(0, 1, True): WayRate(rate=25.0, n_bytes=200.0, busy_s=8.0)}, None)
     >>> slow_ways(dict.fromkeys(ends, NicFlow(100.0, 4.0)), 4.0, known)
     """
     hot = _busy(flows)
@@ -165,10 +174,11 @@ def slow_ways(
         over.setdefault((*ends[:2], True), []).append(ends)
         over.setdefault((*ends[2:], False), []).append(ends)
     slow = _fullest(_by_gap(hot, over, len(flows))) or _always_busy(flows, seconds, over)
-    rates: dict[NicWay, float] = {}
-    for way, those in slow.items():
-        rates[way] = rate_of(seconds, *carried(flows, way))
-        if max(flows[ends].busy_s for ends in those) < SURE * seconds or rates[way] >= SLOWER * known[way]:
+    rates: dict[NicWay, WayRate] = {}
+    for way in slow:
+        n_bytes, busy_s = _carried(flows, way)
+        rates[way] = WayRate(rate_of(seconds, n_bytes, busy_s), n_bytes, busy_s)
+        if busy_s < SURE * seconds or rates[way].rate >= SLOWER * known[way]:
             return None
     return rates or None
 
@@ -217,13 +227,13 @@ def rate_of(seconds: float, n_bytes: float, busy_s: float) -> float:
     return n_bytes / (min(seconds, busy_s) + max(0.0, seconds - busy_s) / 2) if busy_s else 0.0
 
 
-def most(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> float:
-    """What a NIC that is slow carries at most one way, bytes/s: it has carried no less slowly while a flow was busy."""
-    n_bytes, busy_s = carried(flows, way)
-    return n_bytes / busy_s if busy_s else 0.0
+def most(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> WayRate:
+    """What a NIC that is slow carries at most one way: it has carried no less slowly while a flow was busy."""
+    n_bytes, busy_s = _carried(flows, way)
+    return WayRate(n_bytes / busy_s if busy_s else 0.0, n_bytes, busy_s)
 
 
-def carried(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> tuple[float, float]:
+def _carried(flows: Mapping[FlowEnds, NicFlow], way: NicWay) -> tuple[float, float]:
     """What went over a NIC one way, and for how long the flow was busy that was so for longest."""
     those = [flow for ends, flow in flows.items() if (ends[:2] if way[2] else ends[2:]) == way[:2]]
     return sum(flow.n_bytes for flow in those), max((flow.busy_s for flow in those), default=0.0)

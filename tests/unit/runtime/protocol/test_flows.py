@@ -48,8 +48,8 @@ def test_the_slow_nic_is_named_with_its_rate(job: tuple[int, int, float, random.
     slow = {(n_ranks - 1, n_nics - 1, is_out): share * RATE for is_out in ways}
     found = slow_ways(make_flows(rng, n_ranks, n_nics, slow), TIME_S, known_of(n_ranks, n_nics))
     assert found is not None and found.keys() == slow.keys()
-    for way, rate in found.items():
-        assert rate == pytest.approx(slow[way], rel=0.13)
+    for way, each in found.items():
+        assert each.rate == pytest.approx(slow[way], rel=0.13)
 
 
 @given(jobs)
@@ -102,7 +102,7 @@ def test_a_nic_over_which_its_rank_sends_less_already_is_named_by_what_comes_in(
     flows, seconds = shifted_flows(), 0.249
     found = slow_ways(flows, seconds, known_of(4, 2))
     assert found is not None and found.keys() == {(1, 1, False)}
-    assert found[1, 1, False] == pytest.approx(RATE / 2, rel=0.03)
+    assert found[1, 1, False].rate == pytest.approx(RATE / 2, rel=0.03)
     # Not if a flow of other NICs is as busy, nor if some flow of the NIC is not.
     assert slow_ways({**flows, (2, 0, 3, 0): NicFlow(2.1e6, 0.2)}, seconds, known_of(4, 2)) is None
     assert slow_ways({**flows, (2, 1, 1, 1): NicFlow(2.1e6, 0.18)}, seconds, known_of(4, 2)) is None
