@@ -254,7 +254,7 @@ def choose(
         if search.is_last(candidate):
             return Choice(plan, schedule, candidate, search.listed(), timed.latency_s)
         seconds = costed_s(plan, simulate(plan, timed, model=ports).seconds, timed)
-        seconds *= 1 + uneven * UNEVEN.get(candidate.name, 0.0)
+        seconds *= _slowdown(candidate, uneven)
         search.took(candidate, seconds)
         if best is None or seconds < best[0]:
             best = seconds, plan, schedule, replace(candidate, seconds=seconds)
@@ -297,7 +297,12 @@ def _costed(candidate: Candidate, topology: Topology, uneven: int) -> Candidate:
         return candidate
     messages = 2 * candidate.transfers / topology.n_ranks
     seconds = with_overhead(candidate.estimate_s, messages, topology.overhead_s)
-    return replace(candidate, estimate_s=seconds * (1 + uneven * UNEVEN.get(candidate.name, 0.0)))
+    return replace(candidate, estimate_s=seconds * _slowdown(candidate, uneven))
+
+
+def _slowdown(candidate: Candidate, uneven: int) -> float:
+    """By what factor a candidate takes longer over real ports, with so many `uneven` hosts; see `UNEVEN`."""
+    return 1 + uneven * UNEVEN.get(candidate.name, 0.0)
 
 
 def _uneven_hosts(topology: Topology) -> int:
