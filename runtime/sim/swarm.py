@@ -36,6 +36,8 @@ _CHECK_S = 0.25
 _HALF_OPEN_S = 0.6
 _CORRUPT_S = 2.0
 """Bits flip for so long at most. A chunk of 140 segments, 4 % of which are damaged, comes whole once in 300 times."""
+_STAYS_S = 1.5 * CLOSE_S
+"""Ranks that are to stay do not leave until so long after the last fault: by then nothing may be suspected any more."""
 _EVENTS_MAX = 500_000
 HOLES = ("down", "hole", "hole-out", "hole-in")
 
@@ -77,7 +79,7 @@ class Swarm:
         self.sleeps = any(fault.kind == "busy" and fault.for_s > GRACE_S for fault in faults)
         self.lasts_on_nics = bool(lasting)
         self.lasts = any(fault.for_s == INFINITY for fault in faults)
-        self.stays_to_s = self.faults_end_s + 1.5 * CLOSE_S if scenario.stays and faults else 0.0
+        self.stays_to_s = self.faults_end_s + _STAYS_S if scenario.stays and faults else 0.0
         self.n_events = 0
         # By number, the epoch of each collective.
         self.epochs: dict[int, int] = {}
@@ -181,7 +183,7 @@ class Swarm:
     def end_corruption(self) -> None:
         """From now on no bit flips; a NIC that had lost all of its connections to that is in use again before long."""
         if self.network.corrupt and self.scenario.stays:
-            self.stays_to_s = max(self.stays_to_s, self.network.clock.now_s + 1.5 * CLOSE_S)
+            self.stays_to_s = max(self.stays_to_s, self.network.clock.now_s + _STAYS_S)
         self.network.corrupt = 0.0
 
     def _check_half_open(self) -> None:
