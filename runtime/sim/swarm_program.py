@@ -358,21 +358,23 @@ class SwarmProgram:
         self.check_invariants()
         self._check_looked_for()
 
+    def _is_running(self) -> bool:
+        """True if the host is not stopped and its endpoint has not failed: only then do invariants hold."""
+        return not self.host.is_stopped and self.host.endpoint.failure is None
+
     def check_invariants(self) -> None:
         """What holds between two events."""
-        endpoint = self.host.endpoint
-        if not self.host.is_stopped and endpoint.failure is None:
-            for what in broken_invariants(endpoint):
+        if self._is_running():
+            for what in broken_invariants(self.host.endpoint):
                 raise Violation(f"rank {self.host.rank}: {what}")
             self._check_overtaken()
             self._check_proposals()
 
     def _check_looked_for(self) -> None:
         """Who is waited for is dialled before long; who has just begun to be, by the next tick."""
-        endpoint = self.host.endpoint
-        if self.host.is_stopped or endpoint.failure is not None:
+        if not self._is_running():
             return
-        before, self._not_looked_for = self._not_looked_for, not_looked_for(endpoint)
+        before, self._not_looked_for = self._not_looked_for, not_looked_for(self.host.endpoint)
         for peer in before & self._not_looked_for:
             text = "it is waited for, and nobody finds out whether a rail reaches it"
             raise Violation(f"rank {self.host.rank}: from rank {peer}: {text}")
