@@ -91,10 +91,23 @@ class Remeasuring:
         return tuple(((1.0, 1.0),) * len(nics) for nics in self._transport.nics)
 
     def watch(self) -> None:
-        """From now on rank 0 looks whether runs take longer than they did."""
-        if not self._engine.rank:
+        """From now on rank 0 looks whether runs take longer than they did, and all know what plans cost them."""
+        self._transport.weigh_by(self._least_of_last)
+        if self._engine.rank:
+            self._engine.finished = self._note_request
+        else:
             self._note = self._transport.note_slow_runs
             self._engine.finished = self._note_run
+
+    def _note_request(self, handle: Handle, seconds: float) -> None:
+        if seconds >= LEAST_S and isinstance(handle.plan, PersistentPlan):
+            self._last_request = handle.plan.plan.request
+
+    def _least_of_last(self, shares: Shares) -> float:
+        """The least that the collective that was over last takes where NICs carry such shares, seconds, or 0.0."""
+        if self._least_s is None or self._last_request is None:
+            return 0.0
+        return self._least_s(tuple(map(usable, shares)), self._last_request)
 
     def _note_run(self, handle: Handle, seconds: float) -> None:
         plan = handle.plan

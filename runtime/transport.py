@@ -283,6 +283,11 @@ class KnowsRates(Protocol):
         rank 0 proposes it."""
         ...
 
+    def weigh_by(self, least_s: Callable[[Shares], float]) -> None:
+        """The least that a run takes where NICs carry such shares, seconds, or 0.0 if that is not known. The more the
+        present plans cost beyond that, the sooner NICs that may be back are tried, and believed."""
+        ...
+
     def note_slow_runs(self, count: int) -> None:
         """At rank 0: so many of its last runs, without a break, took longer than usual, for which NICs may be the
         cause."""

@@ -7,13 +7,14 @@ may fail again: rank 0 waits, and longer each time it has waited too short.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from itertools import chain
 
 from optcc.runtime.protocol.agreement import Agreement, Share, Shares, is_change, rounded
 from optcc.runtime.protocol.frames import EPOCH_FRAME
 from optcc.runtime.protocol.local import NEVER_S, Established, LocalRank
 from optcc.runtime.protocol.patience import PATIENCE_S, Patience
-from optcc.runtime.protocol.rates import LEAST_SHARE, Rates, usable
+from optcc.runtime.protocol.rates import DOUBTED_SHARE, LEAST_SHARE, Rates, usable
 from optcc.runtime.protocol.readmission import PAUSE_S as TRIAL_PAUSE_S
 from optcc.runtime.protocol.readmission import Readmissions
 from optcc.runtime.transport import EPOCH_NEWS, RECEIVED
@@ -43,6 +44,11 @@ PATIENCE_S_MAX, CALM_S = 8.0, 10.0
 RATE_PATIENCE_S_MAX, RATE_CALM_S, RATE_GROWTH = 64.0, 10.0, 4.0
 """The same of one that was slow, and how much longer it takes each time: plans for less than it carries cost little,
 and congestion may come and go."""
+WORTH_S = 1.0
+"""A NIC is believed, or tried, again once plans for less have cost so much more than plans for it would, in all: that
+is about what a change too many costs, with the measuring and the loss that may follow."""
+SAVINGS_MAX = 8
+"""Of so many pairs of shares it is kept what plans for one of them save."""
 
 
 class Epochs:
@@ -53,8 +59,8 @@ class Epochs:
         self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
         self.is_on = self.measures = False
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
-        # Of silent NICs, whether their links were up all the time.
-        self._was_linked = [True] * len(local.own_nics)
+        # Of silent NICs, whether their links were up all the time, and since when.
+        self._was_linked, self._silent_s = [True] * len(local.own_nics), [0.0] * len(local.own_nics)
         self.readmissions = Readmissions(local)
         # The NICs that were tried and have yet to be measured; how often such a one carried next to nothing, in a row.
         self._tried: set[int] = set()
@@ -78,6 +84,9 @@ class Epochs:
         # With NICs that were lost, and that were slow.
         self._patience_lost = Patience(PATIENCE_S_MAX, CALM_S)
         self._patience_slow = Patience(RATE_PATIENCE_S_MAX, RATE_CALM_S, RATE_GROWTH)
+        # The least that a run takes where NICs carry such shares, seconds, 0.0 if that is not known.
+        self.least_s: Callable[[Shares], float] = lambda _: 0.0
+        self._savings: dict[tuple[Shares, Shares], float] = {}
 
     # --- words
 
@@ -139,6 +148,7 @@ class Epochs:
                     self._rates.note_nic(nic, is_up)
             elif not is_heard or (self.measures and is_up and nic in self._rates.worthless):
                 self._is_silent[nic], self._was_linked[nic] = True, is_up
+                self._silent_s[nic] = self._local.now_s
                 self._tried.discard(nic)
                 self.readmissions.await_trial(nic, self._wait_s(nic) if is_heard else 0.0)
                 self._rates.note_nic(nic, False)
@@ -153,7 +163,7 @@ class Epochs:
         if not self.measures or not self._was_linked[nic]:
             return True
         if is_joined:
-            if self.readmissions.rests(nic) and self._is_awaited(nic):
+            if self.readmissions.rests(nic) and (self._is_awaited(nic) or self._is_worth_it(nic)):
                 self.readmissions.hasten(nic)
             if not self.readmissions.is_over(nic):
                 return False
@@ -165,6 +175,14 @@ class Epochs:
         """Whether NICs that one of this rank is joined with are to be measured, and can be with this one only."""
         shares = [self._rates.known(*each) for each in self._partners(nic) if each not in self._rates.down]
         return bool(shares) and all(max(share) < LEAST_SHARE for share in shares)
+
+    def _is_worth_it(self, nic: int) -> bool:
+        """Whether plans for what NICs carry have cost so much since this one was silent that it is tried again: more
+        each time that a trial did not find that it carries next to nothing."""
+        planned = self.agreement.epoch.shares
+        part = self._saved(planned, tuple(((1.0, 1.0),) * len(nics) for nics in planned))
+        waits_s = self._local.now_s - self._silent_s[nic]
+        return part * waits_s >= WORTH_S * max(1, self._in_vain[nic])
 
     def _partners(self, nic: int) -> list[tuple[int, int]]:
         """The NICs that one of this rank is joined with: their ranks and numbers."""
@@ -189,7 +207,8 @@ class Epochs:
         new = rounded(self._rates.shared(rank, nic))
         if min(new) <= 0 or min(planned) <= 0:
             return new
-        if not any(map(is_change, new, planned)) or (self.measures and new < planned and not self._n_slow):
+        changes = [now > was for now, was in zip(new, planned, strict=True) if is_change(now, was)]
+        if not changes or (self.measures and not any(changes) and not self._n_slow):
             self._coming.pop((rank, nic), None)
             return planned
         is_whole = self.measures and _is_whole(new, planned)
@@ -220,9 +239,10 @@ class Epochs:
             self._pause_s = PAUSE_S if is_news else min(longest_s, 2 * self._pause_s)
             self._paused_to_s = now_s + self._pause_s
         self._measured = shares
-        if any(0 < new < old and is_change(new, old) for new, old in pairs):
+        slow = [pair for pair in pairs if self._patience_of(*pair) is self._patience_slow and is_change(*pair)]
+        if any(new < old for new, old in slow):
             self._patience_slow.note_worse(now_s)
-        elif any(new > old > 0 and is_change(new, old) for new, old in pairs):
+        elif slow:
             self._patience_slow.believe(now_s)
         for nic, share in enumerate(usable(shares[self._local.rank])):
             if min(share) > 0:
@@ -294,7 +314,7 @@ class Epochs:
         # With those of which some carry less; and with those of which some carry more, and none less.
         less = {self._patience_of(*pair) for pair in pairs if is_change(*pair) and pair[0] < pair[1]}
         more = {self._patience_of(*pair) for pair in pairs if is_change(*pair)} - less
-        settle_s = SETTLE_S if less else max(patience.seconds for patience in more)
+        settle_s = SETTLE_S if less else self._patience_s(more, planned)
         wait_s = min(self._changed_s + settle_s, self._wanted_s + SETTLE_TIMES * settle_s) - now_s
         if wait_s > 0:
             local.watch_within(wait_s)
@@ -307,8 +327,33 @@ class Epochs:
         self._propose_now(self._seen)
 
     def _patience_of(self, new: float, old: float) -> Patience:
-        """The patience with a NIC that carries this, and did that."""
-        return self._patience_lost if min(new, old) <= 0 else self._patience_slow
+        """The patience with a NIC that carries this, and did that; one that was silent, and has yet to be measured, was
+        lost."""
+        return self._patience_lost if min(new, old) <= DOUBTED_SHARE else self._patience_slow
+
+    def _patience_s(self, patiences: Collection[Patience], planned: Shares) -> float:
+        """How long what is seen must have been so: the longest of these, but no longer than is worth it."""
+        longest_s = max(patience.seconds for patience in patiences)
+        if longest_s <= PATIENCE_S:
+            return longest_s
+        # A NIC that has yet to be measured may carry all.
+        doubted = DOUBTED_SHARE, DOUBTED_SHARE
+        hoped = tuple(tuple((1.0, 1.0) if share == doubted else share for share in nics) for nics in self._seen)
+        part = self._saved(planned, hoped)
+        return min(longest_s, max(PATIENCE_S, WORTH_S / part)) if part > 0 else longest_s
+
+    def _saved(self, planned: Shares, others: Shares) -> float:
+        """The part of a run under the present plans that plans for other shares save: all of it where those that are
+        agreed on leave a host nothing, for which there is no plan."""
+        if any(all(min(share) <= 0 for share in nics) for nics in planned):
+            return 1.0
+        key = planned, others
+        if key not in self._savings:
+            present_s = self.least_s(planned)
+            if len(self._savings) >= SAVINGS_MAX:
+                self._savings.clear()
+            self._savings[key] = 1 - self.least_s(others) / present_s if present_s else 0.0
+        return self._savings[key]
 
     def _propose_now(self, shares: Shares) -> None:
         self.agreement.propose(shares)
@@ -321,7 +366,8 @@ def _is_whole(new: Share, old: Share) -> bool:
     (`optcc.runtime.protocol.faster_trials`), and mostly it is not measured (`optcc.runtime.remeasuring.healed_shares`),
     so no pause is needed."""
     pairs = list(zip(new, old, strict=True))
-    return all(is_ >= was for is_, was in pairs) and any(is_ >= 1 > was for is_, was in pairs)
+    is_less = any(is_ < was and is_change(is_, was) for is_, was in pairs)
+    return not is_less and any(is_ >= 1 > was for is_, was in pairs)
 
 
 def rate_pairs(news: Shares, olds: Shares) -> list[tuple[float, float]]:

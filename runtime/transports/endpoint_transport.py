@@ -157,6 +157,10 @@ class EndpointTransport(ABC):
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.epochs.want_plans()
 
+    def weigh_by(self, least_s: Callable[[Shares], float]) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.epochs.least_s = least_s
+
     def note_slow_runs(self, count: int) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.now_s = self._clock.now_s()
