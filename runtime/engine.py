@@ -255,7 +255,7 @@ class Engine:
         if self.recorder is not None:
             self.recorder.end(handle.plan.observed, handle)
         if self.finished is not None:
-            self.finished(handle, self.clock.now_s() - (handle.due_s - handle.deadline_s))
+            self.finished(handle, self.clock.now_s() - handle.began_s)
         running = self._running
         del running[handle]
         if not running:

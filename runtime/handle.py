@@ -79,6 +79,11 @@ class Handle:
         self.ready: Ready | None = None
 
     @property
+    def began_s(self) -> float:
+        """When it was started, by the engine's clock; infinite before."""
+        return self.due_s - self.deadline_s
+
+    @property
     def event(self) -> Any:
         """CuPy's event behind the output, for other streams to wait for, once the run is done; None where arrays are in
         the host's memory."""

@@ -78,6 +78,8 @@ class Remeasuring:
         self._least_s, self._paces = least_s, dict[PlanRequest, _Pace]()
         self._last_request: PlanRequest | None = None
         self._planned = self._known
+        # For how long collectives were under way before the last of them was over, and when that was.
+        self._ran_before_s, self._counted_s = 0.0, -math.inf
         self._guesses = Guesses()
         # At rank 0: those of the run that was over last, and the run that was found to be slow before its end.
         self._last_times = RunTimes()
@@ -92,16 +94,26 @@ class Remeasuring:
 
     def watch(self) -> None:
         """From now on rank 0 looks whether runs take longer than they did, and all know what plans cost them."""
-        self._transport.weigh_by(self._least_of_last)
-        if self._engine.rank:
-            self._engine.finished = self._note_request
-        else:
+        self._transport.weigh_by(self._least_of_last, self._ran_s)
+        self._engine.finished = self._note_finished
+        if not self._engine.rank:
             self._note = self._transport.note_slow_runs
-            self._engine.finished = self._note_run
 
-    def _note_request(self, handle: Handle, seconds: float) -> None:
-        if seconds >= LEAST_S and isinstance(handle.plan, PersistentPlan):
+    def _note_finished(self, handle: Handle, seconds: float) -> None:
+        if not isinstance(handle.plan, PersistentPlan):
+            return
+        self._ran_before_s = self._ran_s(handle)
+        self._counted_s = self._engine.clock.now_s()
+        if seconds >= LEAST_S:
             self._last_request = handle.plan.plan.request
+        if not self._engine.rank:
+            self._note_run(handle, seconds)
+
+    def _ran_s(self, *others: Handle) -> float:
+        """For how long collectives, and these, have been under way so far."""
+        running = [each for each in (*self._engine.running, *others) if isinstance(each.plan, PersistentPlan)]
+        since_s = max(self._counted_s, min((each.began_s for each in running), default=math.inf))
+        return self._ran_before_s + max(0.0, self._engine.clock.now_s() - since_s)
 
     def _least_of_last(self, shares: Shares) -> float:
         """The least that the collective that was over last takes where NICs carry such shares, seconds, or 0.0."""
@@ -156,10 +168,9 @@ class Remeasuring:
         now_s, soonest_s = self._engine.clock.now_s(), math.inf
         for handle in self._engine.running:
             times = self._times.get(handle.plan) if isinstance(handle.plan, PersistentPlan) else None
-            began_s = handle.due_s - handle.deadline_s
-            if times is None or not times.n_in_a_row or self._overdue is handle or began_s < self._planned_s:
+            if times is None or not times.n_in_a_row or self._overdue is handle or handle.began_s < self._planned_s:
                 continue
-            left_s = began_s + times.overdue_s - now_s
+            left_s = handle.began_s + times.overdue_s - now_s
             if left_s > 0:
                 soonest_s = min(soonest_s, left_s)
             else:

@@ -283,9 +283,10 @@ class KnowsRates(Protocol):
         rank 0 proposes it."""
         ...
 
-    def weigh_by(self, least_s: Callable[[Shares], float]) -> None:
-        """The least that a run takes where NICs carry such shares, seconds, or 0.0 if that is not known. The more the
-        present plans cost beyond that, the sooner NICs that may be back are tried, and believed."""
+    def weigh_by(self, least_s: Callable[[Shares], float], ran_s: Callable[[], float]) -> None:
+        """The least that a run takes where NICs carry such shares, seconds, or 0.0 if that is not known; for how long
+        runs have been under way so far, in all. The more the present plans have cost beyond the least, the sooner NICs
+        that may be back are tried, and believed."""
         ...
 
     def note_slow_runs(self, count: int) -> None:

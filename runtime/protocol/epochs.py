@@ -45,8 +45,8 @@ RATE_PATIENCE_S_MAX, RATE_CALM_S, RATE_GROWTH = 64.0, 10.0, 4.0
 """The same of one that was slow, and how much longer it takes each time: plans for less than it carries cost little,
 and congestion may come and go."""
 WORTH_S = 1.0
-"""A NIC is believed, or tried, again once plans for less have cost so much more than plans for it would, in all: that
-is about what a change too many costs, with the measuring and the loss that may follow."""
+"""A NIC is believed, or tried, again once runs under plans for less have taken so much longer, in all, than under plans
+for it: that is about what a change too many costs, with the measuring and the loss that may follow."""
 SAVINGS_MAX = 8
 """Of so many pairs of shares it is kept what plans for one of them save."""
 
@@ -59,8 +59,8 @@ class Epochs:
         self.agreement = Agreement(local.rank, [len(nics) for nics in local.book])
         self.is_on = self.measures = False
         self._was_joined, self._is_silent = [False] * len(local.own_nics), [False] * len(local.own_nics)
-        # Of silent NICs, whether their links were up all the time, and since when.
-        self._was_linked, self._silent_s = [True] * len(local.own_nics), [0.0] * len(local.own_nics)
+        # Of silent NICs, whether their links were up all the time, and what `ran_s` was before.
+        self._was_linked, self._silent_ran_s = [True] * len(local.own_nics), [0.0] * len(local.own_nics)
         self.readmissions = Readmissions(local)
         # The NICs that were tried and have yet to be measured; how often such a one carried next to nothing, in a row.
         self._tried: set[int] = set()
@@ -80,12 +80,14 @@ class Epochs:
         self._n_slow = 1
         self._slow_s = 0.0
         self._seen: Shares = self.agreement.epoch.shares
-        self._changed_s, self._wanted_s = 0.0, NEVER_S
+        # When that changed last; since when it has been other than plans are for, and what `ran_s` was then.
+        self._changed_s, self._wanted_s, self._wanted_ran_s = 0.0, NEVER_S, 0.0
         # With NICs that were lost, and that were slow.
         self._patience_lost = Patience(PATIENCE_S_MAX, CALM_S)
         self._patience_slow = Patience(RATE_PATIENCE_S_MAX, RATE_CALM_S, RATE_GROWTH)
-        # The least that a run takes where NICs carry such shares, seconds, 0.0 if that is not known.
+        # See `optcc.runtime.transport.KnowsRates.weigh_by`.
         self.least_s: Callable[[Shares], float] = lambda _: 0.0
+        self.ran_s: Callable[[], float] = lambda: 0.0
         self._savings: dict[tuple[Shares, Shares], float] = {}
 
     # --- words
@@ -148,7 +150,7 @@ class Epochs:
                     self._rates.note_nic(nic, is_up)
             elif not is_heard or (self.measures and is_up and nic in self._rates.worthless):
                 self._is_silent[nic], self._was_linked[nic] = True, is_up
-                self._silent_s[nic] = self._local.now_s
+                self._silent_ran_s[nic] = self.ran_s()
                 self._tried.discard(nic)
                 self.readmissions.await_trial(nic, self._wait_s(nic) if is_heard else 0.0)
                 self._rates.note_nic(nic, False)
@@ -181,8 +183,7 @@ class Epochs:
         each time that a trial did not find that it carries next to nothing."""
         planned = self.agreement.epoch.shares
         part = self._saved(planned, tuple(((1.0, 1.0),) * len(nics) for nics in planned))
-        waits_s = self._local.now_s - self._silent_s[nic]
-        return part * waits_s >= WORTH_S * max(1, self._in_vain[nic])
+        return part * (self.ran_s() - self._silent_ran_s[nic]) >= WORTH_S * max(1, self._in_vain[nic])
 
     def _partners(self, nic: int) -> list[tuple[int, int]]:
         """The NICs that one of this rank is joined with: their ranks and numbers."""
@@ -305,7 +306,8 @@ class Epochs:
         if not any(is_change(*pair) for pair in pairs):
             self._wanted_s = NEVER_S
             return
-        self._wanted_s = min(self._wanted_s, now_s)
+        if self._wanted_s > now_s:
+            self._wanted_s, self._wanted_ran_s = now_s, self.ran_s()
         # A host that cannot be reached ends the job: there is no plan for the others.
         if not self.agreement.may_propose or not all(any(min(share) > 0 for share in nics) for nics in self._seen):
             return
@@ -339,7 +341,8 @@ class Epochs:
         # A NIC that has yet to be measured may carry all.
         doubted = DOUBTED_SHARE, DOUBTED_SHARE
         hoped = tuple(tuple((1.0, 1.0) if share == doubted else share for share in nics) for nics in self._seen)
-        part = self._saved(planned, hoped)
+        elapsed_s = self._local.now_s - self._wanted_s
+        part = self._saved(planned, hoped) * (self.ran_s() - self._wanted_ran_s) / elapsed_s if elapsed_s else 0.0
         return min(longest_s, max(PATIENCE_S, WORTH_S / part)) if part > 0 else longest_s
 
     def _saved(self, planned: Shares, others: Shares) -> float:

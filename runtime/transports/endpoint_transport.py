@@ -157,9 +157,9 @@ class EndpointTransport(ABC):
         """See `optcc.runtime.transport.KnowsRates`."""
         self._endpoint.epochs.want_plans()
 
-    def weigh_by(self, least_s: Callable[[Shares], float]) -> None:
+    def weigh_by(self, least_s: Callable[[Shares], float], ran_s: Callable[[], float]) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
-        self._endpoint.epochs.least_s = least_s
+        self._endpoint.epochs.least_s, self._endpoint.epochs.ran_s = least_s, ran_s
 
     def note_slow_runs(self, count: int) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""

@@ -24,6 +24,7 @@ from optcc.runtime import communicator, remeasuring
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.engine import Engine
 from optcc.runtime.guesses import Guesses
+from optcc.runtime.handle import Handle
 from optcc.runtime.persistent_plan import PersistentPlan
 from optcc.runtime.probe import MeasuredNics
 from optcc.runtime.probe import probe as measure
@@ -543,6 +544,28 @@ def test_collectives_that_could_be_very_short_say_nothing_of_nics() -> None:
         found._times = WeakKeyDictionary()
         found._least_s = lambda *_, least_s=least_s: least_s
         assert (found._times_of(plan) is not None) == is_timed
+
+
+def test_it_is_counted_for_how_long_runs_are_under_way() -> None:
+    """Once where two are at the same time, and not while none is, or a message is waited for."""
+    now_s = 0.0
+    found, clock = bare_remeasuring(), SimpleNamespace(now_s=lambda: now_s)
+    first, second = (SimpleNamespace(plan=make_plan(), began_s=began_s) for began_s in (1.0, 2.0))
+    message, later = SimpleNamespace(plan=None, began_s=0.0), SimpleNamespace(plan=first.plan, began_s=8.0)
+    engine = SimpleNamespace(clock=clock, running=[message], rank=1)
+    found._engine, found._last_request = cast("Engine", engine), None
+    found._ran_before_s, found._counted_s = 0.0, -inf
+    counted: list[float] = []
+    for now_s, running, finished in (
+        *((0.5, [], None), (1.5, [first], None), (2.5, [first, second], None), (3.0, [first], second)),
+        *((3.5, [first], None), (4.0, [], first), (7.0, [], None), (9.0, [later], None)),
+    ):
+        engine.running = [message, *running]
+        if finished is not None:
+            found._note_finished(cast("Handle", finished), now_s - finished.began_s)
+        counted.append(found._ran_s())
+    assert counted == [0.0, 0.5, 1.5, 2.0, 2.5, 3.0, 3.0, 4.0]
+    assert found._last_request == first.plan.plan.request
 
 
 def test_plans_for_rates_that_there_have_been_before_should_be_as_good_as_then() -> None:

@@ -53,6 +53,10 @@ class Told:
         self.turn = getattr(self, "turn", 0) + 1
         self.epochs._rates.hear(1, RateWord(self.turn, 1, 1, *share).number)
 
+    def count(self, busy: float = 1.0) -> None:
+        """Rank 0 knows what plans cost; runs are under way for such a part of the time."""
+        self.epochs.least_s, self.epochs.ran_s = least_s, lambda: busy * self.network.now_s
+
     def until_proposed(self, limit_s: float) -> float:
         """How long that takes."""
         began_s = self.network.now_s
@@ -83,13 +87,14 @@ def test_what_a_nic_carries_the_other_way_may_be_rounded_otherwise() -> None:
     assert told.proposed == [((WHOLE, WHOLE), (WHOLE, (1.0, UNEVEN[1] - 2**-12)))]
 
 
-def flapped(planned: Share, *, is_known: bool) -> Told:
-    """NICs have failed again and again soon after they were back; what plans cost `is_known`, or not."""
+def flapped(planned: Share, *, is_known: bool, busy: float = 1.0) -> Told:
+    """NICs have failed again and again soon after they were back. What plans cost `is_known` or not, and runs are under
+    way for a part of the time."""
     told = Told(planned)
     told.network.run(0.2)
     told.epochs._patience_lost.seconds, told.epochs._patience_slow.seconds = PATIENCE_S_MAX, RATE_PATIENCE_S_MAX
     if is_known:
-        told.epochs.least_s = least_s
+        told.count(busy)
     return told
 
 
@@ -109,6 +114,12 @@ def test_a_nic_that_was_slow_again_and_again_is_believed_sooner_the_more_that_sa
         told.say(WHOLE)
         worth_s = WORTH_S / (1 - (1 + min(planned)) / 2)
         assert worth_s <= told.until_proposed(20.0) < worth_s + SETTLE_S + 0.3
+
+
+def test_plans_cost_nothing_while_no_run_is_under_way() -> None:
+    told = flapped(LOST, is_known=True, busy=0.4)
+    told.say(WHOLE)
+    assert WORTH_S / 0.5 / 0.4 <= told.until_proposed(20.0) < WORTH_S / 0.5 / 0.4 + SETTLE_S + 0.3
 
 
 def test_a_host_for_whose_nics_there_is_no_plan_is_believed_to_be_back_after_a_second() -> None:
@@ -136,10 +147,10 @@ def test_a_nic_that_rests_is_tried_once_that_is_worth_it(in_vain: int) -> None:
         told = Told(WHOLE)
         epochs = told.epochs
         if is_known:
-            epochs.least_s = least_s
+            told.count()
         epochs._in_vain[1] = in_vain
         epochs.take_measured(((WHOLE, LOST), (WHOLE, WHOLE)), 0.1, is_told=False)
-        epochs._is_silent[1], epochs._silent_s[1] = True, told.network.now_s
+        epochs._is_silent[1], epochs._silent_ran_s[1] = True, epochs.ran_s()
         epochs.readmissions.await_trial(1, HOPE_PAUSES * PAUSE_S)
         began_s = told.network.now_s
         while epochs._is_silent[1] and told.network.now_s < began_s + HOPE_PAUSES * PAUSE_S - 0.5:
