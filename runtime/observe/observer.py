@@ -143,7 +143,7 @@ class Observer:
         """
         now_s = self._clock.now_s()
         oldest = next(iter(self._engine._running), None)
-        is_long = oldest is not None and now_s - (oldest.due_s - oldest.deadline_s) >= LOOK_S
+        is_long = oldest is not None and now_s - oldest.began_s >= LOOK_S
         if is_long or now_s >= self._next_s or (self._rails is not None and self._rails.has_notes):
             self.refresh()
             self._next_s = now_s + REFRESH_S
@@ -196,12 +196,12 @@ class Observer:
             waits = [WaitedFor(*each) for each in plan.awaited()[:_WAITS_MAX]]
         before = self._moved.get(handle.number)
         if before is None or before[0] != done:
-            self._moved[handle.number] = before = done, now_s if before else handle.due_s - handle.deadline_s
+            self._moved[handle.number] = before = done, now_s if before else handle.began_s
         if len(self._moved) > 4 * _RUNS_MAX:
             numbers = {each.number for each in self._engine._running}
             self._moved = {number: moved for number, moved in self._moved.items() if number in numbers}
         return RunningRun(
-            *(handle.number, plan.observed, handle.due_s - handle.deadline_s, done, total, before[1]),
+            *(handle.number, plan.observed, handle.began_s, done, total, before[1]),
             tuple(dict.fromkeys(waits)),
         )
 
