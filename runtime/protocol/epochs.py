@@ -309,7 +309,7 @@ class Epochs:
         if self._wanted_s > now_s:
             self._wanted_s, self._wanted_ran_s = now_s, self.ran_s()
         # A host that cannot be reached ends the job: there is no plan for the others.
-        if not self.agreement.may_propose or not all(any(min(share) > 0 for share in nics) for nics in self._seen):
+        if not self.agreement.may_propose or _leaves_nothing(self._seen):
             return
         if self.measures and not self._is_settled():
             return
@@ -348,20 +348,27 @@ class Epochs:
     def _saved(self, planned: Shares, others: Shares) -> float:
         """The part of a run under the present plans that plans for other shares save: all of it where those that are
         agreed on leave a host nothing, for which there is no plan."""
-        if any(all(min(share) <= 0 for share in nics) for nics in planned):
+        if _leaves_nothing(planned):
             return 1.0
         key = planned, others
         if key not in self._savings:
             present_s = self.least_s(planned)
+            if not present_s:
+                return 0.0
             if len(self._savings) >= SAVINGS_MAX:
                 self._savings.clear()
-            self._savings[key] = 1 - self.least_s(others) / present_s if present_s else 0.0
+            self._savings[key] = 1 - self.least_s(others) / present_s
         return self._savings[key]
 
     def _propose_now(self, shares: Shares) -> None:
         self.agreement.propose(shares)
         self._local.tell_news((RECEIVED, EPOCH_NEWS))
         self.spread()
+
+
+def _leaves_nothing(shares: Shares) -> bool:
+    """True if a host has no NIC that carries something."""
+    return any(all(min(share) <= 0 for share in nics) for nics in shares)
 
 
 def _is_whole(new: Share, old: Share) -> bool:

@@ -116,6 +116,15 @@ def test_a_nic_that_was_slow_again_and_again_is_believed_sooner_the_more_that_sa
         assert worth_s <= told.until_proposed(20.0) < worth_s + SETTLE_S + 0.3
 
 
+def test_what_plans_cost_counts_once_it_is_known() -> None:
+    """No collective was over before, so the first one is not known."""
+    told = flapped(LOST, is_known=False)
+    told.say(WHOLE)
+    assert told.until_proposed(1.0) >= 1.0
+    told.count()
+    assert told.until_proposed(20.0) < WORTH_S / 0.5 + SETTLE_S + 0.3
+
+
 def test_plans_cost_nothing_while_no_run_is_under_way() -> None:
     told = flapped(LOST, is_known=True, busy=0.4)
     told.say(WHOLE)
