@@ -114,11 +114,11 @@ def cluster(ranks: int, kept: Fraction) -> Topology:
     return Topology.parse(f"{ranks}@{RATE // 10**9}GB/s{slow}").with_latency(LATENCY_S)
 
 
-def seconds_after(plan: Plan, topology: Topology, delay_s: Fraction) -> float:
+def seconds_after(plan: Plan, topology: Topology, delay_s: Fraction, ports: Model = PORTS) -> float:
     """From the arrival of the last rank, whose NIC carries nothing before it, to the end."""
     last = topology.n_ranks - 1
     late = FaultPlan((Fault(last, 0, Fraction(0), delay_s),)) if delay_s else None
-    return simulate(plan, topology, model=PORTS, faults=late).seconds - float(delay_s)
+    return simulate(plan, topology, model=ports, faults=late).seconds - float(delay_s)
 
 
 def measure(ranks: int, kept: Fraction, name: str) -> LateRankRow:

@@ -16,6 +16,7 @@ import numpy as np
 from optcc.collective import Collective
 from optcc.errors import OptccError, RuntimeFault
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, NicRates
+from optcc.experiments.late_rank import seconds_after
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.peers_contenders import (
     FEW,
@@ -27,6 +28,7 @@ from optcc.experiments.peers_contenders import (
     NICS,
     OURS_ALL,
     OURS_FEW,
+    OURS_LATE,
     OURS_STANDARD,
     READY_S,
     STANDARD,
@@ -43,7 +45,6 @@ from optcc.experiments.rank_lines import Hung
 from optcc.experiments.record import STEAL_MAX
 from optcc.planner import prove, verdict_cache
 from optcc.runtime.exact_inputs import expected_output, make_input
-from optcc.simulate import simulate
 from optcc.topology import Topology
 from optcc.units import parse_rate, show_size
 from optcc.verify.bounds.certified import least_seconds
@@ -81,8 +82,11 @@ class Comparison:
     absent: dict[str, str] = field(default_factory=dict)
     predicted_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def job_config(self, folder: Path, n_ranks: int) -> dict[str, Any]:
-        """The configuration of all ranks of all jobs; inputs and expected results are files in `folder`."""
+    def job_config(self, folder: Path, n_ranks: int, late_s: float = 0.0) -> dict[str, Any]:
+        """The configuration of all ranks of all jobs; inputs and expected results are files in `folder`.
+
+        The last rank begins each run `late_s` after the others.
+        """
         inputs = [folder / f"input-{self.size_bytes}-{rank}.npy" for rank in range(n_ranks)]
         wanted = folder / f"wanted-{self.size_bytes}.npy"
         if not wanted.exists():
@@ -99,6 +103,7 @@ class Comparison:
             "wanted": str(wanted),
             "deadline_s": deadline_s,
             "ready_s": READY_S - 5,
+            "late_s": late_s,
         }
 
     def compare(self, fabric: Fabric, bed: Bed, folder: Path, extent: str = STANDARD) -> None:
@@ -106,13 +111,15 @@ class Comparison:
         with in_state(fabric, bed, self.rate):
             topology = fabric.topology_text()
             carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW, LEAST: OURS_FEW}[extent]
+            carried = OURS_LATE if bed.late else carried
             where = shown_state((fabric.state().spec.hosts, self.size_bytes, bed.name))
             wanted = [
                 our_case(name, carrier, topology, self.size_bytes)
                 for carrier, names in carried.items()
                 for name in names
             ]
-            ours = [case for case in wanted if self._predict(case, where)]
+            late_s = self._late_s(bed, topology)
+            ours = [case for case in wanted if self._predict(case, where, late_s)]
             self._take_turns(fabric, bed, topology, folder, *jobs(ours, self.mpich, self.torch, extent))
 
     def compare_peers(self, fabric: Fabric, state: str, folder: Path) -> None:
@@ -130,7 +137,7 @@ class Comparison:
     ) -> None:
         n_ranks = fabric.state().spec.hosts
         where = shown_state((n_ranks, self.size_bytes, bed.name))
-        config = self.job_config(folder, n_ranks)
+        config = self.job_config(folder, n_ranks, float(self._late_s(bed, topology)))
         for name, why in absent.items():
             in_states = {LEFT_OUT: f"{name}: further states", LEFT_OUT_LEAST: f"{name}: {where}"}
             self.absent.setdefault(in_states.get(why, name), why)
@@ -146,7 +153,10 @@ class Comparison:
                 teams.append(team)
             self._rounds(fabric, bed, topology, teams)
 
-    def _predict(self, case: Contender, where: str) -> bool:
+    def _late_s(self, bed: Bed, topology: str) -> Fraction:
+        return bed.late_s(Topology.parse(topology).n_ranks, self.size_bytes, self.rate)
+
+    def _predict(self, case: Contender, where: str, late_s: Fraction = Fraction(0)) -> bool:
         """Whether there is a plan for it: compiled and verified here, so that ranks find proofs and kernels cached."""
         try:
             plan = plan_of(case.config, self.size_bytes, DTYPE)
@@ -154,7 +164,7 @@ class Comparison:
         except OptccError as error:
             self.absent[f"{case.contender}: {where}"] = str(error)
             return False
-        predicted_s = simulate(plan, wires_of(case.config), model=case.config["ports"]).seconds
+        predicted_s = seconds_after(plan, wires_of(case.config), late_s, case.config["ports"])
         self.predicted_s[case.contender, case.config["topology"]] = predicted_s
         return True
 
@@ -182,17 +192,17 @@ class Comparison:
             if tally.failed or not tally.turns:
                 self.absent[f"{tally.case.contender}: {where}"] = tally.failed
             else:
-                self.runs.append(self._made(tally, bed.name, topology, fabric.state().spec))
+                self.runs.append(self._made(tally, bed, topology, fabric.state().spec))
 
-    def _made(self, tally: ContenderRuns, bed: str, topology: str, spec: FabricSpec) -> PeerRun:
+    def _made(self, tally: ContenderRuns, bed: Bed, topology: str, spec: FabricSpec) -> PeerRun:
         # A plan for other rates has no prediction for these.
         is_for_these = tally.case.config.get("topology") == topology
         wired = Topology.parse(topology).scaled(1 / Fraction(WIRE_OVERHEAD)).with_latency(Fraction(LATENCY))
-        turns = tally.turns
+        turns, late_s = tally.turns, self._late_s(bed, topology)
         return PeerRun(
             tally.case.contender,
             tally.case.side,
-            bed,
+            bed.name,
             topology,
             spec.hosts,
             spec.nics,
@@ -200,7 +210,7 @@ class Comparison:
             self.size_bytes,
             DTYPE,
             tally.case.settings,
-            float(least_seconds(wired, self.size_bytes, Collective("allreduce", wired.n_ranks))),
+            float(least_seconds_after(wired, self.size_bytes, late_s)),
             self.predicted_s.get((tally.case.contender, topology)) if is_for_these else None,
             [turn.seconds for turn in turns],
             [turn.steal for turn in turns],
@@ -208,6 +218,7 @@ class Comparison:
             [turn.busy_s for turn in turns],
             tally.rejected,
             tally.wrong,
+            late_s=float(late_s),
         )
 
     def lose(self, fabric: Fabric, folder: Path) -> None:
@@ -263,7 +274,7 @@ class Comparison:
                 if tally.failed:
                     outcome = f"went on, then {tally.failed}"
             spec = fabric.state().spec
-            next_ = self._made(tally, AFTER_LOSS, left, spec) if tally.turns and not tally.failed else None
+            next_ = self._made(tally, Bed(AFTER_LOSS), left, spec) if tally.turns and not tally.failed else None
             self.losses.append(
                 Loss(
                     case.contender,
@@ -280,6 +291,21 @@ class Comparison:
             )
         finally:
             team.end()
+
+
+def least_seconds_after(topology: Topology, size_bytes: int, late_s: Fraction) -> Fraction:
+    """A lower bound on the time from when the last rank begins, `late_s` after the others, to the end.
+
+    The whole takes T*; and after its begin its input has to leave the last rank, and the result has to come in.
+
+    >>> topology = Topology.parse("4@1MB/s")
+    >>> [float(least_seconds_after(topology, 10**6, Fraction(late, 4))) for late in (0, 1, 8)]
+    [1.5, 1.25, 1.0]
+    """
+    whole_s = least_seconds(topology, size_bytes, Collective("allreduce", topology.n_ranks))
+    if not late_s:
+        return whole_s
+    return max(whole_s - late_s, size_bytes / min(topology.out[-1], topology.in_[-1]))
 
 
 class ContenderRuns:

@@ -23,7 +23,8 @@ SCHEDULES = ("ring", "r2ccl-allreduce", "optcc", "optimal")
 OURS_ALL: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": SCHEDULES}
 OURS_STANDARD: Mapping[str, tuple[str, ...]] = {"tcp": SCHEDULES, "mpi": ("ring", "optimal")}
 OURS_FEW: Mapping[str, tuple[str, ...]] = {"tcp": ("ring", "optimal")}
-"""Which schedules go over which carrier: with --long, otherwise, and in further states."""
+OURS_LATE: Mapping[str, tuple[str, ...]] = {"tcp": ("ring", "stragglar", "optcc", "optimal")}
+"""Which schedules go over which carrier: with --long, otherwise, in further states, and where a host is late."""
 SEGMENT_BYTES = 1 << 19
 SEGMENTS_MIN, SEGMENTS_MAX = 32, 512
 LATENCY = "1/5000"
@@ -40,6 +41,17 @@ class Bed:
     name: str
     rates: Mapping[str, Fraction] = field(default_factory=dict)
     down: tuple[str, ...] = ()
+    late: Fraction = Fraction(0)
+    """By how much the last rank begins later: over what a reduce-scatter of the others takes on healthy hosts."""
+
+    def late_s(self, hosts: int, size_bytes: int, rate: str) -> Fraction:
+        """The same in seconds, of a message of `size_bytes` on so many hosts with NICs of `rate`.
+
+        >>> late_s = Bed("", late=Fraction(1)).late_s(4, 3 * 10**6, "8Mbit/s")
+        >>> late_s / Fraction(WIRE_OVERHEAD)  # 2 MB over two NICs of 1 MB/s
+        Fraction(1, 1)
+        """
+        return self.late * (hosts - 2) / (hosts - 1) * size_bytes * Fraction(WIRE_OVERHEAD) / (NICS * parse_rate(rate))
 
     def declared(self, rate: str) -> str:
         """The rates as OPTCC_NIC_RATES says them."""
@@ -61,6 +73,13 @@ BEDS_FEW = (
 )
 """States in which only ring and optimal are compared with two peers, unless with --long."""
 BEDS = (HEALTHY_HOSTS, ONE_NIC, Bed("one NIC down", down=("h3.eth1",)), *BEDS_FEW)
+
+
+def late_beds(hosts: int) -> tuple[Bed, ...]:
+    """The last host is late, and late and slow: StragglAR's case (arXiv 2505.23523), and ours."""
+    last = f"h{hosts - 1}"
+    both = {f"{last}.eth{nic}": HALF for nic in range(NICS)}
+    return (Bed("one host late", late=Fraction(1)), Bed("one host late and at half", both, late=Fraction(1)))
 
 
 @dataclass(frozen=True)
@@ -119,10 +138,12 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
     "r2ccl-allreduce": {"ports": "fifo", "segments": 64, "slots": 128, "window": 4},
     "optcc": {"ports": "fair", "segments": 64, "slots": 2, "window": 4},
     "optimal": {"ports": "fair", "slots": 2, "window": 4},
+    "stragglar": {"ports": "fair", "segments": 64, "slots": 2, "window": 4},
 }
 """The fastest settings measured on this fabric. Its queues store and forward, so ports are fifo for rings; OptCC has
 lanes for each peer and stage. `optimal` is `shares`, a flow for each pair of hosts, with a segment for each half MiB:
-fewer segments leave NICs idle on eight hosts, and more cost more processor time than they save."""
+fewer segments leave NICs idle on eight hosts, and more cost more processor time than they save. StragglAR has segments
+too: in one, as its authors write it, all owners would send to the late host at once, and none would be first."""
 
 
 def our_case(schedule: str, carrier: str, topology: str, size_bytes: int) -> Contender:

@@ -55,6 +55,7 @@ from optcc.experiments.peers_contenders import (
     ONE_NIC,
     STANDARD,
     Bed,
+    late_beds,
 )
 from optcc.experiments.peers_record import PeerComparison, Session, shown_state
 from optcc.experiments.record import these_versions, this_machine
@@ -123,7 +124,7 @@ def stages(size_bytes: int, extent: str) -> tuple[Stage, ...]:
     return (
         Stage(HOSTS, size_bytes, tuple(bed for bed in BEDS if bed not in BEDS_FEW), STANDARD, loses=True),
         Stage(HOSTS, size_bytes, BEDS_FEW, FEW),
-        Stage(HOSTS_MORE, size_bytes, (ONE_HOST, ONE_NIC, HEALTHY_HOSTS), FEW),
+        Stage(HOSTS_MORE, size_bytes, (ONE_HOST, ONE_NIC, HEALTHY_HOSTS, *late_beds(HOSTS_MORE)), FEW),
         Stage(HOSTS, LONG_BYTES, (ONE_HOST,), FEW),
         Stage(HOSTS_MORE, LONG_BYTES, (ONE_HOST, HEALTHY_HOSTS), LEAST),
     )
@@ -145,15 +146,17 @@ class PeerOptions:
 
     def stages(self, quick: bool) -> tuple[Stage, ...]:
         """What is compared. Raises InputError for a state that does not exist, or `--few`, `--least` without one."""
-        names = (*(bed.name for bed in BEDS), LOSS)
+        hosts = self.hosts or HOSTS
+        there = (*BEDS, *late_beds(hosts))
+        names = (*(bed.name for bed in there), LOSS)
         for name in self.only:
             if name not in names:
                 raise InputError(f"--bed {name!r}: must be one of {'; '.join(names)}")
         if self.extent in (FEW, LEAST) and not self.only:
             raise InputError("--few and --least: go with --bed")
         if self.only:
-            beds = tuple(bed for bed in BEDS if bed.name in self.only)
-            return (Stage(self.hosts or HOSTS, self.size_bytes, beds, self.extent, LOSS in self.only),)
+            beds = tuple(bed for bed in there if bed.name in self.only)
+            return (Stage(hosts, self.size_bytes, beds, self.extent, LOSS in self.only),)
         if quick:
             return stages(QUICK_BYTES, STANDARD)[:1]
         found = stages(self.size_bytes, self.extent)

@@ -4,8 +4,9 @@
 
 Contenders that are launched in different ways cannot share a process, so each has its own job. All jobs are up at the
 same time, and `optcc.experiments.peers_on_fabric` gives them turns over a Unix socket, a line of JSON each. The ranks
-of all jobs are on one machine and read one clock: a turn starts at a moment that is announced beforehand, and ends with
-its last rank. A watchdog kills a rank that hangs in a library at the turn's deadline.
+of all jobs are on one machine and read one clock: a turn starts at a moment that is announced beforehand, for the last
+rank perhaps later than for the others, and ends with the rank that needs longest. A watchdog kills a rank that hangs in
+a library at the turn's deadline.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Rank:
         self._peers: dict[str, Peer] = {}
         self._given = assignment
         self.dtype = str(assignment["dtype"])
+        self._late_s = float(assignment["late_s"]) if self.rank == self.n_ranks - 1 else 0.0
         # Mapped files, shared by the ranks of all jobs: copies would take memory and start-up time for each rank.
         self.source: Array = np.load(assignment["inputs"][self.rank], mmap_mode="r")
         self.wanted: Array = np.load(assignment["wanted"], mmap_mode="r")
@@ -99,7 +101,7 @@ class Rank:
         assert case is not None, f"case {number} cannot be run"
         send: Array = self.target
         used = time.process_time()
-        time.sleep(max(0.0, start_s - time.perf_counter()))
+        time.sleep(max(0.0, start_s + self._late_s - time.perf_counter()))
         try:
             case.run(send, self.target)
         except (OptccError, RuntimeError) as error:  # Gloo's own are RuntimeErrors, and so are MPI's

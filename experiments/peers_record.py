@@ -27,8 +27,8 @@ OURS, PEER = "ours", "peer"
 State = tuple[int, int, str]
 """Hosts, size of the message in bytes, and what is wrong with the hosts."""
 HEALTHY, AFTER_LOSS = "healthy", "after the loss"
-RING, BEST = "ring (tcp)", "optimal (tcp)"
-"""Our contenders in the summary; the name of the one after a loss ends with the second."""
+RING, BEST, FOR_LATE = "ring (tcp)", "optimal (tcp)", "stragglar (tcp)"
+"""Our contenders in the summary; the name of the one after a loss ends with the second. The last is for late ranks."""
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,10 +43,11 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One contender in one state of the hosts, measured in session number `session`.
 
-    `nic_rate` is what a healthy NIC carries each way. `seconds` are of the slowest rank, from one start for all;
-    `steal` is the hypervisor's share of each; `cpu_s` are processor seconds of all ranks, `busy_s` those of the whole
-    machine, its kernel included; `rejected` runs were repeated because of steal. `bound_s` and `predicted_s` include
-    the wire's headers; a peer has no prediction.
+    `nic_rate` is what a healthy NIC carries each way. `seconds` are from one start for all to the end of the slowest
+    rank. If the last rank began `late_s` after the others, they count from there, and so do `bound_s` and
+    `predicted_s`, which include the wire's headers; a peer has no prediction. `steal` is the hypervisor's share of
+    each run; `cpu_s` are processor seconds of all ranks, `busy_s` those of the whole machine, its kernel included;
+    `rejected` runs were repeated because of steal.
     """
 
     contender: str
@@ -68,6 +69,7 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rejected: int
     wrong: int
     session: int = 0
+    late_s: float = 0.0
 
     @property
     def state(self) -> State:
@@ -235,6 +237,7 @@ class PeerComparison(Measured):
             first = part.runs[0]
             best = next((run for run in part.runs if run.contender.endswith(BEST)), None)
             ring = next((run for run in part.runs if run.contender == RING), None)
+            for_late = next((run for run in part.runs if run.contender == FOR_LATE), None)
             peer = min((run for run in part.runs if run.side == PEER), key=lambda run: run.median_s, default=None)
             predicted = None if best is None or best.predicted_s is None else best.predicted_s / best.bound_s
             rows.append(
@@ -247,12 +250,13 @@ class PeerComparison(Measured):
                     "-" if best is None else f"{best.median_s / best.bound_s:.3f}",
                     "-" if predicted is None else f"{predicted:.3f}",
                     "-" if ring is None else f"{ring.median_s / ring.bound_s:.3f}",
+                    "-" if for_late is None else f"{for_late.median_s / for_late.bound_s:.3f}",
                     "-" if peer is None else f"{peer.median_s / peer.bound_s:.3f}",
                     "-" if peer is None else peer.contender,
                     f"{min(len(run.seconds) for run in part.runs)}",
                 )
             )
-        ours = ("our optimal", "as simulated", "our ring")
+        ours = ("our optimal", "as simulated", "our ring", "our StragglAR")
         over = (*(f"{each} / T*" for each in ours), "best peer / T*")
         columns = ("hosts", "a NIC", "size", "state", "T*", *over, "which", "runs")
         return Card(self.title, columns, tuple(rows))

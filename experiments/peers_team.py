@@ -63,7 +63,8 @@ class Team:
         try:
             self._accept()
             everyone = self._ask({**config, "cases": [case.config for case in job.cases]}, READY_S)
-            self._limit_s = float(config["deadline_s"])
+            self._late_s = float(config["late_s"])
+            self._limit_s = float(config["deadline_s"]) + self._late_s
         except BaseException:
             self.end()
             raise
@@ -113,7 +114,7 @@ class Team:
         return self._hear(limit_s)
 
     def turn(self, number: int, limit_s: float | None = None, during: Iterator[None] | None = None) -> Turn:
-        """Runs case `number` once; `during` is advanced once the run has begun.
+        """Runs case `number` once, timed from when the last rank begins; `during` is advanced once the run has begun.
 
         Raises Hung if it does not end within `limit_s` (None: the deadline of the job), RuntimeFault with the message
         of a rank that failed.
@@ -132,7 +133,7 @@ class Team:
         failed = [each["error"] for each in said if "error" in each]
         if failed:
             raise RuntimeFault(failed[0])
-        seconds = max(each["end_s"] for each in said) - start_s
+        seconds = max(each["end_s"] for each in said) - start_s - self._late_s
         return Turn(seconds, steal, sum(each["cpu_s"] for each in said), busy_s, wrong)
 
     def end(self) -> None:

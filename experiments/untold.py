@@ -18,10 +18,9 @@ by `--mpich` and `--torch`; the record says of a peer that was not run why. Need
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
+import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,14 +33,13 @@ import click
 import msgspec
 
 from optcc.collective import Collective
-from optcc.errors import RuntimeFault
-from optcc.experiments.bench_jobs import befall
+from optcc.experiments.bench_jobs import befall, run_bench
 from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState
 from optcc.experiments.peers_comparison import Comparison
 from optcc.experiments.peers_on_fabric import allow_multipath
-from optcc.experiments.record import RECORDS, Check
-from optcc.experiments.recorder import Measured, RecordForm, head, record_command
+from optcc.experiments.record import RECORDS, Check, undisturbed
+from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
 from optcc.units import show_size
@@ -50,7 +48,7 @@ from optcc.verify.bounds.certified import certified_bound, explain_if_pooled
 WARMUP, RUNS = 2, 5
 PEER_RUNS = 3
 SIZE_BYTES, RANDOM_SIZE_BYTES = 64 << 20, 16 << 20
-RANDOM_FABRICS, SEED = 20, 1
+RANDOM_FABRICS, SEED, RANDOM = 20, 1, "random"
 _RANDOM_MBITS, _LEAST = 200, 0.15
 _TIMEOUT_S = 300.0
 
@@ -105,13 +103,13 @@ def random_state(seed: int) -> UntoldState:
                 out, in_ = (round(_RANDOM_MBITS * rng.uniform(_LEAST, 1)) for _ in range(2))
                 nics[f"h{host}.eth{nic}"] = f"{out}Mbit/s:{in_}Mbit/s"
     spec = f"{len(counts)}x{max(counts)}@{_RANDOM_MBITS}Mbit/s"
-    return UntoldState(f"random {seed}", spec, nics, RANDOM_SIZE_BYTES, with_peers=False)
+    return UntoldState(f"{RANDOM} {seed}", spec, nics, RANDOM_SIZE_BYTES, with_peers=False)
 
 
 class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A state: its bound, what a run took (the median), how the plan was predicted, and which it was.
+    """A state: its bound, what each undisturbed run took, how the plan was predicted, and which it was.
 
-    `peers_s` is what each peer took (the median), `absent` why another was not run.
+    `peers_s` is what those of each peer took, `absent` why another was not run. All in seconds.
     """
 
     state: str
@@ -120,25 +118,34 @@ class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topology: str
     size_bytes: int
     bound_s: float
-    seconds: float
+    seconds: tuple[float, ...]
     predicted_s: float
     schedule: str
     segments: int
     wrong: int
-    peers_s: dict[str, float] = {}
+    peers_s: dict[str, tuple[float, ...]] = {}
     absent: dict[str, str] = {}
 
     @property
     def ratio(self) -> float:
-        """The time over T*."""
-        return self.seconds / self.bound_s
+        """The median time over T*."""
+        return statistics.median(self.seconds) / self.bound_s
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it is a random fabric."""
+        return self.state.startswith(RANDOM)
+
+    def ratio_of(self, peer: str) -> float:
+        """The median time of a peer over T*."""
+        return statistics.median(self.peers_s[peer]) / self.bound_s
 
 
 @dataclass(frozen=True, slots=True)
 class Untold(Measured):
     """The rows, the machine and the versions."""
 
-    format: ClassVar[str] = "optcc-untold/3"
+    format: ClassVar[str] = "optcc-untold/4"
     own_path: ClassVar = RECORDS / "untold.json"
     docs_page: ClassVar[str] = "transports.md"
 
@@ -150,8 +157,8 @@ class Untold(Measured):
         for number, row in enumerate(self.rows):
             check(f"rows[{number}].bound_s", row.bound_s, row.bound_s > 0, "be above 0")
             for name, seconds in row.peers_s.items():
-                check(f"rows[{number}].peers_s[{name!r}]", seconds, seconds > 0, "be above 0")
-            check(f"rows[{number}].seconds", row.seconds, row.seconds > 0, "be above 0")
+                check_times(check, f"rows[{number}].peers_s[{name!r}]", seconds)
+            check_times(check, f"rows[{number}].seconds", row.seconds)
 
     def card(self) -> Card:
         peers = sorted({name for row in self.rows for name in row.peers_s})
@@ -161,15 +168,15 @@ class Untold(Measured):
                 row.fabric,
                 show_size(row.size_bytes),
                 f"{row.bound_s:.3f} s",
-                f"{row.ratio:.3f}",
-                *(f"{row.peers_s[name] / row.bound_s:.2f}" if name in row.peers_s else "-" for name in peers),
+                f"{row.ratio:.3f} ({min(row.seconds) / row.bound_s:.3f} to {max(row.seconds) / row.bound_s:.3f})",
+                *(f"{row.ratio_of(name):.2f}" if name in row.peers_s else "-" for name in peers),
                 f"{row.schedule}, {row.segments}",
                 str(row.wrong),
             )
             for row in self.rows
         )
         heads = ("state", "hosts", "size", "T*", "ours / T*", *peers, "our plan, segments", "wrong elements")
-        return Card("AllReduce by auto over TCP, nothing declared; times over T*", heads, rows)
+        return Card("AllReduce by auto over TCP, nothing declared; median times over T*", heads, rows)
 
 
 def topology_of(standing: FabricState) -> Topology:
@@ -206,9 +213,8 @@ class PeerPythons:
 
 def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
     """One row. Raises RuntimeFault if the command fails."""
-    words = ["bench", "--transport", "tcp", "--schedule", "auto", "--mode", "out", "--json"]
+    words = ["--transport", "tcp", "--schedule", "auto", "--mode", "out"]
     words += ["-b", str(state.size_bytes), "-n", str(RUNS), "-w", str(WARMUP)]
-    command = ["env", "-u", "OPTCC_TOPOLOGY", sys.executable, "-m", "optcc", *words]
     rate = state.fabric.partition("@")[2]
     peers = Comparison(state.size_bytes, PEER_RUNS, pythons.mpich, pythons.torch, rate)
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
@@ -216,23 +222,20 @@ def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
         for nic, what in state.nics.items():
             befall(fabric, nic, what)
         standing = fabric.state()
-        done = fabric.run(command, capture=True, timeout_s=_TIMEOUT_S)
-        if done.exit_code:
-            raise RuntimeFault(f"{state.name}: {done.stderr.strip()[-500:]}")
+        (row,) = run_bench(fabric, state.name, words, _TIMEOUT_S, told=False).rows
         if state.with_peers:
             with tempfile.TemporaryDirectory(prefix="optcc-untold-") as folder:
                 peers.compare_peers(fabric, state.name, Path(folder))
-    printed = json.loads(done.stdout)
-    (row,) = printed["results"]
+    assert row.out_of_place is not None and row.predicted_s is not None
     return UntoldRow(
         *(state.name, state.fabric, dict(state.nics), standing.topology_text(), state.size_bytes),
         bound_s=bound_of(standing, state.size_bytes),
-        seconds=row["out_of_place"]["time"] / 1e6,
-        predicted_s=row["predicted_seconds"],
-        schedule=row["schedule"],
-        segments=row["segments"],
-        wrong=printed["out_of_bounds"] + sum(run.wrong for run in peers.runs),
-        peers_s={run.contender: run.median_s for run in peers.runs},
+        seconds=tuple(row.out_of_place.undisturbed_s),
+        predicted_s=row.predicted_s,
+        schedule=row.schedule,
+        segments=row.segments,
+        wrong=row.wrong + sum(run.wrong for run in peers.runs),
+        peers_s={run.contender: tuple(undisturbed(run.seconds, run.steal)) for run in peers.runs},
         absent=peers.absent,
     )
 

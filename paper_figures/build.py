@@ -25,6 +25,7 @@ from optcc.experiments.schedule_record import ScheduleRatios
 from optcc.experiments.seen_failure import SeenFailure
 from optcc.experiments.soak import Soak
 from optcc.experiments.training_failures import TrainingFailures
+from optcc.experiments.untold import Untold
 from optcc.files import replace_file
 from optcc.paper_figures import (
     allreduce_bars,
@@ -48,6 +49,7 @@ from optcc.paper_figures import (
     sources,
     style,
     training_curves,
+    untold_dots,
 )
 from optcc.paper_figures.gallery import Exhibit
 from optcc.paper_figures.numbers import Number
@@ -91,6 +93,7 @@ FIGURES = (
     _single(gpu_battery_dots, GpuBattery),
     _single(failure_views, SeenFailure),
     _single(congestion_steps, PassingCongestion),
+    _single(untold_dots, Untold),
     _single(mid_collective_dots, MidCollective),
     _single(failure_trace_steps, FailureTrace),
     _single(soak_spans, Soak),

@@ -99,7 +99,7 @@ def _draw_bands(axes: Axes, table: LossTable) -> None:
     axes.set_yticks(range(len(bands)), [f"{band.state}, {ARMS[band.way]}" for band in bands])
     most = max(band.ratios[-1] for band in bands)
     axes.set_xlim(1 - 0.04 * (most - 1), 1 + 1.06 * (most - 1))
-    axes.set_xlabel("time / least", labelpad=1.5)
+    axes.set_xlabel("time / (until the failure + T* of the rest)", labelpad=1.5, size=style.SMALL_PT)
     axes.grid(axis="x")
     axes.axvline(1, color=style.colour("optimal"), linewidth=1.4, zorder=2, gid="least")
     for number, band in enumerate(bands):

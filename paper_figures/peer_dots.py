@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 NAME = "peer-dots"
 SAYS = (
-    "AllReduce on emulated hosts, measured, ours beside other libraries: time over the lower bound T*, "
-    "for each state of the hosts, and after the loss of a NIC in mid-run."
+    "AllReduce on emulated hosts, measured: our schedules, told the rates of the NICs, beside other libraries. Time "
+    "over the lower bound T*, for each state of the hosts, and after the loss of a NIC in mid-run."
 )
 """What the figure says, for a gallery."""
 LOST = "after the loss"
@@ -265,7 +265,7 @@ def _draw_words(figure: Figure, table: PeerTable, width: float, height: float) -
     overhead = 100 * (record.wire_overhead - 1)
     wrong = f"{record.wrong} wrong elements" if record.wrong else "no wrong element"
     rates = ", ".join(f"{style.spaced(rate)} on {hosts} hosts" for hosts, rate in table.nic_rates.items())
-    said = f"NICs of {rates}; T* includes {overhead:.2f} % of headers; {wrong}."
+    said = f"NICs of {rates}; ours are told the rates; T* includes {overhead:.2f} % of headers; {wrong}."
     put(4 + style.TITLE_PT * style.LINE, said, size=style.SMALL_PT, color=style.FAINT)
     there = {_mark(contender, side == OURS) for contender, side in table.contenders}
     marks = {name: mark for mark, name in _MARKS.items() if mark in there}

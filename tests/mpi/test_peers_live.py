@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optcc.experiments import peers_comparison, peers_contenders
-from optcc.experiments.fabric import RUN_ROOT, Fabric, FabricSpec
+from optcc.experiments.fabric import RUN_ROOT, WIRE_OVERHEAD, Fabric, FabricSpec
 from optcc.experiments.peers import MPI_RING
 from optcc.experiments.peers_comparison import Comparison
 from optcc.experiments.peers_contenders import Bed, PeerJob, _library, jobs, our_case
@@ -69,6 +69,27 @@ def test_ours_and_open_mpi_are_compared_in_a_state_of_the_hosts(
 
 
 SMALL = {"ports": "fifo", "segments": 2, "slots": 8, "window": 4}
+
+
+def test_the_time_counts_from_when_the_last_host_begins(
+    fabric: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_comparison, "OURS_LATE", {"tcp": ("ring", "stragglar")})
+    asked = Comparison(SIZE, 2, "", "", "400Mbit/s")
+    bed = Bed("one host late", late=Fraction(100))
+    began_s = time.monotonic()
+    asked.compare(fabric, bed, tmp_path, "few")
+    took_s = time.monotonic() - began_s
+    assert [run.contender for run in asked.runs] == ["ring (tcp)", "stragglar (tcp)", "Open MPI ring, TCP"], (
+        asked.absent
+    )
+    late_s = float(bed.late_s(3, SIZE, "400Mbit/s"))
+    assert took_s > 9 * late_s, "a run that does not count and two that do of each"
+    for run in asked.runs:
+        assert run.wrong == 0
+        assert run.late_s == late_s
+        assert 0 < run.median_s < late_s
+        assert run.bound_s == pytest.approx(SIZE * float(Fraction(WIRE_OVERHEAD)) / 10**8)
 
 
 def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import pytest
 from optcc.errors import CodecError, InputError, RuntimeFault
 from optcc.experiments import peers_comparison, peers_contenders, peers_on_fabric
 from optcc.experiments.fabric import WIRE_OVERHEAD, FabricSpec
+from optcc.experiments.late_rank import seconds_after
 from optcc.experiments.peers import common_nics
-from optcc.experiments.peers_comparison import REPEATS_MAX, Comparison, ContenderRuns
+from optcc.experiments.peers_comparison import REPEATS_MAX, Comparison, ContenderRuns, least_seconds_after
 from optcc.experiments.peers_contenders import (
     BEDS,
     FEW,
@@ -31,13 +32,16 @@ from optcc.experiments.peers_contenders import (
     ONE_NIC,
     OUR_SETTINGS,
     OURS_ALL,
+    OURS_LATE,
     STANDARD,
     Bed,
     PeerJob,
     jobs,
+    late_beds,
     our_case,
 )
 from optcc.experiments.peers_on_fabric import stages
+from optcc.experiments.peers_rank import plan_of, wires_of
 from optcc.experiments.peers_record import (
     AFTER_LOSS,
     HEALTHY,
@@ -169,8 +173,26 @@ def test_the_standard_set_has_every_state_and_the_goals_have_theirs() -> None:
     assert all(stage.beds == BEDS for stage in stages(2**26, LONG))
 
 
+def test_the_last_host_of_any_number_is_late_by_a_reduce_scatter_of_the_others() -> None:
+    late, slow_too = late_beds(8)
+    assert late.declared("100Mbit/s") == "12.5MB/s"
+    assert slow_too.declared("100Mbit/s") == "12.5MB/s,h7.eth0=6.25MB/s,h7.eth1=6.25MB/s"
+    # Each of seven ranks sends six sevenths of the message.
+    assert late.late_s(8, 7 * 10**6, "100Mbit/s") == Fraction(6 * 10**6, 25 * 10**6) * Fraction(WIRE_OVERHEAD)
+    assert not any(bed.late for bed in BEDS)
+
+
+def test_stragglar_gains_from_the_delay_over_ports_that_are_shared_as_these_are() -> None:
+    case = our_case("stragglar", "tcp", "4@50MB/s", 2**26).config
+    late_s = late_beds(4)[0].late_s(4, 2**26, "200Mbit/s")
+    seconds = seconds_after(plan_of(case, 2**26, "float32"), wires_of(case), late_s, case["ports"])
+    bound_s = float(least_seconds_after(wires_of(case), 2**26, late_s))
+    # Of four ranks: four rounds of a third, where a ring takes two times three quarters.
+    assert bound_s * 4 / 3 < seconds < 1.05 * bound_s * 4 / 3 < 1.5 * bound_s
+
+
 def test_every_schedule_that_is_compared_has_settings() -> None:
-    for name in {name for names in OURS_ALL.values() for name in names}:
+    for name in {name for names in (*OURS_ALL.values(), *OURS_LATE.values()) for name in names}:
         case = our_case(name, "tcp", "4@50MB/s", 2**26)
         assert case.contender == f"{name} (tcp)"
         segments = OUR_SETTINGS[name].get("segments", 128)
@@ -205,9 +227,9 @@ def test_the_last_words_of_a_job_name_the_cause() -> None:
 
 def test_the_summary_has_the_best_of_either_side_over_the_bound() -> None:
     rows = {row[3]: row[5:] for row in RECORD.summary().rows}
-    assert rows[HEALTHY] == ("-", "-", "1.020", "1.050", "Open MPI ring, TCP", "1")
-    assert rows["one NIC at half"] == ("1.040", "-", "-", "2.400", "Open MPI ring, TCP", "1")
-    assert rows[AFTER_LOSS] == ("1.100", "-", "-", "-", "-", "1")
+    assert rows[HEALTHY] == ("-", "-", "1.020", "-", "1.050", "Open MPI ring, TCP", "1")
+    assert rows["one NIC at half"] == ("1.040", "-", "-", "-", "2.400", "Open MPI ring, TCP", "1")
+    assert rows[AFTER_LOSS] == ("1.100", "-", "-", "-", "-", "-", "1")
 
 
 # Which runs count
@@ -282,7 +304,7 @@ def test_a_plan_for_other_rates_has_no_prediction() -> None:
         timed.run()
         asked = Comparison(2**26, 1, "", "", "200Mbit/s")
         asked.predicted_s = {(timed.case.contender, topology): 2.0}
-        run = asked._made(timed, "some", topology, FabricSpec.parse("4x2@200Mbit/s"))
+        run = asked._made(timed, Bed("some"), topology, FabricSpec.parse("4x2@200Mbit/s"))
         assert run.predicted_s == predicted_s
 
 
@@ -340,7 +362,8 @@ def test_the_part_with_so_many_hosts_joins_a_record(
     path = tmp_path / "peers.json"
     replace(RECORD, wire_overhead=float(Fraction(WIRE_OVERHEAD))).write(path)
     assert call("--hosts", "8", "--join", "-o", str(path)) == 0
-    short = [(8, 2**26, name, FEW, "100Mbit/s", 3, 0) for name in ("one host at half", "one NIC at half", HEALTHY)]
+    states = ("one host at half", "one NIC at half", HEALTHY, "one host late", "one host late and at half")
+    short = [(8, 2**26, name, FEW, "100Mbit/s", 3, 0) for name in states]
     assert compared == [*short, *((8, 2**28, name, LEAST, "100Mbit/s", 3, 0) for name in ("one host at half", HEALTHY))]
     found = PeerComparison.read(path)
     assert {each.hosts for each in found.runs if each.session == 0} == {4}
