@@ -110,15 +110,16 @@ class Comparison:
         """All contenders in one state of the hosts, interleaved; the hosts are healed at the end."""
         with in_state(fabric, bed, self.rate):
             topology = fabric.topology_text()
-            carried = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW, LEAST: OURS_FEW}[extent]
-            carried = OURS_LATE if bed.late else carried
-            where = shown_state((fabric.state().spec.hosts, self.size_bytes, bed.name))
+            by_extent = {STANDARD: OURS_STANDARD, LONG: OURS_ALL, FEW: OURS_FEW, LEAST: OURS_FEW}
+            carried = OURS_LATE if bed.late else by_extent[extent]
+            hosts = fabric.state().spec.hosts
+            where = shown_state((hosts, self.size_bytes, bed.name))
             wanted = [
                 our_case(name, carrier, topology, self.size_bytes)
                 for carrier, names in carried.items()
                 for name in names
             ]
-            late_s = self._late_s(bed, topology)
+            late_s = bed.late_s(hosts, self.size_bytes, self.rate)
             ours = [case for case in wanted if self._predict(case, where, late_s)]
             self._take_turns(fabric, bed, topology, folder, *jobs(ours, self.mpich, self.torch, extent))
 
@@ -137,7 +138,7 @@ class Comparison:
     ) -> None:
         n_ranks = fabric.state().spec.hosts
         where = shown_state((n_ranks, self.size_bytes, bed.name))
-        config = self.job_config(folder, n_ranks, float(self._late_s(bed, topology)))
+        config = self.job_config(folder, n_ranks, float(bed.late_s(n_ranks, self.size_bytes, self.rate)))
         for name, why in absent.items():
             in_states = {LEFT_OUT: f"{name}: further states", LEFT_OUT_LEAST: f"{name}: {where}"}
             self.absent.setdefault(in_states.get(why, name), why)
@@ -152,9 +153,6 @@ class Comparison:
                 stack.callback(team.end)
                 teams.append(team)
             self._rounds(fabric, bed, topology, teams)
-
-    def _late_s(self, bed: Bed, topology: str) -> Fraction:
-        return bed.late_s(Topology.parse(topology).n_ranks, self.size_bytes, self.rate)
 
     def _predict(self, case: Contender, where: str, late_s: Fraction = Fraction(0)) -> bool:
         """Whether there is a plan for it: compiled and verified here, so that ranks find proofs and kernels cached."""
@@ -198,7 +196,7 @@ class Comparison:
         # A plan for other rates has no prediction for these.
         is_for_these = tally.case.config.get("topology") == topology
         wired = Topology.parse(topology).scaled(1 / Fraction(WIRE_OVERHEAD)).with_latency(Fraction(LATENCY))
-        turns, late_s = tally.turns, self._late_s(bed, topology)
+        turns, late_s = tally.turns, bed.late_s(spec.hosts, self.size_bytes, self.rate)
         return PeerRun(
             tally.case.contender,
             tally.case.side,

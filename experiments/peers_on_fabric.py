@@ -63,7 +63,7 @@ from optcc.experiments.recorder import RecordForm, record_command
 
 PATH = Path("results/peers-on-fabric.json")
 ROUNDS, ROUNDS_FEW = 5, 3
-MINUTES_MAX = 30.0
+MINUTES_MAX = 45.0
 QUICK_BYTES, QUICK_ROUNDS = 8 * 2**20, 2
 LONG_BYTES = 256 * 2**20
 LOSS = "loss"

@@ -106,8 +106,8 @@ def _draw_bands(axes: Axes, table: LossTable) -> None:
         if number and band.state != bands[number - 1].state:
             axes.axhline(number - 0.5, color=style.FAINT, linewidth=0.4, zorder=1)
         colour = style.colour("optcc" if band.way == SLICES else "mpi")
-        name, steps = f"{band.state}:{band.way}", max(1, len(band.ratios) - 1)
-        places = [number + _SPREAD * (0.5 - each / steps) for each in range(len(band.ratios))]
+        name = f"{band.state}:{band.way}"
+        places = style.stacked(number, len(band.ratios), _SPREAD)
         (dots,) = axes.plot(band.ratios, places, "o", color=colour, markersize=3.0, markeredgewidth=0.0, zorder=4)
         dots.set_gid(f"trials:{name}")
         axes.vlines(

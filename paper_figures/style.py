@@ -181,6 +181,15 @@ def wrapped(
     return [line.rstrip() for line in lines]
 
 
+def stacked(place: float, count: int, spread: float) -> list[float]:
+    """Where so many dots of a row stand, the first one lowest on an axis that points down, `spread` rows in all.
+
+    >>> stacked(2, 3, 0.5), stacked(2, 1, 0.5)
+    ([2.25, 2.0, 1.75], [2.25])
+    """
+    return [place + spread * (0.5 - each / max(1, count - 1)) for each in range(count)]
+
+
 def spaced(quantity: str) -> str:
     """A size or a rate as a sentence has it, with a space before its unit.
 

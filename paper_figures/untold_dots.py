@@ -11,6 +11,7 @@ the last row, a dot for each. The scale is logarithmic.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 NAME = "untold"
 SAYS = (
-    "AllReduce on emulated hosts of which nobody declares anything: ours measures the NICs and stays near the lower "
-    "bound T*, whatever state they are in; other libraries wait for the slowest."
+    "AllReduce on emulated hosts of which nobody declares anything: ours measures the NICs and is near the lower bound "
+    "T* in every named state, and farther from it on some random fabrics; other libraries wait for the slowest."
 )
 """What the figure says, for a gallery."""
 OURS = "ours"
@@ -120,7 +121,7 @@ def _draw_scale(axes: Axes, table: UntoldTable, rows: int) -> None:
 
 
 def _draw_state(axes: Axes, row: UntoldRow, place: int, peers: tuple[str, ...]) -> None:
-    for name, marker in zip(peers, _MARKS, strict=False):
+    for name, marker in _marked(peers):
         if name in row.peers_s:
             look = _peer_look(marker)
             axes.plot([row.ratio_of(name)], [place], zorder=3, gid=f"dot:{row.state}:{name}", **look)
@@ -139,10 +140,14 @@ def _draw_state(axes: Axes, row: UntoldRow, place: int, peers: tuple[str, ...]) 
 
 def _draw_random(axes: Axes, table: UntoldTable, place: int) -> None:
     ratios = table.random_ratios
-    steps = max(1, len(ratios) - 1)
-    places = [place + _SPREAD * (0.5 - each / steps) for each in range(len(ratios))]
+    places = style.stacked(place, len(ratios), _SPREAD)
     axes.plot(ratios, places, zorder=4, gid="random", **{**_our_look(), "markersize": 2.4})
     axes.axhline(place - 0.5, color=style.FAINT, linewidth=0.4, zorder=1)
+
+
+def _marked(peers: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Every peer with its mark; two have the same if there are more of them than marks."""
+    return list(zip(peers, cycle(_MARKS), strict=False))
 
 
 def _our_look() -> dict[str, Any]:
@@ -157,7 +162,7 @@ def _peer_look(marker: str) -> dict[str, Any]:
 def _draw_legend(figure: Figure, table: UntoldTable, top: float) -> None:
     from matplotlib.lines import Line2D
 
-    peers = list(zip(table.peers, _MARKS, strict=False))
+    peers = _marked(table.peers)
     shown = [Line2D([], [], **_our_look()), *(Line2D([], [], **_peer_look(marker)) for _, marker in peers)]
     figure.legend(
         shown,
