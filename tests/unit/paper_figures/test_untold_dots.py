@@ -54,6 +54,7 @@ def test_every_mark_is_the_records() -> None:
     low, high = figure.axes[0].get_xlim()
     assert low < 1 and high > 1.6, "MPICH's median"
     assert [each.get_text() for each in figure.axes[0].get_yticklabels()][-1] == "5 random fabrics"
+    assert any("did not end there" in each.get_text() for each in figure.texts), "MPICH, with a NIC at half"
     check_legible(figure)
 
 
@@ -61,6 +62,7 @@ def test_a_record_without_random_fabrics_or_peers_is_drawn_too() -> None:
     few = replace(RECORD, rows=(row("healthy", 2.02),))
     figure = untold_dots.draw(untold_dots.data(few))
     assert len(figure.axes[0].get_yticks()) == 1
+    assert not any("did not end there" in each.get_text() for each in figure.texts)
     check_legible(figure)
     assert set(untold_dots.numbers(untold_dots.data(few))) == {f"healthy/{OURS}"}
 
