@@ -380,7 +380,7 @@ class Endpoint(LocalRank):
         """All connections, in whatever state."""
         found: list[Connection] = [*self.accepting, *self.up, *self.relays.legs, *self.relays.onwards]
         for outbound in self.outbounds.values():
-            found += [rail.dialing for rail in outbound.rails if rail.dialing is not None]
+            found += [dialing for rail in outbound.rails for dialing in rail.dialings]
         return found
 
     # --- connections

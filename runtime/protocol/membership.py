@@ -282,11 +282,13 @@ def _find_unreachable(local: LocalRank, peer: int, to: Outbound, from_: Inbound 
     if not (to.has_work() or (from_ is not None and from_.has_work())):
         # If it refuses, it may have left in good order, and its bye was lost.
         return
+    is_heard = from_ is not None and from_.is_joined()
     refusals = [rail.refused for rail in to.direct]
     # If all refuse, it is gone. One alone may be a NIC's trouble. The bye may still come over connections of its own,
     # which break if it said none.
     is_refused = all(refusals) or (any(refusals) and to.dark_s >= _REFUSED_S)
-    if is_refused and (from_ is None or not from_.is_joined()):
+    if is_refused and not is_heard:
         yield FailureFinding.of(GONE, peer, _ENDED)
-    elif to.dark_s >= local.settings.cut_off_s:
+    elif to.dark_s >= local.settings.cut_off_s and (to.has_work() or not is_heard):
+        # What only the peer has to send still comes, over its own connections.
         yield FailureFinding.cut(local.rank, peer)

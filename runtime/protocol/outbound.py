@@ -38,7 +38,7 @@ from optcc.runtime.protocol.handshake import Dialing
 from optcc.runtime.protocol.hello import NONCE_BYTES, RELAY, Caller, Hello
 from optcc.runtime.protocol.liveness import CLOSE_WATCH_S, WATCH_S
 from optcc.runtime.protocol.local import LocalRank
-from optcc.runtime.protocol.rail import REDIAL_S_MAX, REDIAL_S_MIN, Opposite, PathFinder, Rail
+from optcc.runtime.protocol.rail import CONNECT_S, REDIAL_S_MAX, REDIAL_S_MIN, Opposite, PathFinder, Rail
 from optcc.runtime.protocol.reports import Reports
 from optcc.runtime.protocol.sealing import SealedSendConnection
 from optcc.runtime.protocol.settings import RATE_MIN
@@ -46,7 +46,6 @@ from optcc.runtime.protocol.striping import Striping, cut
 from optcc.runtime.protocol.suspicion import Suspicion, avoid
 from optcc.runtime.transport import SENT
 
-_CONNECT_S = 2.0
 _TIMEOUT_LOOK_S = 0.1
 _DIAL_WATCH_SHARE = 0.2
 """Of the time after which a connection that is being opened counts as silent: its samples are so far apart."""
@@ -536,8 +535,8 @@ class Outbound:
         for rail in self.rails:
             if rail.mine == nic and rail.connection is not None:
                 self.lose(rail.connection, Broken("its NIC is down"))
-            elif rail.mine == nic and rail.dialing is not None:
-                self.hang_up(rail.dialing, refused=False)
+            elif rail.mine == nic:
+                self._hang_up_all(rail)
 
     def dial_now(self, *, mine: int | None = None, theirs: int | None = None) -> None:
         """Dials rails that are down, over a NIC of this rank or of the peer that may be up again."""
@@ -561,8 +560,8 @@ class Outbound:
             rail.address = address
             if rail.connection is not None:
                 self.lose(rail.connection, Broken("its address has changed"))
-            elif rail.dialing is not None:
-                self.hang_up(rail.dialing, refused=False)
+            else:
+                self._hang_up_all(rail)
         self.dial_now(theirs=theirs)
 
     def _dial_later(self, rail: Rail, *, refused: bool, was_silent: bool = False) -> None:
@@ -599,9 +598,9 @@ class Outbound:
 
     def connected(self, dialing: Dialing) -> None:
         """The peer's kernel has answered."""
-        rail = self.rails[dialing.rail]
-        dialing.established = True
-        rail.connected_in_s = min(rail.connected_in_s, self._local.now_s - rail.since_s)
+        useless = self.rails[dialing.rail].connected(dialing, self._local.now_s)
+        if useless is not None:
+            self._local.drop(useless)
 
     def hang_up(self, dialing: Dialing, *, refused: bool, was_silent: bool = False) -> None:
         """A connection that is being opened is given up; `was_silent`: the peer's kernel has not answered in time."""
@@ -610,6 +609,17 @@ class Outbound:
         if rail.dialing is dialing:
             rail.dialing = None
             self._dial_later(rail, refused=refused, was_silent=was_silent)
+        elif rail.patient is dialing:
+            rail.patient = None
+
+    def _hang_up_all(self, rail: Rail) -> None:
+        for dialing in rail.dialings:
+            self.hang_up(dialing, refused=False)
+
+    def _wait_beside(self, rail: Rail) -> None:
+        """The connect that was not answered soon is waited for while others follow it."""
+        rail.patient, rail.patient_since_s, rail.dialing = rail.dialing, rail.since_s, None
+        self._dial_later(rail, refused=False, was_silent=True)
 
     def joined(self, dialing: Dialing, proof: bytes) -> SendConnection:
         """The handshake is over, but for sending the proof: the rail is up."""
@@ -658,6 +668,8 @@ class Outbound:
         is_joined = is_sampled = False
         for number, rail in enumerate(self.direct):
             connection, dialing = rail.connection, rail.dialing
+            if rail.patient is not None and local.now_s - rail.patient_since_s > CONNECT_S:
+                self.hang_up(rail.patient, refused=False)
             if connection is not None:
                 is_joined = True
                 if connection.awaits:
@@ -665,11 +677,14 @@ class Outbound:
                     self._suspicion.judge(connection, watched_s, self)
             elif dialing is not None:
                 # The answer to a hello may never come, though its bytes were acknowledged before the path broke.
-                limit_s = local.settings.hello_s if dialing.established else _CONNECT_S
+                limit_s = local.settings.hello_s if dialing.established else CONNECT_S
                 is_late = local.now_s - rail.since_s > limit_s
                 limit_s = max(local.settings.silent_s, 2 * rail.connected_in_s, 2 * rail.wait_s)
                 is_joined |= dialing.established
-                if is_late or dialing.is_silent(watched_s, limit_s):
+                is_silent = is_late or dialing.is_silent(watched_s, limit_s)
+                if is_silent and rail.patient is None and not (is_late or dialing.established):
+                    self._wait_beside(rail)
+                elif is_silent:
                     self.hang_up(dialing, refused=False, was_silent=not dialing.established)
                 else:
                     local.watch_within(max(CLOSE_WATCH_S, _DIAL_WATCH_SHARE * limit_s))

@@ -10,6 +10,8 @@ from optcc.runtime.protocol.handshake import Dialing
 _DIAL_SILENT_S = 0.5
 REDIAL_S_MIN = 0.01
 REDIAL_S_MAX = 0.2
+CONNECT_S = 2.0
+"""A connect that is waited for so long is given up."""
 
 
 class Rail:
@@ -18,6 +20,10 @@ class Rail:
     `next_s` is when it is dialled next, `wait_s` the interval after that, `since_s` when the last dialling began.
     `connected_in_s` is how long the quickest connect took, which waits for no process; before the first, a guess on the
     safe side.
+
+    A connect that was not answered soon is dialled anew, as the kernel repeats a lost SYN only after a second and the
+    path may be back before. But where queues are full an answer takes as long as they do to drain: one, `patient`,
+    begun at `patient_since_s`, is waited for beside those that follow it.
     """
 
     __slots__ = (
@@ -29,6 +35,8 @@ class Rail:
             "mine",
             "name",
             "next_s",
+            "patient",
+            "patient_since_s",
             "refused",
             "since_s",
             "theirs",
@@ -40,9 +48,25 @@ class Rail:
         self.name, self.mine, self.theirs, self.address = name, mine, theirs, address
         self.connection: SendConnection | None = None
         self.dialing: Dialing | None = None
-        self.next_s, self.wait_s, self.since_s = 0.0, REDIAL_S_MIN, 0.0
+        self.patient: Dialing | None = None
+        self.next_s, self.wait_s, self.since_s, self.patient_since_s = 0.0, REDIAL_S_MIN, 0.0, 0.0
         self.connected_in_s = _DIAL_SILENT_S
         self.refused = False
+
+    @property
+    def dialings(self) -> list[Dialing]:
+        """The connections that are being opened."""
+        return [each for each in (self.dialing, self.patient) if each is not None]
+
+    def connected(self, dialing: Dialing, now_s: float) -> Dialing | None:
+        """The peer's kernel has answered one of them: the other, if there is one, is of no more use."""
+        if dialing is self.patient:
+            self.since_s = self.patient_since_s
+        useless = next((each for each in self.dialings if each is not dialing), None)
+        self.dialing, self.patient = dialing, None
+        dialing.established = True
+        self.connected_in_s = min(self.connected_in_s, now_s - self.since_s)
+        return useless
 
     def wait_no_longer(self) -> None:
         """Dialled next at once, and at the shortest interval after that."""

@@ -29,6 +29,8 @@ from optcc.runtime.protocol.settings import NicEntry, Settings
 
 Array = npt.NDArray[Any]
 SECRET, JOB, SESSION = bytes(range(32)), bytes(16), 7
+SYN_SENT = KernelReport(0, 1, 0, 1, 0, 0, 0.0)
+"""What a kernel says of a connection that is being opened: the SYN counts as a segment in flight."""
 
 
 def settings_of(**changes: Any) -> Settings:
@@ -166,7 +168,8 @@ class End:
 
 class Network:
     """All ranks of a job. `asleep` are ranks that do not call their transport: their kernels take what comes.
-    `unreachable` are (rank, NIC) that nobody reaches, `gone` ranks that refuse connections."""
+    `unreachable` are (rank, NIC) that nobody reaches, `gone` ranks that refuse connections. A connect takes
+    `connect_s`; `n_dials` were begun."""
 
     def __init__(self, n_ranks: int, n_rails: int = 2, rates: Sequence[int] = (), **changes: Any) -> None:
         self.now_s = 0.0
@@ -174,6 +177,9 @@ class Network:
         self.asleep: set[int] = set()
         self.gone: set[int] = set()
         self.unreachable: set[tuple[int, int]] = set()
+        self.connect_s, self.n_dials = 0.0, 0
+        # When the SYNs that are on their way arrive, and who has sent them.
+        self._knocks: list[tuple[float, int, Dialing]] = []
         self._nics = {
             entry[1]: (rank, i) for rank, nics in enumerate(book_of(n_ranks, n_rails)) for i, entry in enumerate(nics)
         }
@@ -243,12 +249,12 @@ class Network:
         while self.now_s < end_s:
             awake = [endpoint for endpoint in self.endpoints if endpoint.rank not in self.asleep | self.gone]
             due = [max(each.next_tick_s, self.now_s) for each in awake] + [each.reports.hold_to_s for each in awake]
-            self.now_s = min([end_s, *due])
+            self.now_s = min([end_s, *due, *(due_s for due_s, *_ in self._knocks)])
             for endpoint in awake:
                 endpoint.now_s = self.now_s
                 if self.now_s >= endpoint.next_tick_s:
                     for connection in endpoint.watched():
-                        connection.kernel = connection.wire.report() if connection.wire is not None else None
+                        connection.kernel = connection.wire.report() if connection.wire is not None else SYN_SENT
                     endpoint.tick()
                     endpoint.ticked(0.0)
             self.settle()
@@ -355,7 +361,11 @@ class Network:
                 if end is not None:
                     self._shut(end)
             while endpoint.to_dial:
-                self._dial(endpoint.rank, endpoint.to_dial.pop())
+                self.n_dials += 1
+                self._knocks.append((self.now_s + self.connect_s, endpoint.rank, endpoint.to_dial.pop()))
+            for knock in [each for each in self._knocks if each[0] <= self.now_s and each[1] == endpoint.rank]:
+                self._knocks.remove(knock)
+                self._dial(*knock[1:])
             for end in list(self._ends[endpoint.rank]):
                 is_busy |= self._read(end)
         return is_busy

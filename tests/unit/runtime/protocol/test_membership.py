@@ -151,6 +151,23 @@ def test_a_rank_that_nobody_reaches_is_no_error_while_nothing_is_to_be_done() ->
     assert network.endpoints[0].failure is None and network.endpoints[0].outbounds[1].dark_s >= 0.6
 
 
+def test_a_rank_whose_data_still_come_is_not_cut_off_though_no_connection_leads_there() -> None:
+    """Its ports are so full that no connect gets through, and there is nothing to send it; once there is, it is."""
+    network, ((there, back), _) = joined((0, 1), (1, 0), stall_s=0.6)
+    network.connect_s = 99.0
+    into, data = np.zeros(4, np.uint8), np.arange(4, dtype=np.uint8)
+    network.post_recv(1, there, into)
+    for rail in range(2):
+        network.cut(network.outbound(1, 0, rail))
+    network.run(3.0)
+    assert network.endpoints[1].failure is None and network.endpoints[1].outbounds[0].dark_s >= 0.6
+    network.post_send(0, there, data)
+    assert network.poll(1) == [(RECEIVED, there)] and np.array_equal(into, data)
+    network.post_send(1, back, data)
+    network.until(lambda: network.endpoints[1].failure is not None, 1.5)
+    assert isinstance(network.endpoints[1].failure, AllRailsFailed)
+
+
 def test_a_rank_that_is_busy_elsewhere_is_not_lost() -> None:
     """Longer than every limit: its kernel answers for it."""
     network, ((handle,), _) = joined((0, 1), silent_s=0.3, stall_s=0.5)

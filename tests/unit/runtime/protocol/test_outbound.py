@@ -255,6 +255,45 @@ def test_a_rail_is_dialled_again_at_growing_intervals() -> None:
     assert rail.wait_s == rails_module.REDIAL_S_MIN and network.outbound(0, 1, 1).session != SESSION
 
 
+def test_a_connect_that_takes_as_long_as_full_queues_drain_is_waited_for_beside_others() -> None:
+    network, _ = joined((0, 1))
+    rail = network.endpoints[0].outbounds[1].rails[1]
+    network.connect_s, n_dials = 1.3, network.n_dials
+    network.cut(network.outbound(0, 1, 1))
+    network.until(network.all_up, 1.6)
+    assert network.n_dials > n_dials + 3 and rail.dialings == []
+    network.run(2.0)
+    assert network.all_up(), "those that are answered after it are not used"
+    assert [len(endpoint.connections()) for endpoint in network.endpoints] == [4, 4]
+
+
+def test_a_path_that_is_back_is_found_by_a_later_connect_than_the_one_that_is_waited_for() -> None:
+    network, _ = joined((0, 1))
+    rail = network.endpoints[0].outbounds[1].rails[1]
+    network.unreachable.add((1, 1))
+    network.cut(network.outbound(0, 1, 1))
+    begun = set()
+    for _ in range(25):
+        network.run(0.25)
+        assert len(rail.dialings) <= 2
+        begun.add(rail.patient_since_s)
+    assert 2 <= len(begun) <= 4, "one is given up after two seconds, and the next begins"
+    network.unreachable.clear()
+    network.until(network.all_up, 0.5)
+    assert rail.dialings == [] and len(network.endpoints[0].connections()) == 4
+
+
+def test_nothing_is_dialled_any_more_over_a_nic_that_is_down() -> None:
+    network, _ = joined((0, 1))
+    rail = network.endpoints[0].outbounds[1].rails[1]
+    network.connect_s = 1.3
+    network.cut(network.outbound(0, 1, 1))
+    network.until(lambda: len(rail.dialings) == 2, 1.0)
+    dialings = rail.dialings
+    network.endpoints[0].nic_changed(1, False)
+    assert rail.dialings == [] and all(each.is_closed for each in dialings)
+
+
 def test_a_connection_that_had_lasted_is_dialled_again_at_once_where_its_path_carries_packets() -> None:
     network, _ = joined((0, 1))
     rail = network.endpoints[0].outbounds[1].rails[1]
