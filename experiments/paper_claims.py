@@ -504,6 +504,7 @@ OBSERVATION_CLAIMS: Final = (
         Stated("22 % faster (25 % in v2)", SECONDARY, 22.0, 25.0),
         ByNumber("simulated", "more", 0.1, "a simulation has no GPUs, and what a copy or a reduction takes there"),
         FromRecord(LateRank, failures.time_saved_if_late),
+        FromRecord(PeerComparison, values.time_saved_if_late_on_fabric),
     ),
     PaperClaim(
         "S2",
