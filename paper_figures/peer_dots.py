@@ -127,7 +127,12 @@ class PeerTable:
         failed = f"{FAILED}: the job ended with an error when the NIC was lost"
         said = {HUNG: f"{hung}, and the job was ended.", FAILED: f"{failed}."}
         letters = (f"{NOT_RUN} ({_letter(at)}): {why}." for at, why in enumerate(self.reasons))
-        return (*(text for word, text in said.items() if word in words), *letters)
+        return (*self._late_notes(), *(text for word, text in said.items() if word in words), *letters)
+
+    def _late_notes(self) -> list[str]:
+        """What a host that is late means, if one is."""
+        late = sorted({f"{run.late_s:.1f} s" for panel in self.panels for _, run in panel.runs if run.late_s})
+        return [f"late: by {' or '.join(late)}; time and T* count from when that host begins."] if late else []
 
     @property
     def nic_rates(self) -> dict[int, str]:

@@ -555,6 +555,13 @@ def test_panels_that_do_not_fit_beside_each_other_stand_below_with_the_contender
     assert [name for name, _ in lines[1].contenders] == ["ring (tcp)", "optimal (tcp)"]
 
 
+def test_the_figure_says_by_how_much_a_host_is_late() -> None:
+    assert not any(note.startswith("late") for note in peer_dots.data(RECORD, 2**26).notes)
+    late = run("stragglar (tcp)", OURS, [1.3], bed="one host late", late_s=2.317)
+    notes = peer_dots.data(replace(RECORD, runs=(*RECORD.runs, late)), 2**26).notes
+    assert notes[0] == "late: by 2.3 s; time and T* count from when that host begins."
+
+
 def test_a_second_record_of_the_kind_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     paths = []
