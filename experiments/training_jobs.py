@@ -151,7 +151,7 @@ SERVINGS = (
         prefill_share=Fraction(1, 2),
         memory_share=Fraction(7, 10),
         message_latency_s=_MESSAGE_S,
-        source="TransformerModel and servers as in R2CCL's inference tests; batch, prompt and shares are assumed",
+        source="Model and servers as in R2CCL's inference tests; batch, prompt and shares are assumed",
     ),
 )
 LOST = (1, 2, 3, 4)

@@ -288,7 +288,7 @@ MUTATIONS = (
     ),
     PlantedFault(
         "a rank that refuses connections is waited for",
-        *(membership, "_find_unreachable", "is_refused and (from_ is None or not from_.is_joined())", "False"),
+        *(membership, "_find_unreachable", "is_refused and not is_heard", "False"),
     ),
     PlantedFault(
         "a pair without a rail is waited for",
