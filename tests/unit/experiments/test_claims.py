@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from optcc.errors import InputError
+from optcc.experiments import claim_values
 from optcc.experiments.claims import (
     COLUMNS,
     ByNumber,
@@ -277,3 +278,14 @@ def test_a_record_that_is_made_anew_changes_the_verdict(
 def test_counts_say_how_many() -> None:
     assert TABLE.counts().startswith(f"{len(CLAIMS)} claims: ")
     assert sum(int(word) for word in TABLE.counts().split(":")[1].split() if word.isdecimal()) == len(CLAIMS)
+
+
+def test_a_peer_that_went_on_after_a_loss_counts_before_those_that_hung() -> None:
+    record = PeerComparison.read(RECORDS / "peers-on-fabric.json")
+    losses = [
+        msgspec.structs.replace(each, run_s=each.before_s + 2.0) if each.contender == "Gloo" else each
+        for each in record.losses
+    ]
+    (ours_s,) = (each.stall_s for each in losses if each.side == "ours")
+    found = claim_values.peer_over_ours(replace(record, losses=tuple(losses)))
+    assert ours_s is not None and found.most == pytest.approx(2.0 / ours_s) and "Gloo over ours" in found.text
