@@ -359,16 +359,7 @@ def _draw_run(axes: Axes, known: str, run: PeerRun, row: int, ceiling: float) ->
         zorder=4,
         gid=f"dot:{known}",
     )
-    axes.annotate(
-        f"{ratio:.2f}",
-        (max(ratio, reach[1]), row),
-        (4, 0),
-        textcoords="offset points",
-        va="center",
-        size=style.SMALL_PT,
-        annotation_clip=False,
-        gid=f"value:{known}",
-    )
+    style.put_ratio(axes, ratio, max(ratio, reach[1]), row, f"value:{known}")
 
 
 def _draw_empty(axes: Axes, panel: PeerPanel, line: PeerTable, table: PeerTable) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from optcc.errors import EnvironmentMissing
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 POINTS_IN = 72.0
@@ -188,6 +189,12 @@ def stacked(place: float, count: int, spread: float) -> list[float]:
     ([2.25, 2.0, 1.75], [2.25])
     """
     return [place + spread * (0.5 - each / max(1, count - 1)) for each in range(count)]
+
+
+def put_ratio(axes: Axes, ratio: float, right_of: float, row: float, gid: str) -> None:
+    """Writes a ratio in a row, beside what is drawn up to `right_of` in it."""
+    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+    axes.annotate(f"{ratio:.2f}", (right_of, row), (4, 0), size=SMALL_PT, gid=gid, **how)
 
 
 def spaced(quantity: str) -> str:

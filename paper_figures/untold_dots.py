@@ -134,16 +134,7 @@ def _draw_state(axes: Axes, row: UntoldRow, place: int, peers: tuple[str, ...]) 
             look = _peer_look(marker)
             axes.plot([row.ratio_of(name)], [place], zorder=3, gid=f"dot:{row.state}:{name}", **look)
     axes.plot([row.ratio], [place], zorder=4, gid=f"dot:{row.state}:{OURS}", **_our_look())
-    axes.annotate(
-        f"{row.ratio:.2f}",
-        (_LEAST, place),
-        (4, 0),
-        textcoords="offset points",
-        va="center",
-        size=style.SMALL_PT,
-        annotation_clip=False,
-        gid=f"value:{row.state}",
-    )
+    style.put_ratio(axes, row.ratio, _LEAST, place, f"value:{row.state}")
 
 
 def _draw_random(axes: Axes, table: UntoldTable, place: int) -> None:

@@ -26,11 +26,10 @@ from optcc.runtime.protocol.liveness import Connection, KernelReport
 from optcc.runtime.protocol.local import Established
 from optcc.runtime.protocol.outbound import Outbound
 from optcc.runtime.protocol.settings import NicEntry, Settings
+from optcc.runtime.sim.host import _SYN_SENT
 
 Array = npt.NDArray[Any]
 SECRET, JOB, SESSION = bytes(range(32)), bytes(16), 7
-SYN_SENT = KernelReport(0, 1, 0, 1, 0, 0, 0.0)
-"""What a kernel says of a connection that is being opened: the SYN counts as a segment in flight."""
 
 
 def settings_of(**changes: Any) -> Settings:
@@ -254,7 +253,7 @@ class Network:
                 endpoint.now_s = self.now_s
                 if self.now_s >= endpoint.next_tick_s:
                     for connection in endpoint.watched():
-                        connection.kernel = connection.wire.report() if connection.wire is not None else SYN_SENT
+                        connection.kernel = connection.wire.report() if connection.wire is not None else _SYN_SENT
                     endpoint.tick()
                     endpoint.ticked(0.0)
             self.settle()
