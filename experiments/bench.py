@@ -31,7 +31,15 @@ from optcc.experiments.bench_messages import CPU, BenchDevice, BenchMessage, dev
 from optcc.experiments.peers import Peer, make_peer
 from optcc.experiments.record import BenchTiming, NicTraffic, Samples, stolen_jiffies, stolen_share
 from optcc.files import VerdictCache
-from optcc.job import assumed_topology, differences, measure_nics, tcp_ports, with_insides, with_message_cost
+from optcc.job import (
+    assumed_topology,
+    differences,
+    knows_nics,
+    measure_nics,
+    tcp_ports,
+    with_insides,
+    with_message_cost,
+)
 from optcc.plan import Plan, PlanRequest
 from optcc.planner import AUTO, Planner, build_plan, find_schedule, prove, verdict_cache
 from optcc.rail_shares import usable
@@ -209,9 +217,9 @@ def measured(settings: BenchSettings, transport: TcpTransport, environ: Mapping[
     declared, wired = settings.topology, settings.wired
     if declared is not None and wired is not None:
         wrong = differences(wired, found)
-        if not wrong:
+        if not wrong and knows_nics(wired, found):
             return replace(settings, topology=replace(declared, overhead_s=found.overhead_s))
-        if transport.rank == 0:
+        if wrong and transport.rank == 0:
             click.echo(f"optcc: --topology: {'; '.join(wrong)}: plans and bounds are for what was measured", err=True)
         found = with_insides(found, wired)
     return replace(settings, topology=found, wire_overhead=Fraction(1))

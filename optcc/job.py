@@ -125,7 +125,7 @@ def init(
     if meet is None:
         meet = meet_of(find_launch(environ), environ, next(_numbers))
     transport = open_tcp(
-        *(meet, nics_of(environ), environ),
+        *(meet, nics_of(environ, may_be_down=measure), environ),
         authenticate=authenticate,
         partition=partition,
         partition_s=partition_s,
@@ -172,7 +172,11 @@ def measure_nics(transport: TcpTransport, environ: Mapping[str, str]) -> Topolog
         return None
     measured = probe(transport)
     transport.set_rates(measured.usable)
-    return measured.topology() if list(measured.hosts) == sorted(measured.hosts) else None
+    if list(measured.hosts) != sorted(measured.hosts):
+        return None
+    topology = measured.topology()
+    transport.start_from(measured.shares)
+    return topology
 
 
 def is_one_host(transport: TcpTransport) -> bool:
@@ -189,7 +193,8 @@ def keep_to_own_nics(transport: TcpTransport, topology: Topology | None) -> None
 def agreed_topology(declared: Topology | None, measured: Topology | None, rank: int = 0) -> Topology | None:
     """What plans are made for: the declared topology if the hosts carry that, with the cost of a message as measured.
 
-    If they carry something else, rank 0 warns. What a declared host exchanges inside is believed.
+    If they carry something else, rank 0 warns. What a declared host exchanges inside is believed. Where a NIC is absent
+    that may come back, a topology that does not have it says too little.
 
     >>> declared, measured = Topology.parse("2@50MB/s"), Topology.parse("2@49MB/s")
     >>> agreed_topology(declared, measured) == declared, agreed_topology(None, measured) is measured
@@ -198,11 +203,21 @@ def agreed_topology(declared: Topology | None, measured: Topology | None, rank: 
     if declared is None or measured is None:
         return declared or measured
     wrong = differences(declared, measured)
-    if not wrong:
+    if not wrong and knows_nics(declared, measured):
         return replace(declared, overhead_s=measured.overhead_s)
-    if rank == 0:
+    if wrong and rank == 0:
         logger.warning("optcc: topology: %s: plans are for what was measured", "; ".join(wrong))
     return with_insides(measured, declared)
+
+
+def knows_nics(declared: Topology, measured: Topology) -> bool:
+    """Whether a declared topology has the NICs of each server of which one was found to carry nothing."""
+    if len(declared.servers) != len(measured.servers):
+        return not any(nic.failed for server in measured.servers for nic in server.nics)
+    return all(
+        len(was.nics) == len(found.nics) or not any(nic.failed for nic in found.nics)
+        for was, found in zip(declared.servers, measured.servers, strict=True)
+    )
 
 
 def assumed_topology(n_ranks: int, latency_s: Fraction = LATENCY_S, *, one_host: bool = False) -> Topology:

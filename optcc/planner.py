@@ -258,7 +258,7 @@ class Planner:
         a share of its rate."""
         servers = self.topology.servers
         changed = next((number for number, server in enumerate(servers) if len(server.nics) > 1), 0)
-        shares = [[(1.0, 1.0)] * len(server.nics) for server in servers]
+        shares = [[(0.0, 0.0) if nic.failed else (1.0, 1.0) for nic in server.nics] for server in servers]
         shares[changed][-1] = (share, share)
         return self.under(tuple(map(tuple, shares)))
 

@@ -23,7 +23,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import starmap
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -214,7 +213,8 @@ class Topology(Shown):
 
     def under(self, shares: Sequence[Sequence[tuple[float, float]]]) -> Topology:
         """The cluster when the NICs carry these shares, out and in, of what it says; by server and NIC. A NIC without
-        one of the two has failed. Shares may be by rank: then a NIC carries the least that a rank of its server says.
+        one of the two has failed; one that has both is up, even if it had failed. Shares may be by rank: then a NIC
+        carries the least that a rank of its server says.
 
         Where a server's NICs are not those of `shares`, such as one pooled NIC for all, the NICs in `shares` count as
         equal. Raises TopologyError if a server is cut off, or for another number of servers.
@@ -230,8 +230,7 @@ class Topology(Shown):
         if self.graph is not None:
             raise TopologyError(f"{self!r}: shares of NICs: a graph has links, and none")
         servers = tuple(
-            replace(server, nics=tuple(starmap(_under, zip(server.nics, _fit(nics, len(server.nics)), strict=True))))
-            for server, nics in zip(self.servers, shares, strict=True)
+            replace(server, nics=_under(server.nics, nics)) for server, nics in zip(self.servers, shares, strict=True)
         )
         return replace(self, servers=servers, text="")
 
@@ -507,7 +506,11 @@ def _fit(shares: Sequence[tuple[float, float]], n_nics: int) -> list[tuple[float
     return [(fmean(out for out, _ in alive), fmean(in_ for _, in_ in alive))] * n_nics
 
 
-def _under(nic: Nic, share: tuple[float, float]) -> Nic:
-    if min(share) <= 0:
-        return replace(nic, failed=True)
-    return replace(nic, out=nic.out * Fraction(share[0]), in_=nic.in_ * Fraction(share[1]))
+def _under(nics: Sequence[Nic], shares: Sequence[tuple[float, float]]) -> tuple[Nic, ...]:
+    is_told = len(shares) == len(nics)
+    return tuple(
+        replace(nic, out=nic.out * Fraction(out), in_=nic.in_ * Fraction(in_), failed=nic.failed and not is_told)
+        if min(out, in_) > 0
+        else replace(nic, failed=True)
+        for nic, (out, in_) in zip(nics, _fit(shares, len(nics)), strict=True)
+    )

@@ -39,6 +39,7 @@ class HostNic:
     address: str
     out_rate: int = _EQUAL_RATE
     in_rate: int = _EQUAL_RATE
+    is_up: bool = True
 
     def __post_init__(self) -> None:
         if self.out_rate < 1 or self.in_rate < 1:
@@ -47,16 +48,17 @@ class HostNic:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface of this machine that is up and has an IPv4 address; `rate` in bytes/s, 0 if it does not say."""
+    """An interface of this machine that has an IPv4 address; `rate` in bytes/s, 0 if it does not say."""
 
     name: str
     address: str
     is_loopback: bool
     rate: int = 0
+    is_up: bool = True
 
 
-def interfaces() -> list[Interface]:
-    """The interfaces of this machine that are up and have an IPv4 address, in the system's order."""
+def interfaces(*, may_be_down: bool = False) -> list[Interface]:
+    """The interfaces of this machine that have an IPv4 address and are up, or `may_be_down`, in the system's order."""
     found: list[Interface] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
@@ -66,8 +68,9 @@ def interfaces() -> list[Interface]:
                 address = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
             except OSError:
                 continue
-            if flags & _IFF_UP:
-                found.append(Interface(name, address, bool(flags & _IFF_LOOPBACK), _speed(name)))
+            if flags & _IFF_UP or may_be_down:
+                is_loopback, is_up = bool(flags & _IFF_LOOPBACK), bool(flags & _IFF_UP)
+                found.append(Interface(name, address, is_loopback, _speed(name), is_up))
     return found
 
 
@@ -84,9 +87,10 @@ def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> l
 
     `wanted` is a list of prefixes ("eth,ib"); after `=` of whole names ("=eth0,eth1"); after `^` what to leave out
     ("^docker", "^=eth3"). Empty: everything but loopback and docker's bridges, and loopback if that leaves nothing.
-    Rates are taken from the drivers if all NICs have one, else they count as equal.
+    Rates are taken from the drivers if all NICs that are up have one, else they count as equal. One that is down counts
+    as the best of the others.
 
-    Raises InputError if nothing fits, or a list is empty.
+    Raises InputError if nothing that is up fits, or a list is empty.
 
     >>> here = [Interface("lo", "127.0.0.1", True), *(Interface(f"eth{i}", f"10.0.{i}.1", False) for i in range(2))]
     >>> [nic.name for nic in choose_nics("", here)], [nic.name for nic in choose_nics("^=eth0,lo", here)]
@@ -102,29 +106,31 @@ def choose_nics(wanted: str = "", found: Sequence[Interface] | None = None) -> l
             raise InputError(f"{IFNAME_VARIABLE} {wanted!r}: must be names between commas, after ^, = or ^= if wanted")
         fits = (lambda name: name in names) if exact else (lambda name: name.startswith(tuple(names)))
         chosen = [each for each in found if fits(each.name) != leave_out]
-        if not chosen:
-            here = ", ".join(each.name for each in found) or "none"
+        if not any(each.is_up for each in chosen):
+            here = ", ".join(each.name for each in found if each.is_up) or "none"
             raise InputError(f"{IFNAME_VARIABLE} {wanted!r}: must leave an interface that is up; there is {here}")
     else:
         chosen = [each for each in found if not each.is_loopback and not each.name.startswith("docker")]
-        chosen = chosen or [each for each in found if each.is_loopback]
-        if not chosen:
+        if not any(each.is_up for each in chosen):
+            chosen = [each for each in found if each.is_loopback]
+        if not any(each.is_up for each in chosen):
             raise EnvironmentMissing("no network interface is up with an IPv4 address")
     chosen.sort(key=lambda each: each.name)
-    rated = all(each.rate for each in chosen)
+    rates = [each.rate for each in chosen if each.is_up]
+    found_rates = [(each.rate if each.is_up else max(rates)) if all(rates) else _EQUAL_RATE for each in chosen]
     return [
-        HostNic(each.name, each.address, each.rate, each.rate) if rated else HostNic(each.name, each.address)
-        for each in chosen
+        HostNic(each.name, each.address, rate, rate, each.is_up) for each, rate in zip(chosen, found_rates, strict=True)
     ]
 
 
-def nics_of(environment: Mapping[str, str]) -> list[HostNic]:
+def nics_of(environment: Mapping[str, str], *, may_be_down: bool = False) -> list[HostNic]:
     """The NICs that OPTCC_SOCKET_IFNAME leaves, with the rates that OPTCC_NIC_RATES declares, if any, for this host.
 
-    See `choose_nics` and `declare_rates`.
+    Those that are down are among them where they `may_be_down`, unless rates are declared: then nobody measures one
+    that is back. See `choose_nics` and `declare_rates`.
     """
-    nics = choose_nics(environment.get(IFNAME_VARIABLE, ""))
     rates = environment.get(RATES_VARIABLE, "")
+    nics = choose_nics(environment.get(IFNAME_VARIABLE, ""), interfaces(may_be_down=may_be_down and not rates))
     return declare_rates(nics, rates, socket.gethostname()) if rates else nics
 
 
@@ -149,7 +155,7 @@ def declare_rates(nics: Sequence[HostNic], rates: str, host: str) -> list[HostNi
         pair = _rate_pair(rate)
         if where in ("", host) and name in declared:
             declared[name] = pair
-    return [HostNic(nic.name, nic.address, *declared[nic.name]) for nic in nics]
+    return [HostNic(nic.name, nic.address, *declared[nic.name], nic.is_up) for nic in nics]
 
 
 def _rate_pair(text: str) -> tuple[int, int]:

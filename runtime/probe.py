@@ -2,6 +2,7 @@
 
     measured = probe(transport)                       # collective
     transport.set_rates(measured.usable)              # messages are striped by them
+    transport.start_from(measured.shares)             # a NIC that carries nothing may be repaired
     planner = Planner(measured.topology(), ports="fair", by_rail=True)    # plans are made for them
 
 In a round one rank of each group, the *hub*, sends over all its NICs to the other ranks of its group, or receives from
@@ -50,6 +51,7 @@ from optcc.runtime.changed_ways import (
     later_rounds,
     settled_rate,
 )
+from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.protocol.flows import NicWay
 from optcc.runtime.protocol.settings import NicEntry, RailCount
 from optcc.runtime.transport import RECEIVED, SENT, Bytes, Clock, Event, MonotonicClock, Transport, WaitsForHosts
@@ -140,8 +142,30 @@ class MeasuredNics:
 
     @property
     def usable(self) -> Rates:
-        """The rates, at least 1 B/s each: those of a NIC that carries nothing only order the rails."""
-        return tuple(tuple((max(1, out), max(1, in_)) for out, in_ in nics) for nics in self.rates)
+        """The rates, and of a NIC that carries nothing what good ones of its rail do, or of all if none is: what it is
+        to carry once it is repaired."""
+        return tuple(
+            tuple(
+                (rate[0] or self._typical(name, 0), rate[1] or self._typical(name, 1))
+                for name, rate in zip(names, nics, strict=True)
+            )
+            for names, nics in zip(self.names, self.rates, strict=True)
+        )
+
+    @property
+    def shares(self) -> Shares:
+        """Which parts of these rates the NICs carry: nothing, or all."""
+        return tuple(tuple((1.0, 1.0) if min(rate) > 0 else (0.0, 0.0) for rate in nics) for nics in self.rates)
+
+    def _typical(self, name: str, way: int) -> int:
+        """What a good NIC of a rail carries, out (0) or in (1), bytes/s."""
+        found = [
+            (each, rate[way])
+            for names, nics in zip(self.names, self.rates, strict=True)
+            for each, rate in zip(names, nics, strict=True)
+        ]
+        of_rail = [rate for each, rate in found if each == name]
+        return max(1, round(_typical(of_rail) or _typical([rate for _, rate in found])))
 
     def topology(self, names: Sequence[str] = ()) -> Topology:
         """The hosts as a topology, in the order of their first ranks; `names` are theirs, h0, h1, ... unless given.
@@ -154,23 +178,20 @@ class MeasuredNics:
         if list(self.hosts) != sorted(self.hosts):
             raise InputError("ranks of one host: must follow one another")
         rails = sorted({name for nics in self.names for name in nics})
+        usable, shares = self.usable, self.shares
         servers = tuple(
             Server(
                 names[number] if names else f"h{number}",
                 self.hosts.count(rank),
                 tuple(
-                    _nic(rails.index(name), *pair)
-                    for name, pair in zip(self.names[rank], self.rates[rank], strict=True)
+                    Nic(rails.index(name), Fraction(pair[0]), Fraction(pair[1]), failed=min(share) <= 0)
+                    for name, pair, share in zip(self.names[rank], usable[rank], shares[rank], strict=True)
                 ),
             )
             for number, rank in enumerate(self.firsts)
         )
         topology = Topology(servers, overhead_s=Fraction(round(self.overhead_s * 1e9), 10**9))
         return topology.with_own_nics() if len(self.firsts) < len(self.hosts) else topology
-
-
-def _nic(rail: int, out: int, in_: int) -> Nic:
-    return Nic(rail, Fraction(max(1, out)), Fraction(max(1, in_)), failed=not (out and in_))
 
 
 class ProbeFlow(NamedTuple):

@@ -66,7 +66,7 @@ class Remeasuring:
         if not isinstance(transport, RemeasuredTransport):
             raise InputError(f"remeasures: {type(transport).__name__}: must be a transport over NICs")
         self._engine, self._transport = engine, transport
-        self._known = self.at_start
+        self._known = transport.at_start
         # The shares of the last epoch.
         self._last = self._known
         # Whether the next epoch is the one in which there are plans for what was measured last.
@@ -89,8 +89,8 @@ class Remeasuring:
 
     @property
     def at_start(self) -> Shares:
-        """What the NICs carry in epoch 0: what the transport has declared."""
-        return tuple(((1.0, 1.0),) * len(nics) for nics in self._transport.nics)
+        """What the NICs carry in epoch 0."""
+        return self._transport.at_start
 
     def watch(self) -> None:
         """From now on rank 0 looks whether runs take longer than they did, and all know what plans cost them."""

@@ -216,7 +216,7 @@ def show_shares(shares: Shares) -> str:
     >>> show_shares((((1.0, 1.0), (0.0, 0.0)), ((0.5, 1.0),)))
     'NIC 1 of rank 0 down, NIC 0 of rank 1 at 50 % out, 100 % in'
     >>> show_shares((((1.0, 1.0),),))
-    'all NICs as at the start'
+    'all NICs in full'
     """
     said = [
         f"NIC {nic} of rank {rank} " + (f"at {out:.0%} out, {in_:.0%} in".replace("%", " %") if out and in_ else "down")
@@ -224,4 +224,4 @@ def show_shares(shares: Shares) -> str:
         for nic, (out, in_) in enumerate(nics)
         if (out, in_) != (1, 1)
     ]
-    return ", ".join(said) or "all NICs as at the start"
+    return ", ".join(said) or "all NICs in full"

@@ -252,6 +252,16 @@ class Agrees(Protocol):
 class KnowsRates(Protocol):
     """A transport that stripes messages by what its NICs carry, and tells other ranks."""
 
+    @property
+    def at_start(self) -> Shares:
+        """What the NICs carry in epoch 0, as shares of what the transport has declared."""
+        ...
+
+    def start_from(self, shares: Shares) -> None:
+        """From the start some NICs carry nothing, the others all that the transport has declared; the same at every
+        rank, before the first collective. One that comes back is measured before it is used."""
+        ...
+
     def first_mark(self, after_s: float, *, may_be_new: bool = False) -> int | None:
         """The number of the first collective from a time on, by this rank's clock, of which the transport has kept what
         its connections had carried before; None if there is none, or it has just begun, unless it `may_be_new`."""

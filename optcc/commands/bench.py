@@ -323,7 +323,8 @@ def _under_mpi(settings: BenchSettings, report: BenchReport, paths: Collection[s
         names = mpi.allgather(gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES))
         hosts = tuple(name.decode(errors="replace").rstrip() for name in names)
         settings = replace(settings, one_host=len(set(hosts)) == 1)
-        with carried_by(mpi, settings.transport, os.environ, shared_memory=settings.shared_memory) as transport:
+        how = {"shared_memory": settings.shared_memory, "may_be_down": settings.probe}
+        with carried_by(mpi, settings.transport, os.environ, **how) as transport:
             entries: NicEntries = ()
             if isinstance(transport, TcpTransport):
                 settings = measured(settings, transport, os.environ)

@@ -53,13 +53,21 @@ def mpi_of(carrier: str) -> MpiTransport:
 
 @contextmanager
 def carried_by(
-    mpi: MpiTransport, carrier: str, environ: Mapping[str, str], *, shared_memory: bool = True
+    mpi: MpiTransport,
+    carrier: str,
+    environ: Mapping[str, str],
+    *,
+    shared_memory: bool = True,
+    may_be_down: bool = False,
 ) -> Iterator[Transport]:
-    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together; see `open_tcp`."""
+    """What carries the messages: MPI, or TCP or UCX between the ranks that MPI has brought together; see `open_tcp`.
+
+    The NICs of TCP `may_be_down` where they are measured; see `nics_of`.
+    """
     if carrier == "mpi":
         yield mpi
         return
-    meet, nics = over_mpi(mpi.comm), nics_of(environ)
+    meet, nics = over_mpi(mpi.comm), nics_of(environ, may_be_down=may_be_down and carrier == "tcp")
     transport: Transport
     if carrier == "tcp":
         transport = open_tcp(meet, nics, environ, shared_memory=shared_memory)
@@ -77,12 +85,12 @@ def tcp_of_job(environ: Mapping[str, str]) -> Iterator[TcpTransport]:
     launch = find_launch(environ)
     if launch.launcher == MPI:
         mpi = mpi_of("tcp")
-        with abort_on_failure(mpi), carried_by(mpi, "tcp", environ) as transport:
+        with abort_on_failure(mpi), carried_by(mpi, "tcp", environ, may_be_down=True) as transport:
             assert isinstance(transport, TcpTransport)
             yield transport
         mpi.close()
         return
-    transport = open_tcp(meet_of(launch, environ, 0), nics_of(environ), environ)
+    transport = open_tcp(meet_of(launch, environ, 0), nics_of(environ, may_be_down=True), environ)
     try:
         yield transport
     finally:

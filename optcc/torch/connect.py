@@ -15,6 +15,7 @@ from optcc.planner import Planner
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.nics import nics_of
 from optcc.runtime.probe import Rates
+from optcc.runtime.protocol.agreement import Shares
 from optcc.runtime.rendezvous import Meet, over_store
 from optcc.runtime.transports.tcp import open_tcp
 from optcc.topology import Topology
@@ -46,6 +47,7 @@ class JobNetwork:
 
     topology: Topology | None
     rates: Rates
+    shares: Shares
 
 
 class TimedStore:
@@ -81,17 +83,21 @@ def connect(
     """A communicator of `ranks` of the job, and what is known of its network: `network`, if that is known, else what is
     measured now; collective. Raises as `optcc.init`."""
     topology = Topology.parse(options.topology) if isinstance(options.topology, str) else options.topology
-    transport = open_tcp(meet, nics_of(environ), environ, shared_memory=options.shared_memory)
+    transport = open_tcp(
+        meet, nics_of(environ, may_be_down=options.measure), environ, shared_memory=options.shared_memory
+    )
     try:
         n_ranks = transport.n_ranks
         if topology is not None and topology.n_ranks != n_ranks:
             raise InputError(f"topology of {topology.n_ranks} ranks: must have {n_ranks}, as the group has")
         if network is None:
             measured = measure_nics(transport, environ) if options.measure else None
-            network = JobNetwork(measured, tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics))
+            rates = tuple(tuple((nic[3], nic[4]) for nic in nics) for nics in transport.nics)
+            network = JobNetwork(measured, rates, transport.at_start)
         else:
             measured = None if network.topology is None else network.topology.of_ranks(ranks)
             transport.set_rates([network.rates[rank] for rank in ranks])
+            transport.start_from(tuple(network.shares[rank] for rank in ranks))
         found = agreed_topology(topology, measured, transport.rank) or assumed_topology(
             n_ranks, one_host=is_one_host(transport)
         )

@@ -77,6 +77,8 @@ def _nic(system: System, name: str, interface: Interface | None, selected: bool)
     ]
     value = ", ".join(parts)
     why = "a run uses it" if selected else "a run does not use it"
+    if selected and not is_up:
+        return Finding("nics", name, value, NOTE, "a run uses it once it is up", f"ip link set {name} up")
     if selected and not carrier:
         return Finding(
             "nics", name, value, WRONG, f"{why}, and nothing gets through", "plug the cable, or leave it out"
@@ -124,7 +126,7 @@ def _rates(system: System, chosen: Sequence[HostNic]) -> Iterator[Finding]:
     text = system.environment.get(RATES_VARIABLE, "")
     speeds = {each.name: each.rate for each in system.interfaces()}
     if not text:
-        unsaid = [nic.name for nic in chosen if not speeds.get(nic.name)]
+        unsaid = [nic.name for nic in chosen if nic.is_up and not speeds.get(nic.name)]
         if unsaid and len(chosen) > 1:
             why = f"no driver says a rate for {', '.join(unsaid)}, so all NICs count as equal: the slowest one decides"
             yield Finding(

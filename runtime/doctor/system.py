@@ -63,7 +63,7 @@ class System(Protocol):
         ...
 
     def interfaces(self) -> Sequence[Interface]:
-        """The interfaces that are up and have an IPv4 address."""
+        """The interfaces that have an IPv4 address."""
         ...
 
     def find(self, program: str) -> str | None:
@@ -139,7 +139,7 @@ class Host:
 
     def interfaces(self) -> Sequence[Interface]:
         """See `System`."""
-        return interfaces()
+        return interfaces(may_be_down=True)
 
     def find(self, program: str) -> str | None:
         """See `System`."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from optcc.errors import InputError
 from optcc.plan import Channel
@@ -129,6 +130,7 @@ class Endpoint(LocalRank):
         # Whether the program says when it may not call again for long.
         self._is_settled = False
         self.leaving_s = 0.0
+        self._at_start: Shares = ()
 
     # --- the program
 
@@ -195,6 +197,20 @@ class Endpoint(LocalRank):
         ]
         self.own_nics = self.book[self.rank]
         self.rates.forget()
+
+    @property
+    def at_start(self) -> Shares:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        return self._at_start or tuple(((1.0, 1.0),) * len(nics) for nics in self.book)
+
+    def start_from(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        if min(chain.from_iterable(chain.from_iterable(shares))) > 0:
+            return
+        self._at_start = shares
+        self.rates.start_from(shares)
+        self.epochs.start_from(shares)
+        self.stripe_for(shares)
 
     def know_shares(self, shares: Shares, took_s: float, *, is_told: bool) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""

@@ -126,6 +126,15 @@ class Epochs:
             return set()
         return set(range(len(local.book))) - {local.rank} - local.left.keys() - self.agreement.leaving
 
+    def start_from(self, shares: Shares) -> None:
+        """Some NICs carry nothing in epoch 0. Those whose links are up are tried before they are used."""
+        self.agreement.correct(shares)
+        self._measured = self._seen = shares
+        for nic, share in enumerate(shares[self._local.rank]):
+            if min(share) <= 0 and self._local.nic_up[nic]:
+                self._was_joined[nic] = self._is_silent[nic] = True
+                self.readmissions.await_trial(nic)
+
     # --- time
 
     def tick(self) -> None:

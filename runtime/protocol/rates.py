@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optcc.runtime.protocol.agreement import is_change
+from optcc.runtime.protocol.agreement import Shares, is_change
 from optcc.runtime.protocol.connection import SendConnection
 from optcc.runtime.protocol.faster_trials import FasterTrials
 from optcc.runtime.protocol.flows import FlowMarks, Rail
@@ -336,6 +336,16 @@ class Rates:
                     self.know(nic, *share)
         self.version += 1
         self.divide_anew()
+
+    def start_from(self, shares: Shares) -> None:
+        """NICs that carry nothing from the start: until one has been measured, next to nothing goes there."""
+        for rank, nics in enumerate(shares):
+            for nic, share in enumerate(nics):
+                if min(share) <= 0:
+                    self._shares[rank, nic] = DOUBTED_SHARE, DOUBTED_SHARE
+                    self._take_down((rank, nic), True)
+                    if rank == self._local.rank:
+                        self._publish(nic)
 
     def doubt(self, nic: int) -> None:
         """A NIC of this rank that was silent is heard again: until it has been measured, next to nothing goes there."""

@@ -106,6 +106,17 @@ class EndpointTransport(ABC):
         """By rank, what its NICs send and receive, bytes/s, in place of what was declared; see `Endpoint.set_rates`."""
         self._endpoint.set_rates(rates)
 
+    @property
+    def at_start(self) -> Shares:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        return self._endpoint.at_start
+
+    def start_from(self, shares: Shares) -> None:
+        """See `optcc.runtime.transport.KnowsRates`."""
+        self._endpoint.now_s = self._clock.now_s()
+        self._endpoint.start_from(shares)
+        self._flush()
+
     def first_mark(self, after_s: float, *, may_be_new: bool = False) -> int | None:
         """See `optcc.runtime.transport.KnowsRates`."""
         marks, now_s = self._endpoint.rates.marks, self._clock.now_s()

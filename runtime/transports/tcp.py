@@ -598,6 +598,6 @@ def open_tcp(
 
 def _listen_on(nic: HostNic, buffer_bytes: int) -> socket.socket:
     try:
-        return listen(nic.address, _BACKLOG, buffer_bytes)
+        return listen(nic.address, _BACKLOG, buffer_bytes, may_be_down=not nic.is_up)
     except OSError as error:
         raise EnvironmentMissing(f"NIC {nic.name}: cannot listen at {nic.address}: {error.strerror}") from error

@@ -20,6 +20,8 @@ _NEVER_MEASURED_US = 0xFFFFFFFF
 _KEEPALIVE_S = 1
 _KEEPALIVE_PROBES = 3
 _DISCARD_BYTES_MAX = 8 << 20
+# linux/in.h: binds to an address that no interface has at the time, as is that of one that is down.
+_IP_FREEBIND = 15
 # linux/tcp.h; -1 leaves the limit to the system.
 _TCP_NOTSENT_LOWAT, _UNSENT_BYTES, _ANY_UNSENT = 25, 1 << 17, -1
 
@@ -40,14 +42,16 @@ def open_socket(address: str, buffer_bytes: int) -> socket.socket:
     return sock
 
 
-def listen(address: str, backlog: int, buffer_bytes: int) -> socket.socket:
-    """A non-blocking listener on a free port of the NIC's address."""
+def listen(address: str, backlog: int, buffer_bytes: int, *, may_be_down: bool = False) -> socket.socket:
+    """A non-blocking listener on a free port of the NIC's address; it hears once the NIC is up, if it `may_be_down`."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         if buffer_bytes:
             # The window scale of an accepted connection follows from this, before it is accepted.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        if may_be_down:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
         sock.bind((address, 0))
         sock.listen(backlog)
     except BaseException:

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def test_every_nic_is_measured(fabric: Fabric, tmp_path: Path) -> None:
         assert done.exit_code == 0, done.stderr
         hosts = json.loads(done.stdout)["hosts"]
         found = {(host["name"], nic["name"]): nic for host in hosts for nic in host["nics"]}
-        assert found.keys() == TRUE.keys() - {("h2", "eth1")}, "a NIC that is down has no address"
+        assert found.keys() == TRUE.keys()
+        down = found.pop(("h2", "eth1"))
+        assert (down["out_bytes_per_s"], down["in_bytes_per_s"]) == (0, 0)
         # Not a matter of time but of rates, which the buckets give; a processor that is busy elsewhere makes a NIC look
         # slow, and fast while it catches up, but not every time.
         wrong = [
@@ -58,6 +61,7 @@ def test_every_nic_is_measured(fabric: Fabric, tmp_path: Path) -> None:
     assert not wrong
     topology = Topology.parse(str(path))
     assert [server.name for server in topology.servers] == ["h0", "h1", "h2"]
+    assert [nic.failed for server in topology.servers for nic in server.nics] == [False] * 5 + [True]
     assert topology.overhead_s > 0
 
 
@@ -97,28 +101,55 @@ def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fab
     assert told.exit_code == 0 and "--topology" not in told.stderr
 
 
+@contextmanager
+def once_carried(fabric: Fabric, host: int, nic: int, act: Callable[[], object]) -> Iterator[None]:
+    """Within it something is done once a NIC has sent 16 MiB."""
+
+    def carried() -> int:
+        return fabric.status().hosts[host].nics[nic].tx_bytes
+
+    before = carried()
+
+    def wait_and_act() -> None:
+        until_s = time.monotonic() + 60
+        while carried() < before + (16 << 20) and time.monotonic() < until_s:
+            time.sleep(0.05)
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_nic_that_was_down_before_the_job_is_used_once_it_is_up(fabric: Fabric, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    words = ["bench", "--transport", "tcp", "--schedule", "auto", "-b", "4M", "-n", "24", "--mode", "out"]
+    try:
+        with once_carried(fabric, 2, 0, lambda: fabric.heal("h2.eth1")):
+            done = fabric.run([*UNTOLD, *OPTCC, *words, "-J", str(path)], capture=True, timeout_s=120)
+    finally:
+        fabric.fail("h2.eth1")
+    assert done.exit_code == 0, done.stderr
+    # MPI, which misses the NIC too, has lines of its own, some without an end.
+    for said in ("rank 2: eth1 is down: messages", "rank 2: eth1 is back after ", "plans are now for all NICs in full"):
+        assert f"optcc: {said}" in done.stderr, done.stderr
+    record = Record.read(path)
+    assert record.rows[0].wrong == 0 and record.rows[0].lost == 0
+    carried_by = {(each.rank, each.nic): each for each in record.nics}
+    assert carried_by[2, "eth0"].sent_bytes > carried_by[2, "eth1"].sent_bytes > 1 << 20
+
+
 @pytest.mark.slow
 def test_a_nic_that_goes_down_in_the_bench_is_told_and_recorded(fabric: Fabric, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "4M", "-n", "12", "--mode", "out"]
-
-    def carried() -> int:
-        return fabric.status().hosts[0].nics[1].tx_bytes
-
-    before = carried()
-
-    def fail_in_the_middle() -> None:
-        until_s = time.monotonic() + 60
-        while carried() < before + (16 << 20) and time.monotonic() < until_s:
-            time.sleep(0.05)
-        fabric.fail("h0.eth1")
-
-    thread = threading.Thread(target=fail_in_the_middle)
-    thread.start()
     try:
-        done = fabric.run([*UNTOLD, *OPTCC, *words, "-J", str(path)], capture=True, timeout_s=120)
+        with once_carried(fabric, 0, 1, lambda: fabric.fail("h0.eth1")):
+            done = fabric.run([*UNTOLD, *OPTCC, *words, "-J", str(path)], capture=True, timeout_s=120)
     finally:
-        thread.join()
         fabric.heal("h0.eth1")
     assert done.exit_code == 0, done.stderr
     assert "optcc: rank 0: eth1 is down: messages go over the other NICs" in done.stderr.splitlines()
@@ -126,5 +157,5 @@ def test_a_nic_that_goes_down_in_the_bench_is_told_and_recorded(fabric: Fabric, 
     assert record.rows[0].lost > 0 and record.rows[0].wrong == 0
     assert f"# Lost connections     : {record.rows[0].lost}, {record.rows[0].resent} chunks" in done.stdout
     carried_by = {(each.rank, each.nic): each for each in record.nics}
-    assert carried_by.keys() == {(0, "eth0"), (0, "eth1"), (1, "eth0"), (1, "eth1"), (2, "eth0")}
+    assert carried_by.keys() == {(0, "eth0"), (0, "eth1"), (1, "eth0"), (1, "eth1"), (2, "eth0"), (2, "eth1")}
     assert carried_by[0, "eth0"].sent_bytes > carried_by[0, "eth1"].sent_bytes > 0 < carried_by[0, "eth1"].lost

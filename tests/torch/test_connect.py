@@ -45,7 +45,8 @@ def connected(ranks: list[int], options: Options, network: JobNetwork | None) ->
 
 def test_a_group_of_some_ranks_takes_what_was_measured_for_them() -> None:
     topology = Topology.parse("4@40MB/s,3=10MB/s")
-    network = JobNetwork(topology, tuple(((1000 * rank + 1, 1000 * rank + 2),) for rank in range(4)))
+    rates = tuple(((1000 * rank + 1, 1000 * rank + 2),) for rank in range(4))
+    network = JobNetwork(topology, rates, (((1.0, 1.0),),) * 4)
     for comm in connected([1, 3], Options(), network):
         assert isinstance(comm, Communicator)
         transport: Any = comm.engine.transport

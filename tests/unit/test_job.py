@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import numpy as np
 import pytest
 
 from optcc.errors import DeadlineExceeded, EnvironmentMissing, InputError
-from optcc.job import agreed_topology, init
+from optcc.job import agreed_topology, init, knows_nics
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.launchers import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch, check_count, find_launch, meet_of
 from optcc.runtime.rendezvous import Meeting, over_store
-from optcc.topology import Topology
+from optcc.topology import Nic, Server, Topology
 from tests.unit.stand_in_cupy import StandIn
 
 PROGRAM = """
@@ -244,6 +245,18 @@ def test_a_topology_that_is_not_what_was_measured_is_told(caplog: pytest.LogCapt
     assert agreed_topology(declared, measured) is measured
     assert agreed_topology(declared, measured, rank=1) is measured
     assert caplog.messages == ["optcc: topology: h1 sends 25MB/s, not 50MB/s: plans are for what was measured"]
+
+
+def test_where_a_nic_is_absent_a_topology_of_other_nics_says_too_little() -> None:
+    """Its hosts have what is left: what comes back would be a part of that, and what is lost too large a part."""
+    rate = Fraction(25_000_000)
+    absent = Server("h0", 1, (Nic(0, rate, rate), Nic(1, rate, rate, failed=True)))
+    measured = Topology((absent, Server("h1", 1, (Nic(0, rate, rate), Nic(1, rate, rate)))))
+    pooled, others = Topology.parse("2@50MB/s,0=25MB/s"), Topology.parse("1x2@50MB/s")
+    assert agreed_topology(pooled, measured) == measured and agreed_topology(measured, measured) == measured
+    assert not knows_nics(others, measured) and knows_nics(others, pooled)
+    back = measured.under([[(1.0, 1.0)] * 2] * 2)
+    assert agreed_topology(Topology.parse("2@50MB/s"), back) == Topology.parse("2@50MB/s")
 
 
 def test_a_communicator_has_what_users_of_mpi4py_look_for() -> None:

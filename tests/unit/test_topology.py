@@ -229,3 +229,12 @@ def test_shares_by_rank_are_the_least_that_a_server_s_ranks_say() -> None:
     assert [[float(nic.out) for nic in server.nics] for server in under.servers] == [[1e8, 5e7], [1e8, 1e8]]
     assert [float(nic.in_) for nic in under.servers[0].nics] == [2.5e7, 1e8]
     assert [nic.failed for nic in under.servers[1].nics] == [True, False]
+
+
+def test_a_nic_that_had_failed_and_carries_something_is_back_unless_nics_are_others() -> None:
+    up, down = Nic(0, Fraction(100), Fraction(100)), Nic(1, Fraction(50), Fraction(50), failed=True)
+    cluster = Topology((Server("h0", 1, (up, down)), Server("h1", 1, (up, up))))
+    whole, half, lost = (1.0, 1.0), (0.5, 0.5), (0.0, 0.0)
+    assert cluster.under([(whole, half), (whole, whole)]).out[0] == 125
+    assert cluster.under([(whole, lost), (whole, whole)]).out[0] == 100
+    assert cluster.under([(half,), (whole,)]).out[0] == 50, "one NIC is known, which stands for those that are there"

@@ -523,6 +523,9 @@ class _FourHosts:
     def set_rates(self, rates: object) -> None:
         self.rates = rates
 
+    def start_from(self, shares: object) -> None:
+        self.shares = shares
+
 
 class _Losing(TcpTransport):
     """One rank without peers. It has lost connections when it is made, and says for how many more it has lost since."""

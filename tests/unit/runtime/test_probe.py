@@ -151,7 +151,8 @@ def test_a_nic_that_is_down_carries_nothing_and_does_not_disturb_the_others() ->
     nics = tuple(Nic(rail, Fraction(50_000_000), Fraction(50_000_000)) for rail in range(2))
     hosts = Topology(tuple(Server(f"h{number}", 1, nics) for number in range(3)))
     measured = measure(SimNetwork(hosts, nic_faults=FaultPlan.parse("1/1@0s")))
-    assert measured.rates[1][1] == (0, 0) and measured.usable[1][1] == (1, 1)
+    assert measured.rates[1][1] == (0, 0) and measured.usable[1][1] == measured.rates[0][1]
+    assert measured.shares == (((1, 1), (1, 1)), ((1, 1), (0, 0)), ((1, 1), (1, 1)))
     topology = measured.topology()
     assert [nic.failed for server in topology.servers for nic in server.nics] == [False] * 3 + [True] + [False] * 2
     for host, nic in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1)):

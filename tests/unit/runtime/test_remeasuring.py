@@ -516,8 +516,7 @@ def test_a_single_slow_run_says_something_only_where_a_nic_was_slow_before() -> 
     found, request = bare_remeasuring(), PlanRequest(Collective("allreduce", 3), 1 << 20, "float32", "sum")
     found._last_times, found._last_request, found._guesses = RunTimes(), request, Guesses()
     found._known, found._least_s = ((WHOLE,), (HALF,)), lambda *_: 0.1
-    # What `at_start` is made of.
-    found._transport = cast("RemeasuredTransport", SimpleNamespace(nics=((0,), (0,))))
+    found._transport = cast("RemeasuredTransport", SimpleNamespace(at_start=((WHOLE,), (WHOLE,))))
     for number in range(KNOWN_RUNS):
         found._last_times.take(0.1, number / 10)
     found._last_times.take(0.2, 2.0)

@@ -69,6 +69,23 @@ def test_rates_are_the_drivers_if_all_say_one() -> None:
     assert [nic.out_rate for nic in choose_nics("", [fast, slow, silent])] == [1, 1, 1]
 
 
+def test_a_nic_that_is_down_is_one_if_another_is_up() -> None:
+    up = Interface("eth1", "10.0.1.1", False, 200)
+    down = Interface("eth0", "10.0.0.1", False, 0, is_up=False)
+    assert [(nic.name, nic.out_rate, nic.is_up) for nic in choose_nics("eth", [up, down])] == [
+        ("eth0", 200, False),
+        ("eth1", 200, True),
+    ]
+    declared = declare_rates(choose_nics("", [up, down]), "1GB/s,eth0=500MB/s", "h0")
+    assert [(nic.out_rate, nic.is_up) for nic in declared] == [(500_000_000, False), (10**9, True)]
+    with pytest.raises(InputError, match="must leave an interface that is up; there is eth1"):
+        choose_nics("eth0", [up, down])
+    with pytest.raises(EnvironmentMissing, match="no network interface is up"):
+        choose_nics("", [down])
+    loopback = Interface("lo", "127.0.0.1", True)
+    assert [nic.name for nic in choose_nics("", [down, loopback])] == ["lo"]
+
+
 def test_this_machine_has_a_loopback() -> None:
     assert any(each.is_loopback and each.address == "127.0.0.1" for each in interfaces())
     assert [nic.name for nic in nics_of({"OPTCC_SOCKET_IFNAME": "=lo"})] == ["lo"]

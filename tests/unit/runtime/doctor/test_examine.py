@@ -304,6 +304,16 @@ def test_what_only_some_need_is_a_note_and_nothing_wrong(name: str) -> None:
     assert all(each.why for each in notes)
 
 
+def test_a_nic_that_is_down_is_to_be_taken_up_and_makes_nothing_wrong() -> None:
+    """Nor does it count that its driver says no rate."""
+    unrated = replace(env(OPTCC_NIC_RATES=""), files=changed(eth1_flags="0x1002", eth1_carrier="0").files)
+    down = Interface("eth1", "10.0.1.1", False, 0, is_up=False)
+    system = replace(unrated, found=(*FINE.found[:2], down))
+    assert of(system, WRONG) == []
+    (note,) = of(system, NOTE)
+    assert (note.name, note.why, note.do) == ("eth1", "a run uses it once it is up", "ip link set eth1 up")
+
+
 def test_limits_are_those_of_the_job() -> None:
     small = replace(FINE, limits={**FINE.limits, "NOFILE": (1024, 1024)})
     assert of(small, WRONG, Need(64, 8)) == []
