@@ -19,7 +19,7 @@ from optcc.files import VerdictCache
 from optcc.planner import SCHEDULE_OF, Planner, build, find_schedule, prove, smallest_failure
 from optcc.runtime.communicator import Communicator
 from optcc.runtime.transports.loopback import run_ranks
-from optcc.topology import Topology
+from optcc.topology import Nic, Server, Topology
 from optcc.verdict import PROVED
 from optcc.verify.plan import VERSION, verify_plan
 
@@ -146,6 +146,14 @@ def test_exports() -> None:
     assert (optcc.Communicator, optcc.run_ranks, optcc.find_schedule) == (Communicator, run_ranks, find_schedule)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = optcc.nothing  # type: ignore[attr-defined, unused-ignore]
+
+
+def test_plans_for_a_loss_do_without_a_nic_that_has_failed_before() -> None:
+    rate = Fraction(10**9)
+    whole = Server("h0", 1, (Nic(0, rate, rate), Nic(1, rate, rate)))
+    cluster = Topology((whole, Server("h1", 1, (Nic(0, rate, rate), Nic(1, rate, rate, failed=True)))))
+    after = Planner(cluster)._after_a_loss(0.5).topology
+    assert [int(each) for each in after.out] == [15 * 10**8, 10**9]
 
 
 def test_auto_counts_messages_where_nics_belong_to_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

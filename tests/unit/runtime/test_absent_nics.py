@@ -24,11 +24,13 @@ BACK_S, END_S = 2.0, 4.5
 
 
 class Run(NamedTuple):
-    """An AllReduce of 4 MiB: when it began, how long it took, under which epoch."""
+    """An AllReduce of 4 MiB: when it began, how long it took, under which epoch; and the share of NIC 1 of rank 1 that
+    plans are for, if they have changed."""
 
     began_s: float
     took_s: float
     epoch: int
+    share: tuple[float, float] | None
 
 
 def nics(count: int) -> tuple[Nic, ...]:
@@ -59,7 +61,8 @@ def run_job(network: SimNetwork) -> tuple[list[Run], tuple[tuple[int, int], ...]
             comm.all_reduce(array, out=out)
             assert np.all(out == 3)
             if not rank:
-                runs.append(Run(began_s, transport.clock.now_s() - began_s, comm.epoch))
+                share = comm._replanning.shares[1][1] if comm.epoch else None
+                runs.append(Run(began_s, transport.clock.now_s() - began_s, comm.epoch, share))
                 is_over[0] = transport.clock.now_s() > END_S
             comm.broadcast(is_over, root=0)
         comm.barrier()
@@ -68,11 +71,12 @@ def run_job(network: SimNetwork) -> tuple[list[Run], tuple[tuple[int, int], ...]
     return runs, run_sim(network, program)[0]
 
 
-def absent(cause: str) -> SimNetwork:
-    """Three hosts of two NICs; NIC 1 of host 1 comes back at `BACK_S`, if it does."""
+def absent(cause: str, share: float = 1.0) -> SimNetwork:
+    """Three hosts of two NICs; NIC 1 of host 1 comes back at `BACK_S`, if it does, with such a share of its rate."""
     network = SimNetwork(Topology(tuple(Server(f"h{number}", 1, nics(2)) for number in range(3))))
     world = network.network
     nic = world.nics[1, 1]
+    nic.out_rate, nic.in_rate = RATE * share, RATE * share
     if cause == "silent":
         world.clock.after(0.0, partial(world.set_open, nic, out=False, in_=False))
         world.clock.after(BACK_S, partial(world.set_open, nic, out=True, in_=True))
@@ -93,6 +97,13 @@ def test_a_nic_that_is_absent_at_the_start_is_used_half_a_second_after_it_is_bac
     after = [run for run in runs if run.began_s > BACK_S + (0.5 if cause == "down" else 1.0)]
     assert len(after) > 8 and min(run.epoch for run in after) >= 1
     assert np.median([run.took_s for run in after]) < 1.1 * least_s(0)
+
+
+def test_what_is_back_is_measured_before_plans_are_for_it() -> None:
+    runs, rates = run_job(absent("down", 0.5))
+    assert rates[1] == pytest.approx((RATE, RATE), rel=0.05)
+    (share,) = {run.share for run in runs if run.epoch}
+    assert share == pytest.approx((0.5, 0.5), rel=0.05)
 
 
 def test_plans_do_not_change_for_a_nic_that_stays_away() -> None:

@@ -159,6 +159,14 @@ def test_a_nic_that_is_down_carries_nothing_and_does_not_disturb_the_others() ->
         assert measured.rates[host][nic] == pytest.approx((5e7, 5e7), rel=0.05)
 
 
+def test_what_a_nic_that_carries_nothing_should_carry_is_what_good_ones_of_its_rail_do() -> None:
+    fast, slow, none = (40, 40), (20, 10), (0, 0)
+    names = (("eth0", "eth1", "eth2"),) * 3
+    found = MeasuredNics(names, ((fast, slow, none), (fast, none, none), (fast, (5, 10), none)), (0, 1, 2), 0.0)
+    assert found.usable[1] == (fast, slow, fast), "of all, where a rail has none"
+    assert found.shares[1] == ((1, 1), (0, 0), (0, 0))
+
+
 def test_messages_are_divided_by_what_was_measured() -> None:
     """The same exchange before and after `set_rates`: a NIC with a quarter of the rate gets a fifth of the bytes."""
     fast, slow = Fraction(50_000_000), Fraction(12_500_000)
