@@ -146,7 +146,7 @@ class MeasuredNics:
         to carry once it is repaired."""
         return tuple(
             tuple(
-                (rate[0] or self._typical(name, 0), rate[1] or self._typical(name, 1))
+                (rate[0] or self._good_of(name, 0), rate[1] or self._good_of(name, 1))
                 for name, rate in zip(names, nics, strict=True)
             )
             for names, nics in zip(self.names, self.rates, strict=True)
@@ -157,7 +157,7 @@ class MeasuredNics:
         """Which parts of these rates the NICs carry: nothing, or all."""
         return tuple(tuple((1.0, 1.0) if min(rate) > 0 else (0.0, 0.0) for rate in nics) for nics in self.rates)
 
-    def _typical(self, name: str, way: int) -> int:
+    def _good_of(self, name: str, way: int) -> int:
         """What a good NIC of a rail carries, out (0) or in (1), bytes/s."""
         found = [
             (each, rate[way])

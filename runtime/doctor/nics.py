@@ -43,8 +43,10 @@ def check_nics(system: System, _need: Need) -> Iterator[Finding]:
 def chosen_nics(system: System) -> tuple[list[HostNic], Finding | None]:
     """The NICs that a run would use, or what keeps it from having any."""
     wanted = system.environment.get(IFNAME_VARIABLE, "")
+    # As in `nics_of`: where rates are declared, nobody measures a NIC that comes up.
+    may_be_down = not system.environment.get(RATES_VARIABLE)
     try:
-        return choose_nics(wanted, system.interfaces()), None
+        return choose_nics(wanted, [each for each in system.interfaces() if each.is_up or may_be_down]), None
     except (InputError, EnvironmentMissing) as error:
         why = "the TCP transport would have no NIC, and refuses to start"
         do = (

@@ -130,7 +130,8 @@ class Endpoint(LocalRank):
         # Whether the program says when it may not call again for long.
         self._is_settled = False
         self.leaving_s = 0.0
-        self._at_start: Shares = ()
+        # What the NICs carry in epoch 0.
+        self.at_start: Shares = self.epochs.agreement.epoch.shares
 
     # --- the program
 
@@ -198,16 +199,11 @@ class Endpoint(LocalRank):
         self.own_nics = self.book[self.rank]
         self.rates.forget()
 
-    @property
-    def at_start(self) -> Shares:
-        """See `optcc.runtime.transport.KnowsRates`."""
-        return self._at_start or tuple(((1.0, 1.0),) * len(nics) for nics in self.book)
-
     def start_from(self, shares: Shares) -> None:
         """See `optcc.runtime.transport.KnowsRates`."""
         if min(chain.from_iterable(chain.from_iterable(shares))) > 0:
             return
-        self._at_start = shares
+        self.at_start = shares
         self.rates.start_from(shares)
         self.epochs.start_from(shares)
         self.stripe_for(shares)

@@ -8,14 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optcc.experiments.fabric import Fabric, FabricSpec, NicRates
+from optcc.experiments.fabric.processes import RunResult
 from optcc.experiments.record import Record
 from optcc.topology import Topology
 
@@ -101,12 +102,15 @@ def test_a_topology_that_is_not_what_the_hosts_carry_is_not_believed(fabric: Fab
     assert told.exit_code == 0 and "--topology" not in told.stderr
 
 
-@contextmanager
-def once_carried(fabric: Fabric, host: int, nic: int, act: Callable[[], object]) -> Iterator[None]:
-    """Within it something is done once a NIC has sent 16 MiB."""
+def bench_meanwhile(
+    fabric: Fabric, words: list[str], nic: tuple[int, int], act: Callable[[], object], undo: Callable[[], object]
+) -> RunResult:
+    """A bench of AllReduces of 4 MiB, told nothing. Once a NIC, of a host by number, has sent 16 MiB, `act` is called;
+    `undo` in the end."""
 
     def carried() -> int:
-        return fabric.status().hosts[host].nics[nic].tx_bytes
+        host, number = nic
+        return fabric.status().hosts[host].nics[number].tx_bytes
 
     before = carried()
 
@@ -119,20 +123,20 @@ def once_carried(fabric: Fabric, host: int, nic: int, act: Callable[[], object])
     thread = threading.Thread(target=wait_and_act)
     thread.start()
     try:
-        yield
+        words = ["bench", "--transport", "tcp", "-b", "4M", "--mode", "out", *words]
+        done = fabric.run([*UNTOLD, *OPTCC, *words], capture=True, timeout_s=120)
     finally:
         thread.join()
+        undo()
+    assert done.exit_code == 0, done.stderr
+    return done
 
 
 def test_a_nic_that_was_down_before_the_job_is_used_once_it_is_up(fabric: Fabric, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    words = ["bench", "--transport", "tcp", "--schedule", "auto", "-b", "4M", "-n", "24", "--mode", "out"]
-    try:
-        with once_carried(fabric, 2, 0, lambda: fabric.heal("h2.eth1")):
-            done = fabric.run([*UNTOLD, *OPTCC, *words, "-J", str(path)], capture=True, timeout_s=120)
-    finally:
-        fabric.fail("h2.eth1")
-    assert done.exit_code == 0, done.stderr
+    words = ["--schedule", "auto", "-n", "24", "-J", str(path)]
+    up, down = (partial(each, "h2.eth1") for each in (fabric.heal, fabric.fail))
+    done = bench_meanwhile(fabric, words, (2, 0), act=up, undo=down)
     # MPI, which misses the NIC too, has lines of its own, some without an end.
     for said in ("rank 2: eth1 is down: messages", "rank 2: eth1 is back after ", "plans are now for all NICs in full"):
         assert f"optcc: {said}" in done.stderr, done.stderr
@@ -145,13 +149,9 @@ def test_a_nic_that_was_down_before_the_job_is_used_once_it_is_up(fabric: Fabric
 @pytest.mark.slow
 def test_a_nic_that_goes_down_in_the_bench_is_told_and_recorded(fabric: Fabric, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    words = ["bench", "--transport", "tcp", "--schedule", "ring", "-b", "4M", "-n", "12", "--mode", "out"]
-    try:
-        with once_carried(fabric, 0, 1, lambda: fabric.fail("h0.eth1")):
-            done = fabric.run([*UNTOLD, *OPTCC, *words, "-J", str(path)], capture=True, timeout_s=120)
-    finally:
-        fabric.heal("h0.eth1")
-    assert done.exit_code == 0, done.stderr
+    words = ["--schedule", "ring", "-n", "12", "-J", str(path)]
+    up, down = (partial(each, "h0.eth1") for each in (fabric.heal, fabric.fail))
+    done = bench_meanwhile(fabric, words, (0, 1), act=down, undo=up)
     assert "optcc: rank 0: eth1 is down: messages go over the other NICs" in done.stderr.splitlines()
     record = Record.read(path)
     assert record.rows[0].lost > 0 and record.rows[0].wrong == 0

@@ -312,6 +312,9 @@ def test_a_nic_that_is_down_is_to_be_taken_up_and_makes_nothing_wrong() -> None:
     assert of(system, WRONG) == []
     (note,) = of(system, NOTE)
     assert (note.name, note.why, note.do) == ("eth1", "a run uses it once it is up", "ip link set eth1 up")
+    declared = replace(system, environment={**system.environment, "OPTCC_NIC_RATES": "100Gbit/s"})
+    (nic,) = (each for each in examine(declared) if each.name == "eth1")
+    assert (nic.verdict, nic.why) == (OK, "a run does not use it"), "rates are declared, and nobody measures it"
 
 
 def test_limits_are_those_of_the_job() -> None:
