@@ -17,13 +17,14 @@ from optcc.runtime.protocol.liveness import CLOSE_WATCH_S
 from optcc.runtime.protocol.local import LocalRank
 from optcc.runtime.protocol.rates import LEAST_SHARE
 
-PARTS, PART_S, PART_BYTES_MIN, PART_BYTES_MAX = 5, 1e-3, 1 << 16, BURST_BYTES_MAX
-"""A trial has so many parts out and in, in turn, so that acknowledgements wait behind nothing: each is what the NIC
-carries in so long, within these limits. In all that is more than an idle NIC lets through at once, and no part makes a
-long queue."""
 LIMIT_S, ROUND_TRIPS = 0.06, 8
 """A part may take so long, or what it takes at `LEAST_SHARE` of the rate if that is longer, and so many round trips, in
 which a connection that was idle gains speed."""
+PARTS, PART_BYTES_MIN, PART_BYTES_MAX = 5, 1 << 16, BURST_BYTES_MAX
+"""A trial has so many parts out and in, in turn, so that acknowledgements wait behind nothing: each is what the NIC
+carries at `LEAST_SHARE` of its rate in `LIMIT_S`, within these limits. Of smaller ones, one that carries a hundredth
+would carry some in time: an idle NIC lets much through at once, and again what it carries while the other way is
+tried."""
 PAUSE_S, PAUSE_S_MAX = 0.25, 1.0
 """From one trial to the next: twice as long each time."""
 
@@ -99,7 +100,7 @@ class Readmissions:
         is_in = trial.n_left % 2 == 0
         trial.n_left -= 1
         rate, connection = (local.own_nics[nic][4], in_) if is_in else (local.own_nics[nic][3], out)
-        n_bytes = min(PART_BYTES_MAX, max(PART_BYTES_MIN, round(rate * PART_S)))
+        n_bytes = min(PART_BYTES_MAX, max(PART_BYTES_MIN, round(rate * LEAST_SHARE * LIMIT_S)))
         local.have_padded(connection, n_bytes)
         trial.goal_bytes = self._carried(nic, trial, ends) + n_bytes
         least_s = connection.kernel.least_round_trip_s if connection.kernel else 0.0

@@ -6,14 +6,17 @@ from itertools import pairwise
 
 import pytest
 
+from optcc.runtime.protocol.connection import RecvConnection, SendConnection
 from optcc.runtime.protocol.epochs import HOPE_PAUSES, RATE_CALM_S
 from optcc.runtime.protocol.epochs import PAUSE_S as EPOCH_PAUSE_S
 from optcc.runtime.protocol.frames import BURST_FRAME, BurstWord, control_header
 from optcc.runtime.protocol.patience import PATIENCE_S
-from optcc.runtime.protocol.readmission import PART_BYTES_MAX, PART_BYTES_MIN, PARTS, PAUSE_S, PAUSE_S_MAX
+from optcc.runtime.protocol.rates import LEAST_SHARE
+from optcc.runtime.protocol.readmission import LIMIT_S, PART_BYTES_MAX, PART_BYTES_MIN, PARTS, PAUSE_S, PAUSE_S_MAX
 from tests.unit.runtime.protocol.network import Network
 
 RATE = 20_000_000
+PART_BYTES = round(RATE * LEAST_SHARE * LIMIT_S)
 
 
 class Tried:
@@ -48,7 +51,7 @@ class Tried:
         return False
 
 
-@pytest.mark.parametrize(("rate", "part_bytes"), [(RATE, PART_BYTES_MIN), (400_000_000, 400_000), (1 << 33, 1 << 20)])
+@pytest.mark.parametrize(("rate", "part_bytes"), [(12_500_000, PART_BYTES_MIN), (RATE, 100_000), (1 << 33, 1 << 20)])
 def test_a_nic_is_readmitted_once_all_parts_have_come_both_ways(rate: int, part_bytes: int) -> None:
     tried = Tried(rate)
     assert tried.run(0.5)
@@ -80,7 +83,50 @@ def test_a_nic_over_which_too_little_comes_one_way_is_tried_again_later_and_late
     wanted = [min(PAUSE_S_MAX, PAUSE_S * 2**number) for number in range(len(pauses))]
     assert len(pauses) > 3 and all(0.06 <= is_ - least < 0.12 for is_, least in zip(pauses, wanted, strict=True))
     # One part a trial, or two.
-    assert all(each < 1.1 * len(began_s) * PART_BYTES_MIN for each in tried.carried())
+    assert all(each < 1.1 * len(began_s) * PART_BYTES for each in tried.carried())
+
+
+class Bucket:
+    """One way of a NIC that sends `rate` bytes/s, and at once what it could have sent before, up to `most` bytes."""
+
+    def __init__(self, rate: float, most: int = 1 << 17) -> None:
+        self._rate, self._most, self._tokens = rate, most, float(most)
+        self._waiting = self._carried = self._now_s = 0.0
+
+    def add(self, n_bytes: int, now_s: float) -> None:
+        """So many are to go from now on."""
+        self.carried(now_s)
+        self._waiting += n_bytes
+
+    def carried(self, now_s: float) -> int:
+        """The bytes that have gone so far."""
+        if now_s == self._now_s:
+            return round(self._carried)
+        added = self._rate * (now_s - self._now_s)
+        gone = min(self._waiting, self._tokens + added)
+        self._tokens = min(self._most, self._tokens + added - gone)
+        self._waiting, self._carried, self._now_s = self._waiting - gone, self._carried + gone, now_s
+        return round(self._carried)
+
+
+@pytest.mark.parametrize(("share", "is_carried"), [(0.01, False), (0.02, False), (0.5, True), (1.0, True)])
+@pytest.mark.parametrize("look_s", [0.005, 0.02, 0.025])
+def test_what_an_idle_nic_lets_through_at_once_has_none_readmitted(
+    share: float, is_carried: bool, look_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = 50_000_000
+    tried = Tried(rate)
+    readmissions, network, local = tried.readmissions, tried.network, tried.readmissions._local
+    ways = {kind: Bucket(share * rate) for kind in (SendConnection, RecvConnection)}
+    monkeypatch.setattr(local, "have_padded", lambda each, n_bytes: ways[type(each)].add(n_bytes, network.now_s))
+    monkeypatch.setattr(
+        readmissions, "_carried", lambda nic, trial, ends: ways[type(ends[trial.n_left % 2])].carried(network.now_s)
+    )
+    until_s, is_over = network.now_s + 10.0, False
+    while network.now_s < until_s and not is_over:
+        network.run(look_s)
+        is_over = readmissions.is_over(1)
+    assert is_over == is_carried
 
 
 def test_a_peer_sends_no_more_than_a_part() -> None:
