@@ -93,7 +93,7 @@ def test_a_plan_that_is_not_made_any_more_is_left_out() -> None:
     for other in (turned, more):
         assert report_timelines.traced_plan(SEEN, other) is None
     plan = report_timelines.traced_plan(SEEN, before)
-    assert plan is not None and (plan.name, len(plan.transfers)) == ("direct", len(before.src))
+    assert plan is not None and (plan.name, len(plan.transfers)) == (before.plan, len(before.src))
 
 
 def test_the_failure_is_marked_and_the_failed_nic_is_down() -> None:
