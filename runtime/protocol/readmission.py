@@ -22,8 +22,8 @@ LIMIT_S, ROUND_TRIPS = 0.06, 8
 which a connection that was idle gains speed."""
 PARTS, PART_BYTES_MIN, PART_BYTES_MAX = 5, 1 << 16, BURST_BYTES_MAX
 """A trial has so many parts out and in, in turn, so that acknowledgements wait behind nothing: each is what the NIC
-carries at `LEAST_SHARE` of its rate in `LIMIT_S`, within these limits. Of smaller ones, one that carries a hundredth
-would carry some in time: an idle NIC lets much through at once, and again what it carries while the other way is
+carries at `LEAST_SHARE` of its rate in `LIMIT_S`, within these limits. With smaller ones a
+NIC at 1 % of its rate could pass: a token bucket lets a burst through, and fills again while the other way is
 tried."""
 PAUSE_S, PAUSE_S_MAX = 0.25, 1.0
 """From one trial to the next: twice as long each time."""
