@@ -11,7 +11,18 @@ import pytest
 
 from optcc.errors import CodecError
 from optcc.experiments.fabric import FabricSpec, NicRates, NicTarget
-from optcc.experiments.untold import RANDOM_FABRICS, SEED, STATES, Untold, UntoldRow, UntoldState, random_state
+from optcc.experiments.peers_comparison import REPEATS_MAX
+from optcc.experiments.record import STEAL_MAX, BenchTiming, Samples
+from optcc.experiments.untold import (
+    RANDOM_FABRICS,
+    SEED,
+    STATES,
+    Untold,
+    UntoldRow,
+    UntoldState,
+    random_state,
+    undisturbed_tries,
+)
 
 PEERS_S: dict[str, tuple[float, ...]] = {"Gloo": (1.8, 1.9, 2.4)}
 TIMES = (1.01, 1.4, 1.02)
@@ -49,3 +60,27 @@ def test_a_time_that_cannot_be_is_refused(wrong: dict[str, Any], named: str, tmp
     replace(Untold({"cores": 2}, {"optcc": "0"}, (msgspec.structs.replace(ROW, **wrong),))).write(path)
     with pytest.raises(CodecError, match=rf"rows\[0\].{named}"):
         Untold.read(path)
+
+
+def test_a_job_of_ours_is_repeated_while_most_of_its_runs_are_disturbed() -> None:
+    quiet, noisy = STEAL_MAX, 2 * STEAL_MAX
+
+    def tries_of(*steals: tuple[float, ...]) -> int:
+        timings = iter(
+            BenchTiming(
+                *("auto", "healthy", "4", 4, 1 << 20, "float32", "sum", 4, "", None, 1.0),
+                out_of_place=Samples([1.0] * len(steal), list(steal), 0),
+                in_place=None,
+            )
+            for steal in steals
+        )
+        return len(undisturbed_tries(lambda: next(timings)))
+
+    assert tries_of((quiet, quiet, noisy)) == 1
+    assert tries_of((quiet, noisy, noisy), (noisy,) * 3, (quiet,) * 3, (quiet,) * 3) == 3
+    assert tries_of(*[(noisy,) * 3] * (REPEATS_MAX + 5)) == REPEATS_MAX + 1
+
+
+def test_a_row_that_was_disturbed_says_so() -> None:
+    record = Untold({"cores": 2}, {"optcc": "0"}, (msgspec.structs.replace(ROW, is_disturbed=True),))
+    assert "1.020 (1.010 to 1.400), disturbed" in record.markdown()
