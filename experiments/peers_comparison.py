@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from optcc.topology import Topology
 from optcc.units import parse_rate, show_size
 from optcc.verify.bounds.certified import least_seconds
 
+T = TypeVar("T")
 WARMUP = 1
 REPEATS_MAX = 3
 """Times that a run is repeated because of steal; after that it is kept, marked by its steal."""
@@ -306,6 +307,15 @@ def least_seconds_after(topology: Topology, size_bytes: int, late_s: Fraction) -
     return max(whole_s - late_s, size_bytes / min(topology.out[-1], topology.in_[-1]))
 
 
+def repeat_disturbed(run: Callable[[], T], steal_of: Callable[[T], float]) -> list[T]:
+    """What a run returns, and its repeats: up to `REPEATS_MAX`, while steal is above `STEAL_MAX`; that with the least
+    steal comes first."""
+    tries = [run()]
+    while steal_of(tries[-1]) > STEAL_MAX and len(tries) <= REPEATS_MAX:
+        tries.append(run())
+    return sorted(tries, key=steal_of)
+
+
 class ContenderRuns:
     """The turns of one contender in one state of the hosts."""
 
@@ -317,9 +327,8 @@ class ContenderRuns:
 
     def warm_up(self) -> None:
         """An untimed run."""
-        turn = self._turn()
-        if turn is not None:
-            self.wrong += turn.wrong
+        with self._noting_fault():
+            self._turn()
 
     def check_control(self, sneaked: int, size_bytes: int) -> None:
         """Rejects a contender whose data went over the control network: `sneaked` bytes in its first run."""
@@ -327,25 +336,23 @@ class ContenderRuns:
             self.failed = f"{show_size(sneaked)} went over the control network"
 
     def run(self) -> None:
-        """A timed run, repeated up to `REPEATS_MAX` times while steal is too high; keeps the try with the least."""
-        tries: list[Turn] = []
-        while len(tries) <= REPEATS_MAX:
-            turn = self._turn()
-            if turn is None:
-                return
-            self.wrong += turn.wrong
-            tries.append(turn)
-            if turn.steal <= STEAL_MAX:
-                break
-        self.rejected += len(tries) - 1
-        self.turns.append(min(tries, key=lambda turn: turn.steal))
+        """A timed run, repeated while steal is too high (`repeat_disturbed`)."""
+        with self._noting_fault():
+            tries = repeat_disturbed(self._turn, lambda turn: turn.steal)
+            self.rejected += len(tries) - 1
+            self.turns.append(tries[0])
 
-    def _turn(self) -> Turn | None:
+    def _turn(self) -> Turn:
+        turn = self.team.turn(self.number)
+        self.wrong += turn.wrong
+        return turn
+
+    @contextlib.contextmanager
+    def _noting_fault(self) -> Iterator[None]:
         try:
-            return self.team.turn(self.number)
+            yield
         except RuntimeFault as fault:
             self.failed = str(fault)
-            return None
 
 
 @contextlib.contextmanager

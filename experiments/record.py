@@ -211,6 +211,11 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The median of the undisturbed timings."""
         return statistics.median(self.undisturbed_s)
 
+    @property
+    def median_steal(self) -> float:
+        """The median of the shares that were stolen."""
+        return statistics.median(self.steal)
+
     def percentile_s(self, share: float) -> float:
         """The smallest undisturbed timing that the given share of them does not exceed; of share 0 the smallest, and of
         one half the median, which of an even number of timings is the mean of the two in the middle.
@@ -258,9 +263,14 @@ class BenchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def seconds(self) -> float:
         """The out-of-place median, or the in-place one if only that was run."""
+        return self.samples.median_s
+
+    @property
+    def samples(self) -> Samples:
+        """The out-of-place timings, or those in place if only these were run."""
         samples = self.out_of_place or self.in_place
         assert samples is not None
-        return samples.median_s
+        return samples
 
     @property
     def wrong(self) -> int:

@@ -24,7 +24,7 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -38,9 +38,9 @@ from optcc.collective import Collective
 from optcc.experiments.bench_jobs import befall, run_bench
 from optcc.experiments.cells import RecordCells
 from optcc.experiments.fabric import WIRE_OVERHEAD, Fabric, FabricSpec, FabricState
-from optcc.experiments.peers_comparison import REPEATS_MAX, Comparison
+from optcc.experiments.peers_comparison import Comparison, repeat_disturbed
 from optcc.experiments.peers_on_fabric import allow_multipath
-from optcc.experiments.record import RECORDS, STEAL_MAX, BenchTiming, Check, Samples, undisturbed
+from optcc.experiments.record import RECORDS, STEAL_MAX, BenchTiming, Check, undisturbed
 from optcc.experiments.recorder import Measured, RecordForm, check_times, head, record_command
 from optcc.show import Card
 from optcc.topology import Nic, Server, Topology
@@ -112,7 +112,7 @@ class UntoldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A state: its bound, what each undisturbed run took, how the plan was predicted, and which it was.
 
     `peers_s` is what those of each peer took, `absent` why another was not run; all in seconds. Our job was `repeated`
-    so often because of steal, and in most runs of the try that counts there was still too much if it `is_disturbed`.
+    so many times because of steal; if the row `is_disturbed`, most runs of the try that counts had too much of it too.
     """
 
     state: str
@@ -223,22 +223,26 @@ def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
     words += ["-b", str(state.size_bytes), "-n", str(RUNS), "-w", str(WARMUP)]
     rate = state.fabric.partition("@")[2]
     peers = Comparison(state.size_bytes, PEER_RUNS, pythons.mpich, pythons.torch, rate)
+
+    def run_job() -> BenchTiming:
+        (row,) = run_bench(fabric, state.name, words, _TIMEOUT_S, told=False).rows
+        return row
+
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:
         allow_multipath(fabric)
         for nic, what in state.nics.items():
             befall(fabric, nic, what)
         standing = fabric.state()
-        tries = undisturbed_tries(lambda: run_bench(fabric, state.name, words, _TIMEOUT_S, told=False).rows[0])
+        tries = repeat_disturbed(run_job, lambda timing: timing.samples.median_steal)
         if state.with_peers:
             with tempfile.TemporaryDirectory(prefix="optcc-untold-") as folder:
                 peers.compare_peers(fabric, state.name, Path(folder))
-    row = min(tries, key=lambda each: _steal_of(_samples_of(each)))
-    samples = _samples_of(row)
+    row = tries[0]
     assert row.predicted_s is not None
     return UntoldRow(
         *(state.name, state.fabric, dict(state.nics), standing.topology_text(), state.size_bytes),
         bound_s=bound_of(standing, state.size_bytes),
-        seconds=tuple(samples.undisturbed_s),
+        seconds=tuple(row.samples.undisturbed_s),
         predicted_s=row.predicted_s,
         schedule=row.schedule,
         segments=row.segments,
@@ -246,26 +250,8 @@ def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
         peers_s={run.contender: tuple(undisturbed(run.seconds, run.steal)) for run in peers.runs},
         absent=peers.absent,
         repeated=len(tries) - 1,
-        is_disturbed=_steal_of(samples) > STEAL_MAX,
+        is_disturbed=row.samples.median_steal > STEAL_MAX,
     )
-
-
-def undisturbed_tries(run: Callable[[], BenchTiming]) -> list[BenchTiming]:
-    """What a job found, again up to `REPEATS_MAX` times while there is too much steal in most of its runs."""
-    tries = [run()]
-    while _steal_of(_samples_of(tries[-1])) > STEAL_MAX and len(tries) <= REPEATS_MAX:
-        tries.append(run())
-    return tries
-
-
-def _samples_of(timing: BenchTiming) -> Samples:
-    assert timing.out_of_place is not None
-    return timing.out_of_place
-
-
-def _steal_of(samples: Samples) -> float:
-    """The share of the machine that the hypervisor took during a run, by the median."""
-    return statistics.median(samples.steal)
 
 
 @record_command(Untold, RecordForm(quick={}))

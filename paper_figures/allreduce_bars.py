@@ -207,10 +207,8 @@ def _position(bar: Bar) -> tuple[int, str]:
 
 
 def _bar(row: BenchTiming, bound_s: float | None) -> Bar:
-    samples = row.out_of_place or row.in_place
-    assert samples is not None  # guaranteed by require_drawable
-    quiet = _undisturbed(samples)
-    shown = quiet or samples.seconds
+    quiet = _undisturbed(row.samples)
+    shown = quiet or row.samples.seconds
     over = 100 * (row.seconds / bound_s - 1) if bound_s else None
     return Bar(
         row.schedule,
@@ -218,7 +216,7 @@ def _bar(row: BenchTiming, bound_s: float | None) -> Bar:
         min(shown),
         max(shown),
         len(quiet),
-        len(samples.seconds),
+        len(row.samples.seconds),
         row.predicted_s,
         over,
         row.wrong,

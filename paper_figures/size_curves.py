@@ -179,6 +179,4 @@ def _draw_panel(axes: Axes, sweep: Sweep, kind: str, first: BenchTiming) -> None
 
 
 def _ends(row: BenchTiming) -> tuple[float, float]:
-    samples = row.out_of_place or row.in_place
-    assert samples is not None
-    return min(samples.undisturbed_s), max(samples.undisturbed_s)
+    return min(row.samples.undisturbed_s), max(row.samples.undisturbed_s)
