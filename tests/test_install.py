@@ -106,6 +106,7 @@ def test_no_extra_is_there(command: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
+@pytest.mark.slow
 def test_a_proof_for_all_ranks(command: Path) -> None:
     assert _json(command, "verify", "ring", "--all-ranks")["verdict"] == "proved"
 

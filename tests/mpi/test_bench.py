@@ -39,6 +39,7 @@ def test_ours_and_the_librarys_own_are_exact_side_by_side(tmp_path: Path) -> Non
     assert list((tmp_path / "optcc").rglob("*.json")), "proofs are kept for the next run"
 
 
+@pytest.mark.slow
 def test_every_collective_is_exact_beside_the_librarys_own(tmp_path: Path) -> None:
     words = ("-r", "2", "-b", "40004", "-n", "2", "-o", "avg", "--json", "--transport", "tcp", "--peer", "mpi")
     benches = [["--collective", each, "--schedule", SCHEDULE_OF[each], *words] for each in COLLECTIVES]
@@ -49,6 +50,7 @@ def test_every_collective_is_exact_beside_the_librarys_own(tmp_path: Path) -> No
         assert (peer["in_place"] is None) == (collective in ("reducescatter", *PERSONALISED))
 
 
+@pytest.mark.slow
 def test_declared_collectives_are_exact(tmp_path: Path) -> None:
     """Over TCP, with a topology for which plans may change."""
     (tmp_path / "own.py").write_text(ADD_EDGES, encoding="utf-8")

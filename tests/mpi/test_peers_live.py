@@ -71,6 +71,7 @@ def test_ours_and_open_mpi_are_compared_in_a_state_of_the_hosts(
 SMALL = {"ports": "fifo", "segments": 2, "slots": 8, "window": 4}
 
 
+@pytest.mark.slow
 def test_the_time_counts_from_when_the_last_host_begins(
     fabric: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_the_time_counts_from_when_the_last_host_begins(
         assert run.bound_s == pytest.approx(SIZE * float(Fraction(WIRE_OVERHEAD)) / 10**8)
 
 
+@pytest.mark.slow
 def test_who_hangs_is_said_to_hang_and_is_ended(fabric: Fabric, tmp_path: Path) -> None:
     job = PeerJob("open-mpi", sys.executable, "openmpi", (_library("Open MPI ring, TCP"),), MPI_RING)
     asked = Comparison(SIZE, 1, "", "", "400Mbit/s")

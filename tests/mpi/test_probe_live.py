@@ -132,6 +132,7 @@ def bench_meanwhile(
     return done
 
 
+@pytest.mark.slow
 def test_a_nic_that_was_down_before_the_job_is_used_once_it_is_up(fabric: Fabric, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     words = ["--schedule", "auto", "-n", "24", "-J", str(path)]

@@ -281,6 +281,7 @@ def test_a_nic_that_fails_while_nothing_is_under_way_is_noticed_by_the_next_coll
     assert isinstance(rails, list) and rails[1][2] > 0, "the NIC's connections were given up"
 
 
+@pytest.mark.slow
 @pytest.mark.battery(11)
 @netns
 def test_a_nic_that_gets_another_address_in_the_middle_is_used_again(name: str, tmp_path: Path) -> None:

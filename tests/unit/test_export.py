@@ -280,6 +280,7 @@ def test_chakra_orders_what_the_plan_orders() -> None:
                 assert last[rank][earlier] in seen, f"{plan.name}: {t.describe(later)} after {t.describe(earlier)}"
 
 
+@pytest.mark.slow
 def test_chakra_in_pieces_says_the_same() -> None:
     """The same bytes between the same ranks, each message once, and every wait of the whole for all of its pieces."""
     pieces = 3

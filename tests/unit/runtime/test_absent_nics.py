@@ -87,7 +87,7 @@ def absent(cause: str, share: float = 1.0) -> SimNetwork:
     return network
 
 
-@pytest.mark.parametrize("cause", ["down", "silent"])
+@pytest.mark.parametrize("cause", ["down", pytest.param("silent", marks=pytest.mark.slow)])
 def test_a_nic_that_is_absent_at_the_start_is_used_half_a_second_after_it_is_back(cause: str) -> None:
     runs, rates = run_job(absent(cause))
     assert rates[1] == pytest.approx((RATE, RATE), rel=0.05), "as the others of its rail"
@@ -106,6 +106,7 @@ def test_what_is_back_is_measured_before_plans_are_for_it() -> None:
     assert share == pytest.approx((0.5, 0.5), rel=0.05)
 
 
+@pytest.mark.slow
 def test_plans_do_not_change_for_a_nic_that_stays_away() -> None:
     runs, _ = run_job(absent("for good"))
     assert {run.epoch for run in runs} == {0}

@@ -182,6 +182,7 @@ class Paused(Job):
         super()._body(rank, transport)
 
 
+@pytest.mark.slow
 def test_the_traffic_is_asked_though_nics_were_measured_in_vain_before(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_s = note_measuring(monkeypatch)
     job = Paused([(1.75, 1, 1, 0.5, 0.5)], 14, n_hosts=4, count=1 << 20, schedule="auto")
@@ -204,11 +205,14 @@ def test_a_run_that_waited_for_a_late_rank_has_no_nic_measured(monkeypatch: pyte
     assert all(epochs == job.epochs[0] for epochs in job.epochs) and job.epochs[0][-1] == 1 and not measured_s
 
 
-def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause() -> None:
+@pytest.mark.parametrize(
+    "falls_s", [(1.68,), pytest.param((1.62, 1.75), marks=pytest.mark.slow)], ids=["in a run", "in other runs"]
+)
+def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause(falls_s: tuple[float, ...]) -> None:
     """Whenever in a run it falls: that one tells enough, or the next one, which need not be over. Where traffic is not
     clear, all wait."""
     n_paused = 0
-    for at_s in (1.62, 1.68, 1.75):
+    for at_s in falls_s:
         job = Job([(at_s, 1, 1, 0.5, 0.5)], 16, n_hosts=4, count=1 << 20, schedule="auto")
         shares = job.shares[-1]
         assert shares is not None and all(epochs == job.epochs[0] for epochs in job.epochs)
@@ -219,7 +223,7 @@ def test_a_nic_that_its_traffic_names_is_planned_for_without_a_pause() -> None:
         # Under the plans of before a run would take twice as long as when all was well.
         assert fell + 1 <= planned <= fell + 2 and after_s < 1.5 * median(job.took_s[1:fell])
         n_paused += job.took_s[planned] > 1.15 * after_s
-    assert n_paused <= 1
+    assert n_paused <= len(falls_s) // 2
 
 
 def test_plans_are_for_the_rates_that_a_nic_has_since_it_became_slow() -> None:
@@ -474,6 +478,7 @@ def test_hosts_of_several_ranks_change_plans_once_for_a_nic_that_is_lost_and_onc
     assert median(job.took_s[last + 1 :]) / bound_s(1.0, 3, 2) < 1.03 * before
 
 
+@pytest.mark.slow
 def test_a_rail_that_no_rank_has_used_is_used_again_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank tries its NIC at another time, and it can be measured with those of the others only."""
     await_trial = Readmissions.await_trial

@@ -25,7 +25,8 @@ from tests.unit.verify.all_ranks.test_all_ranks import planted
 from tests.unit.verify.all_ranks.test_attacks import made
 
 
-@pytest.mark.parametrize("name", ["r2ccl-allreduce", pytest.param("r2ccl-recursive", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["r2ccl-allreduce", "r2ccl-recursive"])
 def test_rings_side_by_side_are_proved_for_every_number_of_ranks(name: str) -> None:
     judged = prove_all_ranks(SCHEDULES[name], p_checked=7)
     assert (judged.verdict, judged.reached) == (PROVED, "")
