@@ -428,9 +428,8 @@ def check_exact_with_faults(seed: int, *, down: bool) -> int:
     return compared
 
 
-@pytest.mark.parametrize(
-    "down", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["degraded", "standing still"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("down", [False, True], ids=["degraded", "standing still"])
 def test_nics_that_lose_rate_and_get_it_back_cost_exactly_what_is_predicted(seed: int, down: bool) -> None:
     compared = sum(check_exact_with_faults(seed + number, down=down) for number in range(10))
     assert compared > 10

@@ -60,6 +60,7 @@ def test_an_error_that_every_rank_meets_is_said_once(wrong: tuple[str, str], wha
     assert len(lines) == 1 and what in lines[0], done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_that_one_rank_alone_meets_is_said_and_ends_the_job() -> None:
     """A host without the NIC; its rank said nothing, and the others waited for it."""
     words = (*OPTCC, "bench", "--transport", "tcp", "-b", "1K", "-n", "1")

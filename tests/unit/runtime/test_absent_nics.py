@@ -99,6 +99,7 @@ def test_a_nic_that_is_absent_at_the_start_is_used_half_a_second_after_it_is_bac
     assert np.median([run.took_s for run in after]) < 1.1 * least_s(0)
 
 
+@pytest.mark.slow
 def test_what_is_back_is_measured_before_plans_are_for_it() -> None:
     runs, rates = run_job(absent("down", 0.5))
     assert rates[1] == pytest.approx((RATE, RATE), rel=0.05)
