@@ -2,7 +2,8 @@
 
 The line is the second of the file, `"made": {"date": ..., "rooms": {...}}`. A room is a package of this project, or
 the module of the experiment, with a digest of its source files: a record is older than what it measures if one of them
-has another digest now. A record whose bytes are the same however it was made has no date in that line.
+has another digest now. A record of simulated time, whose results are the same however it was made, has no date in that
+line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EVERY_ROOM = ("optcc", "schedules", "verify", "runtime")
 PLANNED_ROOMS = ("optcc", "schedules", "verify")
 """Those of what is planned, proved and simulated, and not run."""
 UNDATED = "before dates were recorded"
-NO_DATE = "no date: the same bytes each time"
+NO_DATE = "no date: simulated, the same results each time"
 CURRENT = "as it is now"
 UNKNOWN = "not recorded"
 _TOP = Path(__file__).resolve().parents[1]

@@ -82,6 +82,12 @@ class PeerRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return statistics.median(undisturbed(self.seconds, self.steal))
 
     @property
+    def over_bound(self) -> str:
+        """The median over the bound, with the least and the greatest of the runs."""
+        least, middle, most = (each / self.bound_s for each in (min(self.seconds), self.median_s, max(self.seconds)))
+        return f"{middle:.3f} ({least:.3f} to {most:.3f})"
+
+    @property
     def bound_percent(self) -> float:
         """The bound as a share of the time, in percent; 100 is the best there can be."""
         return 100 * self.bound_s / self.median_s
@@ -231,7 +237,7 @@ class PeerComparison(Measured):
         return self.summary().markdown()
 
     def summary(self) -> Card:
-        """Of each state, the times of ours over TCP and of the best peer over the bound."""
+        """Of each state, the times of ours over TCP and of the best peer over the bound, with their spread."""
         rows = []
         for part in self.parts():
             first = part.runs[0]
@@ -247,11 +253,11 @@ class PeerComparison(Measured):
                     show_size(first.size_bytes),
                     first.bed,
                     f"{first.bound_s:.3f} s",
-                    "-" if best is None else f"{best.median_s / best.bound_s:.3f}",
+                    "-" if best is None else best.over_bound,
                     "-" if predicted is None else f"{predicted:.3f}",
-                    "-" if ring is None else f"{ring.median_s / ring.bound_s:.3f}",
-                    "-" if for_late is None else f"{for_late.median_s / for_late.bound_s:.3f}",
-                    "-" if peer is None else f"{peer.median_s / peer.bound_s:.3f}",
+                    "-" if ring is None else ring.over_bound,
+                    "-" if for_late is None else for_late.over_bound,
+                    "-" if peer is None else peer.over_bound,
                     "-" if peer is None else peer.contender,
                     f"{min(len(run.seconds) for run in part.runs)}",
                 )

@@ -19,6 +19,7 @@ OTHERWISE = {"fabric-4x2-half.json": "optcc demo --full"}
 """Records that come along and are those of another command."""
 NOT_MADE = "not made yet"
 _HERE = "optcc.experiments."
+_HOSTS = "root, for emulated hosts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Experiment:
     """A question, and where its command is: `command` of `module`, unless `attribute` says another name.
 
     `needs` is what it cannot do without beyond this package; `record` the file of `experiments/records/` that it makes.
+    `peers` are the libraries that it measures in the same session, in jobs of their own; of an experiment on emulated
+    hosts without any, why.
     """
 
     question: str
@@ -33,6 +36,7 @@ class Experiment:
     record: str
     needs: str = ""
     attribute: str = "command"
+    peers: str = ""
 
     def load(self) -> click.Command:
         """The command; imports its module."""
@@ -41,8 +45,13 @@ class Experiment:
         return command
 
 
-def _on_fabric(question: str, module: str, record: str, further: str = "") -> Experiment:
-    return Experiment(question, f"{_HERE}{module}", record, f"root, for emulated hosts{further}")
+def _on_fabric(question: str, module: str, record: str, *, peers: str) -> Experiment:
+    return Experiment(question, f"{_HERE}{module}", record, _HOSTS, peers=peers)
+
+
+def _of_training(question: str, record: str, attribute: str = "command") -> Experiment:
+    module, needs = f"{_HERE}training_failures", f"{_HOSTS}; torch (make test-torch)"
+    return Experiment(question, module, record, needs, attribute, "Gloo")
 
 
 EXPERIMENTS = {
@@ -50,7 +59,10 @@ EXPERIMENTS = {
         "what an authentication tag on every frame costs", f"{_HERE}authentication_cost", "authentication-cost.json"
     ),
     "auto-measured": _on_fabric(
-        "how near auto comes to the best schedule on loopback, MPI and TCP", "auto_measured", "auto-measured.json"
+        "how near auto comes to the best schedule on loopback, MPI and TCP",
+        "auto_measured",
+        "auto-measured.json",
+        peers="none: the library's schedules are compared with each other",
     ),
     "auto-ratios": Experiment(
         "how near auto comes to the bound, by ranks and rates", f"{_HERE}auto_ratios", "auto-ratios.json"
@@ -67,12 +79,16 @@ EXPERIMENTS = {
         "six collectives beside Open MPI's best, by state of the hosts",
         "collectives_on_fabric",
         "collectives-on-fabric.json",
+        peers="Open MPI",
     ),
     "executor-speed": Experiment(
         "what a step of the executor costs, and where", f"{_HERE}executor_speed", "executor-speed.json"
     ),
     "failover-speed": _on_fabric(
-        "how long a collective stands still when a NIC fails", "failover_speed", "failover-speed.json"
+        "how long a collective stands still when a NIC fails",
+        "failover_speed",
+        "failover-speed.json",
+        peers="none: failure-trace has them",
     ),
     "failure-study": Experiment(
         "AllReduce with failed NICs, by cluster size and failures: Monte Carlo",
@@ -84,6 +100,7 @@ EXPERIMENTS = {
         "AllReduces in a row before, while and after a NIC fails, beside Open MPI",
         "failure_trace",
         "failure-trace.json",
+        peers="Open MPI",
     ),
     "first-use": Experiment(
         "how long commands take on a fresh installation, and after", f"{_HERE}first_use", "first-use.json"
@@ -119,16 +136,28 @@ EXPERIMENTS = {
         "the field's schedules and ours on servers of eight GPUs that lost NICs", f"{_HERE}lost_nics", "lost-nics.json"
     ),
     "mid-collective": _on_fabric(
-        "what a NIC costs that is lost or slow in mid-collective", "mid_collective", "mid-collective.json"
+        "what a NIC costs that is lost or slow in mid-collective",
+        "mid_collective",
+        "mid-collective.json",
+        peers="none: failure-trace has them",
     ),
-    "observation-cost": _on_fabric("what status, recorder and taps cost", "observation_cost", "observation-cost.json"),
+    "observation-cost": _on_fabric(
+        "what status, recorder and taps cost",
+        "observation_cost",
+        "observation-cost.json",
+        peers="none: a job that is observed is compared with one that is not",
+    ),
     "passing-congestion": _on_fabric(
         "AllReduce while congestion comes and goes at a NIC, beside Open MPI",
         "passing_congestion",
         "passing-congestion.json",
+        peers="Open MPI",
     ),
     "peers-on-fabric": _on_fabric(
-        "AllReduce beside Open MPI, MPICH and Gloo, by state of the hosts", "peers_on_fabric", "peers-on-fabric.json"
+        "AllReduce beside Open MPI, MPICH and Gloo, by state of the hosts",
+        "peers_on_fabric",
+        "peers-on-fabric.json",
+        peers="Open MPI, MPICH, Gloo",
     ),
     "planning-speed": Experiment(
         "how long planning and proofs take, by ranks", f"{_HERE}planning_speed", "planning-speed.json"
@@ -147,10 +176,16 @@ EXPERIMENTS = {
         "schedule-ratios.json",
     ),
     "seen-failure": _on_fabric(
-        "how the loss of a NIC in training shows in status, traces and taps", "seen_failure", "seen-failure.json"
+        "how the loss of a NIC in training shows in status, traces and taps",
+        "seen_failure",
+        "seen-failure.json",
+        peers="none: no time is compared",
     ),
     "servers-on-fabric": _on_fabric(
-        "AllReduce on hosts of several ranks, beside Open MPI", "servers_on_fabric", "servers-on-fabric.json"
+        "AllReduce on hosts of several ranks, beside Open MPI",
+        "servers_on_fabric",
+        "servers-on-fabric.json",
+        peers="Open MPI",
     ),
     "simulator-exports": Experiment(
         "whether LogGOPSim and ASTRA-sim say of our exports what simulate says",
@@ -158,7 +193,12 @@ EXPERIMENTS = {
         "simulator-exports.json",
         "LogGOPSim and ASTRA-sim",
     ),
-    "soak": _on_fabric("whether ten minutes of random faults on emulated hosts cost a bit", "soak", "soak.json"),
+    "soak": _on_fabric(
+        "whether ten minutes of random faults on emulated hosts cost a bit",
+        "soak",
+        "soak.json",
+        peers="none: sums are checked, and no time is compared",
+    ),
     "swarm": Experiment(
         "whether random faults break a promise of the protocol, in simulated time", f"{_HERE}swarm", "swarm.json"
     ),
@@ -175,26 +215,29 @@ EXPERIMENTS = {
         "training.json",
         attribute="train",
     ),
-    "training-failures": _on_fabric(
-        "training a GPT while a NIC is lost, slow and back, beside Gloo",
-        "training_failures",
-        "training-failures.json",
-        "; torch (make test-torch)",
+    "training-failures": _of_training(
+        "training a GPT while a NIC is lost, slow and back, beside Gloo", "training-failures.json"
     ),
-    "training-long": Experiment(
-        "200 steps of training, a NIC down from step 50 to 100, beside Gloo",
-        f"{_HERE}training_failures",
-        "training-long.json",
-        "root, for emulated hosts; torch (make test-torch)",
-        "long_command",
+    "training-long": _of_training(
+        "200 steps of training, a NIC down from step 50 to 100, beside Gloo", "training-long.json", "long_command"
     ),
     "transport-speed": Experiment(
         "what a message costs over each transport, beside plain sockets and Open MPI",
         f"{_HERE}transport_speed",
         "transport-speed.json",
     ),
-    "untold": _on_fabric("how near to the bound hosts come of which nobody declares anything", "untold", "untold.json"),
-    "versions": _on_fabric("what two checkouts of this project take, in turns", "compare_versions", "versions.json"),
+    "untold": _on_fabric(
+        "how near to the bound hosts come of which nobody declares anything",
+        "untold",
+        "untold.json",
+        peers="Open MPI, MPICH, Gloo",
+    ),
+    "versions": _on_fabric(
+        "what two checkouts of this project take, in turns",
+        "compare_versions",
+        "versions.json",
+        peers="none: two checkouts of this project are compared",
+    ),
 }
 """By name. An experiment that measures ranks starts them itself."""
 
@@ -247,21 +290,24 @@ def command() -> None:
 def show(as_json: bool) -> None:
     """The experiments: the question of each, its record, what it needs, when the record was made, and how old it is.
 
-    A record is older than what it measures if the source of a package that it names is another now.
+    A record is older than what it measures if the source of a package that it names is another now. Peers are libraries
+    that are measured in the same session, in jobs of their own.
     """
     if as_json:
         echo_json(
             [
-                {"name": name, "question": each.question, "record": each.record, "needs": each.needs}
+                {"name": name, "question": each.question, "record": each.record}
+                | {"needs": each.needs, "peers": each.peers}
                 | dict(zip(("made", "code"), _age(each), strict=True))
                 for name, each in sorted(EXPERIMENTS.items())
             ]
         )
         return
     rows = tuple(
-        (name, each.question, each.record, each.needs, *_age(each)) for name, each in sorted(EXPERIMENTS.items())
+        (name, each.question, each.record, each.needs, each.peers, *_age(each))
+        for name, each in sorted(EXPERIMENTS.items())
     )
-    echo_card(Card("experiments", ("name", "question", "record", "needs", "made", "code"), rows))
+    echo_card(Card("experiments", ("name", "question", "record", "needs", "peers", "made", "code"), rows))
 
 
 def _age(experiment: Experiment) -> tuple[str, str]:

@@ -69,6 +69,18 @@ def test_all_take_a_file_for_their_record(name: str) -> None:
     assert "-o" in options
 
 
+@pytest.mark.parametrize("name", [name for name, each in EXPERIMENTS.items() if "emulated hosts" in each.needs])
+def test_what_runs_on_emulated_hosts_has_peers_or_says_why_not(name: str) -> None:
+    peers, _, reason = EXPERIMENTS[name].peers.partition(":")
+    if peers == "none":
+        assert reason.strip()
+        return
+    measured = (RECORDS / EXPERIMENTS[name].record).read_text("utf-8").lower()
+    for peer in peers.split(", "):
+        assert peer
+        assert f'"{peer.lower()}' in measured or f" {peer.lower()}" in measured
+
+
 def test_the_list_says_what_each_answers() -> None:
     said = CliRunner().invoke(cli.optcc, ["experiment", LIST, "--json"])
     found = {each["name"]: each for each in json.loads(said.output)}
