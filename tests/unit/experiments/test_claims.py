@@ -171,9 +171,10 @@ def test_values_are_those_of_the_files() -> None:
     assert (found.least, found.most) == pytest.approx((min(over), max(over)))
     file = json.loads((RECORDS / "peers-on-fabric.json").read_bytes())
     (ours,) = (each["run_s"] - each["before_s"] for each in file["losses"] if each["side"] == "ours")
-    assert not any(each["run_s"] for each in file["losses"] if each["side"] == "peer")
-    hung_s = min(each["limit_s"] - each["before_s"] for each in file["losses"] if each["side"] == "peer")
-    assert ROWS["R23"].found["measured"].most == pytest.approx(hung_s / ours)
+    peers = [each for each in file["losses"] if each["side"] == "peer"]
+    went_on_s = [each["run_s"] - each["before_s"] for each in peers if each["run_s"]]
+    hung_s = [each["limit_s"] - each["before_s"] for each in peers]
+    assert ROWS["R23"].found["measured"].most == pytest.approx(min(went_on_s or hung_s) / ours)
     file = json.loads((RECORDS / "training.json").read_bytes())
     (cell,) = (e for e in file["cells"] if (e["job"], e["pattern"]) == ("2.7B on 2 servers", "uniform 2"))
     (mean,) = (100 * each["mean"] for each in cell["overheads"] if each["schedule"] == "r2ccl-allreduce")

@@ -227,9 +227,25 @@ def test_the_last_words_of_a_job_name_the_cause() -> None:
 
 def test_the_summary_has_the_best_of_either_side_over_the_bound() -> None:
     rows = {row[3]: row[5:] for row in RECORD.summary().rows}
-    assert rows[HEALTHY] == ("-", "-", "1.020", "-", "1.050", "Open MPI ring, TCP", "1")
-    assert rows["one NIC at half"] == ("1.040", "-", "-", "-", "2.400", "Open MPI ring, TCP", "1")
-    assert rows[AFTER_LOSS] == ("1.100", "-", "-", "-", "-", "-", "1")
+    assert rows[HEALTHY] == (
+        "-",
+        "-",
+        "1.020 (1.010 to 1.500)",
+        "-",
+        "1.050 (1.050 to 1.050)",
+        "Open MPI ring, TCP",
+        "1",
+    )
+    assert rows["one NIC at half"] == (
+        "1.040 (1.040 to 1.040)",
+        "-",
+        "-",
+        "-",
+        "2.400 (2.400 to 2.400)",
+        "Open MPI ring, TCP",
+        "1",
+    )
+    assert rows[AFTER_LOSS] == ("1.100 (1.100 to 1.100)", "-", "-", "-", "-", "-", "1")
 
 
 # Which runs count
