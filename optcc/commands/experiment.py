@@ -179,7 +179,7 @@ EXPERIMENTS = {
         "how the loss of a NIC in training shows in status, traces and taps",
         "seen_failure",
         "seen-failure.json",
-        peers="none: no time is compared",
+        peers="none: it is what optcc shows of its own job",
     ),
     "servers-on-fabric": _on_fabric(
         "AllReduce on hosts of several ranks, beside Open MPI",
