@@ -16,13 +16,11 @@ def test_the_record_has_every_case() -> None:
 
 
 def test_first_use_is_quick() -> None:
-    """For a plan of a few hundred transfers on 8 ranks, as multiples of a command that does little but start: 3 s at
-    first and 0.5 s later, on the machine for which these goals were set."""
+    """The goals of the record, for a plan of a few hundred transfers on 8 ranks: 3 s at first, 0.5 s later."""
     rows = {row.case: row for row in FirstUseRecord.read().rows}
-    start_s = min(rows["bound, 1 MiB"].warm_cpu_s)
     for name in ("verify ring, 1 MiB", "simulate ring, 1 MiB", "simulate ring, 1 MiB, fair"):
-        assert max(rows[name].cold_cpu_s) <= 25 * start_s
-        assert min(rows[name].warm_cpu_s) <= 4.2 * start_s
+        assert max(rows[name].cold_cpu_s) <= 3
+        assert min(rows[name].warm_cpu_s) <= 0.5
 
 
 def test_a_case_runs_on_copies_of_the_package(tmp_path: Path) -> None:
