@@ -247,7 +247,7 @@ class TrainingRecord(Measured):
             medians += [run.median_s(steps) for _, steps in run.phases()]
             shown = ("-" if each is None else f"{each:.2f} s" for each in medians)
             beyond = self.beyond_bound(run, "down")
-            rows.append((run.name, *shown, "-" if beyond is None else f"{beyond:+.0%}", *self._end(run)))
+            rows.append((run.name, *shown, "-" if beyond is None else f"{beyond:+z.0%}", *self._end(run)))
         size = f"{self.parameters / 1e6:.1f} M parameters"
         hosts = f"{self.hosts} hosts of {self.nics} NICs of {self.nic_rate}"
         title = f"Median step of a GPT of {size}, {hosts}, {self.sequences} sequences a rank"

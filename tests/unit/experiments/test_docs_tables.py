@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ def test_the_docs_show_the_record(table: DocsTable) -> None:
     """If not: python -m optcc.experiments.docs_tables."""
     page, text = written(table)
     assert page.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.mark)
+def test_no_cell_is_minus_zero(table: DocsTable) -> None:
+    assert re.findall(r"\| *([-−]0(?:\.0+)?\s?(?:%|[a-zµ]+)?) *(?=\|)", table.markdown()) == []
 
 
 @pytest.mark.parametrize(
