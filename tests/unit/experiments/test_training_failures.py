@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from optcc.errors import EXIT_DONE, EXIT_REFUTED, CodecError, EnvironmentMissing, InputError
 from optcc.experiments import training_failures
+from optcc.experiments.docs_tables import DOCS
 from optcc.experiments.training_failures import (
     QUICK_GPT,
     WARM_STEPS,
@@ -186,6 +187,13 @@ def test_the_record_of_the_package_says_what_the_docs_say() -> None:
     assert {each.wrap for each in ours} == {"ddp", "fsdp"}
     for each in ours:
         assert found.is_same(each) and {event.kind for event in each.events} == {"half", "down", "back"}
+    change = next(each for each in found.runs if each.wrap == "ddp" and each.plans == "change" and each.events)
+    assert [event.step for event in change.events] == [6, 14, 20, 30]
+    half, down = change.step_s[6:14], change.step_s[20:30]
+    text = (DOCS / "pytorch.md").read_text(encoding="utf-8")
+    assert [took > 1.2 * half[-1] for took in half] == [True, True, *[False] * 6]
+    assert f"after two steps, the longest of which takes {max(half):.1f} s; with the NIC down" in text
+    assert f"takes longer than {max(down):.1f} s." in text
 
 
 def test_the_long_training_has_the_bits_of_the_healthy_one_and_comes_back_to_its_time() -> None:
