@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from optcc.errors import CodecError
+from optcc.experiments.docs_tables import DOCS
 from optcc.experiments.observation_cost import (
     AGAIN,
     ALONE,
     CASES,
     DRAINED,
+    FABRIC,
+    FABRIC_PAIR,
     LONG,
     LOOPBACK,
+    LOOPBACK_PAIR,
     NORMS,
     ON,
     ROUNDS,
     SHORT,
+    TENTH,
     ObservationCost,
     ObservationTiming,
     measure,
@@ -30,6 +37,21 @@ def test_the_record_has_every_case() -> None:
     assert set(rows) == {(*spot, case) for spot in spots for case in CASES[spot[2]]}
     # 64 MiB on the fabric, which are within 0.02 % of each other, were measured less often.
     assert min(rows.values()) >= 10
+
+
+def test_the_docs_say_what_the_record_says() -> None:
+    found = ObservationCost.read()
+    text = (DOCS / "observing.md").read_text(encoding="utf-8")
+    pair, hosts, four, four_hosts = (
+        found.cost_s((bed, SHORT, ALONE), ON) * 1e6 for bed in (LOOPBACK_PAIR, FABRIC_PAIR, LOOPBACK, FABRIC)
+    )
+    assert f"costs {pair:.1f} µs more over loopback and {hosts:.1f} µs between two hosts" in text
+    assert f"costs {four:.0f} to {four_hosts:.0f} µs of" in text
+    long = FABRIC, LONG, DRAINED
+    off_s = statistics.median(found.row(long, "off").seconds)
+    norms, tenth = (found.cost_s(long, case) / off_s for case in (NORMS, TENTH))
+    assert f"of every chunk cost\n{norms:+.2%}".replace("%", " %") in text
+    assert f"a tenth of the chunks in full {tenth:+.2%}".replace("%", " %") in text
 
 
 def test_differences_are_taken_within_rounds() -> None:
