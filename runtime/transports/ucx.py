@@ -44,16 +44,21 @@ from optcc.runtime.transport import (
 from optcc.runtime.transports.ucx_library import CANCELED, CUDA_MEMORY, HOST_MEMORY, OK, TRUNCATED, Port, Request, load
 
 CHUNK_BYTES = 4 << 20
-VERSION = 1
-_EXCHANGE, _ABORT = 1 << 31, (1 << 31) + 1
+VERSION = 2
+_EXCHANGE, _ABORT, _LOST = 1 << 31, (1 << 31) + 2, (1 << 31) + 3
+_NOTICE_MASK = 0xFFFFFFFE
 CHANNELS_MAX = _EXCHANGE
-"""Channels of one direction of a pair; the numbers behind them are for the small exchanges, and for giving up."""
+"""Channels of one direction of a pair. The numbers behind them are for the small exchanges, and for notices that the
+rank in the tag has given up, or that another rank has lost it; these two differ in one bit."""
 _POLLS_BUSY = 50
 _WAIT_S_MAX = 0.2
 _CLOSE_S = 1.0
-_LEAVE_S = 5.0
-"""A peer that UCX gives up while nothing is under way to or from it is lost after so long. One that has left after a
-barrier is gone too, and by then this rank is through that barrier as well."""
+_LINGER_S, _LINGER_LOOK_S = 0.2, 0.001
+"""How long a rank that has given up still reads what others send, unless all of them are gone before."""
+_NOTICE_S, _LEAVE_S = 1.0, 5.0
+"""A peer that UCX gives up is lost after so long: the first if something is under way to or from it, as it may have
+left because of a rank that has given up, whose notice is then about to come; the other if nothing is. One that has left
+after a barrier is gone too, and by then this rank is through that barrier as well."""
 
 
 class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,6 +132,7 @@ class UcxTransport:
             )
             terms = _Terms(VERSION, chunk_bytes, own)
             self._meeting = meet(msgspec.msgpack.encode(terms))
+            self._notice = self._meeting.rank << 32 | _ABORT
             self._book = [_read_terms(record, rank, terms) for rank, record in enumerate(self._meeting.records)]
             self._chunk_bytes = chunk_bytes
         except BaseException:
@@ -222,7 +228,7 @@ class UcxTransport:
         self.allgather(b"", timeout_s)
 
     def abort(self, cause: str) -> None:
-        """See `Transport`."""
+        """See `Transport`. The notice names the rank that this one has lost or heard of, if there is one."""
         if self._failure is None:
             self._failure = RankLost(f"rank {self.rank}: has given up: {cause}")
         notices: list[Request] = []
@@ -232,8 +238,13 @@ class UcxTransport:
                 # A peer that is gone, perhaps the reason for this, needs no notice.
                 with contextlib.suppress(EnvironmentMissing):
                     self._ports[mine].connect(peer, self._book[peer].nics[theirs][3])
-                    notices.append(self._ports[mine].notify(peer, self.rank << 32 | _ABORT))
+                    notices.append(self._ports[mine].notify(peer, self._notice))
         self._drain([*notices, *(port.begin_flush() for port in self._ports)])
+        # A connection that is closed with bytes unread loses what was sent over it too, this notice among them.
+        until_s = self._clock.now_s() + _LINGER_S
+        while self._clock.now_s() < until_s and len(self._gone) < self.n_ranks - 1:
+            if not sum([port.progress() for port in self._ports]):
+                self._clock.sleep_s(_LINGER_LOOK_S)
 
     def close(self) -> None:
         """See `Transport`. What is under way to peers that are there still goes out."""
@@ -304,10 +315,12 @@ class UcxTransport:
         for lane in self._active:
             messages = lane.messages
             while messages and all(request.is_over() for request in messages[0][0]):
-                requests, _ = messages.popleft()
-                for request in requests:
-                    if request.status != OK:
-                        self._fail(lane.peer, request.status)
+                failed = [request.status for request in messages[0][0] if request.status not in (OK, CANCELED)]
+                if failed:
+                    # It stays under way: it never comes to an end.
+                    self._fail(lane.peer, failed[0])
+                    break
+                messages.popleft()
                 lane.n_done += 1
                 if lane.event is not None and self._failure is None:
                     self._events.append(lane.event)
@@ -317,34 +330,40 @@ class UcxTransport:
             del self._active[lane]
 
     def _fail(self, peer: int, status: int) -> None:
-        """A peer is lost, or a message has failed; the first failure counts."""
-        if self._failure is not None or status == CANCELED:
-            return
-        if status == TRUNCATED:
+        """A message to or from a peer has failed."""
+        if status != TRUNCATED:
+            self._note_gone(peer, status)
+        elif self._failure is None:
             what = f"rank {self.rank}: a message from rank {peer} has another length than the plan says"
             self._failure = MismatchError(what)
-        else:
-            self._failure = RankLost(f"rank {self.rank}: rank {peer} is lost: UCX: {load().text(status)}")
 
     def _note_gone(self, peer: int, status: int) -> None:
         """UCX has given a peer up. What it had sent before may not be known to have come: `_judge_gone` is next."""
         self._gone.setdefault(peer, (status, self._clock.now_s()))
 
-    def _judge_gone(self) -> None:
-        """Peers that were given up are lost if something is under way to or from them, or has not been for long."""
+    def _judge_gone(self, notice_s: float) -> None:
+        """Peers that were given up are lost if something has been under way to or from them for `notice_s`, or nothing
+        for long."""
         needed = {lane.peer for lane in self._active}
         for peer, (status, since_s) in self._gone.items():
-            if peer in needed or self._clock.now_s() >= since_s + _LEAVE_S:
-                self._fail(peer, status)
+            if self._clock.now_s() >= since_s + (notice_s if peer in needed else _LEAVE_S):
+                self._lose(peer, f"UCX: {load().text(status)}", _LOST)
 
     def _listen(self) -> None:
-        """Whether a rank has given up."""
+        """Whether a rank has given up, or another one has lost it."""
         for port in self._ports:
-            tag = port.probe(_ABORT, 0xFFFFFFFF)
+            tag = port.probe(_ABORT, _NOTICE_MASK)
             if tag >= 0 and self._failure is None:
                 port.receive(0, 0, tag)
-                peer = tag >> 32
-                self._failure = RankLost(f"rank {self.rank}: rank {peer} is lost: it has left after a failure")
+                kind = tag & 0xFFFFFFFF
+                cause = "it has left after a failure" if kind == _ABORT else "another rank reaches it no more"
+                self._lose(tag >> 32, cause, kind)
+
+    def _lose(self, peer: int, cause: str, kind: int) -> None:
+        """A peer is lost; the first failure counts."""
+        if self._failure is None:
+            self._failure = RankLost(f"rank {self.rank}: rank {peer} is lost: {cause}")
+            self._notice = peer << 32 | kind
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
@@ -352,6 +371,7 @@ class UcxTransport:
         self._progress(holds, deadline_s - self._clock.now_s())
         if holds():
             return
+        self._judge_gone(0.0)  # no time is left for a notice
         if self._failure is None:
             what = f"rank {self.rank}: waited {timeout_s:g} s in vain for other ranks to agree"
             self._failure = DeadlineExceeded(what)
@@ -367,7 +387,7 @@ class UcxTransport:
             self._look()
             self._listen()
             if self._gone:
-                self._judge_gone()
+                self._judge_gone(_NOTICE_S)
             if holds() or self._failure is not None:
                 return
             idle = 0 if worked else idle + 1

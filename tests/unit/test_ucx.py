@@ -227,6 +227,105 @@ def test_who_gives_up_ends_the_waits_of_all_others() -> None:
     ]
 
 
+def test_a_peer_that_leaves_because_of_another_is_not_taken_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 sees rank 0 leave before it hears that rank 1 has given up."""
+    left = threading.Event()
+
+    class Late(Port):
+        def notify(self, peer: int, tag: int) -> Request:
+            if peer == 2 and not left.is_set():
+                assert left.wait(10.0)
+                time.sleep(0.3)
+            return super().notify(peer, tag)
+
+    monkeypatch.setattr("optcc.runtime.transports.ucx.Port", Late)
+
+    def body(rank: int, transport: UcxTransport) -> str:
+        try:
+            transport.barrier()
+            if rank == 1:
+                transport.abort("no more")
+            transport.barrier(20.0)
+        except RankLost as lost:
+            if rank == 0:
+                transport.close()
+                left.set()
+            return str(lost)
+        return "no error"
+
+    assert run_ucx(3, body) == [
+        "rank 0: rank 1 is lost: it has left after a failure",
+        "rank 1: has given up: no more",
+        "rank 2: rank 1 is lost: it has left after a failure",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("aborts", "causes"),
+    [
+        (True, ("it has left after a failure", "it has left after a failure")),
+        (False, ("UCX: ", "another rank reaches it no more")),
+    ],
+)
+def test_who_gives_up_because_of_another_names_that_one(
+    monkeypatch: pytest.MonkeyPatch, aborts: bool, causes: tuple[str, str]
+) -> None:
+    """Rank 2 hears of rank 1 by rank 0 alone."""
+    monkeypatch.setattr("optcc.runtime.transports.ucx._NOTICE_S", 20.0)
+    monkeypatch.setattr("optcc.runtime.transports.ucx._LEAVE_S", 20.0)
+    heard = threading.Event()
+
+    class Deaf(Port):
+        def notify(self, peer: int, tag: int) -> Request:
+            first = aborts and peer == 2 and not heard.is_set()
+            return Request(self, None, -1) if first else super().notify(peer, tag)
+
+    monkeypatch.setattr("optcc.runtime.transports.ucx.Port", Deaf)
+
+    def body(rank: int, transport: UcxTransport) -> str:
+        transport.barrier()
+        if rank == 1:
+            if aborts:
+                transport.abort("no more")
+                transport.close()
+            return ""
+        with pytest.raises(RankLost) as lost:
+            transport.barrier(2.0 if rank == 0 else 15.0)
+        if rank == 0:
+            heard.set()
+            transport.abort("because of rank 1")
+        return str(lost.value)
+
+    found = run_ucx(3, body)
+    assert found[0].startswith(f"rank 0: rank 1 is lost: {causes[0]}")
+    assert found[2] == f"rank 2: rank 1 is lost: {causes[1]}"
+
+
+def test_the_notice_of_a_rank_that_gives_up_arrives_though_it_has_bytes_unread() -> None:
+    """Its connection is reset when it closes with bytes unread, and what it has sent before was lost with that."""
+    sent, closed = threading.Event(), threading.Event()
+
+    def body(rank: int, transport: UcxTransport) -> str:
+        (handle,) = transport.open([Channel(1, 0, 1)])
+        transport.barrier()
+        if rank == 0:
+            assert sent.wait(10.0)
+            transport.abort("no more")
+            transport.close()
+            closed.set()
+            return ""
+        for _ in range(400):
+            transport.post_send(handle, np.zeros(4000, np.uint8))
+        transport.poll(0.2)
+        sent.set()
+        assert closed.wait(10.0)
+        with pytest.raises(RankLost) as lost:
+            transport.barrier(10.0)
+        return str(lost.value)
+
+    assert run_ucx(2, body)[1] == "rank 1: rank 0 is lost: it has left after a failure"
+
+
 def test_a_gpus_memory_is_sent_by_its_address_as_cuda_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was looked for in an interface that CuPy's arrays do not have."""
     cupy = StandIn()
