@@ -40,16 +40,14 @@ def in_state(fabric: Fabric, nics: Mapping[str, str]) -> Iterator[None]:
             fabric.heal(nic)
 
 
-def run_bench(
-    fabric: Fabric, what: str, words: Sequence[str], timeout_s: float, *, told: bool = False, mpi: Sequence[str] = ()
-) -> Record:
+def run_bench(fabric: Fabric, what: str, words: Sequence[str], timeout_s: float, *, mpi: Sequence[str] = ()) -> Record:
     """The record of one job of `optcc bench`; `mpi` are arguments of mpirun. The topology of the hosts is kept from the
-    job unless it is `told`. Raises RuntimeFault, which says `what` it was, if it fails."""
+    job. Raises RuntimeFault, which says `what` it was, if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.json"
-        command = [sys.executable, "-P", "-m", "optcc", "bench", *words, "--quiet", "-J", str(path)]
-        unset = [] if told else ["env", "-u", "OPTCC_TOPOLOGY"]
-        done = fabric.run([*unset, *command], capture=True, timeout_s=timeout_s, mpi_args=tuple(mpi))
+        bench = [sys.executable, "-P", "-m", "optcc", "bench", *words, "--quiet", "-J", str(path)]
+        command = ["env", "-u", "OPTCC_TOPOLOGY", *bench]
+        done = fabric.run(command, capture=True, timeout_s=timeout_s, mpi_args=tuple(mpi))
         if done.exit_code:
             raise RuntimeFault(f"{what}: {done.stderr.strip()[-500:]}")
         return Record.read(path)

@@ -225,7 +225,7 @@ def measure_state(state: UntoldState, pythons: PeerPythons) -> UntoldRow:
     peers = Comparison(state.size_bytes, PEER_RUNS, pythons.mpich, pythons.torch, rate)
 
     def run_job() -> BenchTiming:
-        (row,) = run_bench(fabric, state.name, words, _TIMEOUT_S, told=False).rows
+        (row,) = run_bench(fabric, state.name, words, _TIMEOUT_S).rows
         return row
 
     with Fabric.up(FabricSpec.parse(state.fabric, name=f"untold-{os.getpid()}")) as fabric:

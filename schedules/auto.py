@@ -483,6 +483,7 @@ def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: 
     p, alpha = topology.n_ranks, float(topology.latency_s)
     slowest = float(min(*topology.out, *topology.in_))
     each, alike = 2 * (p - 1), topology.out == topology.in_
+    equal = len({*topology.out, *topology.in_}) == 1
     whole = p & (p - 1) == 0
     depth = int(log2(p))
     steps = depth + (0 if whole else 2)
@@ -498,8 +499,9 @@ def _flat_estimates(topology: Topology, n: float, most: int, slots: int, ports: 
         if ports == "fair":  # every pair has its own lanes: one of the compiler's `STAGE_LANES`
             lanes = (0, 2) if segments <= 2 else (2, 2)
             waits = max(0.0, segments / (max(1, lanes[0]) * lanes[1]) - 1) * alpha
-        # Ordering many independent messages takes too long; two in turn over the lanes of a pair wait for each other.
-        if (p <= ALL_PAIRS_MAX or ports != "fifo") and not (lanes and segments == 2):
+        # Ordering many independent messages takes too long. Of equal rates, two in turn over the lanes of a pair wait
+        # for each other on emulated NICs, which the simulation does not show.
+        if (p <= ALL_PAIRS_MAX or ports != "fifo") and not (lanes and segments == 2 and equal):
             yield Candidate("direct", segments, halves + waits, transfers, lanes)
         step = max(once / each, once / each / segments + alpha, segments * alpha / slots)
         waits = STEPS_COST * once if ports == "fair" else 0.0

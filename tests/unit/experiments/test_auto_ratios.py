@@ -6,7 +6,6 @@ import pytest
 
 from optcc.errors import CodecError
 from optcc.experiments.auto_ratios import GOAL, SIZES, THE_PORTS, TOPOLOGIES, AutoRatios, best_single, cluster, compare
-from optcc.experiments.docs_tables import DOCS
 from optcc.timing import Model
 
 
@@ -16,23 +15,10 @@ def test_the_record_has_every_case() -> None:
     assert cases == [(text, ports, size) for text in TOPOLOGIES for ports in THE_PORTS for size in SIZES]
 
 
-@pytest.mark.xfail(strict=True, reason="7 of 620 cases, where 6 may be: docs/schedules.md says which, and why")
 def test_auto_is_within_five_percent_but_for_one_case_in_a_hundred() -> None:
     ratios = [row.ratio for row in AutoRatios.read().rows]
     assert sum(ratio > GOAL for ratio in ratios) <= len(ratios) / 100
-
-
-def test_auto_is_within_eight_percent() -> None:
-    assert max(row.ratio for row in AutoRatios.read().rows) <= 1.08
-
-
-def test_the_docs_say_in_which_cases_the_goal_is_missed() -> None:
-    above = [row for row in AutoRatios.read().rows if row.ratio > GOAL]
-    direct = [row for row in above if (row.auto, row.auto_segments, row.best) == ("direct", 1, "direct")]
-    text = (DOCS / "schedules.md").read_text(encoding="utf-8")
-    assert f"In {sum(row.best == 'rank-order' for row in above)} of these cases `rank-order` is the fastest" in text
-    assert {row.size_bytes for row in direct} == {16388}
-    assert f"in {len(direct)}, all of 16,388 B, `direct` is faster in more segments" in text
+    assert max(ratios) <= 1.08
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,13 @@ def test_auto_is_within_five_percent_of_the_best_single_schedule(text: str, size
     assert compare(text, size_bytes, ports).ratio <= GOAL
 
 
+@pytest.mark.parametrize(("text", "wanted"), [("4@50GB/s", [1, 4, 8]), ("4@50GB/s,3=20GB/s", [1, 2, 4, 8])])
+def test_direct_in_two_segments_is_a_candidate_unless_all_rates_are_equal(text: str, wanted: list[int]) -> None:
+    """Under fair ports: emulated NICs took longer for it than the simulation says."""
+    found = estimates(Topology.parse(text).with_latency(LATENCY_S), 16388, SLOTS["fair"], "fair")
+    assert sorted(each.segments for each in found if each.name == "direct") == wanted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ports", ["fifo", "fair"])
 @pytest.mark.parametrize("text", NEW)
