@@ -275,6 +275,11 @@ def test_who_gives_up_because_of_another_names_that_one(
     monkeypatch.setattr("optcc.runtime.transports.ucx._LEAVE_S", 20.0)
     heard = threading.Event()
 
+    def barriers(transport: UcxTransport, timeout_s: float) -> None:
+        """The notice may be there before the last message of the first one."""
+        transport.barrier()
+        transport.barrier(timeout_s)
+
     class Deaf(Port):
         def notify(self, peer: int, tag: int) -> Request:
             first = aborts and peer == 2 and not heard.is_set()
@@ -290,9 +295,7 @@ def test_who_gives_up_because_of_another_names_that_one(
                 transport.close()
             return ""
         with pytest.raises(RankLost) as lost:
-            # The notice may be there before the last message of the first barrier.
-            transport.barrier()
-            transport.barrier(2.0 if rank == 0 else 15.0)
+            barriers(transport, 2.0 if rank == 0 else 15.0)
         if rank == 0:
             heard.set()
             transport.abort("because of rank 1")
